@@ -1,0 +1,1 @@
+"""IR -> IR: one rewrite or one quantizer per file, listed by name in `registry`."""

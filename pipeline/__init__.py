@@ -1,0 +1,1 @@
+"""Compiler: checkpoint -> IR -> passes -> segments -> program. Imports neither torch nor the runtime."""

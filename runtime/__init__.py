@@ -1,0 +1,1 @@
+"""Runtime: artifact -> tokens. Imports nothing of the compiler."""

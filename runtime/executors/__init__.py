@@ -1,0 +1,1 @@
+"""Executors: what runs a program on a batch. The protocol is `ingot.runtime.batch.Executor`."""

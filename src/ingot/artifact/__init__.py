@@ -1,0 +1,36 @@
+"""The artifact on disk: its manifest, how it is sealed and how it is opened.
+
+`manifest` is the schema, `writer` seals a folder atomically, `reader` verifies before anything is used.
+Compiler and runtime both stand on this package and on nothing of each other.
+"""
+
+from ingot.artifact.manifest import (
+    SCHEMA_VERSION,
+    AttentionStep,
+    FileEntry,
+    GateOutcome,
+    KVGeometry,
+    Manifest,
+    ModelFacts,
+    Program,
+    SegmentStep,
+    ValueFacts,
+)
+from ingot.artifact.reader import Artifact, open_artifact
+from ingot.artifact.writer import ArtifactWriter
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Artifact",
+    "ArtifactWriter",
+    "AttentionStep",
+    "FileEntry",
+    "GateOutcome",
+    "KVGeometry",
+    "Manifest",
+    "ModelFacts",
+    "Program",
+    "SegmentStep",
+    "ValueFacts",
+    "open_artifact",
+]

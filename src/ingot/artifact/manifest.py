@@ -1,0 +1,135 @@
+"""The manifest's schema: what an artifact says of itself in manifest.json.
+
+Every model is frozen and refuses unknown keys. A change that an older reader would misread raises
+SCHEMA_VERSION; a reader refuses a newer schema by name.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelFacts(_Frozen):
+    """What the runtime and a reader want to know of the model."""
+
+    family: str
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    context_tokens: int = Field(ge=1, description="longest sequence, prompt and output together")
+    num_parameters: int = Field(ge=1)
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+
+class KVGeometry(_Frozen):
+    """Shape of one KV block: [layer, k|v, kv head, token, dim], all layers contiguous."""
+
+    num_layers: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    block_tokens: int = Field(default=16, ge=1)
+    dtype: Literal["float32"] = "float32"
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """[layers, 2, kv heads, block tokens, head dim]."""
+        return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        layers, two, heads, tokens, dim = self.block_shape
+        return layers * two * heads * tokens * dim * 4
+
+
+class ValueFacts(_Frozen):
+    """A tensor that crosses a step boundary: rank 1 ([rows]) when columns is 0, else [rows, columns]."""
+
+    dtype: Literal["float32", "float16", "int64"]
+    rows: Literal["tokens", "logits"] = Field(description="T tokens of the step, or R rows of wanted logits")
+    columns: int = Field(ge=0)
+
+
+class SegmentStep(_Frozen):
+    """Run one ONNX segment."""
+
+    kind: Literal["segment"] = "segment"
+    file: str = Field(description="path below the artifact's folder, with forward slashes")
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class AttentionStep(_Frozen):
+    """Write this step's keys and values into the KV pool, then attend: the IR's ingot::PagedAttention.
+
+    query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query.
+    """
+
+    kind: Literal["attention"] = "attention"
+    layer: int = Field(ge=0)
+    query: str
+    key: str
+    value: str
+    output: str
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    scale: float
+    softcap: float = Field(default=0.0, ge=0.0, description="0 means none; logits become softcap * tanh(x / softcap)")
+    window: int = Field(default=0, ge=0, description="0 means none; else a token sees itself and window - 1 before it")
+
+
+Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
+
+
+class Program(_Frozen):
+    """Steps in order, and the tensors that pass between them.
+
+    Every program reads the values input_ids [T], position_ids [T], logits_indices [R] and makes logits [R, vocab].
+    """
+
+    steps: tuple[Step, ...]
+    values: dict[str, ValueFacts]
+
+
+class FileEntry(_Frozen):
+    """One file of the artifact."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class GateOutcome(_Frozen):
+    """How one gate of the recipe was decided; the whole story is in evidence/."""
+
+    name: str
+    verdict: Literal["PASS", "FAIL", "UNDECIDED"]
+    measured: float
+    low: float = Field(description="lower end of the 95 % confidence interval")
+    high: float
+    limit: float
+    bound: Literal["max", "min"]
+
+
+class Manifest(_Frozen):
+    """manifest.json."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    identity: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of program, weights, tokenizer and recipe")
+    evidence: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", description="digest of evidence/")
+    model: ModelFacts
+    kv: KVGeometry
+    target: str
+    engine: Literal["onnxruntime"]
+    program: Program
+    files: dict[str, FileEntry]
+    versions: dict[str, str]
+    gates: tuple[GateOutcome, ...] = ()

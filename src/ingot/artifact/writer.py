@@ -1,0 +1,126 @@
+"""Sealing an artifact: written beside its final place, flushed, then renamed, so that nobody sees half of one."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ingot.artifact.manifest import FileEntry, GateOutcome, KVGeometry, Manifest, ModelFacts, Program
+from ingot.artifact.reader import MANIFEST, evidence_digest, file_sha256, identity_digest
+from ingot.errors import BuildError
+
+_PREFIX = ".ingot-build-"
+_REPLACED = "replaced"
+
+
+class ArtifactWriter:
+    """A staging folder that becomes the artifact at `seal`, or disappears.
+
+        with ArtifactWriter(Path("artifacts/demo")) as writer:
+            (writer.path / "program").mkdir()
+            ...
+            writer.seal(name=..., model=..., ...)
+
+    Leaving the block without a seal removes the staging folder. Stale staging folders that a killed build left beside
+    the same target are removed first (their owner's process is gone).
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _clear_stale(target)
+            _refuse_foreign(target)
+            prefix = f"{_PREFIX}{target.name}-{os.getpid()}-"
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+            self.path.chmod(0o755)
+        except OSError as error:
+            raise BuildError(f"{target}: cannot write there: {error.strerror}; choose another output folder") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def describe(
+        self,
+        *,
+        name: str,
+        model: ModelFacts,
+        kv: KVGeometry,
+        target: str,
+        program: Program,
+        versions: Mapping[str, str],
+        gates: tuple[GateOutcome, ...] = (),
+    ) -> Manifest:
+        """Digest every file in the staging folder, write manifest.json and return it. May be called again."""
+        files = {
+            file.relative_to(self.path).as_posix(): FileEntry(bytes=file.stat().st_size, sha256=file_sha256(file))
+            for file in sorted(self.path.rglob("*"))
+            if file.is_file() and file != self.path / MANIFEST
+        }
+        draft = Manifest(
+            name=name,
+            identity="0" * 64,
+            model=model,
+            kv=kv,
+            target=target,
+            engine="onnxruntime",
+            program=program,
+            files=files,
+            versions=dict(versions),
+            gates=gates,
+        )
+        digests = {"identity": identity_digest(draft), "evidence": evidence_digest(draft)}
+        manifest = draft.model_copy(update=digests)
+        (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+        return manifest
+
+    def seal(self) -> Path:
+        """Flush everything to disk and move the staging folder to its final name, replacing what stood there."""
+        for file in self.path.rglob("*"):
+            _flush(file)
+        _flush(self.path)
+        old = None
+        if self.target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent))
+            self.target.rename(old / _REPLACED)
+        self.path.rename(self.target)
+        _flush(self.target.parent)
+        if old:
+            shutil.rmtree(old, ignore_errors=True)
+        return self.target
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _refuse_foreign(target: Path) -> None:
+    if not target.exists() or (target / MANIFEST).is_file():
+        return
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    raise BuildError(f"{target}: exists and is no artifact, so it is not replaced; name another output folder")
+
+
+def _clear_stale(target: Path) -> None:
+    """Remove what killed builds left; give back an artifact that was moved aside but never replaced."""
+    for folder in target.parent.glob(f"{_PREFIX}{target.name}-*"):
+        owner = folder.name.removeprefix(f"{_PREFIX}{target.name}-").split("-")[0]
+        if owner.isdecimal() and Path(f"/proc/{owner}").exists():
+            continue
+        if (folder / _REPLACED / MANIFEST).is_file() and not target.exists():
+            (folder / _REPLACED).rename(target)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,29 @@
+"""What the environment sets: cache folder, threads. Read once, where it is used; nothing here is global state.
+
+    INGOT_CACHE     folder for baselines and other rebuildable things (default: ~/.cache/ingot)
+    INGOT_THREADS   threads of the process-wide pool (default: the cores this process may run on)
+"""
+
+import os
+from pathlib import Path
+
+from ingot.errors import UsageError
+
+
+def cache_dir() -> Path:
+    """Folder for what can be made again; created by whoever writes into it."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
+    return Path(os.environ.get("INGOT_CACHE") or default)
+
+
+def num_threads() -> int:
+    """Threads to compute with: INGOT_THREADS, else the cores this process may run on.
+
+    Raises UsageError when INGOT_THREADS is no whole number above 0.
+    """
+    text = os.environ.get("INGOT_THREADS")
+    if text is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not text.isdecimal() or int(text) == 0:
+        raise UsageError(f"INGOT_THREADS is {text!r}; it must be a whole number above 0, such as 4")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Artifact + baseline -> evidence, gates, report."""
