@@ -1,7 +1,7 @@
-"""What the environment sets: cache folder, threads. Read once, where it is used; nothing here is global state.
+"""What the environment sets: cache folder, threads. Read where it is used; nothing here is global state.
 
-    INGOT_CACHE     folder for baselines and other rebuildable things (default: ~/.cache/ingot)
-    INGOT_THREADS   threads of the process-wide pool (default: the cores this process may run on)
+INGOT_CACHE     folder for baselines and other rebuildable things (default: ~/.cache/ingot)
+INGOT_THREADS   threads of the process-wide pool (default: the cores this process may run on)
 """
 
 import os

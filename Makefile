@@ -1,0 +1,64 @@
+# Each target does all the set-up it needs on a machine with Python 3.11+, git and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+
+.PHONY: help demo test check lint types layers oracle bench clean
+
+help:
+	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
+	@echo "make test    the tests that need neither torch nor transformers"
+	@echo "make check   lint, types, layers, all tests and the oracle: what CI runs"
+	@echo "make bench   tokens per second beside llama.cpp and onnxruntime-genai"
+
+$(STAMPS)/venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ingot needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml runtime/native/paged_attention.c
+	$(BIN)/pip install --quiet --editable ".[compiler]"
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/ingot
+	$(BIN)/pip install --quiet --group test
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/test
+	$(BIN)/pip install --quiet --group dev
+	@touch $@
+
+# torch first and alone: its pin keeps later installs from taking another build.
+$(STAMPS)/oracle: $(STAMPS)/dev
+	$(BIN)/pip install --quiet "torch==2.13.0"
+	$(BIN)/pip install --quiet --group oracle
+	@touch $@
+
+demo: $(STAMPS)/ingot
+	$(BIN)/ingot build demo
+
+test: $(STAMPS)/test
+	$(BIN)/pytest -m "not oracle and not gpu"
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMPS)/oracle
+	$(BIN)/mypy
+
+layers: $(STAMPS)/dev
+	$(BIN)/lint-imports
+
+oracle: $(STAMPS)/oracle
+	$(BIN)/pytest
+
+check: lint types layers oracle
+
+bench: $(STAMPS)/ingot
+	$(BIN)/python -m benchmarks.cpu_decode
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
