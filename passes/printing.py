@@ -1,0 +1,92 @@
+"""The IR as text: one line per input, initializer and node, in graph order, without weights' values.
+
+    ingot.model {"family": ...}
+    input  input_ids: INT64[T]
+    weight model.norm.weight: BFLOAT16[64]
+    %x = Gemm(%input, %model.w) {transB=1}            # layers.0.self_attn.q_proj, FLOAT[T,64]
+    output logits: FLOAT[R,256]
+
+The text depends on the model alone: equal programs print equal text, so it can be compared and kept in tests.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol
+
+import onnx_ir as ir
+
+SMALL_CONSTANT = 8  # tensors of up to so many elements are printed with their values
+
+
+class Named(Protocol):
+    """What `print_after` wants to know of a PassRecord."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def model_to_text(model: ir.Model) -> str:
+    """The whole program as text, ending in a newline."""
+    graph = model.graph
+    lines = [f"{key} {value}" for key, value in sorted(model.metadata_props.items())]
+    lines += [f"input  {_typed(value)}" for value in graph.inputs]
+    lines += [f"weight {_typed(value)}{_small_value(value)}" for value in graph.initializers.values()]
+    lines += [node_to_text(node) for node in graph]
+    lines += [f"output {_typed(value)}" for value in graph.outputs]
+    return "\n".join(lines) + "\n"
+
+
+def node_to_text(node: ir.Node) -> str:
+    """One node as text: outputs, op, inputs, attributes, then its name and the types of its outputs."""
+    outputs = ", ".join(f"%{value.name}" if value.name else "_" for value in node.outputs)
+    inputs = ", ".join("_" if value is None else f"%{value.name}" for value in node.inputs)
+    op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    attributes = ", ".join(f"{key}={_attribute(node.attributes[key])}" for key in sorted(node.attributes))
+    types = ", ".join(_type(value) for value in node.outputs if value.name)
+    return f"{outputs} = {op}({inputs})" + (f" {{{attributes}}}" if attributes else "") + f"  # {node.name}, {types}"
+
+
+def print_after(names: Collection[str], write: Callable[[str], None]) -> Callable[[ir.Model, Named], None]:
+    """A callback for PassManager: writes the IR after the passes of these names, "all" meaning every pass."""
+
+    def callback(model: ir.Model, record: Named) -> None:
+        if "all" in names or record.name in names:
+            write(f"== IR after {record.name} ==\n{model_to_text(model)}")
+
+    return callback
+
+
+def save_text(model: ir.Model, path: Path) -> None:
+    """Write the program's text to a file."""
+    path.write_text(model_to_text(model), encoding="utf-8")
+
+
+def _typed(value: ir.Value) -> str:
+    return f"{value.name}: {_type(value)}"
+
+
+def _type(value: ir.Value) -> str:
+    dtype = value.dtype.name if value.dtype is not None else "?"
+    if value.shape is None:
+        return f"{dtype}[?]"
+    return f"{dtype}[{','.join(str(_dim(dim)) for dim in value.shape)}]"
+
+
+def _dim(dim: int | ir.SymbolicDimProtocol) -> int | str:
+    return dim if isinstance(dim, int) else dim.value or "?"
+
+
+def _small_value(value: ir.Value) -> str:
+    """` = [1, 2]` for a constant that a pass made; a checkpoint's own tensor is never read."""
+    tensor = value.const_value
+    if tensor is None or isinstance(tensor, ir.ExternalTensor | ir.LazyTensor) or tensor.size > SMALL_CONSTANT:
+        return ""
+    return f" = {tensor.numpy().tolist()}"
+
+
+def _attribute(attribute: ir.Attr) -> str:
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        small = tensor.numpy().tolist() if tensor.size <= SMALL_CONSTANT else "..."
+        return f"{tensor.dtype.name}[{','.join(str(_dim(dim)) for dim in tensor.shape)}] {small}"
+    return str(attribute.value)

@@ -1,0 +1,79 @@
+"""Passes by name: ours in a literal table, third parties' by the entry-point group `ingot.passes`.
+
+To add a pass: its file, its test, one line of PASSES, one section of docs/passes.md. From another distribution:
+
+    [project.entry-points."ingot.passes"]
+    my-pass = "my_package.my_pass:MyPass"
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import get_type_hints
+
+from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.passes.base import Pass
+from ingot.passes.options import convert_option
+
+ENTRY_POINT_GROUP = "ingot.passes"
+
+PASSES: dict[str, str] = {
+    "attention-reference": "ingot.passes.attention_reference:AttentionReference",
+    "clean-up": "ingot.passes.clean_up:CleanUp",
+    "fold-constants": "ingot.passes.fold_constants:FoldConstants",
+    "fuse-gated-activation": "ingot.passes.fuse_gated_activation:FuseGatedActivation",
+    "fuse-residual-norm": "ingot.passes.fuse_residual_norm:FuseResidualNorm",
+    "lower-onnxruntime-cpu": "ingot.passes.lower_onnxruntime_cpu:LowerOnnxruntimeCpu",
+    "pack-projections": "ingot.passes.pack_projections:PackProjections",
+    "partition-at-attention": "ingot.passes.partition_at_attention:PartitionAtAttention",
+    "quantize-weights": "ingot.passes.quantize_weights:QuantizeWeights",
+}
+
+
+def pass_names() -> list[str]:
+    """Names of all passes, ours and third parties', sorted. UsageError when a name is taken twice."""
+    return sorted({*PASSES, *_foreign_passes()})
+
+
+def load_pass_class(name: str) -> type[Pass]:
+    """Import the pass of that name; UsageError with the nearest name when there is none."""
+    places = {**PASSES, **{foreign: point.value for foreign, point in _foreign_passes().items()}}
+    if name not in places:
+        raise UsageError(f"no pass is named {name!r}; passes: {one_of(places)}.{did_you_mean(name, places)}")
+    module, _, attribute = places[name].partition(":")
+    found = getattr(import_module(module), attribute)
+    if not (isinstance(found, type) and issubclass(found, Pass) and found.name == name):
+        raise UsageError(f"{places[name]} is registered as pass {name!r} but is no Pass class of that name")
+    return found
+
+
+def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
+    """A pass with the given options, the others at their defaults.
+
+    UsageError names an unknown option and the nearest known one, or the option, its value and what is allowed.
+    """
+    pass_class = load_pass_class(name)
+    hints = get_type_hints(pass_class)
+    known = [field.name for field in fields(pass_class)]
+    converted: dict[str, object] = {}
+    for option, value in (options or {}).items():
+        if option not in known:
+            allowed = f"options: {', '.join(known)}" if known else "it has no options"
+            raise UsageError(f"{name}: unknown option {option!r}; {allowed}.{did_you_mean(option, known)}")
+        converted[option] = convert_option(name, option, value, hints[option])
+    return pass_class(**converted)
+
+
+def _foreign_passes() -> dict[str, EntryPoint]:
+    """Entry points of other distributions by pass name; a name that is taken is refused."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        taken = PASSES.get(point.name) or (found[point.name].value if point.name in found else None)
+        if taken is not None and taken != point.value:
+            raise UsageError(
+                f"{point.value} registers a pass named {point.name!r}, which is {taken}; "
+                f"rename it in its entry point group {ENTRY_POINT_GROUP}, or uninstall its distribution"
+            )
+        found[point.name] = point
+    return found
