@@ -1,0 +1,56 @@
+"""How many bytes a second this machine reads from memory, with a given number of threads.
+
+bandwidth.c does the reading; it is compiled here, for this machine, with the C compiler that CC names (default: cc).
+"""
+
+import ctypes
+import functools
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+# Several times the last-level cache of a large server, so that what is measured is memory.
+BUFFER_BYTES = 1 << 30
+_SOURCE = Path(__file__).with_name("bandwidth.c")
+
+
+def measure_read_bandwidth(threads: int, repeats: int = 7, buffer_bytes: int = BUFFER_BYTES) -> float:
+    """Return the best of `repeats` streaming reads of a buffer, in bytes per second.
+
+    The best, not the median: it stands for what the machine can do, the ceiling that decode is measured against.
+    Raises RuntimeError when no C compiler is there or the threads cannot be started.
+    """
+    stream_read = _compiled()
+    buffer = np.ones(buffer_bytes // 8, dtype=np.uint64)  # written, so that every page is really there
+    checksum = ctypes.c_uint64()
+    seconds = [
+        stream_read(ctypes.c_void_p(buffer.ctypes.data), buffer.nbytes, threads, ctypes.byref(checksum))
+        for _ in range(repeats)
+    ]
+    if min(seconds) <= 0:
+        raise RuntimeError(f"cannot read memory with {threads} threads; allowed are 1 to 256")
+    return buffer.nbytes / min(seconds)
+
+
+@functools.cache
+def _compiled() -> "ctypes._NamedFuncPointer":
+    """Compile bandwidth.c for this machine and return its one function."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "bandwidth.so"
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        flags = ["-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+        command = [*compiler, *flags, str(_SOURCE), "-o", str(library)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise RuntimeError(f"no C compiler {compiler[0]!r} to measure bandwidth with; set CC") from error
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"{shlex.join(command)} failed:\n{error.stderr}") from error
+        function = ctypes.CDLL(str(library)).stream_read
+    function.restype = ctypes.c_double
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    return function
