@@ -28,7 +28,7 @@ class SamplingParams:
     top_p               keep the fewest likeliest tokens that reach this probability (Holtzman et al., 2019)
     min_p               keep tokens at least this share as likely as the likeliest one (Nguyen et al., 2024)
     seed                makes the draws repeatable; None draws a seed once per request
-    repetition_penalty  divides positive, multiplies negative logits of tokens seen so far (Keskar et al., 2019)
+    repetition_penalty  divides positive, multiplies negative logits of all tokens so far (CTRL, 2019)
     presence_penalty    is subtracted from the logits of tokens in the output
     stop                strings that end the output where they first occur; they are not part of it
     stop_token_ids      tokens that end the output, besides the model's own end tokens
@@ -83,9 +83,8 @@ class _Rule:
             raise _refusal(name, value, self.allowed, self.advice)
 
     def _in_range(self, value: Any) -> bool:
-        return bool(self.low <= value <= self.high) and not (
-            self.above and value == self.low
-        )  # False for NaN
+        number = int(value) if self.kind is Integral else float(value)  # numpy's own comparison may overflow
+        return self.low <= number <= self.high and not (self.above and number == self.low)  # False for NaN
 
 
 def _refusal(name: str, value: object, allowed: str, advice: str) -> RequestError:
