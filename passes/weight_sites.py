@@ -1,0 +1,143 @@
+"""Where a graph reads its weight matrices: every linear layer, the head, the embedding table.
+
+    Gemm(x, W, b?, transB=1)       a linear layer; the head when its result reaches the graph's output
+    Gather(W, input_ids)           the embedding
+
+W is an initializer, Cast(initializer), or DequantizeLinear(initializers): see DESIGN.md section 3.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+Role = Literal["linear", "head", "embedding"]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class WeightSite:
+    """One node that reads a weight. `weight` is the initializer; `index` the node's operand that leads to it."""
+
+    node: ir.Node
+    index: int
+    weight: ir.Value
+    is_quantized: bool
+    role: Role
+
+    @property
+    def operand(self) -> ir.Value:
+        """What the node reads: the weight itself, or what Cast or DequantizeLinear make of it."""
+        operand = self.node.inputs[self.index]
+        assert operand is not None
+        return operand
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names a pattern may match: the node's path, the tensor's name, and that without ".weight".
+
+        A head that is tied answers to its node's path alone: the tensor's name is the embedding's.
+        """
+        path, weight = self.node.name or "", (self.weight.name or "").removesuffix(".q")
+        if self.role == "head" and self._is_tied:
+            return (path,)
+        return tuple(dict.fromkeys((path, weight, weight.removesuffix(".weight"))))
+
+    @property
+    def _is_tied(self) -> bool:
+        readers = [node for value in _forms(self.weight) for node in value.consumers()]
+        return any(node.op_type == "Gather" for node in readers)
+
+
+def weight_sites(model: ir.Model) -> list[WeightSite]:
+    """All sites in graph order."""
+    heads = _head_nodes(model.graph)
+    found = []
+    for node in model.graph:
+        for index in _weight_operand(node):
+            weight, is_quantized = _source(node.inputs[index])
+            if weight is not None:
+                found.append(WeightSite(node, index, weight, is_quantized, _role(node, heads)))
+    return found
+
+
+def apply_to_array(tensor: ir.TensorProtocol, function: Callable[[NDArray[Any]], Result]) -> Result:
+    """Call the function with the tensor's values, and give the memory map back afterwards.
+
+    The result must not be a view of the array.
+    """
+    result = function(np.asarray(tensor.numpy()))
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+    return result
+
+
+def drop_if_unused(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove an initializer nobody reads, or the node that makes a value nobody reads, and then its inputs alike."""
+    if value.uses() or value.is_graph_output():
+        return
+    producer = value.producer()
+    if producer is None:
+        if value.is_initializer():
+            graph.initializers.pop(value.name or "")
+        return
+    inputs = [operand for operand in producer.inputs if operand is not None]
+    graph.remove(producer, safe=True)
+    for operand in inputs:
+        drop_if_unused(graph, operand)
+
+
+def _weight_operand(node: ir.Node) -> Iterator[int]:
+    """The operand that is a weight matrix, if the node has one."""
+    if node.op_type == "Gemm":
+        yield 1
+    elif node.op_type == "Gather" and _is_input(node.inputs[1], "input_ids"):
+        yield 0
+
+
+def _is_input(value: ir.Value | None, name: str) -> bool:
+    return value is not None and value.is_graph_input() and value.name == name
+
+
+def _source(operand: ir.Value | None) -> tuple[ir.Value | None, bool]:
+    """The initializer behind an operand, and whether it is quantized; None when the operand is computed."""
+    if operand is None or operand.is_initializer():
+        return operand, False
+    producer = operand.producer()
+    if producer is None or producer.op_type not in ("Cast", "DequantizeLinear"):
+        return None, False
+    source = producer.inputs[0]
+    is_constant = source is not None and source.is_initializer()
+    return (source if is_constant else None), producer.op_type == "DequantizeLinear"
+
+
+def _forms(weight: ir.Value) -> list[ir.Value]:
+    """The weight and what Cast and DequantizeLinear make of it."""
+    makers = [node for node in weight.consumers() if node.op_type in ("Cast", "DequantizeLinear")]
+    return [weight, *(node.outputs[0] for node in makers)]
+
+
+def _role(node: ir.Node, heads: set[ir.Node]) -> Role:
+    if node.op_type == "Gather":
+        return "embedding"
+    return "head" if node in heads else "linear"
+
+
+def _head_nodes(graph: ir.Graph) -> set[ir.Node]:
+    """Every Gemm that reaches the output through nodes that are no Gemm (scaling, softcap)."""
+    waiting = [value.producer() for value in graph.outputs]
+    heads: set[ir.Node] = set()
+    seen: set[ir.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in ("Gemm", "PagedAttention"):
+            heads.add(node)
+        else:
+            waiting.extend(value.producer() for value in node.inputs if value is not None)
+    return heads
