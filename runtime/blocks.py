@@ -1,0 +1,221 @@
+"""The paged KV cache's book-keeping: block tables, reference counts, copy on write, prefix cache, LRU eviction.
+
+Ints only; the memory itself is the executor's. A block is in one of three states:
+
+    free        holds nothing of use
+    in use      in at least one sequence's table; shared blocks are in several
+    idle        in no table, but indexed: a prefix that may be hit again; evicted oldest first when blocks run out
+
+A block that is shared or indexed is never written: `admit` and `reserve` copy it first (after Kwon et al., "Efficient
+Memory Management for Large Language Model Serving with PagedAttention", 2023).
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ingot.runtime.prefix_index import BlockContent, PrefixIndex, block_hash
+from ingot.runtime.sequence import TokenArray
+
+# Told of a block and its content before it is given to somebody else: the hook by which a tier saves it.
+EvictionHook = Callable[[int, BlockContent], None]
+
+
+class BlockCopy(NamedTuple):
+    """Copy `source` onto `target` before the step writes. Copies of one step are made in order."""
+
+    source: int
+    target: int
+
+
+class Admission(NamedTuple):
+    """A sequence got its blocks; the first `cached_tokens` need no computing."""
+
+    cached_tokens: int
+    copies: tuple[BlockCopy, ...]
+
+
+class BlockTable:
+    """Blocks of one sequence (int32, readable in place by numpy) and the hashes of its leading computed full ones."""
+
+    __slots__ = ("blocks", "hashes")
+
+    def __init__(self, blocks: TokenArray, hashes: list[bytes]) -> None:
+        self.blocks = blocks
+        self.hashes = hashes
+
+
+class BlockManager:
+    """Gives blocks to sequences. Every call that needs blocks gets all of them or changes nothing."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        *,
+        root: bytes = b"",
+        prefix_cache: bool = True,
+        on_evict: EvictionHook | None = None,
+    ) -> None:
+        assert num_blocks > 0
+        assert block_tokens > 0
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.prefix_cache = prefix_cache
+        self._on_evict = on_evict
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._references = [0] * num_blocks
+        self._tables: dict[int, BlockTable] = {}
+        self._index = PrefixIndex(root)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be given out now: free ones and idle ones."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks in some sequence's table."""
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks in the prefix index, in use or idle."""
+        return len(self._index)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_tokens)
+
+    def table(self, sequence_id: int) -> TokenArray:
+        """Blocks of a sequence: entry i holds positions i * block_tokens and following."""
+        return self._tables[sequence_id].blocks
+
+    def admit(self, sequence_id: int, tokens: TokenArray, *, spare_blocks: int = 0) -> Admission | None:
+        """Give a new sequence blocks for all its tokens, as many as possible from the prefix cache.
+
+        The last token is never taken as cached: its logits are wanted. None, and nothing changed, when fewer than
+        `spare_blocks` would be left for others.
+        """
+        assert sequence_id not in self._tables
+        hits, hashes = self._match(tokens)
+        cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
+        rewrites = cached_tokens < len(hits) * self.block_tokens
+        num_idle_hits = sum(self._references[block] == 0 for block in hits)
+        needed = self.blocks_for(len(tokens)) - len(hits) + (rewrites and self._references[hits[-1]] > 0)
+        if needed + spare_blocks > self.num_available - num_idle_hits:
+            return None
+        for block in hits:
+            self._idle.pop(block, None)
+            self._references[block] += 1
+        table = self._tables[sequence_id] = BlockTable(array("i", hits), hashes)
+        copies = self._make_writable(table, [len(hits) - 1] if rewrites else [])
+        self._extend(table, self.blocks_for(len(tokens)))
+        return Admission(cached_tokens, copies)
+
+    def reserve(self, sequence_id: int, start: int, end: int) -> tuple[BlockCopy, ...] | None:
+        """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks are lacking."""
+        table = self._tables[sequence_id]
+        num_wanted = self.blocks_for(end)
+        indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
+        shared = [i for i in indices if self._references[table.blocks[i]] > 1]
+        if max(0, num_wanted - len(table.blocks)) + len(shared) > self.num_available:
+            return None
+        copies = self._make_writable(table, indices)
+        self._extend(table, num_wanted)
+        return copies
+
+    def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
+        """Enter into the prefix index every block that is full now that `num_computed` tokens are in the pool."""
+        if not self.prefix_cache:
+            return
+        table, size = self._tables[sequence_id], self.block_tokens
+        while (len(table.hashes) + 1) * size <= num_computed:
+            index = len(table.hashes)
+            content = self._content(table.hashes, tokens, index)
+            self._index.insert(table.blocks[index], content)
+            table.hashes.append(content.hash)
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """Start a sequence that shares all blocks of another; whoever writes first copies."""
+        assert child_id not in self._tables
+        parent = self._tables[parent_id]
+        for block in parent.blocks:
+            self._references[block] += 1
+        self._tables[child_id] = BlockTable(parent.blocks[:], parent.hashes[:])
+
+    def release(self, sequence_id: int) -> None:
+        """Give a sequence's blocks back. Its cached ones stay idle; the last of them is evicted first."""
+        for block in reversed(self._tables.pop(sequence_id).blocks):
+            self._drop(block)
+
+    def check(self) -> None:
+        """Assert every invariant: no block leaked, none given twice, counts equal to the tables' references."""
+        counts = Counter(block for table in self._tables.values() for block in table.blocks)
+        assert all(self._references[block] == counts[block] for block in range(self.num_blocks))
+        in_use, idle, free = set(counts), set(self._idle), set(self._free)
+        assert len(free) == len(self._free), "a block was freed twice"
+        assert in_use | idle | free == set(range(self.num_blocks)), "a block leaked"
+        assert len(in_use) + len(idle) + len(free) == self.num_blocks, "a block is in two states"
+        assert all(block in self._index for block in idle)
+        assert not any(block in self._index for block in free)
+        self._index.check()
+
+    def _match(self, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
+        hits: list[int] = []
+        hashes: list[bytes] = []
+        if not self.prefix_cache or not self._index:
+            return hits, hashes
+        for index in range(len(tokens) // self.block_tokens):
+            content = self._content(hashes, tokens, index)
+            block = self._index.find(content)
+            if block is None:
+                break
+            hits.append(block)
+            hashes.append(content.hash)
+        return hits, hashes
+
+    def _content(self, hashes: list[bytes], tokens: TokenArray, index: int) -> BlockContent:
+        parent = hashes[index - 1] if index else self._index.root
+        data = tokens[index * self.block_tokens : (index + 1) * self.block_tokens].tobytes()
+        return BlockContent(block_hash(parent, data), parent, data)
+
+    def _make_writable(self, table: BlockTable, indices: range | list[int]) -> tuple[BlockCopy, ...]:
+        copies = []
+        for index in indices:
+            block = table.blocks[index]
+            if self._references[block] > 1:
+                table.blocks[index] = self._allocate()
+                copies.append(BlockCopy(block, table.blocks[index]))
+                self._drop(block)
+            elif block in self._index:
+                self._index.remove(block)
+            del table.hashes[index:]
+        return tuple(copies)
+
+    def _extend(self, table: BlockTable, num_blocks: int) -> None:
+        while len(table.blocks) < num_blocks:
+            table.blocks.append(self._allocate())
+
+    def _allocate(self) -> int:
+        block = self._free.pop() if self._free else self._evict()
+        self._references[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        content = self._index.remove(block)
+        if self._on_evict:
+            self._on_evict(block, content)
+        return block
+
+    def _drop(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        if block in self._index:
+            self._idle[block] = None
+        else:
+            self._free.append(block)

@@ -1,0 +1,135 @@
+"""An executor without a model: its logits are a hash of the history that it finds in its own paged pool.
+
+It writes a token's mark into the pool slot that the block table and the position name, and reads every sequence's
+whole history back through its block table. A wrong table, a missed copy, a wrong position or a block given to two
+sequences therefore changes the tokens, as it would with a real model. It also refuses batches that break the contract
+of `ForwardBatch`. Tests, docs and overhead measurements use it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray, ForwardBatch
+
+_UInt64Array = NDArray[np.uint64]
+_EMPTY = np.uint64(0)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class FakeExecutor:
+    """Deterministic logits in [-8, 8) from token history alone; row r depends on its sequence only, bit for bit."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_tokens: int = 16,
+        max_batch_tokens: int = 64,
+        vocab_size: int = 256,
+        context_tokens: int = 512,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self._model = ModelFacts(
+            family="fake",
+            num_layers=1,
+            hidden_size=1,
+            vocab_size=vocab_size,
+            context_tokens=context_tokens,
+            num_parameters=1,
+            eos_token_ids=eos_token_ids,
+        )
+        self._geometry = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=1, block_tokens=block_tokens)
+        self._num_blocks = num_blocks
+        self._max_batch_tokens = max_batch_tokens
+        self._pool = np.full(num_blocks * block_tokens, _EMPTY)  # [block * token] marks, 0 where never written
+        self._weights = mix(np.arange(1, context_tokens + 1, dtype=np.uint64)) | np.uint64(1)  # odd: loses no bit
+        self._vocab = mix(np.arange(vocab_size, dtype=np.uint64) * _GOLDEN)  # [vocab]
+        self.num_forwards = 0
+        self.closed = False
+
+    @property
+    def model(self) -> ModelFacts:
+        """Facts of the model that is not there."""
+        return self._model
+
+    @property
+    def kv_geometry(self) -> KVGeometry:
+        """One layer, one head, one dimension."""
+        return self._geometry
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self._num_blocks
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens of one batch."""
+        return self._max_batch_tokens
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        """Write marks, read histories back, return logits [R, vocab]. EngineError for a batch that breaks the rules."""
+        self._check(batch)
+        size = self._geometry.block_tokens
+        sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))  # [T]
+        positions = batch.position_ids
+        slots = batch.block_tables[sequences, positions // size].astype(np.int64) * size + positions % size
+        _require(len(np.unique(slots)) == len(slots), "two tokens are written to one slot")
+        self._pool[slots] = mix((batch.input_ids.astype(np.uint64) << np.uint64(20)) + positions.astype(np.uint64))
+        states = np.concatenate([self._states(batch, index) for index in range(len(batch.context_lens))])  # [T]
+        self.num_forwards += 1
+        bits = mix(states[batch.logits_indices, None] ^ self._vocab) >> np.uint64(40)  # [R, vocab] 24 bits
+        return bits.astype(np.float32) * np.float32(2.0**-20) - np.float32(8.0)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block of marks."""
+        size = self._geometry.block_tokens
+        self._pool[target * size : (target + 1) * size] = self._pool[source * size : (source + 1) * size]
+
+    def close(self) -> None:
+        """Note that it was closed."""
+        self.closed = True
+
+    def _states(self, batch: ForwardBatch, index: int) -> _UInt64Array:
+        """Hash of the history up to each of the sequence's new tokens: [tokens of the sequence]."""
+        size, context = self._geometry.block_tokens, int(batch.context_lens[index])
+        num_new = int(batch.query_starts[index + 1] - batch.query_starts[index])
+        blocks = batch.block_tables[index, : -(-context // size)]
+        history = self._pool.reshape(-1, size)[blocks].reshape(-1)[:context]
+        _require(bool((history != _EMPTY).all()), "a position of the context was never written")
+        sums: _UInt64Array = np.cumsum(history * self._weights[:context], dtype=np.uint64)  # wraps around on purpose
+        return mix(sums[context - num_new :])
+
+    def _check(self, batch: ForwardBatch) -> None:
+        starts, context, tables = batch.query_starts, batch.context_lens, batch.block_tables
+        counts = np.diff(starts)
+        _require(0 < batch.num_tokens <= self._max_batch_tokens, f"{batch.num_tokens} tokens in one batch")
+        _require(starts[0] == 0 and starts[-1] == batch.num_tokens, "query_starts do not span the tokens")
+        _require(bool((counts > 0).all()) and len(counts) == len(context) == len(tables), "a sequence has no tokens")
+        _require(bool((context <= self._model.context_tokens).all()), "a sequence is longer than the context")
+        expected = np.concatenate([np.arange(c - n, c) for c, n in zip(context, counts, strict=True)])
+        _require(np.array_equal(batch.position_ids, expected), "positions do not end at the context's length")
+        _require(_within(batch.input_ids, self._model.vocab_size), "a token id is outside the vocabulary")
+        _require(_within(batch.logits_indices, batch.num_tokens), "a logits row is outside the batch")
+        _require(bool((np.diff(batch.logits_indices) > 0).all()), "logits_indices do not ascend")
+        needed = -(-context // self._geometry.block_tokens)  # [S]
+        used = tables[np.arange(tables.shape[1]) < needed[:, None]]
+        _require(int(needed.max()) <= tables.shape[1] and _within(used, self._num_blocks), "a block is missing")
+
+
+def mix(values: _UInt64Array) -> _UInt64Array:
+    """Scatter 64-bit values one to one (the finaliser of splitmix64, Steele et al. 2014)."""
+    mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _within(values: NDArray[np.integer], end: int) -> bool:
+    return bool(((values >= 0) & (values < end)).all())
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise EngineError(f"the batch breaks the executor's contract: {message}")

@@ -1,0 +1,60 @@
+"""What a request took and what the engine did, in the field's usual terms. Times are seconds of a monotonic clock.
+
+TTFT = first token - arrival        E2E = finish - arrival        TPOT = (E2E - TTFT) / (output tokens - 1)
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Timings of one finished request. Moments that never came (aborted before) are None."""
+
+    arrival_seconds: float
+    first_scheduled_seconds: float | None
+    first_token_seconds: float | None
+    finish_seconds: float
+    num_output_tokens: int
+    num_preemptions: int
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From arrival to the first step that held one of its tokens."""
+        return _since(self.arrival_seconds, self.first_scheduled_seconds)
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Time to first token."""
+        return _since(self.arrival_seconds, self.first_token_seconds)
+
+    @property
+    def e2e_seconds(self) -> float:
+        """From arrival to the last token."""
+        return self.finish_seconds - self.arrival_seconds
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Time per output token after the first; None with fewer than two tokens."""
+        if self.ttft_seconds is None or self.num_output_tokens < 2:
+            return None
+        return (self.e2e_seconds - self.ttft_seconds) / (self.num_output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The engine at one moment: what runs and waits, and counters since it was made."""
+
+    num_running: int
+    num_waiting: int
+    blocks_in_use: int
+    blocks_cached: int
+    blocks_total: int
+    num_steps: int
+    num_preemptions: int
+    computed_tokens: int
+    prefix_hit_tokens: int
+    output_tokens: int
+
+
+def _since(start: float, moment: float | None) -> float | None:
+    return None if moment is None else moment - start

@@ -1,0 +1,167 @@
+"""Which tokens of which sequences go into the next step. Ints and dataclasses; no tensors, no clock.
+
+A step holds at most `max_batch_tokens` tokens:
+
+    1. decode    one token for every running sequence that has all others in the pool, oldest first
+    2. prefill   the next chunk of prompts that are being read, oldest first
+    3. admit     waiting sequences in order of arrival, while tokens, places and blocks last
+
+An admitted sequence has blocks for all its known tokens, so blocks run out only where a decode grows. Then the newest
+running sequence is preempted: its blocks go back, and it waits, first in line, to compute its tokens again. Running
+sequences are therefore always older than waiting ones, the oldest always advances, and nobody starves.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ingot.errors import RequestError
+from ingot.runtime.blocks import BlockCopy, BlockManager
+from ingot.runtime.sequence import Sequence, SequenceState
+
+
+class ScheduledSequence(NamedTuple):
+    """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its last known token."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """One step: what is computed, what is copied before, who had to give way."""
+
+    entries: list[ScheduledSequence] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[BlockCopy] = ()) -> None:
+        """Put the next `num_tokens` tokens of a sequence into the step."""
+        samples = num_tokens == sequence.num_pending
+        self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
+        self.copies.extend(copies)
+        self.num_tokens += num_tokens
+
+
+class Scheduler:
+    """First come, first served, under a budget of tokens, sequences and blocks."""
+
+    def __init__(self, blocks: BlockManager, *, max_batch_tokens: int, max_sequences: int) -> None:
+        assert max_batch_tokens > 0
+        assert max_sequences > 0
+        self.blocks = blocks
+        self.max_batch_tokens = max_batch_tokens
+        self.max_sequences = max_sequences
+        self.num_preemptions = 0
+        self.num_prefix_hit_tokens = 0
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[int, Sequence] = {}  # in order of arrival
+        self._refused: tuple[int, int] | None = None  # who was last refused blocks, and at what headroom
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any sequence runs or waits."""
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; RequestError when the whole pool could not hold it."""
+        needed = self.blocks.blocks_for(sequence.max_stored_tokens)
+        if needed > self.blocks.num_blocks:
+            raise RequestError(
+                f"the request may grow to {sequence.max_total_tokens} tokens, which takes {needed} KV blocks of"
+                f" {self.blocks.block_tokens} tokens; the pool has {self.blocks.num_blocks}."
+                " Lower max_tokens, shorten the prompt, or give the engine more kv_blocks"
+            )
+        self.waiting.append(sequence)
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the next step. It is empty only when nothing is unfinished."""
+        batch = ScheduledBatch()
+        self._decode(batch)
+        self._prefill(batch)
+        if not batch.preempted:
+            self._admit(batch)
+        return batch
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        """Note that the step was computed: its tokens are in the pool now."""
+        for sequence, start, num_tokens, _ in batch.entries:
+            sequence.num_computed = start + num_tokens
+            self.blocks.commit(sequence.id, sequence.tokens, sequence.num_computed)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, finished or aborted, and give its blocks back."""
+        if sequence.state is SequenceState.RUNNING:
+            del self.running[sequence.id]
+            self.blocks.release(sequence.id)
+        elif sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence)
+        sequence.state = SequenceState.FINISHED
+
+    def _decode(self, batch: ScheduledBatch) -> None:
+        for sequence in list(self.running.values()):
+            if batch.num_tokens == self.max_batch_tokens:
+                return
+            if sequence.num_pending != 1 or sequence.state is not SequenceState.RUNNING:
+                continue
+            copies = self._reserve(sequence, batch)
+            if copies is not None:
+                batch.add(sequence, 1, copies)
+
+    def _prefill(self, batch: ScheduledBatch) -> None:
+        for sequence in self.running.values():
+            if batch.num_tokens == self.max_batch_tokens:
+                return
+            if sequence.num_pending > 1:
+                batch.add(sequence, min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens))
+
+    def _admit(self, batch: ScheduledBatch) -> None:
+        while self.waiting and len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
+            sequence = self.waiting[0]
+            copies = self._start(sequence)
+            if copies is None:
+                return
+            batch.add(sequence, min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens), copies)
+
+    def _start(self, sequence: Sequence) -> tuple[BlockCopy, ...] | None:
+        """Give the first in line its blocks. One block for each running sequence is left, to grow into."""
+        spare_blocks = len(self.running)
+        headroom = self.blocks.num_available - spare_blocks
+        if self._refused and self._refused[0] == sequence.id and headroom <= self._refused[1]:
+            return None  # nothing came free since: do not hash the prompt again at every step
+        admission = self.blocks.admit(sequence.id, sequence.tokens, spare_blocks=spare_blocks)
+        self._refused = None if admission else (sequence.id, headroom)
+        if admission is None:
+            return None
+        self.waiting.popleft()
+        self.running[sequence.id] = sequence
+        sequence.state = SequenceState.RUNNING
+        sequence.num_computed = admission.cached_tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = admission.cached_tokens
+        self.num_prefix_hit_tokens += admission.cached_tokens
+        return admission.copies
+
+    def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
+        """Blocks for one more token, at the cost of the newest; None when the sequence itself had to give way."""
+        start = sequence.num_computed
+        while (copies := self.blocks.reserve(sequence.id, start, start + 1)) is None:
+            newest = next(reversed(self.running.values()))
+            self._preempt(newest)
+            batch.preempted.append(newest)
+            if newest is sequence:
+                return None
+        return copies
+
+    def _preempt(self, sequence: Sequence) -> None:
+        del self.running[sequence.id]
+        self.blocks.release(sequence.id)
+        self.waiting.appendleft(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1

@@ -1,0 +1,199 @@
+"""Block tables, copy on write, the prefix cache, eviction: examples, then random operations against the invariants."""
+
+from array import array
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ingot.errors import EngineError
+from ingot.runtime.blocks import BlockCopy, BlockManager
+from ingot.runtime.prefix_index import BlockContent, PrefixIndex, block_hash, root_hash
+from ingot.runtime.sequence import TokenArray
+
+BLOCK_TOKENS = 4
+
+
+def tokens_of(values: Iterable[int]) -> TokenArray:
+    return array("q", values)
+
+
+def filled(manager: BlockManager, sequence_id: int, tokens: TokenArray) -> int:
+    """Admit and compute a sequence; return its cached tokens."""
+    admission = manager.admit(sequence_id, tokens)
+    assert admission is not None
+    manager.commit(sequence_id, tokens, len(tokens))
+    manager.check()
+    return admission.cached_tokens
+
+
+def test_a_second_sequence_shares_the_full_blocks_of_a_common_prefix() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS)
+    assert filled(manager, 1, tokens_of([*range(8), 50])) == 0
+    assert filled(manager, 2, tokens_of([*range(8), 60, 61])) == 8
+    assert manager.table(1)[:2] == manager.table(2)[:2]
+    assert manager.num_in_use == 4
+
+
+def test_the_last_token_of_a_wholly_cached_prompt_is_computed_again_in_a_copied_block() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(8)))
+    admission = manager.admit(2, tokens_of(range(8)))
+    assert admission is not None
+    assert admission.cached_tokens == 7
+    assert admission.copies == (BlockCopy(manager.table(1)[1], manager.table(2)[1]),)
+    manager.check()
+
+
+def test_an_idle_block_that_nobody_else_uses_is_rewritten_without_a_copy() -> None:
+    manager = BlockManager(2, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(8)))
+    manager.release(1)
+    admission = manager.admit(2, tokens_of(range(8)))
+    assert admission is not None
+    assert (admission.cached_tokens, admission.copies) == (7, ())
+    manager.check()
+
+
+def test_only_full_computed_blocks_are_found() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS)
+    prompt = tokens_of(range(12))
+    manager.admit(1, prompt)
+    manager.commit(1, prompt, 7)
+    assert filled(manager, 2, prompt) == 4
+
+
+def test_a_different_root_finds_nothing_of_another_artifact() -> None:
+    chain = [block_hash(root_hash(identity, "float32"), b"tokens") for identity in ("a", "b")]
+    assert chain[0] != chain[1]
+    assert root_hash("a", "float32") != root_hash("a", "int8")
+
+
+def test_without_prefix_cache_nothing_is_kept() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS, prefix_cache=False)
+    filled(manager, 1, tokens_of(range(8)))
+    manager.release(1)
+    assert manager.num_cached == 0
+    assert filled(manager, 2, tokens_of(range(8))) == 0
+
+
+def test_admission_takes_all_blocks_or_none() -> None:
+    manager = BlockManager(3, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(8)))
+    assert manager.admit(2, tokens_of(range(100, 108))) is None
+    assert manager.admit(2, tokens_of([7]), spare_blocks=1) is None
+    assert manager.num_available == 1
+    manager.check()
+
+
+def test_the_least_recently_used_tail_is_evicted_first_and_the_hook_is_told() -> None:
+    evicted: list[BlockContent] = []
+    manager = BlockManager(4, BLOCK_TOKENS, on_evict=lambda block, content: evicted.append(content))
+    filled(manager, 1, tokens_of(range(8)))
+    manager.release(1)
+    filled(manager, 2, tokens_of(range(100, 109)))
+    assert [content.tokens for content in evicted] == [tokens_of(range(4, 8)).tobytes()]
+    manager.release(2)
+    assert filled(manager, 3, tokens_of(range(8))) == 4
+
+
+def test_a_fork_shares_everything_until_one_side_writes() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(6)))
+    manager.fork(1, 2)
+    assert manager.num_in_use == 2
+    copies = manager.reserve(2, 6, 7)
+    assert copies == (BlockCopy(manager.table(1)[1], manager.table(2)[1]),)
+    assert manager.reserve(1, 6, 7) == ()
+    manager.check()
+
+
+def test_a_hash_collision_is_an_error_and_no_hit() -> None:
+    index = PrefixIndex(b"root")
+    index.insert(0, BlockContent(b"same", b"root", b"one"))
+    with pytest.raises(EngineError, match="two contents have the block hash"):
+        index.find(BlockContent(b"same", b"root", b"two"))
+
+
+class BlockOperations(RuleBasedStateMachine):
+    """Random use by many sequences, with a model of the memory: each slot holds the history that was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = BlockManager(7, BLOCK_TOKENS)
+        self.sequences: dict[int, TokenArray] = {}
+        self.memory: dict[tuple[int, int], bytes] = {}
+        self.next_id = 0
+
+    def write(self, sequence_id: int, start: int, copies: Iterable[BlockCopy]) -> None:
+        tokens = self.sequences[sequence_id]
+        for source, target in copies:
+            for offset in range(BLOCK_TOKENS):
+                self.memory[target, offset] = self.memory.get((source, offset), b"")
+        for position in range(start, len(tokens)):
+            block = self.manager.table(sequence_id)[position // BLOCK_TOKENS]
+            self.memory[block, position % BLOCK_TOKENS] = tokens[: position + 1].tobytes()
+        self.manager.commit(sequence_id, tokens, len(tokens))
+
+    def pick(self, number: int) -> int | None:
+        return sorted(self.sequences)[number % len(self.sequences)] if self.sequences else None
+
+    @rule(values=st.lists(st.integers(0, 1), min_size=1, max_size=14), spare=st.integers(0, 2))
+    def admit(self, values: list[int], spare: int) -> None:
+        self.next_id += 1
+        available = self.manager.num_available
+        admission = self.manager.admit(self.next_id, tokens_of(values), spare_blocks=spare)
+        if admission is None:
+            assert self.manager.num_available == available
+            return
+        assert admission.cached_tokens < len(values)
+        assert self.manager.num_available >= spare
+        self.sequences[self.next_id] = tokens_of(values)
+        self.write(self.next_id, admission.cached_tokens, admission.copies)
+
+    @rule(number=st.integers(0, 100), values=st.lists(st.integers(0, 1), min_size=1, max_size=6))
+    def append(self, number: int, values: list[int]) -> None:
+        sequence_id = self.pick(number)
+        if sequence_id is None:
+            return
+        start = len(self.sequences[sequence_id])
+        available, table = self.manager.num_available, self.manager.table(sequence_id)[:]
+        copies = self.manager.reserve(sequence_id, start, start + len(values))
+        if copies is None:
+            assert (self.manager.num_available, self.manager.table(sequence_id)) == (available, table)
+            return
+        self.sequences[sequence_id].extend(values)
+        self.write(sequence_id, start, copies)
+
+    @rule(number=st.integers(0, 100))
+    def fork(self, number: int) -> None:
+        sequence_id = self.pick(number)
+        if sequence_id is not None:
+            self.next_id += 1
+            self.manager.fork(sequence_id, self.next_id)
+            self.sequences[self.next_id] = self.sequences[sequence_id][:]
+
+    @rule(number=st.integers(0, 100))
+    def release(self, number: int) -> None:
+        sequence_id = self.pick(number)
+        if sequence_id is not None:
+            self.manager.release(sequence_id)
+            del self.sequences[sequence_id]
+
+    @invariant()
+    def book_keeping_holds(self) -> None:
+        self.manager.check()
+
+    @invariant()
+    def every_sequence_finds_its_own_history(self) -> None:
+        for sequence_id, tokens in self.sequences.items():
+            table = self.manager.table(sequence_id)
+            for position in range(len(tokens)):
+                slot = table[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+                assert self.memory[slot] == tokens[: position + 1].tobytes()
+
+
+TestBlockOperations = BlockOperations.TestCase
+TestBlockOperations.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
