@@ -1,0 +1,117 @@
+"""Turns a Llama checkpoint into GGUF (f16), and that into Q4_0 with llama.cpp's own quantizer.
+
+q and k rows are permuted, because llama.cpp rotates neighbouring pairs where Hugging Face rotates the two halves of a
+head. Needs gguf, safetensors and llama-cpp-python (benchmarks/requirements.txt).
+"""
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OUTER_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def export_q4_0(checkpoint: Path, folder: Path, threads: int) -> Path:
+    """Return the path of the Q4_0 file in `folder`; make it (and the f16 file on the way) when it is not there."""
+    target = folder / "model-q4_0.gguf"
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    half, unfinished = folder / "model-f16.gguf", folder / "model-q4_0.gguf.unfinished"
+    export_f16(checkpoint, half)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+    params.nthread = threads
+    status = llama_cpp.llama_model_quantize(str(half).encode(), str(unfinished).encode(), ctypes.byref(params))
+    if status != 0:
+        raise RuntimeError(f"llama_model_quantize of {half} ended with status {status}")
+    half.unlink()
+    return unfinished.rename(target)
+
+
+def export_f16(checkpoint: Path, path: Path) -> None:
+    """Write the Llama checkpoint as one GGUF file: matrices in f16, norms in f32."""
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    writer = gguf.GGUFWriter(path, "llama")
+    _write_facts(writer, config)
+    _write_vocabulary(writer, checkpoint)
+    with safe_open(checkpoint / "model.safetensors", framework="numpy") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+            values = _permuted(name, tensors.get_tensor(name), config)
+            writer.add_tensor(gguf_name(name), values.astype(np.float32 if values.ndim == 1 else np.float16))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a Llama checkpoint's tensor."""
+    if name in _OUTER_NAMES:
+        return _OUTER_NAMES[name]
+    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.weight"
+
+
+def permute_heads(weight: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    """Reorder the rows of [heads * head_dim, in] so that the two halves of a head lie in neighbouring pairs."""
+    rows, columns = weight.shape
+    halves = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)
+
+
+def _permuted(name: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    if name.endswith("q_proj.weight"):
+        return permute_heads(values, config["num_attention_heads"])
+    if name.endswith("k_proj.weight"):
+        return permute_heads(values, config["num_key_value_heads"])
+    return values
+
+
+def _write_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+
+
+def _write_vocabulary(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
+    model = json.loads((checkpoint / "tokenizer.json").read_text("utf-8"))["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([control if index == 0 else normal for index in range(len(tokens))])
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
