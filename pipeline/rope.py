@@ -1,0 +1,148 @@
+"""Rotary position embedding: the angles' frequencies for each kind of scaling, and the cos and sin tables.
+
+Arithmetic is that of transformers' modeling_rope_utils.py: frequencies and angles in float32, so that a table
+holds what the model was trained with. Sources: RoFormer (arXiv 2104.09864), position interpolation (linear,
+2306.15595), YaRN (2309.00071), LongRoPE (2402.13753), Llama 3.1 (2407.21783).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import UsageError
+
+FloatArray = NDArray[np.float32]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class RopeParameters:
+    """How one kind of layer rotates queries and keys.
+
+    rotary_dim               leading part of each head that is rotated; head_dim unless partial
+    max_positions            max_position_embeddings of the model
+    original_max_positions   longest sequence before the scaling was applied (llama3, yarn, longrope)
+    factor                   how much longer the scaled model reads; None for yarn and longrope: the ratio of the two
+    attention_factor         what cos and sin are multiplied by; None: as the kind's paper says
+    short_factors            per frequency, for contexts up to original_max_positions; long_factors: beyond (longrope)
+    """
+
+    kind: RopeKind
+    theta: float
+    rotary_dim: int
+    max_positions: int
+    original_max_positions: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def default_context_tokens(self) -> int:
+        """max_positions; for longrope the original ones, where the short factors hold."""
+        return min(self.original_max_positions, self.max_positions) if self.kind == "longrope" else self.max_positions
+
+    @property
+    def scaling(self) -> float:
+        """`factor`, or the ratio of the context lengths where it is not given."""
+        return self.factor if self.factor is not None else self.max_positions / self.original_max_positions
+
+
+def rope_tables(parameters: RopeParameters, context_tokens: int) -> tuple[FloatArray, FloatArray]:
+    """Cos and sin, each [context_tokens, rotary_dim / 2], scaled by the attention factor.
+
+    longrope has two sets of frequencies. transformers picks one per call by the longest sequence in the batch, which
+    would make a token's key depend on its batch mates and on how long its sequence grows. Here the set is picked once:
+    short up to original_max_positions of context, long beyond.
+    """
+    if context_tokens > parameters.max_positions:
+        raise UsageError(
+            f"context_tokens is {context_tokens}; the model's max_position_embeddings allow at most "
+            f"{parameters.max_positions}"
+        )
+    frequencies = inverse_frequencies(parameters, context_tokens)
+    angles = np.outer(np.arange(context_tokens, dtype=np.float32), frequencies)  # [context_tokens, rotary_dim / 2]
+    scale = np.float32(attention_factor(parameters))
+    return np.cos(angles) * scale, np.sin(angles) * scale
+
+
+def inverse_frequencies(parameters: RopeParameters, context_tokens: int) -> FloatArray:
+    """Radians per position, [rotary_dim / 2]."""
+    exponents = np.arange(0, parameters.rotary_dim, 2, dtype=np.float32) / np.float32(parameters.rotary_dim)
+    wavelengths = np.power(np.float64(parameters.theta), exponents.astype(np.float64)).astype(np.float32)
+    plain = np.float32(1.0) / wavelengths
+    match parameters.kind:
+        case "default":
+            return plain
+        case "linear":
+            return plain / np.float32(parameters.scaling)
+        case "llama3":
+            return _llama3(parameters, plain)
+        case "yarn":
+            return _yarn(parameters, plain)
+        case "longrope":
+            long = context_tokens > parameters.original_max_positions
+            factors = parameters.long_factors if long else parameters.short_factors
+            return np.float32(1.0) / (np.array(factors, np.float32) * wavelengths)
+
+
+def attention_factor(parameters: RopeParameters) -> float:
+    """What cos and sin are multiplied by: 1 but for yarn and longrope."""
+    if parameters.kind not in ("yarn", "longrope"):
+        return 1.0
+    if parameters.attention_factor is not None:
+        return parameters.attention_factor
+    factor = parameters.scaling
+    if parameters.kind == "longrope":
+        original = parameters.original_max_positions
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    if parameters.mscale and parameters.mscale_all_dim:
+        return _yarn_scale(factor, parameters.mscale) / _yarn_scale(factor, parameters.mscale_all_dim)
+    return _yarn_scale(factor, 1.0)
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _llama3(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
+    """Long waves are slowed by the factor, short ones stay, those between are blended."""
+    factor, original = np.float32(parameters.scaling), np.float32(parameters.original_max_positions)
+    low, high = parameters.low_freq_factor, parameters.high_freq_factor
+    waves = np.float32(2 * math.pi) / plain
+    blend = (original / waves - np.float32(low)) / np.float32(high - low)
+    blended = (np.float32(1.0) - blend) * plain / factor + blend * plain
+    return np.where(waves > original / low, plain / factor, np.where(waves < original / high, plain, blended)).astype(
+        np.float32
+    )
+
+
+def _yarn(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
+    """Dimensions that turn often keep their frequency, those that turn seldom are slowed, a ramp lies between."""
+    dim = parameters.rotary_dim
+    low, high = (_yarn_dimension(parameters, turns) for turns in (parameters.beta_fast, parameters.beta_slow))
+    if parameters.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # as transformers: the ramp becomes a step
+    ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
+    slowed = plain / np.float32(parameters.scaling)
+    return (slowed * ramp + plain * (np.float32(1.0) - ramp)).astype(np.float32)
+
+
+def _yarn_dimension(parameters: RopeParameters, turns: float) -> float:
+    """The dimension that makes `turns` full turns over the original context."""
+    positions = parameters.original_max_positions
+    return parameters.rotary_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(parameters.theta))
