@@ -12,8 +12,8 @@ from ingot.passes.attention_reference import AttentionReference
 FloatArray = NDArray[np.float32]
 BLOCK_TOKENS = 4
 
-# Tokens that each of three sequences feeds in a step, then again from the fourth step on: chunked prefill beside decode,
-# a sequence that waits, chunks that end inside and at the end of a block and cross a window of 8.
+# Tokens that each of three sequences feeds in a step; the last row repeats. Chunked prefill beside decode, a sequence
+# that waits, chunks that end inside a block and at its end, and that cross a window of 8.
 SCHEDULE = ((5, 8, 0), (1, 13, 4), (1, 1, 9), (3, 1, 1), (1, 5, 7), (1, 1, 1))
 
 
@@ -55,7 +55,7 @@ class ReferenceRunner:
     def run_ragged(
         self, sequences: Sequence[Sequence[int]], schedule: Sequence[Sequence[int]] = SCHEDULE
     ) -> list[FloatArray]:
-        """Feed all sequences by the schedule, whose last step repeats; return the logits of each, [length, vocab]."""
+        """Feed all sequences by the schedule; return the logits of each, [length, vocab]."""
         rows: list[list[FloatArray]] = [[] for _ in sequences]
         done, turn = [0] * len(sequences), 0
         while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
@@ -70,11 +70,8 @@ class ReferenceRunner:
     def _extend(self, sequence: int, tokens: int) -> None:
         slots, end = self.slots[sequence], len(self.slots[sequence]) + tokens
         while len(slots) < end:
-            if len(slots) % BLOCK_TOKENS == 0:
-                block = self.free_blocks.pop()
-            else:
-                block = slots[-1] // BLOCK_TOKENS
-            slots.append(block * BLOCK_TOKENS + len(slots) % BLOCK_TOKENS)
+            begins = len(slots) % BLOCK_TOKENS == 0
+            slots.append(self.free_blocks.pop() * BLOCK_TOKENS if begins else slots[-1] + 1)
 
     def _forward(self, **inputs: list[int]) -> FloatArray:
         feeds = {name: np.array(values, np.int64) for name, values in inputs.items()}
