@@ -1,0 +1,78 @@
+"""The whole compile on one screen: checkpoint -> IR -> passes -> segments -> program on disk."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+
+import onnx_ir as ir
+
+import ingot
+from ingot.artifact import KVGeometry, ModelFacts, Program
+from ingot.passes.manager import PassManager, PassRecord
+from ingot.passes.registry import make_pass
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.program_writer import write_program
+from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.targets import Target, get_target
+from ingot.progress import Progress, silent
+
+Observer = Callable[[ir.Model, PassRecord], None]
+TOOLS = ("numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program on disk and what its manifest will say of it."""
+
+    model: ModelFacts
+    kv: KVGeometry
+    target: Target
+    program: Program
+    passes: tuple[PassRecord, ...]
+    facts: Mapping[str, str]  # the IR's metadata as the passes left it, quantization statistics among it
+
+
+def compile_recipe(
+    recipe: Recipe, folder: Path, observe: Observer | None = None, progress: Progress = silent
+) -> Compiled:
+    """Compile the recipe's checkpoint into `folder`: program/, tokenizer/ and recipe.yaml.
+
+    `observe` is called after every pass with the IR as it then is. Raises CheckpointError, PassError or BuildError;
+    the folder is the caller's to remove.
+    """
+    target = get_target(recipe.target)
+    checkpoint = Checkpoint.open(recipe.require_checkpoint())
+    model = import_checkpoint(checkpoint, recipe.context_tokens)
+    records = PassManager([*recipe.make_passes(), *map(make_pass, target.lowering)], observe).run(model)
+    program = write_program(model, folder, progress)
+    copy_tokenizer(checkpoint, folder / "tokenizer")
+    (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
+    return Compiled(
+        model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
+        kv=_kv_geometry(model, recipe),
+        target=target,
+        program=program,
+        passes=tuple(records),
+        facts=dict(model.metadata_props),
+    )
+
+
+def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """Copy the tokenizer's and generation's files as they are."""
+    folder.mkdir()
+    for file in checkpoint.tokenizer_files:
+        shutil.copyfile(file, folder / file.name)
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions of all that took part in the build."""
+    return {"ingot": ingot.__version__, "python": python_version(), **{name: version(name) for name in TOOLS}}
+
+
+def _kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    return geometry.model_copy(update={"block_tokens": recipe.engine.block_tokens})

@@ -1,0 +1,60 @@
+"""`ingot passes`: what can stand in a recipe's list of passes."""
+
+import inspect
+from dataclasses import MISSING, Field, fields
+from typing import Any, get_type_hints
+
+import click
+
+from ingot.cli.console import print_json, print_table, stdout
+from ingot.passes.base import Pass
+from ingot.passes.options import plain_value
+from ingot.passes.registry import load_pass_class, pass_names
+
+
+@click.command("passes")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def passes_command(name: str | None, as_json: bool) -> None:
+    """List the passes, or show one pass with its options.
+
+    \b
+    Example:
+      ingot passes quantize-weights
+    """
+    classes = [load_pass_class(name)] if name else [load_pass_class(known) for known in pass_names()]
+    if as_json:
+        print_json([_facts(pass_class) for pass_class in classes])
+    elif name:
+        _show(classes[0])
+    else:
+        print_table("", ("pass", "kind", "what it does"), [(c.name, c.kind, c.summary) for c in classes], left=3)
+
+
+def _facts(pass_class: type[Pass]) -> dict[str, Any]:
+    options = {
+        field.name: {"type": _type_name(pass_class, field), "default": _default(field)} for field in fields(pass_class)
+    }
+    return {"name": pass_class.name, "kind": pass_class.kind, "summary": pass_class.summary, "options": options}
+
+
+def _show(pass_class: type[Pass]) -> None:
+    console = stdout()
+    console.print(f"{pass_class.name} ({pass_class.kind})", style="bold")
+    console.print(inspect.getdoc(pass_class) or pass_class.summary, markup=False)
+    rows = [(field.name, _type_name(pass_class, field), str(_default(field))) for field in fields(pass_class)]
+    if rows:
+        console.print()
+        print_table("", ("option", "type", "default"), rows, left=3)
+
+
+def _type_name(pass_class: type[Pass], field: Field[Any]) -> str:
+    hint = get_type_hints(pass_class)[field.name]
+    text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
+    return text.replace("typing.", "").replace("collections.abc.", "")
+
+
+def _default(field: Field[Any]) -> object:
+    if field.default_factory is not MISSING:
+        return plain_value(field.default_factory())
+    return "required" if field.default is MISSING else plain_value(field.default)
