@@ -1,21 +1,16 @@
 """How a long pass tells how far it is, without an option for it: observing never changes the program.
 
-with progress_to(lambda what, done, total: bar.update(done)):
+with progress_to(callback):
     manager.run(model)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Progress = Callable[[str, int, int], None]  # what is worked on, done, total; done and total in bytes or elements
+from ingot.progress import Progress, silent
 
-
-def _ignore(what: str, done: int, total: int) -> None:
-    """Nobody listens."""
-
-
-_listener: ContextVar[Progress] = ContextVar("ingot.passes.progress", default=_ignore)
+_listener: ContextVar[Progress] = ContextVar("ingot.passes.progress", default=silent)
 
 
 @contextmanager
@@ -28,6 +23,6 @@ def progress_to(listener: Progress) -> Iterator[None]:
         _listener.reset(token)
 
 
-def report_progress(what: str, done: int, total: int) -> None:
-    """Called by a pass after each unit of work."""
-    _listener.get()(what, done, total)
+def report_progress(name: str, done: int, total: int) -> None:
+    """Called by a pass after each unit of work; name, done and total as ingot.progress has them."""
+    _listener.get()(name, done, total)

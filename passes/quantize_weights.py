@@ -98,7 +98,7 @@ class QuantizeWeights(Pass):
         for (weight, scheme), sites in groups.items():
             statistics.append(self._quantize(model.graph, weight, scheme, sites))
             done += _elements(weight)
-            report_progress(f"quantizing {sites[0].node.name}", done, total)
+            report_progress(self.name, done, total)
         if statistics:
             _append_statistics(model, statistics)
         return ir.passes.PassResult(model, modified=bool(statistics))

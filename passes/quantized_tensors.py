@@ -14,14 +14,9 @@ def pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:
     flat = codes.reshape(-1).view(np.uint8)
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))
-    packed: NDArray[np.uint8] = (flat[0::2] & 0x0F) | (flat[1::2] << 4)
+    low, high = flat[0::2] & np.uint8(0x0F), flat[1::2] << np.uint8(4)
+    packed: NDArray[np.uint8] = np.bitwise_or(low, high)
     return packed
-
-
-def unpack_nibbles(packed: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
-    """Undo pack_nibbles for rows of an even number of columns: [n] -> [2 n / columns, columns], values 0..15."""
-    both = np.stack((packed & 0x0F, packed >> 4), axis=-1)
-    return both.reshape(-1, columns)
 
 
 def code_tensor(codes: CodeArray, bits: int, name: str) -> ir.TensorProtocol:
@@ -56,7 +51,7 @@ def insert_dequantize(
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     """Register a tensor under its name, with its dtype and shape."""
     value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
     )
     graph.register_initializer(value)
     return value

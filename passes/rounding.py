@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
-CodeArray = NDArray[np.int8] | NDArray[np.uint8]
+CodeArray = NDArray[np.integer[Any]]  # int8 or uint8
 
 _CHUNK_ELEMENTS = 1 << 16  # what a chunk's temporaries need stays in the L2 cache
 _SHRINK_FACTORS = tuple(1.0 - 0.05 * step for step in range(11))  # 1.0 (no clip) down to 0.5

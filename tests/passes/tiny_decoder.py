@@ -113,7 +113,7 @@ class TinyDecoder:
         """An initializer; one of that name that exists is used again."""
         if name not in self._initializers:
             tensor = ir.Tensor(np.asarray(values), name=name)
-            made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape))
+            made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
             made.const_value = tensor
             self._initializers[name] = made
         return self._initializers[name]
