@@ -1,0 +1,70 @@
+"""The KV pool: one array [blocks, layer, k|v, kv head, token, dim], float32, that all executors on the CPU share.
+
+A block holds all layers contiguously, so that copying or moving it is one copy. The operating system gives pages as they
+are first written: a large pool costs nothing until it is used.
+"""
+
+import mmap
+import os
+from contextlib import suppress
+
+import numpy as np
+
+from ingot.artifact import KVGeometry
+from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray
+
+
+class KVPool:
+    """Memory for `num_blocks` blocks of keys and values, zeroed, page-aligned.
+
+    Raises EngineError when the machine cannot hold it.
+    """
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        _refuse_more_than_memory(self)
+        memory = _map(self)
+        self.blocks: FloatArray = np.frombuffer(memory, np.float32).reshape(num_blocks, *geometry.block_shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of address space; what is resident depends on the blocks written so far."""
+        return self.num_blocks * self.geometry.block_bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit into the pool."""
+        return self.num_blocks * self.geometry.block_tokens
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all layers of block `source` over block `target`."""
+        self.blocks[target] = self.blocks[source]
+
+
+def _map(pool: KVPool) -> mmap.mmap:
+    try:
+        memory = mmap.mmap(-1, pool.num_bytes)
+    except (OSError, ValueError, OverflowError) as error:
+        raise EngineError(f"{_asked(pool)}, and the operating system refused it ({error}); {_WAY_OUT}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages: slower by a little, otherwise the same
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _refuse_more_than_memory(pool: KVPool) -> None:
+    """An address space larger than the machine would be granted and end in a kill later."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if pool.num_bytes > physical:
+        raise EngineError(f"{_asked(pool)}, and this machine has {physical / 2**30:.1f} GiB; {_WAY_OUT}")
+
+
+_WAY_OUT = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
+
+
+def _asked(pool: KVPool) -> str:
+    gib = pool.num_bytes / 2**30
+    return f"a KV pool of {pool.num_blocks} blocks ({pool.num_tokens} tokens) needs {gib:.1f} GiB"

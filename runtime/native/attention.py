@@ -1,0 +1,46 @@
+"""Which attention runs: the C kernel where it was built, else the numpy form. Chosen once, said once in the log."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+from ingot.artifact import AttentionStep
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.kv_pool import KVPool
+from ingot.runtime.native.binding import NativeAttention, isa_in_use, native_library
+from ingot.runtime.native.reference import ReferenceAttention
+
+logger = logging.getLogger(__name__)
+
+
+class Attention(Protocol):
+    """Attention over one KV pool: `begin` once per step, then each bound call once."""
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Take over the step's sequences."""
+        ...
+
+    def bind(
+        self, step: AttentionStep, query: FloatArray, key: FloatArray, value: FloatArray, output: FloatArray
+    ) -> Callable[[], None]:
+        """Return the call that writes key and value into the pool, attends, and fills `output`."""
+        ...
+
+
+@cache
+def attention_backend() -> str:
+    """What computes attention in this process: "native-avx512", "native-avx2", "native-baseline" or "numpy"."""
+    if native_library() is None:
+        logger.warning("attention: numpy, several times slower; install with a C compiler to build the kernel")
+        return "numpy"
+    backend = f"native-{isa_in_use()}"
+    logger.info("attention: %s", backend)
+    return backend
+
+
+def make_attention(pool: KVPool, num_threads: int) -> Attention:
+    """Attention over `pool` by the backend in use."""
+    if attention_backend() == "numpy":
+        return ReferenceAttention(pool)
+    return NativeAttention(pool, num_threads)

@@ -1,0 +1,279 @@
+/* Attention over a paged KV pool, float32, for the CPU engine. Plain C, called through ctypes (binding.py).
+ *
+ * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. What a
+ * row costs and how it is summed is in paged_attention_kernel.h, compiled here once per instruction set and chosen when
+ * first used; thread_pool.h shares the work. A row's result depends on its own sequence alone, bit for bit.
+ *
+ * Algorithm: online softmax over tiles (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) with tiles at fixed
+ * absolute positions, whatever the block size. All query heads of a KV head share its keys and values in cache.
+ */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "thread_pool.h"
+
+#define TILE 64            /* tokens of a tile; part of the arithmetic */
+#define MASKED (-1e30f)    /* score of a token out of sight; finite, so that differences are never NaN */
+#define ROWS_PER_ITEM 64   /* query rows that share a tile's transposed keys */
+#define MIN_PARALLEL 1.0e6 /* multiply-adds below which waking threads costs more than it saves */
+
+/* The layer's constants; binding.py's _Layer mirrors it. */
+struct layer {
+    float *pool; /* [blocks, num_layers, 2, num_kv_heads, block_tokens, dim] */
+    const float *query, *key, *value;
+    float *output;
+    int32_t layer, num_layers, num_heads, num_kv_heads, dim, block_tokens, window;
+    float scale, softcap;
+};
+
+/* The step; binding.py's _Step mirrors it. */
+struct step {
+    const int32_t *query_starts, *context_lens, *block_tables;
+    int32_t num_sequences, max_blocks, threads;
+};
+
+/* Up to isa->rows query rows of one KV head, held together in registers. */
+struct rows {
+    const float *query;                /* [dim, rows], times scale */
+    float *output, *maximum, *sums;    /* [rows, columns], [rows], [rows, 16] */
+    const int32_t *position;           /* [rows] */
+    int first, last;                   /* tokens of the tile that any of them sees */
+};
+
+struct tile {
+    const float *keys;          /* [dim, TILE] */
+    const float *const *values; /* [TILE] rows of `columns` floats */
+    int start, dim, columns, window;
+    float softcap, inverse_softcap;
+};
+
+struct isa {
+    int vector_floats, rows;
+    void (*transpose_keys)(const float *const *rows, int tokens, int dim, float *target);
+    void (*attend[4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
+};
+
+#include "paged_attention_isa.h"
+
+/* Work shared by the threads: items of (sequence, chunk of its rows, KV head). */
+struct job {
+    const struct isa *isa;
+    const struct layer *layer;
+    const struct step *step;
+    int chunk_tokens;
+};
+
+/* One item's place in a thread's scratch memory. */
+struct scratch {
+    float *query, *output, *maximum, *sums, *keys, *values;
+    int32_t *position;
+};
+
+static int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+static int smaller(int a, int b) { return a < b ? a : b; }
+static int larger(int a, int b) { return a > b ? a : b; }
+
+static int chunks_of(const struct job *job, int s)
+{
+    int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
+    return (tokens + job->chunk_tokens - 1) / job->chunk_tokens;
+}
+
+static size_t take(size_t *used, size_t floats)
+{
+    size_t at = *used;
+    *used += (floats + 15) / 16 * 16;
+    return at;
+}
+
+/* Lay out the scratch memory at `base`; return the floats it takes. */
+static size_t lay_out(const struct job *job, float *base, struct scratch *s)
+{
+    int group = job->layer->num_heads / job->layer->num_kv_heads;
+    size_t rows = round_up(job->chunk_tokens * group, 8), used = 0;
+    size_t columns = round_up(job->layer->dim, 16);
+    s->query = base + take(&used, rows * job->layer->dim);
+    s->output = base + take(&used, rows * columns);
+    s->maximum = base + take(&used, rows);
+    s->sums = base + take(&used, rows * 16);
+    s->keys = base + take(&used, (size_t)job->layer->dim * TILE);
+    s->values = base + take(&used, columns * TILE);
+    s->position = (int32_t *)(base + take(&used, rows));
+    return used;
+}
+
+static float *pool_row(const struct job *job, int s, int position, int head, int is_value)
+{
+    const struct layer *l = job->layer;
+    int64_t block = job->step->block_tables[(int64_t)s * job->step->max_blocks + position / l->block_tokens];
+    int64_t heads = ((block * l->num_layers + l->layer) * 2 + is_value) * l->num_kv_heads + head;
+    return l->pool + (heads * l->block_tokens + position % l->block_tokens) * l->dim;
+}
+
+static void write_keys_and_values(const struct job *job)
+{
+    const struct layer *l = job->layer;
+    const size_t bytes = (size_t)l->dim * sizeof(float);
+    for (int s = 0; s < job->step->num_sequences; s++) {
+        int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
+        for (int i = begin; i < end; i++)
+            for (int h = 0; h < l->num_kv_heads; h++) {
+                int64_t source = ((int64_t)i * l->num_kv_heads + h) * l->dim;
+                int position = job->step->context_lens[s] - end + i;
+                memcpy(pool_row(job, s, position, h, 0), l->key + source, bytes);
+                memcpy(pool_row(job, s, position, h, 1), l->value + source, bytes);
+            }
+    }
+}
+
+/* Cut `count` query rows into groups: full ones, then the smallest that holds the rest. Returns how many groups. */
+static int group_rows(const struct isa *isa, int left)
+{
+    int size = isa->rows;
+    while (size > 1 && size / 2 >= left)
+        size /= 2;
+    return size;
+}
+
+static int log2_of(int size) { return size == 8 ? 3 : size / 2; }
+
+/* Pack queries [dim, rows] per group and clear the running sums. Row i is token i / group, head i % group. */
+static void start_rows(const struct job *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
+{
+    const struct layer *l = job->layer;
+    const int group = l->num_heads / l->num_kv_heads, columns = round_up(l->dim, job->isa->vector_floats);
+    float *packed = m->query;
+    for (int at = 0, size; at < rows; at += size) {
+        size = group_rows(job->isa, rows - at);
+        for (int r = 0; r < size; r++) {
+            int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
+            int64_t head = (int64_t)(first_row + row / group) * l->num_heads + kv_head * group + row % group;
+            for (int d = 0; d < l->dim; d++)
+                packed[d * size + r] = l->query[head * l->dim + d] * l->scale;
+            m->position[at + r] = first_position + row / group;
+            m->maximum[at + r] = MASKED;
+        }
+        packed += (size_t)size * l->dim;
+    }
+    memset(m->output, 0, sizeof(float) * round_up(rows, 8) * columns);
+    memset(m->sums, 0, sizeof(float) * round_up(rows, 8) * 16);
+}
+
+/* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
+static void finish_rows(const struct job *job, const struct scratch *m, int first_row, int kv_head, int rows)
+{
+    const struct layer *l = job->layer;
+    const int group = l->num_heads / l->num_kv_heads, columns = round_up(l->dim, job->isa->vector_floats);
+    for (int r = 0; r < rows; r++) {
+        float *sum = m->sums + r * 16;
+        for (int half = 8; half > 0; half /= 2)
+            for (int i = 0; i < half; i++)
+                sum[i] += sum[i + half];
+        int64_t head = (int64_t)(first_row + r / group) * l->num_heads + kv_head * group + r % group;
+        float inverse = 1.0f / sum[0];
+        for (int d = 0; d < l->dim; d++)
+            l->output[head * l->dim + d] = m->output[(size_t)r * columns + d] * inverse + 0.0f;
+    }
+}
+
+/* Fetch the tile's tokens first .. last: keys transposed, values in place or, for odd widths, padded with zeros. */
+static void load_tile(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last,
+                      int columns, const float **values)
+{
+    const float *keys[TILE];
+    const int dim = job->layer->dim, tokens = round_up(last, 16);
+    for (int t = 0; t < tokens; t++) {
+        int position = start + smaller(larger(t, first), last - 1); /* out of range: any row that exists will do */
+        keys[t] = pool_row(job, s, position, head, 0);
+        values[t] = pool_row(job, s, position, head, 1);
+    }
+    job->isa->transpose_keys(keys, tokens, dim, m->keys);
+    if (columns == dim)
+        return;
+    for (int t = first; t < last; t++) {
+        float *row = m->values + t * columns;
+        memcpy(row, values[t], dim * sizeof(float));
+        memset(row + dim, 0, (columns - dim) * sizeof(float));
+        values[t] = row;
+    }
+}
+
+static void attend_tile(const struct job *job, const struct scratch *m, const struct tile *tile, int first, int last, int rows)
+{
+    const float *packed = m->query;
+    for (int at = 0, size; at < rows; at += size) {
+        size = group_rows(job->isa, rows - at);
+        struct rows g = {packed, m->output + (size_t)at * tile->columns, m->maximum + at, m->sums + at * 16,
+                         m->position + at, first, last};
+        if (tile->window)
+            g.first = larger(first, g.position[0] - tile->window + 1 - tile->start);
+        g.last = smaller(last, g.position[size - 1] + 1 - tile->start);
+        if (g.first < g.last)
+            job->isa->attend[log2_of(size)](&g, tile);
+        packed += (size_t)size * job->layer->dim;
+    }
+}
+
+static void attend_chunk(const struct job *job, struct scratch *m, int s, int chunk, int kv_head)
+{
+    const struct layer *l = job->layer;
+    const int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
+    const int first_row = begin + chunk * job->chunk_tokens;
+    const int tokens = smaller(job->chunk_tokens, end - first_row);
+    const int rows = tokens * (l->num_heads / l->num_kv_heads);
+    const int first_position = job->step->context_lens[s] - end + first_row, stop = first_position + tokens;
+    const int oldest = l->window ? larger(0, first_position - l->window + 1) : 0;
+    const float *values[TILE];
+    struct tile tile = {m->keys, values, 0, l->dim, round_up(l->dim, job->isa->vector_floats), l->window, l->softcap,
+                        l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
+    start_rows(job, m, first_row, first_position, kv_head, rows);
+    for (tile.start = oldest / TILE * TILE; tile.start < stop; tile.start += TILE) {
+        int first = larger(0, oldest - tile.start), last = smaller(TILE, stop - tile.start);
+        load_tile(job, m, s, kv_head, tile.start, first, last, tile.columns, values);
+        attend_tile(job, m, &tile, first, last, rows);
+    }
+    finish_rows(job, m, first_row, kv_head, rows);
+}
+
+/* Item `index` of the job, longest contexts of a sequence first. Returns -1 when there is no memory. */
+static int run_item(void *argument, int index)
+{
+    const struct job *job = argument;
+    struct scratch m;
+    float *base = thread_scratch(lay_out(job, NULL, &m) * sizeof(float));
+    if (base == NULL)
+        return -1;
+    lay_out(job, base, &m);
+    const int heads = job->layer->num_kv_heads;
+    int s = 0;
+    for (; index >= chunks_of(job, s) * heads; s++)
+        index -= chunks_of(job, s) * heads;
+    attend_chunk(job, &m, s, chunks_of(job, s) - 1 - index / heads, index % heads);
+    return 0;
+}
+
+static double multiply_adds(const struct job *job)
+{
+    double scores = 0;
+    for (int s = 0; s < job->step->num_sequences; s++) {
+        double rows = job->step->query_starts[s + 1] - job->step->query_starts[s];
+        int context = job->step->context_lens[s];
+        scores += rows * (job->layer->window ? smaller(context, job->layer->window) : context);
+    }
+    return 2.0 * scores * job->layer->num_heads * job->layer->dim;
+}
+
+/* Write keys and values into the pool, then attend. Returns 0, or -1 when there is no memory for the scratch space. */
+int paged_attention(const struct layer *layer, const struct step *step)
+{
+    struct job job = {selected_isa(), layer, step, larger(1, ROWS_PER_ITEM / (layer->num_heads / layer->num_kv_heads))};
+    int items = 0;
+    for (int s = 0; s < step->num_sequences; s++)
+        items += chunks_of(&job, s) * layer->num_kv_heads;
+    write_keys_and_values(&job);
+    return run_parallel(run_item, &job, items, multiply_adds(&job) < MIN_PARALLEL ? 1 : step->threads);
+}

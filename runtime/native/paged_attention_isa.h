@@ -1,0 +1,155 @@
+/* The kernel compiled once per instruction set, and the choice among them at run time. */
+
+#define CONCATENATE(a, b) a##_##b
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* 8 x 8 floats through 128-bit halves: 8 loads that insert, 8 unpacks, 8 shuffles. */
+static inline __attribute__((always_inline, target("avx2,fma"))) void
+transpose_8x8(const float *const *rows, int column, float *target)
+{
+    __m256 r[8], u[8];
+    for (int i = 0; i < 4; i++) {
+        const float *low = rows[i] + column, *high = rows[i + 4] + column;
+        r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+        r[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low + 4)), _mm_loadu_ps(high + 4), 1);
+    }
+    for (int i = 0; i < 8; i += 2) {
+        u[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        u[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            _mm256_storeu_ps(target + (i + 2 * j) * TILE, _mm256_shuffle_ps(u[i + j], u[i + j + 2], 0x44));
+            _mm256_storeu_ps(target + (i + 2 * j + 1) * TILE, _mm256_shuffle_ps(u[i + j], u[i + j + 2], 0xee));
+        }
+}
+
+static inline __attribute__((always_inline, target("avx2,fma"))) float maximum_of_8(__m256 x)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+#define NAME(x) CONCATENATE(x, avx512)
+#define TARGET __attribute__((target("avx512f,avx2,fma")))
+#define VW 16
+#define ROWS 8
+#define BLOCK 8
+#define transpose_block transpose_8x8
+#define vset1(x) ((vec)_mm512_set1_ps(x))
+#define vfma(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#include "paged_attention_kernel.h"
+
+#define NAME(x) CONCATENATE(x, avx2)
+#define TARGET __attribute__((target("avx2,fma")))
+#define VW 8
+#define ROWS 4
+#define BLOCK 8
+#define transpose_block transpose_8x8
+#define vset1(x) ((vec)_mm256_set1_ps(x))
+#define vfma(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#define vmax(a, b) ((vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define vhmax(a) maximum_of_8((__m256)(a))
+#include "paged_attention_kernel.h"
+#endif
+
+static inline __attribute__((always_inline)) void transpose_4x4(const float *const *rows, int column, float *target)
+{
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++)
+            target[j * TILE + i] = rows[i][column + j];
+}
+
+#define NAME(x) CONCATENATE(x, baseline)
+#define TARGET
+#define VW 4
+#define BLOCK 4
+#define transpose_block transpose_4x4
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define ROWS 8
+#define vset1(x) ((vec)vdupq_n_f32(x))
+#define vfma(a, b, c) ((vec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#define vmax(a, b) ((vec)vmaxq_f32((float32x4_t)(a), (float32x4_t)(b)))
+#define vhmax(a) vmaxvq_f32((float32x4_t)(a))
+#else /* no fused multiply-add: two roundings, and so other last bits than the sets above */
+#define ROWS 4
+typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t four_ints __attribute__((vector_size(16), aligned(4), may_alias));
+static inline four_floats maximum_of_each(four_floats a, four_floats b)
+{
+    four_ints mask = a > b;
+    return (four_floats)((mask & (four_ints)a) | (~mask & (four_ints)b));
+}
+static inline float maximum_of_4(four_floats x)
+{
+    float low = x[0] > x[1] ? x[0] : x[1], high = x[2] > x[3] ? x[2] : x[3];
+    return low > high ? low : high;
+}
+#define vset1(x) ((vec){(x), (x), (x), (x)})
+#define vfma(a, b, c) ((a) * (b) + (c))
+#define vmax(a, b) ((vec)maximum_of_each((four_floats)(a), (four_floats)(b)))
+#define vhmax(a) maximum_of_4((four_floats)(a))
+#endif
+#include "paged_attention_kernel.h"
+
+/* Instruction sets, best first. */
+static const struct {
+    const char *name;
+    const struct isa *isa;
+} ISAS[] = {
+#if defined(__x86_64__)
+    {"avx512", &isa_avx512},
+    {"avx2", &isa_avx2},
+#endif
+    {"baseline", &isa_baseline},
+};
+enum { NUM_ISAS = sizeof(ISAS) / sizeof(ISAS[0]) };
+
+static int runs_here(int index)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (index == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (index == 1)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return index < NUM_ISAS;
+}
+
+static _Atomic int chosen_isa = -1;
+
+static const struct isa *selected_isa(void)
+{
+    if (chosen_isa < 0) {
+        int index = 0;
+        while (!runs_here(index))
+            index++;
+        chosen_isa = index;
+    }
+    return ISAS[chosen_isa].isa;
+}
+
+/* Name of the instruction set in use. */
+const char *paged_attention_isa(void)
+{
+    selected_isa();
+    return ISAS[chosen_isa].name;
+}
+
+/* Use the named instruction set from now on. Returns 0, or -1 when this CPU or build has no such set. */
+int paged_attention_use_isa(const char *name)
+{
+    for (int i = 0; i < NUM_ISAS; i++)
+        if (strcmp(ISAS[i].name, name) == 0 && runs_here(i)) {
+            chosen_isa = i;
+            return 0;
+        }
+    return -1;
+}
