@@ -144,8 +144,8 @@ def _refuse_other_activation(reader: ConfigReader) -> None:
     given, default = reader.values.get("hidden_act"), reader.raw("hidden_activation")
     if reader.reads("hidden_activation") and "hidden_activation" not in reader.values and given not in (None, default):
         raise ConfigError(
-            f"{reader.place}: hidden_act is {given!r}, but this model_type reads hidden_activation, which is absent and "
-            f"means {default!r}; write hidden_activation"
+            f"{reader.place}: hidden_act is {given!r}, but this model_type reads hidden_activation, which is absent "
+            f"and means {default!r}; write hidden_activation"
         )
 
 

@@ -6,7 +6,7 @@ T tokens of all sequences lie end to end, without padding; R of them want logits
 import onnx_ir as ir
 
 from ingot.pipeline.config import DecoderConfig, LayerConfig
-from ingot.pipeline.graph_builder import GraphBuilder
+from ingot.pipeline.graph_builder import Dims, GraphBuilder, dims
 from ingot.pipeline.rope import RopeParameters, rope_tables
 from ingot.pipeline.tensors import EMBEDDING, HEAD
 
@@ -34,7 +34,7 @@ class DecoderBuilder:
         b.output(self._head(hidden, logits_indices))
 
     def _embed(self, input_ids: ir.Value) -> ir.Value:
-        shape = ["T", self.config.hidden_size]
+        shape: Dims = ["T", self.config.hidden_size]
         embedding = self.builder.op(
             "Gather", "embed_tokens", [self.builder.weight(EMBEDDING), input_ids], shape, axis=0
         )
@@ -107,9 +107,10 @@ class DecoderBuilder:
         b, width = self.builder, _columns(x)
         cos, sin = self._rope_tables(rope)
         batched = b.op("Unsqueeze", f"{path}.batched", [x, b.integers(0)], [1, "T", width])
-        partial = {} if rope.rotary_dim == self.config.head_dim else {"rotary_embedding_dim": rope.rotary_dim}
+        partial = 0 if rope.rotary_dim == self.config.head_dim else rope.rotary_dim  # 0: the whole head
         inputs = [batched, cos, sin, self._positions]
-        rotated = b.op("RotaryEmbedding", path, inputs, [1, "T", width], num_heads=heads, **partial)
+        shape = dims(batched)
+        rotated = b.op("RotaryEmbedding", path, inputs, shape, num_heads=heads, rotary_embedding_dim=partial)
         return b.op("Squeeze", f"{path}.flat", [rotated, b.integers(0)], ["T", width])
 
     def _rope_tables(self, rope: RopeParameters) -> tuple[ir.Value, ir.Value]:
@@ -131,7 +132,8 @@ class DecoderBuilder:
         return self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
 
     def _activation(self, path: str, x: ir.Value) -> ir.Value:
-        b, shape = self.builder, ["T", _columns(x)]
+        b = self.builder
+        shape = dims(x)
         if self.config.activation == "silu":
             sigmoid = b.op("Sigmoid", f"{path}.sigmoid", [x], shape)
             return b.op("Mul", f"{path}.activation", [x, sigmoid], shape)
@@ -144,7 +146,8 @@ class DecoderBuilder:
         wanted = b.op("Gather", "wanted", [hidden, logits_indices], ["R", config.hidden_size], axis=0)
         normed = self._norm("norm", wanted)
         weight = b.weight(EMBEDDING if config.tied_embeddings else HEAD)
-        shape, cap = ["R", config.vocab_size], config.logit_softcap
+        shape: Dims = ["R", config.vocab_size]
+        cap = config.logit_softcap
         logits = b.op("Gemm", "lm_head", [normed, weight], shape, transB=1)
         if config.logits_divisor != 1.0:
             logits = b.op("Div", "lm_head.scaled", [logits, b.scalar(config.logits_divisor)], shape)
@@ -161,7 +164,7 @@ class DecoderBuilder:
         return b.op("Gemm", path, inputs, ["T", columns], transB=1)
 
     def _split(self, path: str, x: ir.Value, widths: dict[str, int]) -> tuple[ir.Value, ...]:
-        outputs = {name: ["T", width] for name, width in widths.items()}
+        outputs: dict[str, Dims] = {name: ["T", width] for name, width in widths.items()}
         return tuple(
             self.builder.multi_op("Split", path, [x, self.builder.integers(*widths.values())], outputs, axis=-1)
         )
@@ -170,9 +173,9 @@ class DecoderBuilder:
         weight = self.builder.weight(f"model.{path}.weight")
         if self.config.family.norm_adds_one:
             one = self.builder.scalar(1.0)
-            weight = self.builder.op("Add", f"{path}.one_plus", [weight, one], list(weight.shape or ()))
+            weight = self.builder.op("Add", f"{path}.one_plus", [weight, one], dims(weight))
         epsilon = self.config.norm_epsilon
-        return self.builder.op("RMSNormalization", path, [x, weight], list(x.shape or ()), axis=-1, epsilon=epsilon)
+        return self.builder.op("RMSNormalization", path, [x, weight], dims(x), axis=-1, epsilon=epsilon)
 
     def _residual(self, path: str, hidden: ir.Value, branch: ir.Value) -> ir.Value:
         scaled = self._scaled(f"{path}.scaled", branch, self.config.residual_multiplier)
@@ -181,12 +184,11 @@ class DecoderBuilder:
     def _scaled(self, path: str, x: ir.Value, factor: float) -> ir.Value:
         if factor == 1.0:
             return x
-        return self.builder.op("Mul", path, [x, self.builder.scalar(factor)], list(x.shape or ()))
+        return self.builder.op("Mul", path, [x, self.builder.scalar(factor)], dims(x))
 
 
 def _columns(x: ir.Value) -> int:
     """Size of the last axis, which is never symbolic here."""
-    assert x.shape is not None
-    size = x.shape[-1]
+    size = dims(x)[-1]
     assert isinstance(size, int)
     return size

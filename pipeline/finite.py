@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 22
 class _Format:
     """A float format: the bits' type, and where exponent and mantissa stand. All exponent bits set: NaN or Inf."""
 
-    bits: np.dtype[np.unsignedinteger]  # type: ignore[type-arg]
+    bits: np.dtype[np.unsignedinteger]
     exponent: int
     magnitude: int
 

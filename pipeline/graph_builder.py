@@ -11,7 +11,13 @@ from ingot.pipeline.checkpoint import Checkpoint
 OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
 IR_VERSION = 11
 MADE_BY = "import"
-Shape = Sequence[int | str]
+Dims = Sequence[int | str]
+
+
+def dims(value: ir.Value) -> list[int | str]:
+    """The value's shape as plain ints and names."""
+    assert value.shape is not None
+    return [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
 
 
 class GraphBuilder:
@@ -25,7 +31,7 @@ class GraphBuilder:
         self.graph = ir.Graph([], [], nodes=[], opset_imports=OPSETS, name=name)
         self._widened: dict[str, ir.Value] = {}
 
-    def input(self, name: str, dtype: ir.DataType, shape: Shape) -> ir.Value:
+    def input(self, name: str, dtype: ir.DataType, shape: Dims) -> ir.Value:
         """A graph input."""
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.graph.inputs.append(value)
@@ -58,7 +64,7 @@ class GraphBuilder:
             return stored
         if name not in self._widened:
             cast = f"{name}.float32"
-            self._widened[name] = self.op("Cast", cast, [stored], list(stored.shape or ()), to=ir.DataType.FLOAT)
+            self._widened[name] = self.op("Cast", cast, [stored], dims(stored), to=ir.DataType.FLOAT)
         return self._widened[name]
 
     def op(
@@ -66,7 +72,7 @@ class GraphBuilder:
         op_type: str,
         name: str,
         inputs: Sequence[ir.Value],
-        shape: Shape,
+        shape: Dims,
         domain: str = "",
         **attributes: int | float | str,
     ) -> ir.Value:
@@ -78,7 +84,7 @@ class GraphBuilder:
         op_type: str,
         name: str,
         inputs: Sequence[ir.Value],
-        outputs: dict[str, Shape],
+        outputs: dict[str, Dims],
         domain: str = "",
         **attributes: int | float | str,
     ) -> Sequence[ir.Value]:
@@ -94,6 +100,6 @@ class GraphBuilder:
 
     def _initializer(self, tensor: ir.TensorProtocol) -> None:
         value = ir.Value(
-            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
         )
         self.graph.initializers.add(value)

@@ -139,7 +139,8 @@ def _yarn(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
         high += 0.001  # as transformers: the ramp becomes a step
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
     slowed = plain / np.float32(parameters.scaling)
-    return (slowed * ramp + plain * (np.float32(1.0) - ramp)).astype(np.float32)
+    blended: FloatArray = (slowed * ramp + plain * (np.float32(1.0) - ramp)).astype(np.float32)
+    return blended
 
 
 def _yarn_dimension(parameters: RopeParameters, turns: float) -> float:

@@ -101,7 +101,7 @@ def _parameters(reader: ConfigReader, family: Family, raw: Mapping[str, Any], he
             )
     kind = _kind(rope, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
-    common = {
+    common: dict[str, Any] = {
         "kind": kind,
         "theta": rope.number("rope_theta"),
         "rotary_dim": rotary_dim,
