@@ -1,0 +1,54 @@
+"""How far import + attention-reference in onnxruntime is from transformers' logits, on committed fixtures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.importer import import_checkpoint
+from tests.data_paths import FIXTURES
+from tests.oracle.cases import Case
+from tests.reference_runner import ReferenceRunner
+
+CHECKPOINTS = FIXTURES / "checkpoints"
+# Two float32 implementations that sum in another order differ by some 1e-6 where logits are of the order of 1; a wrong
+# mask, scale or frequency differs by 1e-3 or more. Where the largest logit is above 4 the limit grows with it.
+LOGIT_TOLERANCE = 1e-5
+LARGE_LOGIT = 4.0
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest absolute difference of the logits, the largest logit, and the limit for the difference."""
+
+    worst: float
+    largest: float
+
+    @property
+    def limit(self) -> float:
+        """LOGIT_TOLERANCE, more where the largest logit is above LARGE_LOGIT."""
+        return LOGIT_TOLERANCE * max(1.0, self.largest / LARGE_LOGIT)
+
+
+def load_logits(file: Path) -> tuple[list[list[int]], list[NDArray[np.float32]]]:
+    """Prompts and their reference logits, [length, vocab] each."""
+    with np.load(file) as arrays:
+        count = sum(name.startswith("tokens_") for name in arrays)
+        tokens = [arrays[f"tokens_{index}"].tolist() for index in range(count)]
+        return tokens, [arrays[f"logits_{index}"] for index in range(count)]
+
+
+def measure(case: Case, folder: Path | None = None) -> Parity:
+    """Run the case's prompts as one ragged batch and compare every row."""
+    place = folder or CHECKPOINTS / case.name
+    tokens, expected = load_logits(place / "logits.npz")
+    model = import_checkpoint(Checkpoint.open(place), case.context_tokens)
+    return compare(ReferenceRunner(model).run_ragged(tokens), expected)
+
+
+def compare(measured: list[NDArray[np.float32]], expected: list[NDArray[np.float32]]) -> Parity:
+    """Worst difference over all rows of all prompts."""
+    worst = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(measured, expected, strict=True))
+    return Parity(worst, max(float(np.abs(rows).max()) for rows in expected))
