@@ -1,0 +1,131 @@
+"""Measure an artifact against its baseline, decide its gates, write what was seen.
+
+evidence = measure(candidate, baseline, options, progress)
+write_evidence(evidence, folder)                    # JSON files, report.html, report.md
+raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.artifact import open_artifact
+from ingot.errors import UsageError
+from ingot.progress import Progress, silent
+from ingot.validation.accuracy import AccuracyResult, measure_accuracy
+from ingot.validation.accuracy_summary import accuracy_metrics
+from ingot.validation.engine_subject import EngineSubject
+from ingot.validation.environment import environment
+from ingot.validation.evidence_json import evidence_files
+from ingot.validation.gates import GateSpec, decide
+from ingot.validation.latency import LatencyResult, measure_latency
+from ingot.validation.latency_summary import latency_metrics
+from ingot.validation.measured import Measured
+from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
+from ingot.validation.report import render_html, render_markdown
+from ingot.validation.result import BuildNotes, Evidence, SubjectFacts
+from ingot.validation.sizes import SizeResult, artifact_size, size_metrics
+from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
+from ingot.validation.workload import LatencyOptions
+
+__all__ = ["BuildNotes", "Evidence", "MeasureOptions", "measure", "write_evidence"]
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What to measure; None leaves a part out. `text` is the evaluation text's file, wanted by accuracy."""
+
+    text: Path | None = None
+    accuracy: AccuracyOptions | None = None
+    latency: LatencyOptions | None = None
+    memory: MemoryOptions | None = None
+    gates: tuple[GateSpec, ...] = ()
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.accuracy and self.text is None:
+            raise UsageError("accuracy is to be measured, but no evaluation text is named; name a UTF-8 text file")
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Most tokens that are in the KV pool at once."""
+        window = self.accuracy.window_tokens + 1 if self.accuracy else 1
+        load = self.latency.sequence_tokens * max(self.latency.concurrency) if self.latency else 1
+        return max(window, load)
+
+
+def measure(
+    candidate: Path,
+    baseline: Path,
+    options: MeasureOptions,
+    progress: Progress = silent,
+    notes: BuildNotes | None = None,
+) -> Evidence:
+    """Measure the artifact `candidate` against the artifact `baseline`.
+
+    Sizes come first and cost nothing, then memory in processes of its own, then accuracy and latency with both
+    engines loaded. Raises DataError for a text that is too short, UsageError for what cannot be measured.
+    """
+    artifacts = open_artifact(candidate), open_artifact(baseline)
+    sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
+    memory = measure_memory(candidate, baseline, options.memory, progress) if options.memory else None
+    accuracy, latency = _run_engines(candidate, baseline, options, progress)
+    measured = collect(sizes, accuracy, latency, memory)
+    return Evidence(
+        candidate=SubjectFacts.of(artifacts[0]),
+        baseline=SubjectFacts.of(artifacts[1]),
+        environment=environment(options.num_threads),
+        sizes=sizes,
+        accuracy=accuracy,
+        latency=latency,
+        memory=memory,
+        measured=measured,
+        gates=tuple(decide(options.gates, measured)),
+        notes=notes or BuildNotes(),
+    )
+
+
+def collect(
+    sizes: SizeResult, accuracy: AccuracyResult | None, latency: LatencyResult | None, memory: MemoryResult | None
+) -> dict[str, Measured]:
+    """Every metric that the results give, by key, in the order of the report."""
+    found = accuracy_metrics(accuracy) if accuracy else []
+    found += latency_metrics(latency) if latency else []
+    found += size_metrics(sizes)
+    found += memory_metrics(memory) if memory else []
+    return {measured.key: measured for measured in found}
+
+
+def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
+    """Write every file of the evidence into `folder` (made if missing); returns their paths."""
+    files = evidence_files(evidence)
+    files["report.html"] = render_html(evidence)
+    files["report.md"] = render_markdown(evidence)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return [folder / name for name in files]
+
+
+def _run_engines(
+    candidate: Path, baseline: Path, options: MeasureOptions, progress: Progress
+) -> tuple[AccuracyResult | None, LatencyResult | None]:
+    if options.accuracy is None and options.latency is None:
+        return None, None
+    with (
+        EngineSubject.load(candidate, options.sequence_tokens, options.num_threads) as new,
+        EngineSubject.load(baseline, options.sequence_tokens, options.num_threads) as old,
+    ):
+        accuracy = _accuracy(new, old, options, progress)
+        latency = measure_latency(new, old, options.latency, progress) if options.latency else None
+    return accuracy, latency
+
+
+def _accuracy(
+    candidate: EngineSubject, baseline: EngineSubject, options: MeasureOptions, progress: Progress
+) -> AccuracyResult | None:
+    if options.accuracy is None or options.text is None:
+        return None
+    text, sha256 = read_text(options.text)
+    tokens, bos = baseline.encode(text)
+    evaluation = EvaluationText(options.text.name, sha256, tuple(tokens), bos)
+    return measure_accuracy(candidate, baseline, evaluation, options.accuracy, progress)

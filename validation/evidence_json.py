@@ -1,0 +1,122 @@
+"""Evidence -> JSON: what a program, or a doubtful reader, recomputes the report from.
+
+summary.json      artifacts, every metric with its interval, gates, sizes, memory
+accuracy.json     one item per window
+latency.json      one record per request
+environment.json  machine and versions
+"""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from ingot.artifact.metrics import METRICS
+from ingot.validation.accuracy import AccuracyResult
+from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
+from ingot.validation.latency_summary import summarize
+from ingot.validation.measured import Measured
+from ingot.validation.result import Evidence
+from ingot.validation.statistics import CONFIDENCE, POWER
+
+_MICROSECOND_DIGITS = 6
+
+
+def evidence_files(evidence: Evidence) -> dict[str, str]:
+    """File name -> text of the JSON files; parts that were not measured have none."""
+    values: dict[str, Any] = {"summary.json": summary(evidence), "environment.json": evidence.environment}
+    if evidence.accuracy:
+        values["accuracy.json"] = _accuracy(evidence.accuracy)
+    if evidence.latency:
+        values["latency.json"] = _latency(evidence.latency)
+    return {name: _dump(value) for name, value in values.items()}
+
+
+def summary(evidence: Evidence) -> dict[str, Any]:
+    """What `--json` prints and summary.json holds."""
+    return {
+        "verdict": evidence.verdict,
+        "candidate": asdict(evidence.candidate),
+        "baseline": asdict(evidence.baseline),
+        "confidence": CONFIDENCE,
+        "power": POWER,
+        "metrics": {key: _metric(measured) for key, measured in evidence.measured.items()},
+        "gates": [gate.model_dump(mode="json") for gate in evidence.gates],
+        "sizes": asdict(evidence.sizes),
+        "memory": asdict(evidence.memory) if evidence.memory else None,
+    }
+
+
+def _metric(measured: Measured) -> dict[str, Any]:
+    facts, estimate = METRICS[measured.metric], measured.estimate
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "method": estimate.method,
+        "items": estimate.items,
+        "detectable": estimate.detectable,
+        "better": facts.better,
+        "unit": facts.unit,
+        "baseline": measured.baseline,
+        "candidate": measured.candidate,
+        "measured_in": measured.unit,
+        "concurrency": measured.level,
+    }
+
+
+def _accuracy(result: AccuracyResult) -> dict[str, Any]:
+    return {
+        "text": {"name": result.text_name, "sha256": result.text_sha256},
+        "options": asdict(result.options),
+        "predicted_tokens": result.num_tokens,
+        "baseline_perplexity": result.baseline_perplexity,
+        "candidate_perplexity": result.candidate_perplexity,
+        "unit": "nats, sums over the window's tokens; start counts tokens of the text",
+        "items": [asdict(item) for item in result.items],
+    }
+
+
+def _latency(result: LatencyResult) -> dict[str, Any]:
+    return {
+        "options": asdict(result.options),
+        "unit": "seconds; token_seconds and submitted count from the start of the run",
+        "summary": [asdict(level) for level in summarize(result)],
+        "runs": [_run(run) for run in result.runs],
+    }
+
+
+def _run(record: RunRecord) -> dict[str, Any]:
+    return {
+        **asdict(record.run),
+        "seconds": _rounded(record.seconds),
+        "requests": [_request(request) for request in record.requests],
+    }
+
+
+def _request(request: RequestRecord) -> dict[str, Any]:
+    return {
+        "submitted": _rounded(request.submitted),
+        "ttft": _rounded(request.ttft),
+        "tpot": _rounded(request.tpot),
+        "e2e": _rounded(request.e2e),
+        "token_seconds": [_rounded(moment) for moment in request.token_seconds],
+    }
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, _MICROSECOND_DIGITS)
+
+
+def _dump(value: Any) -> str:
+    return _text(value, 0) + "\n"
+
+
+def _text(value: Any, depth: int) -> str:
+    """Indented JSON with arrays of numbers on one line: readable, and not one line per token."""
+    inner, outer = "\n" + "  " * (depth + 1), "\n" + "  " * depth
+    if isinstance(value, dict) and value:
+        parts = (f"{json.dumps(str(key))}: {_text(item, depth + 1)}" for key, item in value.items())
+        return "{" + ",".join(inner + part for part in parts) + outer + "}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
+        return "[" + ",".join(inner + _text(item, depth + 1) for item in value) + outer + "]"
+    return json.dumps(value, allow_nan=False)

@@ -1,0 +1,118 @@
+"""Gates: a limit on a metric, decided from its confidence interval.
+
+    PASS       the whole interval is on the right side of the limit, the limit itself included
+    FAIL       the whole interval is on the wrong side
+    UNDECIDED  the limit lies inside: the sample cannot tell, and so the gate does not pass
+
+A latency metric is measured at several concurrencies; a gate on it must hold at each, and makes one outcome per
+level, named metric@level.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.artifact import GateOutcome
+from ingot.artifact.metrics import METRICS
+from ingot.errors import GateFailed, GateUndecided, UsageError, did_you_mean, one_of
+from ingot.validation.measured import Measured
+
+_MOST_TIMES = 1000
+_MARGIN = 1.1
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """metric (or metric@level) <= limit for "max", >= limit for "min"."""
+
+    metric: str
+    bound: Literal["max", "min"]
+    limit: float
+
+    def __post_init__(self) -> None:
+        name = self.metric.partition("@")[0]
+        if name not in METRICS:
+            near = did_you_mean(name, METRICS)
+            raise UsageError(f"gate on an unknown metric {name!r}.{near} Known metrics: {one_of(METRICS)}")
+        if not math.isfinite(self.limit):
+            raise UsageError(f"gate {self.metric}: the limit is {self.limit}; it must be a finite number")
+
+
+def decide(specs: Sequence[GateSpec], measured: Mapping[str, Measured]) -> list[GateOutcome]:
+    """Decide every gate, in order. UsageError when a gate's metric was not measured."""
+    return [_outcome(spec, key, measured[key]) for spec in specs for key in _keys(spec, measured)]
+
+
+def raise_for(outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured] | None = None) -> None:
+    """Raise GateFailed when any gate failed, else GateUndecided when any is undecided; a line per such gate.
+
+    With `measured`, an undecided gate's line says how many tokens or rounds might decide it, not only how many times
+    as many.
+    """
+    failed = [outcome for outcome in outcomes if outcome.verdict == "FAIL"]
+    undecided = [outcome for outcome in outcomes if outcome.verdict == "UNDECIDED"]
+    if failed:
+        advice = "Choose more bits, a smaller block or another recipe, or loosen the limit if you can accept the value."
+        raise GateFailed("\n".join([*map(_failure, failed), *(_doubt(o, measured) for o in undecided), advice]))
+    if undecided:
+        raise GateUndecided("\n".join(_doubt(outcome, measured) for outcome in undecided))
+
+
+def describe(outcome: GateOutcome) -> str:
+    """One line: measured value, interval, and what the limit asks."""
+    sign = "<=" if outcome.bound == "max" else ">="
+    interval = f"95 % interval {outcome.low:.6g} to {outcome.high:.6g}"
+    return f"{outcome.name} is {outcome.measured:.6g} ({interval}), the gate wants {sign} {outcome.limit:.6g}"
+
+
+def _keys(spec: GateSpec, measured: Mapping[str, Measured]) -> list[str]:
+    keys = [key for key in measured if spec.metric in (key, measured[key].metric)]
+    if not keys:
+        raise UsageError(
+            f"gate {spec.metric}: not measured here, so it cannot be decided; measured were: {one_of(measured)}."
+            " Turn the measurement on in the recipe, or remove the gate"
+        )
+    return keys
+
+
+def _outcome(spec: GateSpec, key: str, measured: Measured) -> GateOutcome:
+    estimate = measured.estimate
+    return GateOutcome(
+        name=key,
+        verdict=_verdict(spec, estimate.low, estimate.high),
+        measured=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        limit=spec.limit,
+        bound=spec.bound,
+    )
+
+
+def _verdict(spec: GateSpec, low: float, high: float) -> Literal["PASS", "FAIL", "UNDECIDED"]:
+    best, worst = (low, high) if spec.bound == "max" else (-high, -low)
+    limit = spec.limit if spec.bound == "max" else -spec.limit
+    if worst <= limit:
+        return "PASS"
+    return "FAIL" if best > limit else "UNDECIDED"
+
+
+def _failure(outcome: GateOutcome) -> str:
+    return f"gate failed: {describe(outcome)}."
+
+
+def _doubt(outcome: GateOutcome, measured: Mapping[str, Measured] | None) -> str:
+    return f"gate undecided: {describe(outcome)}. {_advice(outcome, (measured or {}).get(outcome.name))}"
+
+
+def _advice(outcome: GateOutcome, measured: Measured | None) -> str:
+    """How large the sample must grow until the interval, shrinking with its square root, leaves the limit out."""
+    distance = abs(outcome.measured - outcome.limit)
+    half = max(outcome.high - outcome.measured, outcome.measured - outcome.low)
+    times = (half / distance) ** 2 if distance else math.inf
+    if times > _MOST_TIMES:
+        return "The value is at the limit; no sample of a reasonable size decides it: move the limit."
+    if measured is None:
+        return f"A sample {times * _MARGIN:.1f} times as large might decide it."
+    wanted = math.ceil(times * _MARGIN * measured.sample_size)
+    return f"About {wanted} {measured.sample_unit} instead of {measured.sample_size} might decide it."

@@ -1,0 +1,101 @@
+"""Peak memory of loading an artifact and generating, each time in a fresh process, so that nothing else is counted."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ingot.errors import EngineError, UsageError
+from ingot.progress import Progress, silent
+from ingot.validation.measured import Measured
+from ingot.validation.process_memory import ProcessMemory
+from ingot.validation.progress import Stage
+from ingot.validation.statistics import ratio_interval
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """probes per engine, and the length of the generation in each."""
+
+    probes: int = 3
+    prompt_tokens: int = 64
+    output_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for name, least in (("probes", 2), ("prompt_tokens", 1), ("output_tokens", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"memory {name} is {getattr(self, name)}; it must be {least} or more")
+
+
+@dataclass(frozen=True)
+class MemoryProbe:
+    """What one process took: before the load, after it, after the generation. Its peak is generated.peak_bytes."""
+
+    imported: ProcessMemory
+    loaded: ProcessMemory
+    generated: ProcessMemory
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """Probes of both engines, paired in the order in which they ran."""
+
+    candidate: tuple[MemoryProbe, ...]
+    baseline: tuple[MemoryProbe, ...]
+
+
+Prober = Callable[[Path, MemoryOptions], MemoryProbe]
+
+
+def probe_in_child(artifact: Path, options: MemoryOptions) -> MemoryProbe:
+    """Start the probe and read its answer. EngineError with the child's last words when it fails."""
+    command = [sys.executable, "-P", "-m", "ingot.validation.memory_probe", str(artifact)]
+    command += [str(options.prompt_tokens), str(options.output_tokens)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise EngineError(f"{artifact}: the memory probe ended with code {done.returncode}: {words[0]}")
+    stages = json.loads(done.stdout.splitlines()[-1])
+    return MemoryProbe(**{name: ProcessMemory(**stage) for name, stage in stages.items()})
+
+
+def measure_memory(
+    candidate: Path,
+    baseline: Path,
+    options: MemoryOptions,
+    progress: Progress = silent,
+    prober: Prober = probe_in_child,
+) -> MemoryResult:
+    """Probe both in turn, `options.probes` times each."""
+    stage = Stage("memory", 2 * options.probes, progress)
+    probes: tuple[list[MemoryProbe], list[MemoryProbe]] = ([], [])
+    for _ in range(options.probes):
+        for artifact, taken in zip((candidate, baseline), probes, strict=True):
+            taken.append(prober(artifact, options))
+            stage.advance()
+    return MemoryResult(candidate=tuple(probes[0]), baseline=tuple(probes[1]))
+
+
+def memory_metrics(result: MemoryResult) -> list[Measured]:
+    """peak_memory_ratio: peak of the candidate over peak of the baseline, paired by probe."""
+    candidate, baseline = peaks(result.candidate), peaks(result.baseline)
+    return [
+        Measured(
+            metric="peak_memory_ratio",
+            estimate=ratio_interval(np.log(np.divide(candidate, baseline))),
+            baseline=float(np.median(baseline)),
+            candidate=float(np.median(candidate)),
+            unit="bytes",
+            sample_unit="memory probes",
+            sample_size=len(candidate),
+        )
+    ]
+
+
+def peaks(probes: Sequence[MemoryProbe]) -> list[int]:
+    """Peak bytes of every probe."""
+    return [probe.generated.peak_bytes for probe in probes]

@@ -1,0 +1,119 @@
+"""The evidence as data: everything that was measured, and what followed from it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ingot.artifact import Artifact, GateOutcome
+from ingot.validation.accuracy import AccuracyResult
+from ingot.validation.latency import LatencyResult
+from ingot.validation.measured import Measured
+from ingot.validation.memory import MemoryResult
+from ingot.validation.sizes import SizeResult
+
+Verdict = Literal["PASS", "FAIL", "UNDECIDED"]
+
+
+@dataclass(frozen=True)
+class SubjectFacts:
+    """Which artifact was measured. `identity` is the digest of what it computes."""
+
+    name: str
+    identity: str
+    target: str
+    family: str
+    num_parameters: int
+    context_tokens: int
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> "SubjectFacts":
+        """From the artifact's manifest."""
+        manifest = artifact.manifest
+        return cls(
+            name=manifest.name,
+            identity=manifest.identity,
+            target=manifest.target,
+            family=manifest.model.family,
+            num_parameters=manifest.model.num_parameters,
+            context_tokens=manifest.model.context_tokens,
+        )
+
+
+class PassRow(Protocol):
+    """What the report shows of a pass; the pass manager's records have it."""
+
+    @property
+    def name(self) -> str:
+        """Kebab-case name."""
+        ...
+
+    @property
+    def options(self) -> str:
+        """The pass as a recipe writes it."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Time that it took."""
+        ...
+
+    @property
+    def nodes_before(self) -> int:
+        """Nodes of the graph before it."""
+        ...
+
+    @property
+    def nodes_after(self) -> int:
+        """Nodes of the graph after it."""
+        ...
+
+    @property
+    def weight_bytes_before(self) -> int:
+        """Bytes of all weights before it."""
+        ...
+
+    @property
+    def weight_bytes_after(self) -> int:
+        """Bytes of all weights after it."""
+        ...
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """One weight that was quantized: its format, its bytes, and the relative error |W - Q| / |W| (Frobenius)."""
+
+    name: str
+    format: str
+    bytes_before: int
+    bytes_after: int
+    relative_error: float
+
+
+@dataclass(frozen=True)
+class BuildNotes:
+    """What only the build knows, for the report; empty when an artifact is measured again later."""
+
+    passes: tuple[PassRow, ...] = ()
+    quantized: tuple[QuantizedWeight, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One candidate against one baseline. `measured` is keyed by metric, or metric@level."""
+
+    candidate: SubjectFacts
+    baseline: SubjectFacts
+    environment: dict[str, Any]
+    sizes: SizeResult
+    accuracy: AccuracyResult | None
+    latency: LatencyResult | None
+    memory: MemoryResult | None
+    measured: dict[str, Measured]
+    gates: tuple[GateOutcome, ...]
+    notes: BuildNotes = field(default_factory=BuildNotes)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst verdict of all gates: FAIL over UNDECIDED over PASS; None without gates."""
+        verdicts = {gate.verdict for gate in self.gates}
+        worst: tuple[Verdict, ...] = ("FAIL", "UNDECIDED", "PASS")
+        return next((verdict for verdict in worst if verdict in verdicts), None)

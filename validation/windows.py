@@ -1,0 +1,111 @@
+"""Evaluation text -> tokens -> windows: the items that accuracy is paired over.
+
+A window holds `window_tokens` tokens of context and predicts `window_tokens` tokens: token i + 1 from tokens 0 .. i.
+Windows lie end to end and share nothing but one token (the last target of one is the first input of the next), so n
+windows need n * window_tokens + 1 tokens. Every window is read from an empty context, so every token of the text but
+its first is predicted exactly once.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import DataError, UsageError
+
+MIN_WINDOWS = 2
+
+
+@dataclass(frozen=True)
+class AccuracyOptions:
+    """How much text to score, and how.
+
+    tokens         tokens to predict, rounded down to whole windows
+    window_tokens  tokens of context and of prediction per window
+    seed           of the bootstrap
+    """
+
+    tokens: int = 61_440
+    window_tokens: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window_tokens < 1:
+            raise UsageError(f"evaluation window_tokens is {self.window_tokens}; it must be 1 or more")
+        if self.tokens < MIN_WINDOWS * self.window_tokens:
+            raise UsageError(
+                f"evaluation tokens is {self.tokens}, less than {MIN_WINDOWS} windows of {self.window_tokens}; "
+                f"set tokens to {MIN_WINDOWS * self.window_tokens} or more, or window_tokens lower"
+            )
+
+    @property
+    def num_windows(self) -> int:
+        """Windows that are scored."""
+        return self.tokens // self.window_tokens
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of text that the windows need."""
+        return self.num_windows * self.window_tokens + 1
+
+
+@dataclass(frozen=True)
+class EvaluationText:
+    """A text by name (never a path: evidence travels) with its digest and tokens."""
+
+    name: str
+    sha256: str
+    token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+
+    def require(self, options: AccuracyOptions) -> None:
+        """Raise DataError when the text is too short for the windows asked for."""
+        if len(self.token_ids) >= options.text_tokens:
+            return
+        raise DataError(
+            f"{self.name}: the text has {len(self.token_ids)} tokens; {options.num_windows} windows of "
+            f"{options.window_tokens} need {options.text_tokens}. Give a longer text, or set evaluation tokens to "
+            f"{max(0, len(self.token_ids) - 1) // options.window_tokens * options.window_tokens} or less"
+        )
+
+
+@dataclass(frozen=True)
+class Window:
+    """inputs: what the model reads, a BOS token in front where the tokenizer wants one; targets [window_tokens]."""
+
+    start: int
+    inputs: tuple[int, ...]
+    targets: NDArray[np.int64]
+
+    @property
+    def skipped_rows(self) -> int:
+        """Rows of logits in front (the BOS token's) that predict no target."""
+        return len(self.inputs) - len(self.targets)
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """Text of a UTF-8 file and the SHA-256 of its bytes. DataError when it is missing, or is not UTF-8."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the evaluation text: {error.strerror}; check the path") from error
+    try:
+        return raw.decode("utf-8"), hashlib.sha256(raw).hexdigest()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; convert the text to UTF-8") from error
+
+
+def split_windows(text: EvaluationText, options: AccuracyOptions) -> list[Window]:
+    """The windows of a text, in order. DataError when it is too short."""
+    text.require(options)
+    prefix = () if text.bos_token_id is None else (text.bos_token_id,)
+    starts = range(0, options.num_windows * options.window_tokens, options.window_tokens)
+    return [_window(text.token_ids, prefix, start, options.window_tokens) for start in starts]
+
+
+def _window(token_ids: Sequence[int], prefix: tuple[int, ...], start: int, size: int) -> Window:
+    inputs = prefix + tuple(token_ids[start : start + size])
+    return Window(start, inputs, np.asarray(token_ids[start + 1 : start + size + 1], dtype=np.int64))
