@@ -1,65 +1,120 @@
 """The metrics that a gate may limit and that evidence reports: one table for recipes, validation and reports.
 
-To add a metric: its row here, its measurement in validation/, a line in docs/recipes.md. A latency metric is
-measured at every concurrency of the recipe; `metric@level` names it at one of them.
+To add a metric: its row here, its measurement in validation/, a line in docs/recipes.md. A metric of the section
+`latency` is measured at every concurrency of the recipe; `metric@level` names it at one of them.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+Section = Literal["evaluation", "latency"]
+
 
 @dataclass(frozen=True)
 class MetricFacts:
-    """What a metric means. `comparison`: against the baseline, as a ratio, or a value of the candidate alone."""
+    """What a metric means.
+
+    comparison  ratio: candidate over baseline; absolute: a value of the candidate, or of the pair
+    section     the section of a recipe that has it measured; None when it always is
+    """
 
     name: str
     definition: str
     unit: str
     better: Literal["lower", "higher"]
     comparison: Literal["ratio", "absolute"]
-    per_concurrency: bool = False
-
-
-def _ratio(
-    name: str, definition: str, better: Literal["lower", "higher"] = "lower", *, per_concurrency: bool = False
-) -> MetricFacts:
-    return MetricFacts(name, definition, "candidate / baseline", better, "ratio", per_concurrency)
+    section: Section | None
 
 
 _ROWS = (
-    _ratio("perplexity_ratio", "Perplexity of the candidate over that of the baseline, on the same tokens."),
+    MetricFacts(
+        "perplexity_ratio",
+        "Perplexity of the candidate over that of the baseline, on the same tokens.",
+        unit="x",
+        better="lower",
+        comparison="ratio",
+        section="evaluation",
+    ),
     MetricFacts(
         "perplexity",
         "exp of the mean negative log-likelihood per predicted token of the evaluation text.",
-        "",
-        "lower",
-        "absolute",
+        unit="",
+        better="lower",
+        comparison="absolute",
+        section="evaluation",
     ),
     MetricFacts(
         "kl_mean",
         "Mean over predicted tokens of KL(baseline || candidate) between the two next-token distributions.",
-        "nats",
-        "lower",
-        "absolute",
+        unit="nats",
+        better="lower",
+        comparison="absolute",
+        section="evaluation",
     ),
-    MetricFacts("kl_p99", "99th percentile of that KL divergence over predicted tokens.", "nats", "lower", "absolute"),
+    MetricFacts(
+        "kl_p99",
+        "99th percentile of that KL divergence over predicted tokens.",
+        unit="nats",
+        better="lower",
+        comparison="absolute",
+        section="evaluation",
+    ),
     MetricFacts(
         "top1_agreement",
         "Share of predicted tokens where candidate and baseline find the same token likeliest.",
-        "",
-        "higher",
-        "absolute",
+        unit="",
+        better="higher",
+        comparison="absolute",
+        section="evaluation",
     ),
-    _ratio(
-        "ttft_ratio", "Median time to first token, from sending the request to its first token.", per_concurrency=True
+    MetricFacts(
+        "ttft_ratio",
+        "Time to first token, from sending the request to its first token, candidate over baseline.",
+        unit="x",
+        better="lower",
+        comparison="ratio",
+        section="latency",
     ),
-    _ratio("tpot_ratio", "Median time per output token, (E2E - TTFT) / (output tokens - 1).", per_concurrency=True),
-    _ratio("e2e_ratio", "Median end-to-end time, from sending the request to its last token.", per_concurrency=True),
-    _ratio(
-        "throughput_ratio", "Output tokens per second over all requests of a round.", "higher", per_concurrency=True
+    MetricFacts(
+        "tpot_ratio",
+        "Time per output token, (E2E - TTFT) / (output tokens - 1), candidate over baseline.",
+        unit="x",
+        better="lower",
+        comparison="ratio",
+        section="latency",
     ),
-    _ratio("size_ratio", "Bytes of program and weights on disk."),
-    _ratio("peak_memory_ratio", "Peak resident memory of a process that loads the artifact and generates."),
+    MetricFacts(
+        "e2e_ratio",
+        "End-to-end time, from sending the request to its last token, candidate over baseline.",
+        unit="x",
+        better="lower",
+        comparison="ratio",
+        section="latency",
+    ),
+    MetricFacts(
+        "throughput_ratio",
+        "Output tokens per second over all requests of a run, candidate over baseline.",
+        unit="x",
+        better="higher",
+        comparison="ratio",
+        section="latency",
+    ),
+    MetricFacts(
+        "size_ratio",
+        "Bytes of program and weights on disk, candidate over baseline.",
+        unit="x",
+        better="lower",
+        comparison="ratio",
+        section=None,
+    ),
+    MetricFacts(
+        "peak_memory_ratio",
+        "Peak resident memory of a process that loads the artifact and generates, candidate over baseline.",
+        unit="x",
+        better="lower",
+        comparison="ratio",
+        section=None,
+    ),
 )
 
 METRICS: dict[str, MetricFacts] = {row.name: row for row in _ROWS}

@@ -1,0 +1,199 @@
+"""Every mistake of a recipe at once, each with the place of its key.
+
+Three kinds: the schema's (pydantic, in our words), the passes' (the passes themselves judge), and what ties keys
+together (gates to metrics, metrics to the sections that measure them).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ingot.artifact.metrics import METRICS, MetricFacts
+from ingot.errors import Problem, UsageError, did_you_mean, one_of
+from ingot.passes.registry import load_pass_class, make_pass
+from ingot.pipeline.recipe import LatencyOptions, PassEntry, Recipe
+from ingot.pipeline.recipe_yaml import Located
+from ingot.pipeline.targets import get_target
+
+_ALLOWED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of keys",
+    "mapping_type": "a mapping of keys",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "dataclass_type": "a path",
+    "dataclass_exact_type": "a path",
+    "is_instance_of": "a path",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "above {gt}",
+    "less_than_equal": "{le} or less",
+    "string_pattern_mismatch": "made of letters, digits, '.', '_' and '-', the first a letter or digit",
+    "string_too_short": "a text of at least {min_length} character",
+    "too_short": "a list of at least {min_length} value",
+}
+
+
+def schema_problems(error: ValidationError, recipe: Located) -> list[Problem]:
+    """pydantic's findings, in words that name the key, its value and what is allowed."""
+    return [_schema_problem(details, recipe) for details in error.errors()]
+
+
+def _schema_problem(details: ErrorDetails, recipe: Located) -> Problem:
+    path = details["loc"]
+    place = recipe.at(path)
+    key = ".".join(map(str, path))
+    if details["type"] == "extra_forbidden":
+        return place.problem(_unknown_key(path))
+    if details["type"] == "missing":
+        return place.problem(f"{key} is missing; it has no default")
+    if details["type"] == "value_error":
+        return place.problem(f"{key}: {details['ctx']['error']}")
+    allowed = _ALLOWED[details["type"]].format(**details.get("ctx", {}))
+    return place.problem(f"{key} is {_shown(details['input'])}; it must be {allowed}")
+
+
+def _shown(value: object) -> str:
+    """A value as a recipe would write it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else repr(value)
+
+
+def _unknown_key(path: tuple[int | str, ...]) -> str:
+    """Name the key, where it stands, the keys there, and the nearest."""
+    key, where = str(path[-1]), ".".join(map(str, path[:-1]))
+    known = list(_model_at(path[:-1]).model_fields)
+    known += ["extends"] if not where else []
+    place = f" in {where}" if where else ""
+    return f"unknown key {key!r}{place}; keys: {one_of(known)}.{did_you_mean(key, known)}"
+
+
+def _model_at(path: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that the path leads to; the keys of a mapping such as `gates` all lead to that of its values."""
+    model: type[BaseModel] = Recipe
+    for key in path:
+        field = model.model_fields.get(str(key))
+        model = model if field is None else next(_models_in(field.annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The model classes of an annotation such as Model | None or Mapping[str, Model]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def target_problems(recipe: Located) -> list[Problem]:
+    """A target that there is none of."""
+    target = recipe.entries.get("target")
+    if target is None or not isinstance(target.value, str):
+        return []
+    try:
+        get_target(target.value)
+    except UsageError as error:
+        return [target.problem(str(error))]
+    return []
+
+
+def gate_problems(recipe: Located) -> list[Problem]:
+    """Gates on unknown metrics, with the bound on the wrong side, or that nothing measures."""
+    gates = recipe.entries.get("gates")
+    return [
+        p for metric, gate in (gates.entries.items() if gates else ()) for p in _gate_problems(recipe, metric, gate)
+    ]
+
+
+def _gate_problems(recipe: Located, metric: str, gate: Located) -> Iterator[Problem]:
+    name, separator, level = metric.partition("@")
+    if name not in METRICS:
+        near = did_you_mean(name, METRICS)
+        yield gate.problem(f"gates: there is no metric {name!r}; metrics: {one_of(METRICS)}.{near}")
+        return
+    facts = METRICS[name]
+    section = facts.section
+    wrong = "min" if facts.better == "lower" else "max"
+    if wrong in gate.entries:
+        right = "max" if wrong == "min" else "min"
+        message = f"gates: {metric} is the better the {facts.better} it is; write {right} instead of {wrong}"
+        yield gate.entries[wrong].problem(message)
+    if section and not _has(recipe, section):
+        message = f"gates: {metric} is measured by the section `{section}`, which the recipe lacks; add it"
+        yield gate.problem(message)
+    elif separator:
+        yield from _level_problems(recipe, metric, level, facts, gate)
+
+
+def _has(recipe: Located, section: str) -> bool:
+    return section in recipe.entries and recipe.entries[section].value is not None
+
+
+def _level_problems(recipe: Located, metric: str, level: str, facts: MetricFacts, gate: Located) -> Iterator[Problem]:
+    """metric@level: only for metrics measured per concurrency, at a level that the recipe runs."""
+    if facts.section != "latency":
+        yield gate.problem(f"gates: {facts.name} is not measured per concurrency; write it without @{level}")
+        return
+    default = LatencyOptions.model_fields["concurrency"].default
+    levels = recipe.entries["latency"].entries.get("concurrency")
+    known = [str(value) for value in (default if levels is None else [item.value for item in levels.items])]
+    if level not in known:
+        yield gate.problem(f"gates: {metric} asks for a concurrency that latency does not run; levels: {one_of(known)}")
+
+
+def read_passes(recipe: Located, problems: list[Problem]) -> tuple[PassEntry, ...]:
+    """The list of passes; appends a problem for each entry that is none, and for each option that is wrong."""
+    listed = recipe.entries.get("passes")
+    if listed is None or listed.value is None:
+        return ()
+    if not isinstance(listed.value, tuple):
+        problems.append(listed.problem(f"passes is {_shown(listed.plain())}; it must be a list of passes"))
+        return ()
+    entries = [_read_pass(item, problems) for item in listed.items]
+    return tuple(entry for entry in entries if entry is not None)
+
+
+def _read_pass(item: Located, problems: list[Problem]) -> PassEntry | None:
+    """A name, or {name: {option: value}}; None (and its problems) when the pass cannot be made of it."""
+    single = len(item.entries) == 1
+    name, options = next(iter(item.entries.items())) if single else (item.value, None)
+    given = options.entries if options else {}
+    if not isinstance(name, str) or (options and not isinstance(options.value, dict | None)):
+        shown = _shown(item.plain())
+        problems.append(item.problem(f"passes: {shown} is no pass; write NAME or NAME: {{option: value, ...}}"))
+        return None
+    found = _pass_problems(name, given, item)
+    problems.extend(found)
+    return None if found else PassEntry(name=name, options={key: value.plain() for key, value in given.items()})
+
+
+def _pass_problems(name: str, options: Mapping[str, Located], item: Located) -> list[Problem]:
+    """What the pass has against these options: each wrong one at its own place, else whatever is wrong of the whole."""
+    try:
+        load_pass_class(name)
+    except UsageError as error:
+        return [item.problem(f"passes: {error}")]
+    whole = _refusal(name, {key: value.plain() for key, value in options.items()})
+    if whole is None:
+        return []
+    alone = [(value, _refusal(name, {key: value.plain()})) for key, value in options.items()]
+    return [value.problem(f"passes: {why}") for value, why in alone if why] or [item.problem(f"passes: {whole}")]
+
+
+def _refusal(name: str, options: Mapping[str, object]) -> str | None:
+    try:
+        make_pass(name, options)
+    except UsageError as error:
+        return str(error)
+    return None

@@ -1,0 +1,161 @@
+"""YAML with places: every value of a recipe knows the file and line of its key.
+
+Only plain data is read (the safe loader); duplicate keys, keys that are no text and endless aliases are refused.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ingot.errors import Problem
+
+# An alias may repeat a part of the file; this bounds what a file can grow to (the "billion laughs").
+_MAX_VALUES = 20_000
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True)
+class Located:
+    """A value, the place of its key (or list item), and the folder that its paths are relative to.
+
+    `value` is a dict[str, Located], a tuple[Located, ...], or a scalar.
+    """
+
+    value: object
+    file: str
+    line: int
+    folder: Path
+
+    def problem(self, message: str) -> Problem:
+        """A mistake at this place."""
+        return Problem(self.file, self.line, message)
+
+    @property
+    def entries(self) -> "dict[str, Located]":
+        """The mapping's entries; empty for anything else."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def items(self) -> "tuple[Located, ...]":
+        """The list's items; empty for anything else."""
+        return self.value if isinstance(self.value, tuple) else ()
+
+    def plain(self) -> object:
+        """The value without places: dicts, tuples and scalars."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.entries.items()}
+        return tuple(item.plain() for item in self.items) if isinstance(self.value, tuple) else self.value
+
+    def at(self, path: tuple[int | str, ...]) -> "Located":
+        """The innermost value on the path that exists."""
+        if not path:
+            return self
+        if isinstance(path[0], int):
+            return self.items[path[0]].at(path[1:]) if path[0] < len(self.items) else self
+        return self.entries[path[0]].at(path[1:]) if path[0] in self.entries else self
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also reads 1e-3 as a number, as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_located(text: str, file: str, folder: Path, problems: list[Problem]) -> Located | None:
+    """Read one YAML document. Appends every mistake to `problems`; None when the text is no YAML at all."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Located(None, file, 0, folder)
+        return _Reader(loader, file, folder, problems).located(node, _line(node))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problems.append(Problem(file, mark.line + 1 if mark else 0, _syntax_message(error)))
+    except yaml.YAMLError as error:
+        problems.append(Problem(file, 0, f"this is no YAML: {error}"))
+    except RecursionError:
+        problems.append(Problem(file, 0, "values are nested too deeply to be a recipe"))
+    finally:
+        loader.dispose()
+    return None
+
+
+def _syntax_message(error: yaml.MarkedYAMLError) -> str:
+    if "'\\t'" in str(error.problem):
+        return "a tab stands where YAML wants spaces; indent with spaces"
+    return f"this is no YAML: {', '.join(part for part in (error.context, error.problem) if part)}"
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+class _Reader:
+    """Turns the nodes of one document into Located values."""
+
+    def __init__(self, loader: _Loader, file: str, folder: Path, problems: list[Problem]) -> None:
+        self._loader = loader
+        self._file = file
+        self._folder = folder
+        self._problems = problems
+        self._open: set[int] = set()  # nodes on the way down, to see an alias that holds itself
+        self._num_values = 0
+
+    def located(self, node: yaml.Node, line: int) -> Located:
+        """The node's value; `line` is that of its key."""
+        self._num_values += 1
+        if id(node) in self._open or self._num_values > _MAX_VALUES:
+            self._report(line, "aliases repeat themselves without end; write the values out")
+            return Located(None, self._file, line, self._folder)
+        self._open.add(id(node))
+        value = self._value(node)
+        self._open.remove(id(node))
+        return Located(value, self._file, line, self._folder)
+
+    def _value(self, node: yaml.Node) -> object:
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node)
+        if isinstance(node, yaml.SequenceNode):
+            return tuple(self.located(item, _line(item)) for item in node.value)
+        return self._loader.construct_object(node)
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Located]:
+        merged: dict[str, Located] = {}
+        own: dict[str, Located] = {}
+        for key_node, value_node in node.value:
+            line = _line(key_node)
+            if key_node.tag == _MERGE_TAG:
+                merged = {**self._merged(value_node, line), **merged}
+                continue
+            key = key_node.value
+            if key_node.tag != "tag:yaml.org,2002:str" or not isinstance(key, str):
+                self._report(
+                    line,
+                    f"the key {key!r} is no text; put it in quotes" if isinstance(key, str) else "a key must be a text",
+                )
+            elif key in own:
+                self._report(line, f"{key!r} stands here a second time (first in line {own[key].line}); keep one")
+            else:
+                own[key] = self.located(value_node, line)
+        return {**merged, **own}
+
+    def _merged(self, node: yaml.Node, line: int) -> dict[str, Located]:
+        """Entries of `<<: *alias` or `<<: [*first, *second]`; the first wins."""
+        sources: Iterator[yaml.Node] = iter(node.value if isinstance(node, yaml.SequenceNode) else [node])
+        merged: dict[str, Located] = {}
+        for source in sources:
+            found = self.located(source, line)
+            if not isinstance(found.value, dict):
+                self._report(line, "<< merges mappings only; give it the alias of one")
+            merged = {**found.entries, **merged}
+        return merged
+
+    def _report(self, line: int, message: str) -> None:
+        self._problems.append(Problem(self._file, line, message))
