@@ -1,0 +1,163 @@
+"""A partitioned IR -> the program: one ONNX model per segment, and the steps that run them around the attentions."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import onnx_ir as ir
+
+from ingot.artifact import AttentionStep, Program, SegmentStep, ValueFacts
+from ingot.errors import BuildError
+from ingot.passes.partition_at_attention import CUT, segment_of
+
+_DTYPES: dict[ir.DataType | None, Literal["float32", "float16", "int64"]] = {
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.INT64: "int64",
+}
+_ROWS: dict[str, Literal["tokens", "logits"]] = {"T": "tokens", "R": "logits"}
+
+
+def split_program(model: ir.Model) -> tuple[Program, list[ir.Model]]:
+    """Cut the model where partition-at-attention says.
+
+    Returns the program, and its segments in the order of its SegmentSteps, named segment-000 and so on. Values keep
+    the IR's names, in the segments and in the program; initializers are shared with `model`, not copied. Raises
+    PassError when the model is not partitioned, BuildError when a value between steps has no fixed layout.
+    """
+    nodes, cuts = _by_segment(model.graph)
+    steps: list[SegmentStep | AttentionStep] = []
+    segments: list[ir.Model] = []
+    for number in sorted({*nodes, *cuts}):
+        if number in nodes:
+            segments.append(_segment(model, nodes[number], f"segment-{len(segments):03}"))
+            steps.append(_segment_step(segments[-1]))
+        steps.extend(_attention_step(node) for node in cuts[number])
+    values = {value.name or "": _facts(value) for value in _values(model.graph, steps)}
+    return Program(steps=tuple(steps), values=values), segments
+
+
+def _by_segment(graph: ir.Graph) -> tuple[dict[int, list[ir.Node]], dict[int, list[ir.Node]]]:
+    """Nodes, and attentions, of each segment in graph order."""
+    nodes: dict[int, list[ir.Node]] = defaultdict(list)
+    cuts: dict[int, list[ir.Node]] = defaultdict(list)
+    for node in graph:
+        (cuts if node.op_type == CUT else nodes)[segment_of(node)].append(node)
+    return dict(nodes), cuts
+
+
+def _segment(model: ir.Model, nodes: list[ir.Node], name: str) -> ir.Model:
+    """A model of copies of these nodes; its inputs and outputs are what crosses."""
+    inside = set(nodes)
+    inputs = _ordered(model.graph, (value for node in nodes for value in _read(node) if value.producer() not in inside))
+    outputs = [value for node in nodes for value in node.outputs if _leaves(value, inside)]
+    initializers = _unique(value for node in nodes for value in _read(node) if value.is_initializer())
+    copies = {value: _copy(value) for value in (*inputs, *initializers)}
+    graph = ir.Graph(
+        [copies[value] for value in inputs],
+        [],
+        nodes=[_copy_node(node, copies) for node in nodes],
+        initializers=[copies[value] for value in initializers],
+        opset_imports={domain: version for domain, version in model.graph.opset_imports.items() if domain != "ingot"},
+        name=name,
+    )
+    graph.outputs.extend(copies[value] for value in outputs)
+    return ir.Model(graph, ir_version=model.ir_version, producer_name="ingot")
+
+
+def _read(node: ir.Node) -> Iterator[ir.Value]:
+    return (value for value in node.inputs if value is not None)
+
+
+def _leaves(value: ir.Value, inside: set[ir.Node]) -> bool:
+    return value.is_graph_output() or any(reader not in inside for reader in value.consumers())
+
+
+def _unique(values: Iterable[ir.Value]) -> list[ir.Value]:
+    return list(dict.fromkeys(values))
+
+
+def _ordered(graph: ir.Graph, values: Iterable[ir.Value]) -> list[ir.Value]:
+    """Values that are no initializers: the graph's inputs in its order, then the others as they come."""
+    found = [value for value in _unique(values) if not value.is_initializer()]
+    given = [value for value in graph.inputs if value in found]
+    return [*given, *(value for value in found if value not in given)]
+
+
+def _copy(value: ir.Value) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
+
+
+def _copy_node(node: ir.Node, copies: dict[ir.Value, ir.Value]) -> ir.Node:
+    """Copy a node onto the copied values; its outputs join them."""
+    copies.update((value, _copy(value)) for value in node.outputs)
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        [None if value is None else copies[value] for value in node.inputs],
+        list(node.attributes.values()),
+        outputs=[copies[value] for value in node.outputs],
+        name=node.name,
+        metadata_props=dict(node.metadata_props),
+    )
+
+
+def _segment_step(segment: ir.Model) -> SegmentStep:
+    graph = segment.graph
+    return SegmentStep(
+        file=f"program/{graph.name}.onnx",
+        inputs=tuple(value.name or "" for value in graph.inputs),
+        outputs=tuple(value.name or "" for value in graph.outputs),
+    )
+
+
+def _attention_step(node: ir.Node) -> AttentionStep:
+    query, key, value = (operand.name or "" for operand in _read(node))
+    scale, softcap = node.attributes.get_float("scale"), node.attributes.get_float("softcap", 0.0)
+    if scale is None or softcap is None:
+        raise BuildError(f"attention {node.name!r} has no scale")
+    return AttentionStep(
+        layer=_integer(node, "layer"),
+        query=query,
+        key=key,
+        value=value,
+        output=node.outputs[0].name or "",
+        num_heads=_integer(node, "num_heads"),
+        num_kv_heads=_integer(node, "num_kv_heads"),
+        head_dim=_integer(node, "head_dim"),
+        scale=scale,
+        softcap=softcap,
+        window=_integer(node, "window"),
+    )
+
+
+def _integer(node: ir.Node, name: str) -> int:
+    number = node.attributes.get_int(name, 0 if name == "window" else None)
+    if number is None:
+        raise BuildError(f"attention {node.name!r} has no {name}")
+    return number
+
+
+def _values(graph: ir.Graph, steps: Iterable[SegmentStep | AttentionStep]) -> Iterator[ir.Value]:
+    """The graph's values that the steps name, in graph order."""
+    named: set[str] = set()
+    for step in steps:
+        if isinstance(step, SegmentStep):
+            named.update((*step.inputs, *step.outputs))
+        else:
+            named.update((step.query, step.key, step.value, step.output))
+    made = (value for node in graph for value in node.outputs)
+    return (value for value in (*graph.inputs, *made) if value.name in named)
+
+
+def _facts(value: ir.Value) -> ValueFacts:
+    shape = list(value.shape or ())
+    rows = _ROWS.get(str(shape[0])) if len(shape) in (1, 2) else None
+    columns = shape[1] if len(shape) == 2 else 0
+    dtype = _DTYPES.get(value.dtype)
+    if rows is None or dtype is None or not isinstance(columns, int):
+        raise BuildError(
+            f"value {value.name!r} between two steps is {value.dtype} {shape}; it must be float32, float16 or int64, "
+            "[T], [R], [T, columns] or [R, columns]"
+        )
+    return ValueFacts(dtype=dtype, rows=rows, columns=columns)

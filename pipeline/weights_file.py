@@ -1,0 +1,129 @@
+"""Writing weights.safetensors one tensor at a time, so that ONNX files can point into it and anybody can read it.
+
+Every tensor starts on a multiple of ALIGNMENT bytes of the file. The format allows no holes, so tensors whose size is a
+multiple come first, in the order given, and after each of the others comes an entry padding.<number> of zeros.
+(Format: https://huggingface.co/docs/safetensors, header length as u64, JSON header, data.)
+"""
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.errors import BuildError
+from ingot.passes.weight_sites import apply_to_array
+from ingot.progress import Progress, silent
+
+ALIGNMENT = 64
+_CHUNK_BYTES = 1 << 24
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DTYPES = {
+    ir.DataType.DOUBLE: "F64",
+    ir.DataType.FLOAT: "F32",
+    ir.DataType.FLOAT16: "F16",
+    ir.DataType.BFLOAT16: "BF16",
+    ir.DataType.INT64: "I64",
+    ir.DataType.INT32: "I32",
+    ir.DataType.INT8: "I8",
+    ir.DataType.UINT8: "U8",
+    ir.DataType.BOOL: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor's bytes stand in the file."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One tensor of the file; `tensor` is None for padding. `begin` counts from the end of the header."""
+
+    name: str
+    tensor: ir.TensorProtocol | None
+    begin: int
+    length: int
+
+    def header(self) -> dict[str, object]:
+        """The entry in the file's header. Types that the format does not know (4 bits) are bytes."""
+        dtype = _DTYPES.get(self.tensor.dtype) if self.tensor is not None else None
+        shape = list(self.tensor.shape.numpy()) if self.tensor is not None and dtype else [self.length]
+        return {"dtype": dtype or "U8", "shape": shape, "data_offsets": [self.begin, self.begin + self.length]}
+
+
+def write_weights(
+    path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], progress: Progress = silent
+) -> dict[str, Span]:
+    """Write named tensors to a new file; return where each one's bytes are.
+
+    Holds one tensor in memory, two while a lazy one is made. The same tensors give the same bytes. BuildError when the
+    disk is full says how many bytes were needed.
+    """
+    entries = list(_layout(tensors))
+    header = _header(entries)
+    total = len(header) + sum(entry.length for entry in entries)
+    try:
+        with path.open("wb", buffering=0) as stream:
+            _write(stream, header)
+            for entry in entries:
+                _write_entry(stream, entry)
+                progress("writing weights", len(header) + entry.begin + entry.length, total)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise BuildError(
+            f"{path}: no room for the weights ({error.strerror}): they need {total:,} bytes, {free:,} are free; "
+            "free some, or name another output folder"
+        ) from error
+    return {entry.name: Span(len(header) + entry.begin, entry.length) for entry in entries if entry.tensor is not None}
+
+
+def _layout(tensors: Sequence[tuple[str, ir.TensorProtocol]]) -> Iterator[_Entry]:
+    """Place the tensors one behind the other, aligned ones first."""
+    begin = paddings = 0
+    for name, tensor in sorted(tensors, key=lambda named: named[1].nbytes % ALIGNMENT != 0):
+        yield _Entry(name, tensor, begin, tensor.nbytes)
+        begin += tensor.nbytes
+        if missing := -begin % ALIGNMENT:
+            yield _Entry(f"padding.{paddings}", None, begin, missing)
+            begin, paddings = begin + missing, paddings + 1
+
+
+def _header(entries: Sequence[_Entry]) -> bytes:
+    """Length and JSON, filled with spaces so that the data starts aligned."""
+    text = json.dumps({entry.name: entry.header() for entry in entries}, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_entry(stream: BinaryIO, entry: _Entry) -> None:
+    if entry.tensor is None:
+        _write(stream, bytes(entry.length))
+    elif entry.tensor.dtype.bitwidth < 8:
+        _write(stream, entry.tensor.tobytes())
+    else:
+        apply_to_array(entry.tensor, lambda values: _write(stream, _bytes_of(values, entry)))
+
+
+def _bytes_of(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], entry: _Entry) -> memoryview:
+    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    if content.size != entry.length:
+        raise BuildError(f"tensor {entry.name!r} has {content.size:,} bytes where {entry.length:,} were announced")
+    return content.data
+
+
+def _write(stream: BinaryIO, content: bytes | memoryview) -> None:
+    """All of it: a raw stream may take less than it is given, and says so."""
+    view = memoryview(content)
+    while len(view):
+        view = view[stream.write(view[:_CHUNK_BYTES]) :]
