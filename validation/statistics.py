@@ -63,8 +63,8 @@ def mean_interval(items: ArrayLike) -> Estimate:
 def ratio_interval(log_ratios: ArrayLike) -> Estimate:
     """Geometric mean of ratios: exp of the mean of [items] log ratios, interval taken on the log scale."""
     log = mean_interval(log_ratios)
-    ends = [math.exp(x) for x in (log.value, log.low, log.high)]
-    return Estimate(*ends, log.items, "t over items, log scale", math.expm1(log.detectable))
+    value, low, high = math.exp(log.value), math.exp(log.low), math.exp(log.high)
+    return Estimate(value, low, high, log.items, "t over items, log scale", math.expm1(log.detectable))
 
 
 def proportion_interval(successes: ArrayLike, trials: ArrayLike) -> Estimate:
@@ -170,4 +170,5 @@ def _rank(weights: NDArray[np.float64] | NDArray[np.int64], probability: float) 
     """First index of each row [resamples, n] at which the summed weights reach `probability` of their total."""
     summed = np.cumsum(weights, axis=1)
     wanted = probability * summed[:, -1:]
-    return np.argmax(summed >= wanted - 1e-9 * summed[:, -1:], axis=1).astype(np.int64)
+    first: NDArray[np.int64] = np.argmax(summed >= wanted - 1e-9 * summed[:, -1:], axis=1)
+    return first
