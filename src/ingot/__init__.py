@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ingot.build import build as build
+    from ingot.builder import build as build
     from ingot.runtime import AsyncEngine as AsyncEngine
     from ingot.runtime import Engine as Engine
     from ingot.runtime import SamplingParams as SamplingParams
@@ -25,7 +25,7 @@ _HOME = {
     "AsyncEngine": "ingot.runtime",
     "Engine": "ingot.runtime",
     "SamplingParams": "ingot.runtime",
-    "build": "ingot.build",
+    "build": "ingot.builder",
 }
 
 

@@ -1,6 +1,6 @@
 """Entry point: the command group, and the one place where an error becomes a message and an exit code.
 
-    0 done, all gates pass    1 error    2 usage    3 a gate failed    4 a gate undecided    130 interrupted
+0 done, all gates pass    1 error    2 usage    3 a gate failed    4 a gate undecided    130 interrupted
 """
 
 import sys

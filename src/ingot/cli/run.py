@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
 from ingot.errors import UsageError
 from ingot.runtime import Completion, Engine, SamplingParams
@@ -39,8 +40,8 @@ def run_command(
         raise UsageError("--system is for --chat alone; add --chat, or put the text into the prompt")
     params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
     text = sys.stdin.read() if prompt == "-" else prompt
-    with Engine.load(artifact, verify=not no_verify) as engine:
-        asked = engine.chat_prompt(_messages(text, system)) if chat else text
+    with Engine.load(open_artifact(artifact, verify=not no_verify)) as engine:
+        asked = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
             print_json(_facts(engine.generate(asked, params)))
         else:
@@ -57,7 +58,7 @@ def _stream(engine: Engine, prompt: str | list[int], params: SamplingParams) -> 
         click.echo(prompt, nl=False)
     last = None
     for output in engine.stream(prompt, params):
-        click.echo(output.text_delta, nl=False)
+        click.echo(output.text, nl=False)
         sys.stdout.flush()
         last = output
     click.echo()
@@ -68,10 +69,8 @@ def _stream(engine: Engine, prompt: str | list[int], params: SamplingParams) -> 
 def _summary(done: Completion) -> str:
     metrics = done.metrics
     pace = f", {1 / metrics.tpot_seconds:.0f} tokens/s" if metrics.tpot_seconds else ""
-    return (
-        f"{len(done.token_ids)} tokens, {done.finish_reason}; "
-        f"first token after {metrics.ttft_seconds * 1e3:.0f} ms{pace}"
-    )
+    first = f"; first token after {metrics.ttft_seconds * 1e3:.0f} ms" if metrics.ttft_seconds else ""
+    return f"{len(done.token_ids)} tokens, {done.finish_reason}{first}{pace}"
 
 
 def _facts(done: Completion) -> dict[str, object]:

@@ -1,0 +1,118 @@
+"""The whole build on one screen: compile, make the baseline, measure, decide, seal.
+
+Nothing stands under the final name unless every gate passed. What a refused build measured is kept beside it, in
+NAME.rejected, so that its report can be read.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.artifact import Artifact, ArtifactWriter, GateOutcome, Manifest, open_artifact
+from ingot.builder.baseline import baseline_artifact
+from ingot.builder.options import build_notes, is_measured, measure_options
+from ingot.errors import GateError
+from ingot.passes.progress import progress_to
+from ingot.pipeline.compile import Compiled, Observer, compile_recipe, tool_versions
+from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.recipe_loader import load_recipe
+from ingot.progress import Progress, silent
+from ingot.validation.evidence import Evidence, measure, write_evidence
+from ingot.validation.gates import raise_for
+
+
+def _ignore(evidence: Evidence, report: Path) -> None:
+    """Observe nothing."""
+
+
+@dataclass(frozen=True)
+class Observers:
+    """Who watches a build; none of them changes it.
+
+    after_pass  called with the IR and its record after every pass of the candidate
+    progress    called as long work goes on
+    measured    called with the evidence and the report's final path, before a failed gate raises
+    """
+
+    after_pass: Observer | None = None
+    progress: Progress = silent
+    measured: Callable[[Evidence, Path], None] = _ignore
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A sealed artifact, how it was compiled, and its evidence (None where the recipe measures nothing)."""
+
+    artifact: Artifact
+    compiled: Compiled
+    evidence: Evidence | None
+
+
+def build(
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    output: Path | str | None = None,
+    observers: Observers | None = None,
+) -> BuildResult:
+    """Build the recipe `source` (a shipped recipe's name or a file), with `key=value` overrides, into `output`.
+
+    Raises RecipeError, CheckpointError, DataError, PassError or BuildError for what cannot be built, GateFailed and
+    GateUndecided for what was built and not let through. Whatever is raised, an artifact that stood at `output`
+    stands there still, and nothing half-written is left.
+    """
+    observers = observers or Observers()
+    recipe = load_recipe(source, overrides)
+    target = Path(output) if output else recipe.output_folder
+    recipe.evaluation_text()  # a missing text is better told before the work than after it
+    with ArtifactWriter(target) as writer, progress_to(observers.progress):
+        compiled = compile_recipe(recipe, writer.path, observers.after_pass, observers.progress)
+        seal_as(writer, recipe, compiled)
+        evidence = _measure(recipe, compiled, writer, observers) if is_measured(recipe) else None
+        if evidence:
+            _admit(evidence, writer, observers)
+            seal_as(writer, recipe, compiled, evidence.gates)
+        path = writer.seal()
+    shutil.rmtree(rejected_folder(target), ignore_errors=True)
+    return BuildResult(open_artifact(path, verify=False), compiled, evidence)
+
+
+def seal_as(
+    writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, gates: tuple[GateOutcome, ...] = ()
+) -> Manifest:
+    """Write the manifest over what lies in the staging folder."""
+    return writer.describe(
+        name=recipe.name,
+        model=compiled.model,
+        kv=compiled.kv,
+        target=compiled.target.name,
+        program=compiled.program,
+        versions=tool_versions(),
+        gates=gates,
+    )
+
+
+def rejected_folder(target: Path) -> Path:
+    """Where the evidence of a build goes that its gates refused."""
+    return target.with_name(f"{target.name}.rejected")
+
+
+def _measure(recipe: Recipe, compiled: Compiled, writer: ArtifactWriter, observers: Observers) -> Evidence:
+    baseline = baseline_artifact(recipe, observers.progress)
+    options = measure_options(recipe)
+    return measure(writer.path, baseline, options, observers.progress, build_notes(compiled))
+
+
+def _admit(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:
+    """Write the evidence; raise GateError, with the evidence kept in NAME.rejected, when a gate refuses."""
+    write_evidence(evidence, writer.path / "evidence")
+    try:
+        raise_for(evidence.gates, evidence.measured)
+    except GateError:
+        kept = rejected_folder(writer.target)
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(writer.path / "evidence", kept / "evidence")
+        shutil.copyfile(writer.path / "recipe.yaml", kept / "recipe.yaml")
+        observers.measured(evidence, kept / "evidence" / "report.html")
+        raise
+    observers.measured(evidence, writer.target / "evidence" / "report.html")

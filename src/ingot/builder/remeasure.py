@@ -1,0 +1,39 @@
+"""Measuring an artifact again, on this machine, by the recipe that it carries."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ingot.artifact import open_artifact
+from ingot.builder.baseline import baseline_artifact
+from ingot.builder.options import is_measured, measure_options
+from ingot.errors import UsageError
+from ingot.pipeline.recipe_loader import load_recipe
+from ingot.progress import Progress, silent
+from ingot.validation.evidence import Evidence, measure
+
+
+def remeasure(
+    artifact: Path | str,
+    *,
+    checkpoint: Path | str | None = None,
+    baseline: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress = silent,
+) -> Evidence:
+    """Measure a sealed artifact against a baseline artifact, or one made from the checkpoint; decide its gates.
+
+    `overrides` change the recipe's evaluation, latency and gates. The artifact is left as it is. Raises ArtifactError
+    for a damaged one, UsageError when neither baseline nor checkpoint is given.
+    """
+    opened = open_artifact(artifact)
+    if (checkpoint is None) == (baseline is None):
+        raise UsageError("name what to compare with: either --checkpoint FOLDER or --baseline ARTIFACT")
+    source = [f"checkpoint={Path(checkpoint).resolve()}"] if checkpoint else []
+    recipe = load_recipe(opened.file("recipe.yaml"), [*source, *overrides])
+    if not is_measured(recipe):
+        raise UsageError(
+            f"recipe {recipe.name} measures nothing: set evaluation.text or latency, as in "
+            "--set evaluation.text=FILE --set latency.rounds=5"
+        )
+    other = Path(baseline) if baseline else baseline_artifact(recipe, progress)
+    return measure(opened.path, other, measure_options(recipe), progress)

@@ -1,0 +1,124 @@
+"""`ingot build`: a recipe to a sealed artifact, with the evidence printed as it was measured."""
+
+from pathlib import Path
+
+import click
+import onnx_ir as ir
+
+from ingot.artifact import Artifact
+from ingot.builder import BuildResult, Observers, build
+from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, stdout
+from ingot.cli.evidence import print_evidence
+from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.passes.manager import PassRecord, timing_table
+from ingot.passes.printing import model_to_text, save_text
+from ingot.passes.registry import pass_names
+from ingot.pipeline.recipe_loader import load_recipe
+from ingot.runtime import Engine, SamplingParams
+from ingot.validation.evidence import Evidence
+from ingot.validation.evidence_json import summary
+
+
+@click.command("build")
+@click.argument("recipe")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact folder (default: the recipe's).")
+@click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or after all.")
+@click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
+@click.option("--time-passes", is_flag=True, help="Print what each pass took and did.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def build_command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    print_ir_after: tuple[str, ...],
+    save_ir: Path | None,
+    time_passes: bool,
+    as_json: bool,
+) -> None:
+    """Build RECIPE, a shipped recipe's name or a YAML file, measure it, and seal it when its gates pass.
+
+    \b
+    Examples:
+      ingot build demo
+      ingot build int4-cpu --set checkpoint=./my-model --set evaluation.text=text.txt -o artifacts/mine
+    """
+    _check_pass_names(print_ir_after)
+    seen: list[tuple[Evidence, Path]] = []
+
+    def measured(evidence: Evidence, report: Path) -> None:
+        seen.append((evidence, report))
+        if not as_json:
+            print_evidence(evidence, report)
+
+    with progress_bars() as progress:
+        watch = _IrObserver(print_ir_after, save_ir)
+        result = build(recipe, overrides, output, Observers(watch, progress, measured))
+    if as_json:
+        print_json(_facts(result))
+        return
+    if time_passes:
+        header, *rows = timing_table(result.compiled.passes)
+        print_table("Passes", header, rows)
+    _print_artifact(result.artifact)
+    _print_sample(recipe, overrides, result.artifact)
+
+
+class _IrObserver:
+    """Prints and saves the IR after passes; the program is the same with and without it."""
+
+    def __init__(self, names: tuple[str, ...], folder: Path | None) -> None:
+        self._names = names
+        self._folder = folder
+        self._count = 0
+
+    def __call__(self, model: ir.Model, record: PassRecord) -> None:
+        if record.name in self._names or "all" in self._names:
+            click.echo(f"== IR after {record.name} ==\n{model_to_text(model)}", nl=False)
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_text(model, self._folder / f"{self._count:02}-{record.name}.txt")
+        self._count += 1
+
+
+def _check_pass_names(names: tuple[str, ...]) -> None:
+    known = pass_names()
+    for name in names:
+        if name not in known and name != "all":
+            raise UsageError(
+                f"--print-ir-after: no pass is named {name!r}; passes: all, {one_of(known)}.{did_you_mean(name, known)}"
+            )
+
+
+def _print_artifact(artifact: Artifact) -> None:
+    size = human_bytes(artifact.total_bytes)
+    stdout().print(f"sealed {artifact.path} ({size}), identity {artifact.manifest.identity[:16]}", markup=False)
+
+
+def _print_sample(source: str, overrides: tuple[str, ...], artifact: Artifact) -> None:
+    """Show what the artifact writes, where the recipe asks for it."""
+    asked = load_recipe(source, overrides).generate
+    if asked is None:
+        return
+    with Engine.load(artifact, num_threads=None) as engine:
+        done = engine.generate(asked.prompt, SamplingParams(max_tokens=asked.max_tokens))
+    console = stdout()
+    console.rule(style="dim")
+    console.print(asked.prompt, style="bold", markup=False, end="")
+    console.print(done.text, markup=False)
+    console.rule(style="dim")
+    print_note(f"more of it: ingot run {artifact.path} 'def '")
+
+
+def _facts(result: BuildResult) -> dict[str, object]:
+    manifest = result.artifact.manifest
+    return {
+        "artifact": str(result.artifact.path),
+        "identity": manifest.identity,
+        "total_bytes": result.artifact.total_bytes,
+        "passes": [
+            {"name": r.name, "seconds": r.seconds, "nodes": r.nodes_after, "weight_bytes": r.weight_bytes_after}
+            for r in result.compiled.passes
+        ],
+        "evidence": summary(result.evidence) if result.evidence else None,
+    }
