@@ -59,7 +59,8 @@ class PassManager:
 
 def weight_bytes(model: ir.Model) -> int:
     """Bytes of all initializers, counted from dtype and shape: no weight is read."""
-    return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def timing_table(records: Sequence[PassRecord]) -> list[tuple[str, ...]]:

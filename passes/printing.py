@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import onnx_ir as ir
 
-SMALL_CONSTANT = 8  # tensors of up to so many elements are printed with their values
+SMALL_CONSTANT = 4  # tensors of up to so many elements are printed with their values
 
 
 class Named(Protocol):
@@ -81,12 +82,19 @@ def _small_value(value: ir.Value) -> str:
     tensor = value.const_value
     if tensor is None or isinstance(tensor, ir.ExternalTensor | ir.LazyTensor) or tensor.size > SMALL_CONSTANT:
         return ""
-    return f" = {tensor.numpy().tolist()}"
+    return f" = {_values(tensor)}"
+
+
+def _values(tensor: ir.TensorProtocol) -> str:
+    """All elements on one line, floats with as many digits as their own dtype needs."""
+    return f"[{', '.join(str(element) for element in tensor.numpy().reshape(-1))}]"
 
 
 def _attribute(attribute: ir.Attr) -> str:
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
-        small = tensor.numpy().tolist() if tensor.size <= SMALL_CONSTANT else "..."
+        small = _values(tensor) if tensor.size <= SMALL_CONSTANT else "..."
         return f"{tensor.dtype.name}[{','.join(str(_dim(dim)) for dim in tensor.shape)}] {small}"
+    if attribute.type == ir.AttributeType.FLOAT:
+        return str(np.float32(attribute.as_float()))  # ONNX holds 32 bits; more digits would be noise
     return str(attribute.value)
