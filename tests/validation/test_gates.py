@@ -1,0 +1,115 @@
+import math
+from typing import Literal
+
+import pytest
+
+from ingot.errors import GateFailed, GateUndecided, UsageError
+from ingot.validation.gates import GateSpec, decide, raise_for
+from ingot.validation.measured import Measured
+from ingot.validation.statistics import Estimate, exact
+
+
+def _measured(metric: str, low: float, value: float, high: float, level: int | None = None) -> dict[str, Measured]:
+    unit, size = ("latency rounds", 5) if level else ("evaluation tokens", 1000)
+    estimate = Estimate(value, low, high, items=5, method="t over items")
+    one = Measured(metric, estimate, level=level, sample_unit=unit, sample_size=size)
+    return {one.key: one}
+
+
+@pytest.mark.parametrize(
+    ("bound", "limit", "verdict"),
+    [
+        ("max", 1.2, "PASS"),
+        ("max", 1.1, "PASS"),  # the interval may touch the limit
+        ("max", 1.05, "UNDECIDED"),
+        ("max", 0.9, "UNDECIDED"),
+        ("max", 0.89, "FAIL"),
+        ("min", 0.8, "PASS"),
+        ("min", 0.9, "PASS"),
+        ("min", 0.95, "UNDECIDED"),
+        ("min", 1.1, "UNDECIDED"),
+        ("min", 1.11, "FAIL"),
+    ],
+)
+def test_the_interval_decides_not_the_value(bound: Literal["max", "min"], limit: float, verdict: str) -> None:
+    [outcome] = decide([GateSpec("kl_mean", bound, limit)], _measured("kl_mean", 0.9, 1.0, 1.1))
+    assert outcome.verdict == verdict
+    assert (outcome.measured, outcome.low, outcome.high, outcome.limit) == (1.0, 0.9, 1.1, limit)
+
+
+def test_a_quantity_without_chance_is_always_decided() -> None:
+    measured = {"size_ratio": Measured("size_ratio", exact(0.3))}
+    verdicts = [decide([GateSpec("size_ratio", "max", limit)], measured)[0].verdict for limit in (0.3, 0.29)]
+    assert verdicts == ["PASS", "FAIL"]
+
+
+def test_a_latency_gate_must_hold_at_every_concurrency() -> None:
+    measured = _measured("tpot_ratio", 0.5, 0.6, 0.7, 1) | _measured("tpot_ratio", 0.8, 0.9, 1.1, 4)
+    outcomes = decide([GateSpec("tpot_ratio", "max", 1.0)], measured)
+    assert [(o.name, o.verdict) for o in outcomes] == [("tpot_ratio@1", "PASS"), ("tpot_ratio@4", "UNDECIDED")]
+
+
+def test_a_latency_gate_may_name_one_concurrency() -> None:
+    measured = _measured("tpot_ratio", 0.5, 0.6, 0.7, 1) | _measured("tpot_ratio", 0.8, 0.9, 1.1, 4)
+    outcomes = decide([GateSpec("tpot_ratio@1", "max", 1.0)], measured)
+    assert [(o.name, o.verdict) for o in outcomes] == [("tpot_ratio@1", "PASS")]
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"unknown metric 'perplexity_ration'. Did you mean 'perplexity_ratio'\?"):
+        GateSpec("perplexity_ration", "max", 1.0)
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="limit is nan"):
+        GateSpec("kl_mean", "max", math.nan)
+
+
+def test_a_gate_on_what_was_not_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match="gate kl_mean: not measured here.*measured were: size_ratio"):
+        decide([GateSpec("kl_mean", "max", 1.0)], {"size_ratio": Measured("size_ratio", exact(0.3))})
+
+
+def test_gates_that_pass_raise_nothing() -> None:
+    measured = _measured("kl_mean", 0.9, 1.0, 1.1)
+    raise_for(decide([GateSpec("kl_mean", "max", 2.0)], measured), measured)
+    raise_for([])
+
+
+def test_a_failed_gate_names_itself_the_value_the_interval_and_the_limit() -> None:
+    measured = _measured("perplexity_ratio", 1.04, 1.05, 1.06)
+    with pytest.raises(GateFailed) as error:
+        raise_for(decide([GateSpec("perplexity_ratio", "max", 1.01)], measured), measured)
+    first, advice = str(error.value).splitlines()
+    assert first == (
+        "gate failed: perplexity_ratio is 1.05 (95 % interval 1.04 to 1.06), the gate wants <= 1.01."
+    )
+    assert "loosen the limit" in advice
+    assert error.value.exit_code == 3
+
+
+def test_an_undecided_gate_says_how_many_tokens_might_decide_it() -> None:
+    measured = _measured("kl_mean", 0.8, 1.0, 1.2)
+    with pytest.raises(GateUndecided, match="wants <= 1.1") as error:
+        raise_for(decide([GateSpec("kl_mean", "max", 1.1)], measured), measured)
+    assert "About 4400 evaluation tokens instead of 1000 might decide it." in str(error.value)
+    assert error.value.exit_code == 4
+
+
+def test_without_the_measurement_the_advice_is_a_factor() -> None:
+    outcomes = decide([GateSpec("kl_mean", "max", 1.1)], _measured("kl_mean", 0.8, 1.0, 1.2))
+    with pytest.raises(GateUndecided, match=r"A sample 4.4 times as large"):
+        raise_for(outcomes)
+
+
+def test_no_sample_is_advised_when_the_value_is_at_the_limit() -> None:
+    measured = _measured("ttft_ratio", 0.8, 1.0, 1.2, 4)
+    with pytest.raises(GateUndecided, match="move the limit"):
+        raise_for(decide([GateSpec("ttft_ratio", "max", 1.0)], measured), measured)
+
+
+def test_failing_wins_over_undecided_and_both_are_told() -> None:
+    measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("kl_p99", 3, 4, 5)
+    outcomes = decide([GateSpec("kl_mean", "max", 1.1), GateSpec("kl_p99", "max", 1.0)], measured)
+    with pytest.raises(GateFailed, match=r"gate failed: kl_p99[^\n]*\ngate undecided: kl_mean"):
+        raise_for(outcomes, measured)

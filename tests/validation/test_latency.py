@@ -1,0 +1,72 @@
+import gc
+
+import pytest
+
+from ingot.errors import UsageError
+from ingot.validation.latency import RequestRecord, closed_loop, garbage_collection_paused, measure_latency
+from ingot.validation.workload import LatencyOptions
+from tests.validation.fake_subject import Clock, ClockedSubject
+
+OPTIONS = LatencyOptions(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2)
+
+
+def test_the_times_of_a_request_follow_their_definitions() -> None:
+    record = RequestRecord(submitted=1.0, token_seconds=(1.5, 1.7, 2.1))
+    assert record.ttft == 0.5
+    assert record.e2e == pytest.approx(1.1)
+    assert record.tpot == pytest.approx((1.1 - 0.5) / 2)
+    assert record.itl == pytest.approx((0.2, 0.4))
+
+
+def test_a_closed_loop_keeps_so_many_in_flight_and_replaces_the_finished() -> None:
+    clock = Clock(100.0)
+    subject = ClockedSubject(clock, step_seconds=1.0, prefill_steps=2)
+    records = closed_loop(subject, [[1], [2], [3]], output_tokens=2, concurrency=2, clock=clock)
+    assert subject.most_in_flight == 2
+    assert [record.submitted for record in records] == [0.0, 0.0, 3.0]
+    assert [record.token_seconds for record in records] == [(2.0, 3.0), (2.0, 3.0), (5.0, 6.0)]
+
+
+def test_both_engines_get_the_same_prompts_and_warm_up_is_not_counted() -> None:
+    clock = Clock()
+    candidate, baseline = ClockedSubject(clock, 1.0), ClockedSubject(clock, 2.0)
+    result = measure_latency(candidate, baseline, OPTIONS, clock=clock)
+    assert sorted(candidate.prompts) == sorted(baseline.prompts)
+    assert len(result.runs) == 8
+    counted = sum(len(run.requests) for run in result.runs)
+    assert counted == 8 * 4
+    assert len(candidate.prompts) + len(baseline.prompts) == counted + 2 * (1 + 2)
+
+
+def test_a_slower_clock_shows_in_every_record() -> None:
+    clock = Clock()
+    result = measure_latency(ClockedSubject(clock, 1.0), ClockedSubject(clock, 2.0), OPTIONS, clock=clock)
+    tpots = {run.run.side: {request.tpot for request in run.requests} for run in result.runs}
+    assert tpots == {"candidate": {1.0}, "baseline": {2.0}}
+
+
+def test_progress_counts_warm_up_and_runs() -> None:
+    clock = Clock()
+    seen: list[tuple[str, int, int]] = []
+    subject = ClockedSubject(clock, 1.0)
+    measure_latency(subject, subject, OPTIONS, lambda *event: seen.append(event), clock)
+    assert seen == [("latency", done, 12) for done in range(13)]
+
+
+def test_a_request_longer_than_the_context_is_refused() -> None:
+    subject = ClockedSubject(Clock(), 1.0, context_tokens=6)
+    with pytest.raises(UsageError, match="prompt_tokens \\+ output_tokens is 7, the candidate's context holds 6"):
+        measure_latency(subject, subject, OPTIONS)
+
+
+def test_the_garbage_collector_rests_and_comes_back() -> None:
+    assert gc.isenabled()
+    with garbage_collection_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_the_garbage_collector_comes_back_after_an_error() -> None:
+    with pytest.raises(RuntimeError), garbage_collection_paused():
+        raise RuntimeError
+    assert gc.isenabled()

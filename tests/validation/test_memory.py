@@ -1,0 +1,60 @@
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.errors import EngineError, UsageError
+from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory, memory_metrics, probe_in_child
+from ingot.validation.process_memory import ProcessMemory, parse_status, process_memory
+
+STATUS = """Name:\tpython
+VmHWM:\t  200 kB
+VmRSS:\t  150 kB
+RssAnon:\t  100 kB
+RssFile:\t   50 kB
+""".splitlines()
+
+
+def _probe(peak: int) -> MemoryProbe:
+    taken = ProcessMemory(peak_bytes=peak, resident_bytes=peak, private_bytes=peak // 2, mapped_bytes=peak // 2)
+    return MemoryProbe(taken, taken, taken)
+
+
+def test_status_lines_become_bytes() -> None:
+    assert parse_status(STATUS) == ProcessMemory(204_800, 153_600, 102_400, 51_200)
+
+
+def test_this_process_has_a_peak_no_smaller_than_what_it_holds() -> None:
+    memory = process_memory()
+    assert memory.peak_bytes >= memory.resident_bytes > 1_000_000
+
+
+def test_probes_alternate_and_the_ratio_is_paired() -> None:
+    asked: list[str] = []
+
+    def prober(artifact: Path, options: MemoryOptions) -> MemoryProbe:
+        asked.append(artifact.name)
+        return _probe({"candidate": 300, "baseline": 600}[artifact.name])
+
+    result = measure_memory(Path("candidate"), Path("baseline"), MemoryOptions(probes=2), prober=prober)
+    [measured] = memory_metrics(result)
+    assert asked == ["candidate", "baseline"] * 2
+    assert measured.estimate.value == pytest.approx(0.5)
+    assert (measured.baseline, measured.candidate) == (600, 300)
+
+
+def test_a_probe_that_fails_is_an_engine_error_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(command, 1, "", "Traceback\nMemoryError: too much\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(EngineError, match="probe ended with code 1: MemoryError: too much"):
+        probe_in_child(tmp_path, MemoryOptions())
+
+
+def test_one_probe_is_refused_because_it_has_no_interval() -> None:
+    with pytest.raises(UsageError, match="probes is 1; it must be 2 or more"):
+        MemoryOptions(probes=1)
