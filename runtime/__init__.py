@@ -1,1 +1,25 @@
 """Runtime: artifact -> tokens. Imports nothing of the compiler."""
+
+from ingot.runtime.async_engine import AsyncEngine
+from ingot.runtime.batch import Executor, ForwardBatch
+from ingot.runtime.engine import Engine
+from ingot.runtime.metrics import EngineMetrics, RequestMetrics
+from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.sampler import SampledToken, TokenLogprob
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.tokenizer import Tokenizer
+
+__all__ = [
+    "AsyncEngine",
+    "Completion",
+    "Engine",
+    "EngineMetrics",
+    "Executor",
+    "ForwardBatch",
+    "RequestMetrics",
+    "RequestOutput",
+    "SampledToken",
+    "SamplingParams",
+    "TokenLogprob",
+    "Tokenizer",
+]

@@ -93,14 +93,16 @@ class BlockManager:
         """Blocks of a sequence: entry i holds positions i * block_tokens and following."""
         return self._tables[sequence_id].blocks
 
-    def admit(self, sequence_id: int, tokens: TokenArray, *, spare_blocks: int = 0) -> Admission | None:
-        """Give a new sequence blocks for all its tokens, as many as possible from the prefix cache.
+    def admit(
+        self, sequence_id: int, tokens: TokenArray, *, spare_blocks: int = 0, reuse_prefix: bool = True
+    ) -> Admission | None:
+        """Give a new sequence blocks for all its tokens; with `reuse_prefix` as many as possible are cached ones.
 
         The last token is never taken as cached: its logits are wanted. None, and nothing changed, when fewer than
         `spare_blocks` would be left for others.
         """
         assert sequence_id not in self._tables
-        hits, hashes = self._match(tokens)
+        hits, hashes = self._match(tokens) if reuse_prefix else ([], [])
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
         num_idle_hits = sum(self._references[block] == 0 for block in hits)
@@ -164,9 +166,10 @@ class BlockManager:
         self._index.check()
 
     def _match(self, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
+        """Cached blocks of the longest known prefix, and their hashes."""
         hits: list[int] = []
         hashes: list[bytes] = []
-        if not self.prefix_cache or not self._index:
+        if not self._index:
             return hits, hashes
         for index in range(len(tokens) // self.block_tokens):
             content = self._content(hashes, tokens, index)

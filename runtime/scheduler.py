@@ -133,7 +133,9 @@ class Scheduler:
         headroom = self.blocks.num_available - spare_blocks
         if self._refused and self._refused[0] == sequence.id and headroom <= self._refused[1]:
             return None  # nothing came free since: do not hash the prompt again at every step
-        admission = self.blocks.admit(sequence.id, sequence.tokens, spare_blocks=spare_blocks)
+        admission = self.blocks.admit(
+            sequence.id, sequence.tokens, spare_blocks=spare_blocks, reuse_prefix=sequence.reuse_prefix
+        )
         self._refused = None if admission else (sequence.id, headroom)
         if admission is None:
             return None

@@ -26,6 +26,7 @@ class Sequence:
     tokens: TokenArray
     num_prompt_tokens: int
     max_total_tokens: int
+    reuse_prefix: bool = True  # False where the logits of every token are wanted
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     cached_tokens: int | None = None
@@ -35,10 +36,10 @@ class Sequence:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
 
     @classmethod
-    def of(cls, sequence_id: int, prompt: Iterable[int], max_tokens: int, context_tokens: int) -> "Sequence":
-        """Make the sequence of a prompt: it ends after `max_tokens` more, or where the context ends."""
+    def of(cls, sequence_id: int, prompt: Iterable[int], max_tokens: int, *, reuse_prefix: bool = True) -> "Sequence":
+        """Make the sequence of a prompt, which ends after `max_tokens` more."""
         tokens = array("q", prompt)
-        return cls(sequence_id, tokens, len(tokens), min(len(tokens) + max_tokens, context_tokens))
+        return cls(sequence_id, tokens, len(tokens), len(tokens) + max_tokens, reuse_prefix)
 
     @property
     def num_pending(self) -> int:

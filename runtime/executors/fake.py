@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int64Array
 
 _UInt64Array = NDArray[np.uint64]
 _EMPTY = np.uint64(0)
@@ -77,7 +77,7 @@ class FakeExecutor:
         positions = batch.position_ids
         slots = batch.block_tables[sequences, positions // size].astype(np.int64) * size + positions % size
         _require(len(np.unique(slots)) == len(slots), "two tokens are written to one slot")
-        self._pool[slots] = mix((batch.input_ids.astype(np.uint64) << np.uint64(20)) + positions.astype(np.uint64))
+        self._pool[slots] = mark(batch.input_ids, positions)
         states = np.concatenate([self._states(batch, index) for index in range(len(batch.context_lens))])  # [T]
         self.num_forwards += 1
         bits = mix(states[batch.logits_indices, None] ^ self._vocab) >> np.uint64(40)  # [R, vocab] 24 bits
@@ -117,6 +117,11 @@ class FakeExecutor:
         needed = -(-context // self._geometry.block_tokens)  # [S]
         used = tables[np.arange(tables.shape[1]) < needed[:, None]]
         _require(int(needed.max()) <= tables.shape[1] and _within(used, self._num_blocks), "a block is missing")
+
+
+def mark(tokens: Int64Array, positions: Int64Array) -> _UInt64Array:
+    """What a slot holds for a token at a position; never 0, as `mix` maps only 0 to 0."""
+    return mix(((tokens + 1) << 32 | positions).astype(np.uint64))
 
 
 def mix(values: _UInt64Array) -> _UInt64Array:

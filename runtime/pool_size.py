@@ -1,0 +1,87 @@
+"""How many KV blocks the engine gets: what the caller says, or what the free memory and the model's context suggest."""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.errors import UsageError
+
+_LOG = logging.getLogger(__name__)
+_MEMORY_SHARE = 0.25  # of the free memory, for an engine that was told nothing
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """Blocks of the KV pool, and why so many."""
+
+    num_blocks: int
+    reason: str
+
+
+def resolve_pool_size(
+    model: ModelFacts,
+    kv: KVGeometry,
+    *,
+    kv_blocks: int | None = None,
+    kv_bytes: int | None = None,
+    max_sequences: int,
+    free_bytes: int | None = None,
+) -> PoolSize:
+    """Decide once, and log why. By default a quarter of the free memory, but never more than could be used.
+
+    Raises UsageError when both sizes are given, or one that holds no block.
+    """
+    size = _explicit(kv, kv_blocks, kv_bytes) or _automatic(
+        model, kv, max_sequences, free_memory_bytes() if free_bytes is None else free_bytes
+    )
+    _LOG.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
+    return size
+
+
+def free_memory_bytes() -> int:
+    """Memory that may still be taken: what the system has available, or less where a control group (v2) limits it."""
+    free = _available_bytes()
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except OSError:  # no control groups here
+        return free
+    return free if limit == "max" else max(0, min(free, int(limit) - used))
+
+
+def _available_bytes() -> int:
+    if _MEMINFO.is_file():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _explicit(kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | None) -> PoolSize | None:
+    if kv_blocks is not None and kv_bytes is not None:
+        raise UsageError(f"kv_blocks is {kv_blocks} and kv_bytes is {kv_bytes}; give one of them, or none")
+    if kv_blocks is not None:
+        if kv_blocks < 1:
+            raise UsageError(f"kv_blocks is {kv_blocks}; the pool needs at least 1 block of {kv.block_tokens} tokens")
+        return PoolSize(kv_blocks, "kv_blocks was given")
+    if kv_bytes is None:
+        return None
+    if kv_bytes < kv.block_bytes:
+        raise UsageError(f"kv_bytes is {kv_bytes}; one block takes {kv.block_bytes} bytes, and at least one is needed")
+    return PoolSize(kv_bytes // kv.block_bytes, f"kv_bytes={kv_bytes} at {kv.block_bytes} bytes each")
+
+
+def _automatic(model: ModelFacts, kv: KVGeometry, max_sequences: int, free_bytes: int) -> PoolSize:
+    per_context = -(-model.context_tokens // kv.block_tokens)
+    usable = per_context * max_sequences
+    fitting = int(free_bytes * _MEMORY_SHARE) // kv.block_bytes
+    if usable <= fitting:
+        return PoolSize(usable, f"{max_sequences} sequences of the model's {model.context_tokens} tokens")
+    reason = f"{_MEMORY_SHARE:.0%} of {free_bytes / 2**30:.1f} GiB free memory"
+    if fitting < per_context:
+        reason += f"; less than one context of {model.context_tokens} tokens, so long requests will be refused"
+    return PoolSize(max(1, fitting), reason)

@@ -1,0 +1,74 @@
+"""Logits at every position of given sequences: what perplexity and KL are computed from.
+
+The sequences run through the same scheduler, blocks and executor as requests do, without taking cached prefixes
+(those have no logits). Several short ones share a step, and a long one takes several.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ingot.errors import EngineError
+from ingot.runtime.batch import Executor, FloatArray, Int64Array
+from ingot.runtime.batching import BatchBuilder
+from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.sequence import Sequence
+
+
+class PromptLogits(NamedTuple):
+    """Logits [tokens, vocab] of positions start ... of sequence `index`. Valid until the iterator moves on."""
+
+    index: int
+    start: int
+    logits: FloatArray
+
+
+def iterate_prompt_logits(
+    executor: Executor, scheduler: Scheduler, builder: BatchBuilder, prompts: Iterable[tuple[int, Int64Array]]
+) -> Iterator[PromptLogits]:
+    """Yield the logits of (sequence id, tokens) in chunks: sequences in order, each one's chunks in order.
+
+    `scheduler` must be for this use alone; it may share its blocks. Prompts are drawn as they are needed. Blocks go
+    back when the iterator ends or is closed. EngineError when others hold the blocks that the next sequence needs.
+    """
+    queue = enumerate(prompts)
+    index_of: dict[int, int] = {}
+    try:
+        while True:
+            _refill(scheduler, queue, index_of)
+            if not scheduler.has_unfinished:
+                return
+            batch = scheduler.schedule()
+            if not batch.entries:
+                raise EngineError(
+                    f"no block is free for a sequence of {len(scheduler.waiting[0].tokens)} tokens: running requests"
+                    f" hold {scheduler.blocks.num_in_use} of {scheduler.blocks.num_blocks}; finish them first"
+                )
+            logits = executor.forward(builder.build(batch, all_logits=True))  # [T, vocab]
+            scheduler.complete(batch)
+            yield from _parts(batch, logits, index_of)
+            for entry in batch.entries:
+                if entry.samples:
+                    scheduler.remove(entry.sequence)
+    finally:
+        for sequence in [*scheduler.running.values(), *scheduler.waiting]:
+            scheduler.remove(sequence)
+
+
+def _refill(
+    scheduler: Scheduler, queue: Iterator[tuple[int, tuple[int, Int64Array]]], index_of: dict[int, int]
+) -> None:
+    """Keep one step's worth of tokens waiting."""
+    while sum(len(sequence.tokens) for sequence in scheduler.waiting) < scheduler.max_batch_tokens:
+        drawn = next(queue, None)
+        if drawn is None:
+            return
+        index, (sequence_id, tokens) = drawn
+        index_of[sequence_id] = index
+        scheduler.add(Sequence.of(sequence_id, tokens, 1, reuse_prefix=False))
+
+
+def _parts(batch: ScheduledBatch, logits: FloatArray, index_of: dict[int, int]) -> Iterator[PromptLogits]:
+    row = 0
+    for sequence, start, num_tokens, _ in batch.entries:
+        yield PromptLogits(index_of[sequence.id], start, logits[row : row + num_tokens])
+        row += num_tokens

@@ -1,0 +1,71 @@
+"""What callers give as a prompt, checked before it gets anywhere."""
+
+from collections.abc import Sequence
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact import ModelFacts
+from ingot.errors import RequestError
+from ingot.runtime.batch import Int64Array
+from ingot.runtime.sampling import SamplingParams
+
+# A text, or its token ids.
+Prompt = str | Sequence[int] | NDArray[np.integer]
+PromptList = list[str] | list[list[int]]
+ParamsList = Sequence[SamplingParams]
+
+
+def is_single(prompt: Prompt | PromptList) -> bool:
+    """Whether this is one prompt, not a list of them. RequestError for an empty list, which could be either."""
+    if isinstance(prompt, str):
+        return True
+    if len(prompt) == 0:
+        raise RequestError("the prompt is an empty list; give a text, token ids, or a list with at least one prompt")
+    return isinstance(prompt[0], Integral | float)  # a float is refused later, with its place
+
+
+def each_with_params(
+    prompt: Prompt | PromptList, params: SamplingParams | ParamsList | None
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Every prompt with its parameters; RequestError when there are not as many of them as prompts."""
+    prompts: list[Prompt] = [prompt] if is_single(prompt) else list(prompt)  # type: ignore[arg-type, list-item]
+    if params is None or isinstance(params, SamplingParams):
+        return [(one, params or SamplingParams()) for one in prompts]
+    if len(params) != len(prompts):
+        raise RequestError(
+            f"there are {len(prompts)} prompts and {len(params)} SamplingParams; give one for all, or one for each"
+        )
+    return list(zip(prompts, params, strict=True))
+
+
+def checked_prompt(token_ids: Sequence[int] | NDArray[np.integer], model: ModelFacts, *, room: int = 1) -> Int64Array:
+    """The prompt as an array, with `room` positions of the context left; RequestError says what is wrong with it."""
+    if len(token_ids) == 0:
+        raise RequestError("the prompt has no tokens; give at least one")
+    tokens = _flat_integers(token_ids)
+    outside = np.flatnonzero((tokens < 0) | (tokens >= model.vocab_size))
+    if len(outside):
+        raise RequestError(
+            f"token {outside[0]} of the prompt is {tokens[outside[0]]}; the model's token ids go from 0 to"
+            f" {model.vocab_size - 1}: encode the text with this model's own tokenizer"
+        )
+    if len(tokens) > model.context_tokens - room:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens; the model's context is {model.context_tokens}, prompt and output"
+            f" together: shorten the prompt to at most {model.context_tokens - room}"
+        )
+    return tokens.astype(np.int64)
+
+
+def _flat_integers(token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:
+    try:
+        tokens = np.asarray(token_ids)
+    except ValueError:  # lists of different lengths
+        tokens = np.empty(0)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        shown = repr(token_ids)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise RequestError(f"the prompt must be a text or a flat list of whole token ids, not {shown}")
+    return tokens

@@ -1,0 +1,97 @@
+"""A request on its way through the engine: what its tokens have become so far, and when."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.artifact import ModelFacts
+from ingot.runtime.batch import FloatArray, Int64Array
+from ingot.runtime.metrics import RequestMetrics
+from ingot.runtime.outputs import Completion, FinishReason, RequestOutput
+from ingot.runtime.sampler import SampledToken, Sampler
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.sequence import Sequence
+from ingot.runtime.stopping import StopChecker
+from ingot.runtime.tokenizer import Tokenizer
+
+# The text goes on where the prompt ends; no character is spread over more tokens than this.
+_TAIL_TOKENS = 16
+
+
+class Request:
+    """One request. `sequence` is the scheduler's view of it.
+
+    Output ends where the model's context ends: `max_tokens` is cut to what is left of it after the prompt.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Int64Array,
+        params: SamplingParams,
+        model: ModelFacts,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: Collection[int],
+        *,
+        keep_logits: bool,
+        now: float,
+    ) -> None:
+        room = model.context_tokens - len(prompt)
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        detokenizer = tokenizer.detokenizer(prompt[-_TAIL_TOKENS:].tolist()) if tokenizer else None
+        self.sequence = Sequence.of(request_id, prompt, params.max_tokens)
+        self._sampler = Sampler(params, self.sequence.tokens)
+        self._stop = StopChecker(params, eos_token_ids, detokenizer)
+        self._texts: list[str] = []
+        self._tokens: list[SampledToken] = []
+        self._logits: list[FloatArray] | None = [] if keep_logits else None
+        self._arrival_seconds = now
+        self.first_scheduled_seconds: float | None = None
+        self._first_token_seconds: float | None = None
+
+    def sample(self, logits: FloatArray) -> SampledToken:
+        """Choose the next token from logits [vocab]."""
+        if self._logits is not None:
+            self._logits.append(logits.copy())
+        return self._sampler.sample(logits, self.sequence.generated)
+
+    def push(self, token: SampledToken, now: float) -> RequestOutput:
+        """Take the chosen token; the output has a completion when it was the last."""
+        if self._first_token_seconds is None:
+            self._first_token_seconds = now
+        self.sequence.tokens.append(token.token_id)
+        self._tokens.append(token)
+        update = self._stop.push(token.token_id)
+        self._texts.append(update.text)
+        completion = self._complete(update.finish_reason, update.matched, now) if update.finish_reason else None
+        return RequestOutput(self.sequence.id, update.text, (token,), completion)
+
+    def abort(self, now: float) -> RequestOutput:
+        """End it from outside: the output so far, with text that was held back."""
+        text = self._stop.flush()
+        self._texts.append(text)
+        return RequestOutput(self.sequence.id, text, (), self._complete("abort", None, now))
+
+    def _complete(self, reason: FinishReason, matched: str | int | None, now: float) -> Completion:
+        tokens = self._tokens
+        return Completion(
+            request_id=self.sequence.id,
+            text="".join(self._texts),
+            token_ids=tuple(token.token_id for token in tokens),
+            finish_reason=reason,
+            stop_reason=matched,
+            prompt_tokens=self.sequence.num_prompt_tokens,
+            cached_tokens=self.sequence.cached_tokens or 0,
+            seed=self._sampler.seed,
+            metrics=RequestMetrics(
+                self._arrival_seconds,
+                self.first_scheduled_seconds,
+                self._first_token_seconds,
+                now,
+                len(tokens),
+                self.sequence.num_preemptions,
+            ),
+            logprobs=tuple(tokens) if self._sampler.params.logprobs is not None else None,
+            logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]
+        )

@@ -1,0 +1,49 @@
+"""Engines for tests: the fake executor with the demo model's tokenizer, and random requests."""
+
+import random
+from functools import cache
+from typing import Any
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.tokenizer import Tokenizer
+from tests.data_paths import DEMO_MODEL
+
+VOCAB_SIZE = 256
+
+
+@cache
+def demo_tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO_MODEL)
+
+
+def token_engine(*, max_sequences: int = 64, prefix_cache: bool = True, **executor: Any) -> Engine:
+    """Token ids only."""
+    fake = FakeExecutor(**{"vocab_size": VOCAB_SIZE, **executor})
+    return Engine(fake, max_sequences=max_sequences, prefix_cache=prefix_cache)
+
+
+def text_engine(**executor: Any) -> Engine:
+    """With the demo model's tokenizer."""
+    tokenizer = demo_tokenizer()
+    return Engine(FakeExecutor(**{"vocab_size": tokenizer.vocab_size, **executor}), tokenizer)
+
+
+def random_requests(count: int, seed: int = 0) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of 1 to 60 tokens, half of them with a common beginning; greedy and drawn; 1 to 40 tokens."""
+    rng = random.Random(seed)
+    common = [rng.randrange(VOCAB_SIZE) for _ in range(37)]
+    requests = []
+    for number in range(count):
+        prompt = common[: rng.randrange(37)] * (number % 2)
+        prompt += [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 24))]
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 41),
+            temperature=rng.choice([0.0, 0.8]),
+            top_k=rng.choice([0, 20]),
+            seed=rng.randrange(1000),
+            repetition_penalty=rng.choice([1.0, 1.2]),
+        )
+        requests.append((prompt, params))
+    return requests

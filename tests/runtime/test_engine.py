@@ -1,0 +1,320 @@
+"""The engine on the fake executor, whose tokens change with any mistake in tables, copies or positions."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingot.artifact import KVGeometry
+from ingot.errors import EngineError, RequestError, UsageError
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.engine import Engine
+from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.outputs import Completion
+from ingot.runtime.pool_size import free_memory_bytes, resolve_pool_size
+from ingot.runtime.sampling import SamplingParams
+from tests.runtime.engines import random_requests, text_engine, token_engine
+
+
+def alone(prompt: list[int], params: SamplingParams) -> Completion:
+    """What a request gets in an engine of its own, with room for everything."""
+    with token_engine(num_blocks=32) as engine:
+        return engine.generate(prompt, params, keep_logits=True)
+
+
+def assert_same(completion: Completion, expected: Completion) -> None:
+    assert completion.token_ids == expected.token_ids
+    assert completion.finish_reason == expected.finish_reason
+    assert completion.logits is not None
+    assert expected.logits is not None
+    assert completion.logits.tobytes() == expected.logits.tobytes()
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize(("num_blocks", "block_tokens", "budget"), [(40, 4, 16), (9, 16, 64), (30, 4, 5)])
+def test_64_requests_in_a_pool_too_small_for_them_get_what_each_gets_alone(
+    prefix_cache: bool, num_blocks: int, block_tokens: int, budget: int
+) -> None:
+    requests = random_requests(64)
+    engine = token_engine(
+        num_blocks=num_blocks, block_tokens=block_tokens, max_batch_tokens=budget, prefix_cache=prefix_cache
+    )
+    with engine:
+        ids = [engine.add(prompt, params, keep_logits=True) for prompt, params in requests]
+        done: dict[int, Completion] = {}
+        while engine.has_unfinished():
+            for output in engine.step():
+                if output.completion:
+                    done[output.request_id] = output.completion
+            engine.core.check()
+        assert engine.metrics().blocks_in_use == 0
+        assert engine.metrics().num_preemptions > 0
+        assert (engine.metrics().prefix_hit_tokens > 0) == prefix_cache
+    for request_id, (prompt, params) in zip(ids, requests, strict=True):
+        assert_same(done[request_id], alone(prompt, params))
+
+
+def test_prefix_hits_are_counted_and_change_nothing() -> None:
+    prompt = list(range(40))
+    params = SamplingParams(max_tokens=8)
+    with token_engine() as engine:
+        first = engine.generate(prompt, params, keep_logits=True)
+        again = engine.generate(prompt, params, keep_logits=True)
+        longer = engine.generate([*prompt, *first.token_ids], params)
+        whole = engine.generate(prompt[:32], params)
+    assert (first.cached_tokens, again.cached_tokens, longer.cached_tokens, whole.cached_tokens) == (0, 32, 32, 31)
+    assert_same(again, first)
+    assert whole.token_ids == alone(prompt[:32], params).token_ids
+
+
+def test_a_single_prompt_gives_one_completion_and_a_list_gives_as_many() -> None:
+    with token_engine() as engine:
+        one = engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
+        many = engine.generate([[1, 2, 3], [4]], [SamplingParams(max_tokens=4), SamplingParams(max_tokens=2)])
+    assert one.token_ids == many[0].token_ids
+    assert [len(completion.token_ids) for completion in many] == [4, 2]
+    assert (one.finish_reason, one.stop_reason, one.prompt_tokens) == ("length", None, 3)
+
+
+def test_output_that_reaches_the_context_ends_there() -> None:
+    with token_engine(context_tokens=24, num_blocks=4) as engine:
+        completion = engine.generate(list(range(20)), SamplingParams(max_tokens=100))
+    assert len(completion.token_ids) == 4
+    assert completion.finish_reason == "length"
+
+
+def test_end_tokens_and_stop_tokens_end_a_request_with_their_id() -> None:
+    params = SamplingParams(max_tokens=10)
+    tokens = alone([1, 2, 3], params).token_ids
+    with token_engine(eos_token_ids=(tokens[3],)) as engine:
+        by_eos = engine.generate([1, 2, 3], params)
+        by_stop = engine.generate([1, 2, 3], replace(params, stop_token_ids=(tokens[2],)))
+        ignored = engine.generate([1, 2, 3], replace(params, ignore_eos=True))
+    assert (by_eos.finish_reason, by_eos.stop_reason, by_eos.token_ids) == ("stop", tokens[3], tokens[:4])
+    assert (by_stop.stop_reason, by_stop.token_ids) == (tokens[2], tokens[:3])
+    assert ignored.token_ids == tokens
+
+
+def test_text_streams_in_pieces_that_add_up_and_a_stop_string_is_cut_off() -> None:
+    with text_engine() as engine:
+        whole = engine.generate("def read", SamplingParams(max_tokens=30, ignore_eos=True))
+        outputs = list(engine.stream("def read", SamplingParams(max_tokens=30, ignore_eos=True)))
+        stop = whole.text[10:14]
+        stopped = engine.generate("def read", SamplingParams(max_tokens=30, ignore_eos=True, stop=(stop,)))
+    assert "".join(output.text for output in outputs) == whole.text
+    assert [token for output in outputs for token in output.token_ids] == list(whole.token_ids)
+    assert [output.finished for output in outputs] == [False] * 29 + [True]
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+
+
+def test_log_probabilities_come_when_asked_for() -> None:
+    with token_engine() as engine:
+        completion = engine.generate([1], SamplingParams(max_tokens=3, logprobs=2), keep_logits=True)
+        assert engine.generate([1], SamplingParams(max_tokens=3)).logprobs is None
+    assert completion.logprobs is not None
+    assert completion.logits is not None
+    assert [len(token.top) for token in completion.logprobs] == [2, 2, 2]
+    assert tuple(token.token_id for token in completion.logprobs) == completion.token_ids
+    assert completion.token_ids == tuple(completion.logits.argmax(axis=1))
+
+
+def test_an_aborted_request_frees_its_blocks_and_the_others_go_on() -> None:
+    params = SamplingParams(max_tokens=20)
+    with token_engine() as engine:
+        doomed, other = engine.add([1, 2, 3], params), engine.add([4, 5], params)
+        outputs = [output for _ in range(5) for output in engine.step()]
+        completion = engine.abort(doomed)
+        assert engine.abort(doomed) is None
+        while engine.has_unfinished():
+            outputs += engine.step()
+        assert engine.metrics().blocks_in_use == 0
+    assert completion is not None
+    assert (completion.finish_reason, len(completion.token_ids)) == ("abort", 5)
+    last = [output.completion for output in outputs if output.request_id == other][-1]
+    assert last is not None
+    assert last.token_ids == alone([4, 5], params).token_ids
+
+
+def test_streams_may_be_interleaved_and_closing_one_aborts_it() -> None:
+    params = SamplingParams(max_tokens=6)
+    with token_engine() as engine:
+        first, second = engine.stream([1], params), engine.stream([2], params)
+        added = engine.add([3], params)
+        next(first)
+        next(second)
+        next(first)
+        assert [output.request_id for output in engine.step()][0] == added
+        first.close()  # type: ignore[attr-defined]
+        rest = list(second)
+        assert rest[-1].completion is not None
+        assert rest[-1].completion.token_ids == alone([2], params).token_ids
+        assert engine.metrics().num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "empty list"),
+        ("", "no tokenizer"),
+        ([1, 256], r"token 1 of the prompt is 256; .* from 0 to 255"),
+        ([-1], r"token 0 of the prompt is -1"),
+        ([1.5], "whole token ids"),
+        ([[1, 2], [3, "x"]], "whole token ids"),
+        (list(range(200)) * 3, r"600 tokens; the model's context is 512.*at most 511"),
+        (list(range(8)) * 64, r"512 tokens"),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_refused(prompt: list[int], message: str) -> None:
+    with token_engine() as engine:
+        with pytest.raises(RequestError, match=message):
+            engine.generate(prompt)
+        assert not engine.has_unfinished()
+        assert engine.metrics().blocks_in_use == 0
+
+
+def test_an_empty_text_is_refused_when_it_has_no_tokens() -> None:
+    with text_engine() as engine:
+        if not engine.encode(""):
+            with pytest.raises(RequestError, match="no tokens"):
+                engine.generate("")
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_the_rest_of_its_list_is_dropped() -> None:
+    with token_engine(num_blocks=2) as engine:
+        with pytest.raises(RequestError, match="pool has 2"):
+            engine.generate([[1], list(range(30))], SamplingParams(max_tokens=10))
+        assert not engine.has_unfinished()
+
+
+def test_unequal_numbers_of_prompts_and_parameters_are_refused() -> None:
+    with token_engine() as engine:
+        with pytest.raises(RequestError, match="2 prompts and 1 SamplingParams"):
+            engine.generate([[1], [2]], [SamplingParams()])
+
+
+class FailingExecutor(FakeExecutor):
+    """Fails at one step, after part of the batch was written."""
+
+    fails_at = 3
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        logits = super().forward(batch)
+        if self.num_forwards == self.fails_at:
+            raise EngineError("the device is gone")
+        return logits
+
+
+def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> None:
+    params = SamplingParams(max_tokens=6)
+    with Engine(FailingExecutor(num_blocks=8), max_sequences=2) as engine:
+        ids = [engine.add([number, 1, 2], params) for number in range(3)]
+        engine.step()
+        engine.step()
+        with pytest.raises(EngineError, match="device is gone"):
+            engine.step()
+        engine.core.check()
+        done = {}
+        while engine.has_unfinished():
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+        assert [done[number].finish_reason for number in ids] == ["abort", "abort", "length"]
+        assert done[ids[2]].token_ids == alone([2, 1, 2], params).token_ids
+        assert engine.generate([0, 1, 2], params).token_ids == alone([0, 1, 2], params).token_ids
+        assert engine.metrics().blocks_in_use == 0
+
+
+def test_a_closed_engine_refuses_and_closes_its_executor() -> None:
+    executor = FakeExecutor()
+    engine = Engine(executor)
+    engine.add([1])
+    engine.close()
+    engine.close()
+    assert executor.closed
+    assert not engine.has_unfinished()
+    for call in (lambda: engine.generate([1]), engine.step, lambda: engine.prompt_logits([1])):
+        with pytest.raises(EngineError, match="closed"):
+            call()
+
+
+def test_metrics_tell_the_moments_of_a_request_in_order() -> None:
+    with token_engine() as engine:
+        metrics = engine.generate([1, 2], SamplingParams(max_tokens=5)).metrics
+        short = engine.generate([1, 2], SamplingParams(max_tokens=1)).metrics
+    assert metrics.queue_seconds is not None
+    assert metrics.ttft_seconds is not None
+    assert metrics.tpot_seconds is not None
+    assert 0 <= metrics.queue_seconds <= metrics.ttft_seconds <= metrics.e2e_seconds
+    assert metrics.ttft_seconds + 4 * metrics.tpot_seconds == pytest.approx(metrics.e2e_seconds)
+    assert short.tpot_seconds is None
+
+
+def test_prompt_logits_are_bit_for_bit_those_of_generation_however_they_are_chunked() -> None:
+    prompts = [[5, 6, 7], list(range(50)), [9], list(range(100, 121))]
+    with token_engine(max_batch_tokens=64) as engine:
+        expected = [engine.prompt_logits(prompt) for prompt in prompts]
+        completion = engine.generate(prompts[1], SamplingParams(max_tokens=4), keep_logits=True)
+        tokens = [*prompts[1], *completion.token_ids]
+        assert completion.logits is not None
+        assert np.array_equal(engine.prompt_logits(tokens)[49:53], completion.logits)
+        assert engine.metrics().blocks_in_use == 0
+    assert [len(rows) for rows in expected] == [3, 50, 1, 21]
+    with token_engine(max_batch_tokens=7, num_blocks=5) as engine:
+        parts: list[list[FloatArray]] = [[] for _ in prompts]
+        for index, start, logits in engine.iterate_prompt_logits(prompts):
+            assert start == sum(len(part) for part in parts[index])
+            parts[index].append(logits.copy())
+    for rows, chunks in zip(expected, parts, strict=True):
+        assert np.array_equal(rows, np.concatenate(chunks))
+
+
+def test_prompt_logits_that_are_given_up_free_their_blocks() -> None:
+    with token_engine() as engine:
+        iterator = engine.iterate_prompt_logits([list(range(30)), list(range(40))])
+        next(iterator)
+        iterator.close()  # type: ignore[attr-defined]
+        engine.core.check()
+        assert engine.metrics().blocks_in_use == 0
+
+
+def test_prompt_logits_say_when_running_requests_hold_the_blocks() -> None:
+    with token_engine(num_blocks=4) as engine:
+        engine.add(list(range(40)), SamplingParams(max_tokens=4))
+        engine.step()
+        with pytest.raises(EngineError, match="running requests hold 3 of 4"):
+            engine.prompt_logits(list(range(30)))
+        with pytest.raises(RequestError, match="context is 512"):
+            engine.prompt_logits([1] * 513)
+
+
+def test_the_pool_is_sized_by_what_is_given_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = FakeExecutor(context_tokens=1000).model
+    kv = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8)
+    assert resolve_pool_size(model, kv, kv_blocks=7, max_sequences=4).num_blocks == 7
+    assert resolve_pool_size(model, kv, kv_bytes=10 * kv.block_bytes + 5, max_sequences=4).num_blocks == 10
+    assert resolve_pool_size(model, kv, max_sequences=4, free_bytes=2**40).num_blocks == 4 * 63
+    scarce = resolve_pool_size(model, kv, max_sequences=4, free_bytes=40 * kv.block_bytes)
+    assert scarce.num_blocks == 10
+    assert "long requests will be refused" in scarce.reason
+    assert "KV pool: 10 blocks of 16 tokens" in caplog.text
+    assert free_memory_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"kv_blocks": 1, "kv_bytes": 1}, "give one of them"),
+        ({"kv_blocks": 0}, "at least 1 block"),
+        ({"kv_bytes": 10}, "one block takes 128 bytes"),
+    ],
+)
+def test_a_pool_size_that_cannot_be_is_refused(sizes: dict[str, int], message: str) -> None:
+    executor = FakeExecutor()
+    with pytest.raises(UsageError, match=message):
+        resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)  # type: ignore[arg-type]
+
+
+def test_max_sequences_below_one_is_refused() -> None:
+    with pytest.raises(UsageError, match="max_sequences is 0"):
+        token_engine(max_sequences=0)
