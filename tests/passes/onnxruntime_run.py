@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]

@@ -1,0 +1,52 @@
+"""Runs a written program the plain way: one session per segment, attention in numpy, one sequence without a cache."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from ingot.artifact import AttentionStep, Program
+from tests.passes.onnxruntime_run import session
+
+FloatArray = NDArray[np.float32]
+
+
+class ProgramChain:
+    """Holds the sessions of a program; `logits` runs it."""
+
+    def __init__(self, program: Program, folder: Path) -> None:
+        self._program = program
+        files = [step.file for step in program.steps if step.kind == "segment"]
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {file: session(str(folder / file)) for file in files}
+
+    def logits(self, tokens: NDArray[np.int64]) -> FloatArray:
+        """Logits [T, vocab] of every position."""
+        rows = np.arange(len(tokens))
+        values: dict[str, Any] = {"input_ids": tokens, "position_ids": rows, "logits_indices": rows}
+        for step in self._program.steps:
+            if isinstance(step, AttentionStep):
+                values[step.output] = causal_attention(step, values[step.query], values[step.key], values[step.value])
+            else:
+                feeds = {name: values[name] for name in step.inputs}
+                results = self._sessions[step.file].run(list(step.outputs), feeds)
+                values.update(zip(step.outputs, results, strict=True))
+        return np.asarray(values["logits"])
+
+
+def causal_attention(step: AttentionStep, query: FloatArray, key: FloatArray, value: FloatArray) -> FloatArray:
+    """One sequence that starts at position 0: query [T, H * D], key and value [T, KV * D] -> [T, H * D]."""
+    tokens, group = len(query), step.num_heads // step.num_kv_heads
+    q = query.reshape(tokens, step.num_kv_heads, group, step.head_dim)
+    k, v = (x.reshape(tokens, step.num_kv_heads, step.head_dim) for x in (key, value))
+    scores = np.einsum("tkgd,skd->kgts", q, k) * step.scale
+    if step.softcap:
+        scores = step.softcap * np.tanh(scores / step.softcap)
+    distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
+    visible = (distance >= 0) & ((distance < step.window) if step.window else True)
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    attended = np.einsum("kgts,skd->tkgd", weights, v).reshape(tokens, step.num_heads * step.head_dim)
+    return np.asarray(attended, np.float32)
