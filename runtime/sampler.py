@@ -95,13 +95,22 @@ def surviving_tokens(scores: FloatRow, params: SamplingParams) -> TokenIds:
 def _candidates(scores: FloatRow, params: SamplingParams) -> tuple[TokenIds, Probabilities]:
     """Surviving token ids, ascending, and their weights: likeliest 1, in double precision."""
     token_ids = _at_least_kth(scores, params.top_k)
-    kept = scores[token_ids].astype(np.float64)
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to -inf, as it should
-        weights = np.exp((kept - kept.max()) / params.temperature)
+    weights = _weights(scores[token_ids] if params.top_k else scores, params.temperature)
+    if params.top_p == 1 and params.min_p == 0:
+        return token_ids, weights
     mask = weights >= params.min_p  # the likeliest weighs 1
     if params.top_p < 1:
         mask &= _in_top_p(weights, params.top_p)
     return token_ids[mask], weights[mask]
+
+
+def _weights(scores: FloatRow, temperature: float) -> Probabilities:
+    """exp((score - highest) / temperature) in double precision."""
+    shifted = scores.astype(np.float64)
+    shifted -= shifted.max()
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to -inf, as it should
+        shifted /= temperature
+    return np.exp(shifted, out=shifted)
 
 
 def _at_least_kth(values: NDArray[np.floating], k: int) -> TokenIds:

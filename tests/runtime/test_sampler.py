@@ -1,0 +1,181 @@
+"""Sampler: greedy, warpers, penalties, log-probabilities, and draws that depend on seed and position alone."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.errors import EngineError
+from ingot.runtime.sampler import FloatRow, Sampler, surviving_tokens
+from ingot.runtime.sampling import SamplingParams
+
+
+def row(*values: float) -> FloatRow:
+    return np.array(values, dtype=np.float32)
+
+
+def random_row(seed: int, vocab: int, scale: float = 3.0) -> FloatRow:
+    return (np.random.default_rng(seed).standard_normal(vocab) * scale).astype(np.float32)
+
+
+def draws(logits: FloatRow, count: int, **given: Any) -> list[int]:
+    sampler = Sampler(SamplingParams(**given), [])
+    return [sampler.sample(logits, range(index)).token_id for index in range(count)]
+
+
+def test_greedy_takes_the_likeliest_and_the_lowest_of_a_tie() -> None:
+    sampler = Sampler(SamplingParams(), [])
+    assert sampler.sample(row(1, 5, 2), []).token_id == 1
+    assert sampler.sample(row(1, 5, 5), []).token_id == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_logit_that_is_no_number_is_an_error_and_no_token(bad: float, temperature: float) -> None:
+    with pytest.raises(EngineError, match=r"logit of token 2 is (nan|inf)"):
+        Sampler(SamplingParams(temperature=temperature), []).sample(row(1, 9, bad), [])
+    with pytest.raises(EngineError, match="finite"):
+        Sampler(SamplingParams(), []).sample(row(-np.inf, -np.inf), [])
+
+
+def test_a_forbidden_token_is_never_drawn() -> None:
+    assert set(draws(row(-np.inf, 0, -np.inf, 0, -np.inf), 300, temperature=1.0, seed=1)) == {1, 3}
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Chi-square against softmax(logits / temperature): 99.99 % of honest samplers stay below the limit."""
+    logits, temperature, count = row(0.3, -1.0, 1.4, 0.0, 2.0, -0.5), 0.7, 20_000
+    expected = np.exp(logits.astype(np.float64) / temperature)
+    expected *= count / expected.sum()
+    counted = np.bincount(draws(logits, count, temperature=temperature, seed=11), minlength=6)
+    assert ((counted - expected) ** 2 / expected).sum() < 25.7  # chi-square, 5 degrees of freedom, p = 1e-4
+
+
+def test_draws_of_many_seeds_at_one_position_follow_the_distribution() -> None:
+    logits, count = row(0, 1, 2), 5_000
+    expected = np.exp(np.arange(3.0))
+    expected *= count / expected.sum()
+    params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(count)]
+    counted = np.bincount([Sampler(p, []).sample(logits, []).token_id for p in params], minlength=3)
+    assert ((counted - expected) ** 2 / expected).sum() < 18.5  # 2 degrees of freedom, p = 1e-4
+
+
+def test_a_draw_depends_on_seed_and_position_and_on_nothing_that_was_drawn_before() -> None:
+    logits = random_row(0, 100)
+    params = SamplingParams(temperature=1.5, seed=5)
+    straight = draws(logits, 20, temperature=1.5, seed=5)
+    backwards = Sampler(params, [])
+    assert [backwards.sample(logits, [0] * index).token_id for index in reversed(range(20))] == straight[::-1]
+    assert draws(logits, 20, temperature=1.5, seed=6) != straight
+    assert len(set(straight)) > 1
+
+
+def test_the_draws_of_a_seed_never_change_between_versions() -> None:
+    logits = np.sin(np.arange(1000)).astype(np.float32)
+    assert draws(logits, 8, temperature=1.0, seed=2**64 - 1) == [234, 348, 54, 102, 58, 461, 729, 686]
+
+
+def test_without_a_seed_one_is_drawn_and_recorded() -> None:
+    first, second = Sampler(SamplingParams(temperature=1.0), []), Sampler(SamplingParams(temperature=1.0), [])
+    assert first.seed != second.seed
+    again = Sampler(SamplingParams(temperature=1.0, seed=first.seed), [])
+    logits = random_row(3, 500)
+    assert [first.sample(logits, [0] * i) for i in range(9)] == [again.sample(logits, [0] * i) for i in range(9)]
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    logits = random_row(4, 200)
+    assert set(draws(logits, 5, temperature=5e-324, seed=0)) == {int(logits.argmax())}
+
+
+def test_top_k_keeps_the_likeliest_and_their_ties() -> None:
+    assert surviving_tokens(row(1, 4, 3, 2), SamplingParams(temperature=1.0, top_k=2)).tolist() == [1, 2]
+    assert surviving_tokens(row(3, 4, 3, 2), SamplingParams(temperature=1.0, top_k=2)).tolist() == [0, 1, 2]
+    assert len(surviving_tokens(row(1, 2), SamplingParams(temperature=1.0, top_k=9))) == 2
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    logits = np.log(row(0.5, 0.3, 0.15, 0.05))
+    for top_p, kept in [(0.4, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4), (1e-9, 1)]:
+        params = SamplingParams(temperature=1.0, top_p=top_p)
+        assert surviving_tokens(logits, params).tolist() == list(range(kept))
+
+
+def test_top_p_looks_beyond_its_head_when_the_distribution_is_flat() -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.5)
+    assert surviving_tokens(np.zeros(10_000, dtype=np.float32), params).tolist() == list(range(5_000))
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    logits = np.log(row(0.6, 0.3, 0.07, 0.03))
+    assert surviving_tokens(logits, SamplingParams(temperature=1.0, min_p=0.1)).tolist() == [0, 1, 2]
+    assert surviving_tokens(logits, SamplingParams(temperature=1.0, min_p=1.0)).tolist() == [0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 3000),
+    st.floats(0.05, 4),
+    st.integers(0, 50),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+)
+def test_the_likeliest_token_always_survives_and_draws_are_survivors(
+    seed: int, vocab: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = random_row(seed, vocab)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    survivors = surviving_tokens(logits, params)
+    assert int(logits.argmax()) in survivors
+    assert Sampler(params, []).sample(logits, []).token_id in survivors
+
+
+def test_the_repetition_penalty_weakens_tokens_of_prompt_and_output_once() -> None:
+    sampler = Sampler(SamplingParams(repetition_penalty=2.0), [0, 0, 0])
+    assert sampler.sample(row(3.0, 1.6), []).token_id == 1, "3 / 2 < 1.6"
+    assert sampler.sample(row(3.0, 1.4), []).token_id == 0, "three times in the prompt, but divided once"
+    assert sampler.sample(row(3.0, 2.0, 1.4), [1, 1]).token_id == 0
+    assert sampler.sample(row(-1.0, -1.5), []).token_id == 1, "negative logits are multiplied"
+
+
+def test_the_presence_penalty_weakens_tokens_of_the_output_alone_and_once() -> None:
+    sampler = Sampler(SamplingParams(presence_penalty=1.0), [0])
+    assert sampler.sample(row(1.5, 1.0), []).token_id == 0
+    assert sampler.sample(row(1.5, 1.0), [0]).token_id == 1
+    assert sampler.sample(row(1.5, 0.4), [0, 0, 0]).token_id == 0
+
+
+def test_penalties_leave_the_callers_logits_alone() -> None:
+    logits = random_row(1, 50)
+    before = logits.copy()
+    Sampler(SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, temperature=1.0), [1, 2]).sample(logits, [3])
+    assert np.array_equal(logits, before)
+
+
+def test_logprobs_are_those_of_the_model_before_penalties_and_temperature() -> None:
+    logits = random_row(2, 40)
+    expected = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+    params = SamplingParams(temperature=0.3, repetition_penalty=1.5, logprobs=3, seed=0)
+    sampled = Sampler(params, [1]).sample(logits, [])
+    assert sampled.logprob == pytest.approx(expected[sampled.token_id])
+    ranked = np.argsort(-logits)[:3]
+    assert [entry.token_id for entry in sampled.top] == ranked.tolist()
+    assert [entry.logprob for entry in sampled.top] == pytest.approx(expected[ranked])
+
+
+def test_logprobs_zero_reports_the_chosen_token_alone_and_none_reports_nothing() -> None:
+    logits = row(1, 2)
+    chosen = Sampler(SamplingParams(logprobs=0), []).sample(logits, [])
+    assert chosen.logprob is not None
+    assert chosen.top == ()
+    assert Sampler(SamplingParams(), []).sample(logits, []).logprob is None
+    everything = Sampler(SamplingParams(logprobs=9), []).sample(logits, [])
+    assert [entry.token_id for entry in everything.top] == [1, 0]
+
+
+def test_ties_among_the_top_go_to_the_lowest_ids() -> None:
+    sampled = Sampler(SamplingParams(logprobs=2), []).sample(row(1, 3, 1, 1), [])
+    assert [entry.token_id for entry in sampled.top] == [1, 0]

@@ -1,0 +1,111 @@
+"""Stop strings that span tokens, end tokens, the length limit, and what may be shown meanwhile."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import RequestError
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.stopping import StopChecker, StopScanner, StopUpdate
+
+EOS = 99
+
+
+class Letters:
+    """Token i is the i-th letter; one half of a pair is kept until the end."""
+
+    def push(self, token_id: int) -> str:
+        return chr(ord("a") + token_id)
+
+    def flush(self) -> str:
+        return "?"
+
+
+def feed(stop: tuple[str, ...], *parts: str) -> list[tuple[str, str | None]]:
+    scanner = StopScanner(stop)
+    return [scanner.push(part) for part in parts]
+
+
+def test_text_that_may_begin_a_stop_string_is_held_back_and_released_when_it_cannot() -> None:
+    assert feed(("END",), "an E", "N", "D") == [("an ", None), ("", None), ("", "END")]
+    assert feed(("END",), "an E", "N", "ergy") == [("an ", None), ("", None), ("ENergy", None)]
+    assert feed(("END",), "EEN", "END") == [("E", None), ("EN", "END")]
+
+
+def test_the_stop_string_and_what_follows_are_cut() -> None:
+    assert feed(("\n\n",), "one\n\ntwo") == [("one", "\n\n")]
+
+
+def test_the_stop_string_that_is_complete_first_wins_however_the_text_is_cut() -> None:
+    stop = ("abcd", "bc")
+    assert feed(stop, "xabcd") == [("xa", "bc")]
+    assert feed(stop, "xa", "b", "c") == [("x", None), ("", None), ("a", "bc")]
+
+
+def test_of_two_that_end_together_the_longer_wins() -> None:
+    assert feed(("c", "bc"), "abc") == [("a", "bc")]
+
+
+def test_without_stop_strings_everything_is_shown_at_once() -> None:
+    assert feed((), "a", "", "b") == [("a", None), ("", None), ("b", None)]
+
+
+def reference(text: str, stop: list[str]) -> str:
+    """Text before the stop string that is complete first; of those, the longest."""
+    ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    return text[: min(ends)[1]] if ends else text
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_the_outcome_depends_on_the_text_alone(parts: list[str], stop: list[str]) -> None:
+    scanner = StopScanner(stop)
+    shown, stopped = "", None
+    for part in parts:
+        text, stopped = scanner.push(part)
+        shown += text
+        assert stopped or not any(s in shown for s in stop), "nothing of a stop string is ever shown"
+        if stopped:
+            break
+    shown += "" if stopped else scanner.flush()
+    assert shown == reference("".join(parts), stop)
+    assert (stopped is not None) == any(s in "".join(parts) for s in stop)
+
+
+def test_an_end_token_ends_without_text_of_its_own() -> None:
+    checker = StopChecker(SamplingParams(), {EOS}, Letters())
+    assert checker.push(0) == StopUpdate("a")
+    assert checker.push(EOS) == StopUpdate("?", "stop", EOS)
+
+
+def test_ignore_eos_goes_on_but_stop_token_ids_still_end() -> None:
+    checker = StopChecker(SamplingParams(ignore_eos=True, stop_token_ids=(7,)), {0})
+    assert checker.push(0) == StopUpdate("")
+    assert checker.push(7) == StopUpdate("", "stop", 7)
+
+
+def test_the_length_limit_ends_and_releases_what_was_held_back() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=2, stop=("bcd",)), {EOS}, Letters())
+    assert checker.push(1) == StopUpdate("")
+    assert checker.push(2) == StopUpdate("bc?", "length")
+
+
+def test_a_stop_string_in_the_last_token_counts_as_stop() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=2, stop=("b",)), {EOS}, Letters())
+    assert checker.push(0) == StopUpdate("a")
+    assert checker.push(1) == StopUpdate("", "stop", "b")
+
+
+def test_an_end_token_at_the_length_limit_counts_as_stop() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=1), {EOS}, Letters())
+    assert checker.push(EOS).finish_reason == "stop"
+
+
+def test_flush_gives_what_was_held_back_for_a_sequence_ended_from_outside() -> None:
+    checker = StopChecker(SamplingParams(stop=("ab",)), {EOS}, Letters())
+    assert checker.push(0) == StopUpdate("")
+    assert checker.flush() == "a?"
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"stop is \('x',\), but there is no tokenizer.*stop_token_ids"):
+        StopChecker(SamplingParams(stop=("x",)), {EOS})
