@@ -1,0 +1,5 @@
+"""`python -m ingot` is the `ingot` command."""
+
+from ingot.cli import main
+
+main()
