@@ -1,0 +1,106 @@
+"""Memory for the values that pass between a program's steps: made once, shared by values that never live together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact import AttentionStep, Program, SegmentStep, ValueFacts
+
+Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int64]
+
+_FIRST_LOGITS_ROWS = 64
+
+
+class ValueBuffers:
+    """One array per value, [rows, columns] or [rows], 64-byte aligned and zeroed.
+
+    Token values hold `token_rows` rows for good. Values with a row per wanted logit begin small and grow on demand.
+    """
+
+    def __init__(self, program: Program, token_rows: int) -> None:
+        self._values = program.values
+        self._slot_of = plan_slots(program)
+        self.token_rows = token_rows
+        self.logits_rows = min(token_rows, _FIRST_LOGITS_ROWS)
+        self._slots: dict[int, Buffer] = {}
+        self._fill_slots("tokens", token_rows)
+        self._fill_slots("logits", self.logits_rows)
+
+    def __getitem__(self, name: str) -> Buffer:
+        return self._slots[self._slot_of[name]]
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """The buffer of a float32 value."""
+        buffer = self[name]
+        assert buffer.dtype == np.float32
+        return buffer  # type: ignore[return-value]  # just asserted
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """The buffer of an int64 value."""
+        buffer = self[name]
+        assert buffer.dtype == np.int64
+        return buffer  # type: ignore[return-value]  # just asserted
+
+    def grow_logits(self, rows: int) -> bool:
+        """Make room for `rows` rows of logits; True when buffers moved, so that bindings to them are void."""
+        if rows <= self.logits_rows:
+            return False
+        self.logits_rows = min(self.token_rows, max(rows, 2 * self.logits_rows))
+        self._fill_slots("logits", self.logits_rows)
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of address space of all buffers."""
+        return sum(buffer.nbytes for buffer in self._slots.values())
+
+    def _fill_slots(self, rows_kind: str, rows: int) -> None:
+        for name, slot in self._slot_of.items():
+            facts = self._values[name]
+            if facts.rows == rows_kind:
+                self._slots[slot] = _aligned_zeros((rows, facts.columns) if facts.columns else (rows,), facts.dtype)
+
+
+def plan_slots(program: Program) -> dict[str, int]:
+    """Slot number of every value. Two values share a slot when they have one shape and the first is dead by then.
+
+    A step's outputs never share with its inputs, nor with anything that a later step reads.
+    """
+    last_use = {name: index for index, step in enumerate(program.steps) for name in inputs_of(step)}
+    slots: dict[str, int] = {}
+    free: dict[ValueFacts, list[int]] = {}
+    made = {name for step in program.steps for name in outputs_of(step)}
+    for name in [name for name in program.values if name not in made]:  # the program's inputs, and its alone
+        slots[name] = len(slots)
+    count = len(slots)
+    for index, step in enumerate(program.steps):
+        for name in outputs_of(step):
+            spare = free.get(program.values[name], [])
+            slots[name] = spare.pop() if spare else count
+            count = max(count, slots[name] + 1)
+        for name in inputs_of(step):
+            if last_use[name] == index and name in made:
+                free.setdefault(program.values[name], []).append(slots[name])
+    return slots
+
+
+def inputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
+    """Names of the values that a step reads, each once."""
+    if isinstance(step, SegmentStep):
+        return tuple(dict.fromkeys(step.inputs))
+    return tuple(dict.fromkeys((step.query, step.key, step.value)))
+
+
+def outputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
+    """Names of the values that a step makes."""
+    return step.outputs if isinstance(step, SegmentStep) else (step.output,)
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> Buffer:
+    """Zeros at a 64-byte boundary; pages that are never written cost nothing."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 64, np.uint8)
+    offset = -raw.ctypes.data % 64
+    buffer: Buffer = raw[offset : offset + size].view(dtype).reshape(shape)
+    return buffer

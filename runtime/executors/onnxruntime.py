@@ -1,0 +1,168 @@
+"""The CPU executor: segments by onnxruntime, attention by our kernel over the paged KV pool.
+
+    input_ids, position_ids ─► segment 0 ─► q, k, v ─► attention 0 ─► segment 1 ─► ... ─► last segment ─► logits
+
+All buffers are made at load and bound without copies; a decode step is one call per step of the program. Rows are
+padded to the multiple that `invariance` found, so that a token's logits are a function of its sequence alone, bit for bit.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot.artifact import Artifact, AttentionStep, KVGeometry, ModelFacts, Program, SegmentStep
+from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.executors.buffers import ValueBuffers
+from ingot.runtime.executors.invariance import MULTIPLES, find_row_multiple, padded
+from ingot.runtime.executors.segment_runner import SegmentRunner
+from ingot.runtime.executors.thread_pool import use_thread_pool
+from ingot.runtime.kv_pool import KVPool
+from ingot.runtime.native.attention import make_attention
+
+logger = logging.getLogger(__name__)
+
+_Call = Callable[[], None]
+_KEPT_PLANS = 64
+
+
+class OnnxRuntimeExecutor:
+    """Runs an artifact on the CPU. Implements `ingot.runtime.batch.Executor`; one thread may call it at a time.
+
+    num_blocks         blocks in the KV pool
+    max_batch_tokens   most tokens of one `forward`
+    num_threads        threads of the process-wide pool, this one included; None: as it is, or INGOT_THREADS, or all cores
+
+    Raises EngineError when a segment does not load, the pool does not fit, or the process computes with another number of
+    threads already.
+    """
+
+    def __init__(
+        self, artifact: Artifact, *, num_blocks: int, max_batch_tokens: int = 512, num_threads: int | None = None
+    ) -> None:
+        assert max_batch_tokens > 0
+        manifest = artifact.manifest
+        _require_float_attention(manifest.program)
+        self.num_threads = use_thread_pool(num_threads)
+        self._model, self._max_batch_tokens = manifest.model, max_batch_tokens
+        self._pool = KVPool(manifest.kv, num_blocks)
+        self._buffers = ValueBuffers(manifest.program, padded(max_batch_tokens, MULTIPLES[-1]))
+        self._attention = make_attention(self._pool, self.num_threads)
+        self._steps: list[tuple[str, SegmentRunner | _Call]] = []
+        for step in manifest.program.steps:
+            self._steps.append(self._load_step(artifact, step))
+        finding = find_row_multiple(self._runners, self._buffers, manifest.model)
+        self.row_multiple, self.batch_invariant = finding.row_multiple, finding.batch_invariant
+        self._plans: OrderedDict[tuple[int, int], list[tuple[str, _Call]]] = OrderedDict()
+
+    @property
+    def model(self) -> ModelFacts:
+        """Facts of the model that runs."""
+        return self._model
+
+    @property
+    def kv_geometry(self) -> KVGeometry:
+        """Shape of one KV block."""
+        return self._pool.geometry
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the KV pool."""
+        return self._pool.num_blocks
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens that one batch may hold."""
+        return self._max_batch_tokens
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call."""
+        rows = len(batch.logits_indices)
+        self._check(batch)
+        plan = self._plan(padded(batch.num_tokens, self.row_multiple), padded(rows, self.row_multiple))
+        self._fill(batch)
+        self._attention.begin(batch)
+        place = ""
+        try:
+            for place, call in plan:
+                call()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{place}: onnxruntime failed: {error}") from error
+        return self._buffers.floats("logits")[:rows]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block within the pool (copy on write)."""
+        self._pool.copy_block(source, target)
+
+    def close(self) -> None:
+        """Drop sessions, buffers and plans; their memory goes when the last reference does. Idempotent."""
+        self._plans.clear()
+        self._steps.clear()
+
+    @property
+    def _runners(self) -> list[SegmentRunner]:
+        return [runner for _, runner in self._steps if isinstance(runner, SegmentRunner)]
+
+    def _load_step(self, artifact: Artifact, step: SegmentStep | AttentionStep) -> tuple[str, SegmentRunner | _Call]:
+        if isinstance(step, SegmentStep):
+            values = artifact.manifest.program.values
+            return step.file, SegmentRunner(artifact.file(step.file), step, values, self._buffers)
+        names = (step.query, step.key, step.value, step.output)
+        call = self._attention.bind(step, *(self._buffers.floats(name) for name in names))
+        return f"attention of layer {step.layer}", call
+
+    def _plan(self, tokens: int, rows: int) -> list[tuple[str, _Call]]:
+        """The calls of one step with these row counts, in order."""
+        if self._buffers.grow_logits(rows):
+            self._plans.clear()
+            for runner in self._runners:
+                runner.forget_bindings()
+        plan = self._plans.get((tokens, rows))
+        if plan is None:
+            plan = self._plans[tokens, rows] = self._make_plan(tokens, rows)
+            if len(self._plans) > _KEPT_PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end((tokens, rows))
+        return plan
+
+    def _make_plan(self, tokens: int, rows: int) -> list[tuple[str, _Call]]:
+        steps = self._steps
+        if rows == 0:  # nobody wants logits: done when the last layer has its keys and values
+            last = max(i for i, (_, step) in enumerate(steps) if not isinstance(step, SegmentRunner))
+            steps = steps[: last + 1]
+        return [(at, step.bind(tokens, rows) if isinstance(step, SegmentRunner) else step) for at, step in steps]
+
+    def _fill(self, batch: ForwardBatch) -> None:
+        """Copy the batch into the program's inputs. Padding rows are token 0 at position 0; nobody reads their results."""
+        for name, values in (
+            ("input_ids", batch.input_ids),
+            ("position_ids", batch.position_ids),
+            ("logits_indices", batch.logits_indices),
+        ):
+            buffer, count = self._buffers.integers(name), len(values)
+            buffer[:count] = values
+            buffer[count : padded(count, self.row_multiple)] = 0
+
+    def _check(self, batch: ForwardBatch) -> None:
+        assert self._steps, "the executor is closed"
+        assert 0 < batch.num_tokens <= self._max_batch_tokens
+        assert batch.query_starts[-1] == batch.num_tokens == len(batch.position_ids)
+        assert batch.context_lens.max() <= self._model.context_tokens
+        assert np.diff(batch.query_starts).min() > 0
+
+
+def _require_float_attention(program: Program) -> None:
+    for step in program.steps:
+        if not isinstance(step, AttentionStep):
+            continue
+        for name in (step.query, step.key, step.value, step.output):
+            facts = program.values[name]
+            if facts.dtype != "float32" or facts.rows != "tokens":
+                raise EngineError(
+                    f"attention of layer {step.layer}: {name} is {facts.dtype} by {facts.rows}; "
+                    "this executor attends in float32 over tokens; build the artifact for another engine or dtype"
+                )
