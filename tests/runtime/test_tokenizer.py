@@ -1,0 +1,171 @@
+"""Tokenizer: a folder's files, its ends, and the error for each file that is missing or damaged."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import ArtifactError, RequestError
+from ingot.runtime.tokenizer import Tokenizer
+from tests.data_paths import DEMO_MODEL, shared_data
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the demo model's tokenizer.json alone."""
+    shutil.copyfile(DEMO_MODEL / "tokenizer.json", tmp_path / "tokenizer.json")
+    return tmp_path
+
+
+def write_config(folder: Path, values: Mapping[str, object], name: str = "tokenizer_config.json") -> None:
+    (folder / name).write_text(json.dumps(values), encoding="utf-8")
+
+
+def change_tokenizer(folder: Path, **entries: object) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **entries}), encoding="utf-8")
+
+
+def test_the_demo_models_tokenizer_reads_its_ends_and_size() -> None:
+    tokenizer = Tokenizer.load(DEMO_MODEL)
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (4096, 0, {0})
+    assert tokenizer.decode(tokenizer.encode("def f(x):\n    return x")) == "def f(x):\n    return x"
+
+
+def test_end_tokens_are_those_of_generation_config_and_tokenizer_together(folder: Path) -> None:
+    write_config(folder, {"eos_token": {"content": "<|endoftext|>"}})
+    write_config(folder, {"eos_token_id": [5, 7]}, "generation_config.json")
+    assert Tokenizer.load(folder).eos_token_ids == {0, 5, 7}
+    write_config(folder, {"eos_token_id": 9}, "generation_config.json")
+    assert Tokenizer.load(folder).eos_token_ids == {0, 9}
+
+
+def test_tokenizer_json_alone_is_enough(folder: Path) -> None:
+    tokenizer = Tokenizer.load(str(folder))
+    assert tokenizer.bos_token is None
+    assert tokenizer.bos_token_id is None
+    assert tokenizer.eos_token_ids == frozenset()
+    assert tokenizer.chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "before", "after"),
+    [
+        ({"add_bos_token": True}, [0], []),
+        ({"add_bos_token": True, "add_eos_token": True}, [0], [1]),
+        ({"add_eos_token": True}, [], [1]),
+        ({"add_bos_token": False}, [], []),
+        ({}, [], []),
+    ],
+)
+def test_add_bos_token_and_add_eos_token_are_followed(
+    folder: Path, flags: dict[str, bool], before: list[int], after: list[int]
+) -> None:
+    write_config(folder, {"bos_token": "<|endoftext|>", "eos_token": "!", **flags})
+    tokenizer = Tokenizer.load(folder)
+    plain = tokenizer.encode("x = 1", add_special_tokens=False)
+    assert tokenizer.encode("x = 1") == [*before, *plain, *after]
+
+
+def test_add_bos_token_without_a_bos_token_adds_nothing(folder: Path) -> None:
+    write_config(folder, {"add_bos_token": True})
+    assert Tokenizer.load(folder).encode("x") == Tokenizer.load(folder).encode("x", add_special_tokens=False)
+
+
+def test_where_the_config_is_silent_tokenizer_json_decides() -> None:
+    tokenizer = Tokenizer.load(shared_data("models/stories260K"))
+    assert tokenizer.encode("Once")[0] == tokenizer.bos_token_id == 1
+    assert 1 not in tokenizer.encode("Once", add_special_tokens=False)
+
+
+def test_truncation_and_padding_of_tokenizer_json_do_not_touch_prompts(folder: Path) -> None:
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    change_tokenizer(folder, truncation=truncation)
+    assert len(Tokenizer.load(folder).encode("one two three four five six seven")) > 4
+
+
+def test_a_prompt_that_is_no_unicode_text_is_refused() -> None:
+    tokenizer = Tokenizer.load(DEMO_MODEL)
+    with pytest.raises(RequestError, match="half a surrogate pair at character 1"):
+        tokenizer.encode("a\ud800")
+    with pytest.raises(RequestError, match="the prompt is a bytes"):
+        tokenizer.encode(b"a")  # type: ignore[arg-type]
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json cannot be read \(No such file"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version": "1.0"}', b"\xff\xfe", b"[]"])
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json is n"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"3", b"[" * 100_000])
+def test_a_damaged_config_is_named(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=name.replace(".", r"\.")):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("tokenizer_config.json", {"bos_token": 7}, "bos_token is 7; it must be a text"),
+        ("tokenizer_config.json", {"eos_token": {"x": 1}}, "eos_token is"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token is 'yes'; it must be true, false or absent"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}, "chat_template is"),
+        ("tokenizer_config.json", {"chat_template": 3}, "chat_template is 3"),
+        ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id is '2'; it must be a token id"),
+        ("generation_config.json", {"eos_token_id": [True]}, "eos_token_id is"),
+        ("generation_config.json", {"eos_token_id": -1}, "eos_token_id is -1"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_file_and_key(
+    folder: Path, file: str, values: dict[str, object], message: str
+) -> None:
+    write_config(folder, values, file)
+    with pytest.raises(ArtifactError) as caught:
+        Tokenizer.load(folder)
+    assert f"{file}: {message}" in str(caught.value)
+
+
+def test_a_bos_token_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
+    write_config(folder, {"bos_token": "<s>"})
+    with pytest.raises(ArtifactError, match=r"bos_token is '<s>', which tokenizer\.json does not hold"):
+        Tokenizer.load(folder)
+
+
+def test_messages_without_a_chat_template_are_refused_with_what_to_do() -> None:
+    with pytest.raises(RequestError, match=r"no chat template.*plain text, or put a chat_template\.jinja"):
+        Tokenizer.load(DEMO_MODEL).encode_chat(MESSAGES)
+
+
+def test_a_chat_is_encoded_with_the_special_tokens_of_the_template_alone(folder: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    write_config(folder, {"bos_token": "<|endoftext|>", "add_bos_token": True, "chat_template": template})
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.render_chat(MESSAGES) == "<|endoftext|>Hello"
+    assert tokenizer.encode_chat(MESSAGES) == [0, *tokenizer.encode("Hello", add_special_tokens=False)]
+
+
+def test_the_template_file_wins_over_the_configs(folder: Path) -> None:
+    write_config(folder, {"chat_template": "config"})
+    (folder / "chat_template.jinja").write_text("file", encoding="utf-8")
+    assert Tokenizer.load(folder).render_chat(MESSAGES) == "file"
+
+
+def test_a_template_for_tools_is_taken_when_there_are_tools(folder: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    write_config(folder, {"chat_template": named})
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.render_chat(MESSAGES) == "plain"
+    assert tokenizer.render_chat(MESSAGES, tools=[{"name": "add"}]) == "add"
