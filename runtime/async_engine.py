@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from ingot.errors import EngineError
+from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
 from ingot.runtime.chat_template import Message
 from ingot.runtime.engine import Engine
@@ -134,7 +134,7 @@ class AsyncEngine:
         try:
             while self._obey():
                 self._deliver(self.engine.step())
-        except BaseException as error:  # noqa: BLE001: every reader raises it
+        except BaseException as error:  # noqa: BLE001 (not swallowed: every reader raises it)
             self._fail(error)
         finally:
             self._abort_all()
@@ -155,7 +155,7 @@ class AsyncEngine:
     def _add(self, stream: _Stream) -> None:
         try:
             request_id = self.engine.add(stream.prompt, stream.params, keep_logits=stream.keep_logits)
-        except Exception as error:  # noqa: BLE001: its reader raises it
+        except IngotError as error:  # its reader raises it
             _post(stream.loop, [(stream, error)])
             return
         stream.request_id = request_id

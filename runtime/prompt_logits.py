@@ -15,9 +15,9 @@ from ingot.runtime.sequence import Sequence
 
 
 class PromptLogits(NamedTuple):
-    """Logits [tokens, vocab] of positions start ... of sequence `index`. Valid until the iterator moves on."""
+    """Logits [tokens, vocab] of positions start ... of sequence `prompt_index`. Valid until the iterator moves on."""
 
-    index: int
+    prompt_index: int
     start: int
     logits: FloatArray
 

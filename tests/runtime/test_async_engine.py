@@ -176,7 +176,7 @@ def test_readers_in_several_event_loops_share_the_engine() -> None:
     async def read(number: int) -> None:
         results.append(await engine.generate([number], SamplingParams(max_tokens=20)))
 
-    threads = [threading.Thread(target=lambda number=number: asyncio.run(read(number))) for number in range(4)]  # type: ignore[misc]
+    threads = [threading.Thread(target=asyncio.run, args=(read(number),)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -145,7 +145,7 @@ def test_streams_may_be_interleaved_and_closing_one_aborts_it() -> None:
         next(first)
         next(second)
         next(first)
-        assert [output.request_id for output in engine.step()][0] == added
+        assert next(output.request_id for output in engine.step()) == added
         first.close()  # type: ignore[attr-defined]
         rest = list(second)
         assert rest[-1].completion is not None
@@ -215,7 +215,7 @@ def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> N
         with pytest.raises(EngineError, match="device is gone"):
             engine.step()
         engine.core.check()
-        done = {}
+        done: dict[int, Completion] = {}
         while engine.has_unfinished():
             done |= {output.request_id: output.completion for output in engine.step() if output.completion}
         assert [done[number].finish_reason for number in ids] == ["abort", "abort", "length"]
@@ -312,7 +312,7 @@ def test_the_pool_is_sized_by_what_is_given_or_by_memory_and_context(caplog: pyt
 def test_a_pool_size_that_cannot_be_is_refused(sizes: dict[str, int], message: str) -> None:
     executor = FakeExecutor()
     with pytest.raises(UsageError, match=message):
-        resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)  # type: ignore[arg-type]
+        resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)
 
 
 def test_max_sequences_below_one_is_refused() -> None:

@@ -85,9 +85,7 @@ def test_the_newest_sequence_gives_way_and_comes_back_first() -> None:
 
 
 def test_a_request_that_could_never_fit_is_refused_with_numbers() -> None:
-    with pytest.raises(
-        RequestError, match=r"40 tokens, which takes 10 KV blocks of 4 tokens; the pool has 3.*kv_blocks"
-    ):
+    with pytest.raises(RequestError, match=r"40 tokens, which takes 10 KV blocks .*; the pool has 3.*kv_blocks"):
         scheduler(num_blocks=3).add(sequence(1, range(20), max_tokens=20))
 
 
