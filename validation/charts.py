@@ -47,10 +47,20 @@ def kl_histogram(token_kl: Sequence[float], marks: Mapping[str, float]) -> str:
     x, y = x_scale(low, high, log=True), y_scale(0, float(counts.max()) / len(values) * 100 * 1.16)
     parts = frame(x, y, "KL(baseline || candidate) per token, nats", "% of tokens")
     parts += _bars(x, y, (counts / len(values) * 100).tolist(), edges.tolist())
-    for row, (name, value) in enumerate(marks.items()):
+    for row, (name, value) in enumerate(sorted(marks.items(), key=lambda mark: -mark[1])):
         shown = min(max(value, low), high)
-        parts += [line(x(shown), y.start, x(shown), y.end, "mark"), _mark_label(x, y, shown, name, row)]
+        top = y.end + 14 * row  # the leftmost mark is the lowest, so that no label crosses a line
+        parts += [line(x(shown), y.start, x(shown), top, "mark"), _mark_label(x, y, shown, name, row)]
     return figure(parts, "Histogram of the KL divergence per token")
+
+
+def text_profile(starts: Sequence[int], kl: Sequence[float], mean: float) -> str:
+    """Mean KL divergence of every window along the text, with the mean over all."""
+    x, y = x_scale(*padded(starts, 0.02)), y_scale(0, max(*kl, mean, _KL_FLOOR) * 1.08)
+    parts = frame(x, y, "position in the text, tokens", "KL per token, nats")
+    parts += [line(x(start), y(0), x(start), y(value), "stem") for start, value in zip(starts, kl, strict=True)]
+    parts += [circle(x(start), y(value), 2.4, "dot candidate-fill") for start, value in zip(starts, kl, strict=True)]
+    return figure([*parts, line(x.start, y(mean), x.end, y(mean), "equal")], "Mean KL divergence of every window")
 
 
 def cdf(values: Mapping[str, Sequence[float]], label: str) -> str:
@@ -66,7 +76,7 @@ def round_dots(ratios: Mapping[str, Sequence[float]], means: Mapping[str, tuple[
     """Candidate over baseline per round, one row per metric, with the 95 % interval of each."""
     shown = [r for row in ratios.values() for r in row] + [end for mean in means.values() for end in mean] + [1.0]
     low, high = padded(shown)
-    row_height, top = 34, 10
+    row_height, top = 52, 10
     height = top + row_height * len(ratios) + 40
     x = Scale(low, high, 132, svg.WIDTH - 14)
     bottom = top + row_height * len(ratios)

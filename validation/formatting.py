@@ -32,17 +32,20 @@ def key_title(key: str) -> str:
 
 def seconds(value: float) -> str:
     """0.00123 -> "1.23 ms"."""
-    if value >= 1:
-        return f"{value:.3g} s"
-    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+    return seconds_row([value])
+
+
+def seconds_row(values: list[float]) -> str:
+    """Several times in the unit of the largest: "1.2 / 3.4 / 5.6 ms"."""
+    unit, factor = _time_unit(max(values))
+    return f"{' / '.join(_three_digits(value * factor) for value in values)} {unit}"
 
 
 def byte_size(value: float) -> str:
     """11540992 -> "11.5 MB" (decimal)."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}" if value < 1000 * factor else f"{value / factor:,.0f} {unit}"
-    return f"{value:.0f} B"
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+    unit, factor = next((row for row in units if value >= row[1]), units[-1])
+    return f"{_three_digits(value / factor)} {unit}"
 
 
 def quantity(value: float | None, unit: str) -> str:
@@ -59,7 +62,7 @@ def quantity(value: float | None, unit: str) -> str:
 def metric_value(metric: str, value: float) -> str:
     """A metric's value: ratios with four decimals, shares in percent, KL with four digits."""
     if metric.partition("@")[0] == "top1_agreement":
-        return f"{value:.2%}"
+        return f"{100 * value:.2f} %"
     if METRICS[metric.partition("@")[0]].comparison == "ratio":
         return f"{value:.4f}"
     return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
@@ -78,4 +81,15 @@ def detectable(measured: Measured) -> str:
     if measured.estimate.method == "exact":
         return "-"
     value = measured.estimate.detectable
-    return f"±{value:.2%}" if METRICS[measured.metric].comparison == "ratio" else f"±{value:.3g}"
+    as_percent = METRICS[measured.metric].comparison == "ratio" or measured.metric == "top1_agreement"
+    return f"±{100 * value:.2f} %" if as_percent else f"±{value:.3g}"
+
+
+def _time_unit(value: float) -> tuple[str, float]:
+    if value >= 1:
+        return "s", 1.0
+    return ("ms", 1e3) if value >= 1e-3 else ("µs", 1e6)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

@@ -47,6 +47,7 @@ def accuracy_figures(evidence: Evidence) -> list[Figure]:
     """Windows against each other, their differences, KL per token."""
     if evidence.accuracy is None:
         return []
+    items = evidence.accuracy.items
     base, cand = _nats(evidence.accuracy, "baseline_nll"), _nats(evidence.accuracy, "candidate_nll")
     differences = [c - b for b, c in zip(base, cand, strict=True)]
     values = {name: evidence.measured[name].estimate.value for name in ("kl_mean", "kl_p99")}
@@ -66,6 +67,11 @@ def accuracy_figures(evidence: Evidence) -> list[Figure]:
             charts.kl_histogram(evidence.accuracy.token_kl.tolist(), marks),
             "KL divergence per token",
             "How far the next-token distribution moved, token by token; the axis is logarithmic.",
+        ),
+        _figure(
+            charts.text_profile([item.start for item in items], _nats(evidence.accuracy, "kl"), values["kl_mean"]),
+            "KL divergence along the text",
+            "Mean of every window; peaks are the passages that the candidate reads differently.",
         ),
     ]
 
@@ -102,7 +108,7 @@ def resource_figures(evidence: Evidence) -> list[Figure]:
 def _level_figures(evidence: Evidence, result: LatencyResult, level: int) -> list[Figure]:
     runs = {side: select(result, level, side) for side in ("baseline", "candidate")}
     figures = []
-    for name, label in (("ttft", "Time to first token"), ("tpot", "Time per output token")):
+    for name, label in (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2e", "End-to-end time")):
         values = {side: [x * 1e3 for x in request_values(runs[side], name)] for side in runs}
         caption = f"All requests, {level} in flight; a curve further left is faster."
         figures += [_figure(charts.cdf(values, label.lower()), f"{label}, {level} in flight", caption)]

@@ -28,14 +28,14 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """About five round values, or the powers of ten of a logarithmic scale."""
+        """About six round values, or the powers of ten of a logarithmic scale."""
         if self.log:
             powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
             return [10.0**power for power in powers]
         return linear_ticks(self.low, self.high)
 
 
-def linear_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def linear_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten inside [low, high]."""
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))

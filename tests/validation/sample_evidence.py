@@ -1,0 +1,125 @@
+"""Evidence of a made-up pair, the same every time: real accuracy and latency code on fake subjects."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.validation.accuracy import AccuracyResult, measure_accuracy
+from ingot.validation.evidence import collect
+from ingot.validation.gates import GateSpec, decide
+from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
+from ingot.validation.memory import MemoryProbe, MemoryResult
+from ingot.validation.process_memory import ProcessMemory
+from ingot.validation.result import BuildNotes, Evidence, QuantizedWeight, SubjectFacts
+from ingot.validation.sizes import ArtifactSize, SizeResult
+from ingot.validation.windows import AccuracyOptions, EvaluationText
+from ingot.validation.workload import LatencyOptions, Run, ServiceLevel, schedule
+from tests.validation.fake_subject import TableSubject
+
+GATES = (
+    GateSpec("perplexity_ratio", "max", 1.05),
+    GateSpec("kl_mean", "max", 0.0021),
+    GateSpec("top1_agreement", "min", 0.999),
+    GateSpec("size_ratio", "max", 0.4),
+    GateSpec("tpot_ratio", "max", 0.9),
+)
+
+
+@dataclass(frozen=True)
+class PassNote:
+    """A row of the pass table."""
+
+    name: str
+    options: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    weight_bytes_before: int
+    weight_bytes_after: int
+
+
+def sample_evidence(gates: tuple[GateSpec, ...] = GATES, *, with_runs: bool = True) -> Evidence:
+    """Evidence with everything in it; with_runs=False leaves out accuracy, latency and memory."""
+    accuracy = _accuracy() if with_runs else None
+    latency = _latency() if with_runs else None
+    memory = MemoryResult((_probe(182), _probe(184), _probe(183)), (_probe(241), _probe(243), _probe(240)))
+    sizes = SizeResult(
+        ArtifactSize(4_812_304, 212_551, 260_113, 1_804), ArtifactSize(23_094_200, 198_420, 260_113, 1_720)
+    )
+    kept = memory if with_runs else None
+    measured = collect(sizes, accuracy, latency, kept)
+    return Evidence(
+        candidate=SubjectFacts("stdlib-llama-6m <int4>", "ab" * 32, "cpu", "llama", 5_770_496, 1024),
+        baseline=SubjectFacts("stdlib-llama-6m baseline", "cd" * 32, "cpu", "llama", 5_770_496, 1024),
+        environment=_environment(),
+        sizes=sizes,
+        accuracy=accuracy,
+        latency=latency,
+        memory=kept,
+        measured=measured,
+        gates=tuple(decide(gates, measured)),
+        notes=_notes() if with_runs else BuildNotes(),
+    )
+
+
+def _accuracy() -> AccuracyResult:
+    rng = np.random.default_rng(5)
+    baseline = rng.normal(0, 2.2, (96, 96)).astype(np.float32)
+    noise = rng.normal(0, 0.065, (96, 96)) * rng.gamma(2.0, 0.5, (96, 1))
+    tokens = rng.integers(0, 96, 120 * 32 + 1)
+    text = EvaluationText("heldout.txt", "ef" * 32, tuple(int(token) for token in tokens))
+    options = AccuracyOptions(tokens=120 * 32, window_tokens=32)
+    candidate = TableSubject((baseline + noise).astype(np.float32))
+    return measure_accuracy(candidate, TableSubject(baseline), text, options)
+
+
+def _latency() -> LatencyResult:
+    rng = np.random.default_rng(6)
+    slo = ServiceLevel(ttft_seconds=0.06, tpot_seconds=0.004)
+    options = LatencyOptions(concurrency=(1, 4), prompt_tokens=128, output_tokens=16, requests=8, slo=slo)
+    return LatencyResult(options, tuple(_run(run, options, rng) for run in schedule(options)))
+
+
+def _run(run: Run, options: LatencyOptions, rng: np.random.Generator) -> RunRecord:
+    speed = (0.71 if run.side == "candidate" else 1.0) * run.level**0.6 * rng.normal(1, 0.04)
+    requests = []
+    for number in range(options.requests):
+        start = number // run.level * 0.09 * speed
+        gaps = rng.gamma(40, 0.0026 / 40, options.output_tokens) * speed
+        gaps[0] = 0.031 * speed * rng.normal(1, 0.06)
+        requests.append(RequestRecord(start, tuple(float(at) for at in start + np.cumsum(gaps))))
+    return RunRecord(run, max(request.token_seconds[-1] for request in requests), tuple(requests))
+
+
+def _probe(megabytes: int) -> MemoryProbe:
+    peak, now = megabytes * 1_000_000, int(megabytes * 0.93e6)
+    generated = ProcessMemory(peak, now, now * 3 // 5, now * 2 // 5)
+    return MemoryProbe(generated, generated, generated)
+
+
+def _environment() -> dict[str, object]:
+    return {
+        "cpu": {"model": "A processor", "flags": ["avx2", "avx512_vnni", "fma"]},
+        "cores_available": 2,
+        "cores_total": 4,
+        "memory_bytes": 16_000_000_000,
+        "os": "Linux 6.1",
+        "machine": "x86_64",
+        "libc": "glibc 2.36",
+        "python": "CPython 3.11.2",
+        "threads": 2,
+        "packages": {"ingot": "0.1.0", "numpy": "2.4.6", "onnxruntime": "1.31.1"},
+    }
+
+
+def _notes() -> BuildNotes:
+    return BuildNotes(
+        passes=(
+            PassNote("pack-projections", "pack-projections", 0.0042, 214, 178, 23_094_200, 23_094_200),
+            PassNote("quantize-weights", "quantize-weights{bits=4}", 1.31, 178, 202, 23_094_200, 4_812_304),
+        ),
+        quantized=(
+            QuantizedWeight("model.layers.0.mlp.down_proj.weight", "int4, block 32", 393_216, 110_592, 0.0713),
+            QuantizedWeight("model.layers.0.mlp.up_proj.weight", "int4, block 32", 393_216, 110_592, 0.0702),
+        ),
+    )
