@@ -100,14 +100,15 @@ class Checkpoint:
                 f"{stored.file}: {name!r} is {stored.dtype}; weights must be F32, F16 or BF16. "
                 "Export the checkpoint in one of these (a quantized one: the model it was made from)"
             )
+        file = stored.file.resolve()  # hub caches hold links to files elsewhere, which onnx_ir would refuse to follow
         return ir.ExternalTensor(
-            stored.file.name,
+            file.name,
             stored.offset,
             stored.num_bytes,
             WEIGHT_DTYPES[stored.dtype],
             shape=ir.Shape(stored.shape),
             name=name,
-            base_dir=self.path,
+            base_dir=file.parent,
         )
 
     def check_finite(self, names: Iterable[str] | None = None) -> None:
@@ -186,7 +187,7 @@ def _read_weight_map(file: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{file}: its weight_map must be an object from tensor names to file names")
     for name, shard in weight_map.items():
-        if Path(shard).name != shard or "\\" in shard:
+        if not shard or Path(shard).name != shard or "\\" in shard:
             raise CheckpointError(f"{file}: puts {name!r} into {shard!r}; a shard must be a file in the same folder")
     return weight_map
 

@@ -28,9 +28,13 @@ class ConfigReader:
         return self.values.get(key, self.defaults.get(key))
 
     def fail(self, key: str, wanted: str) -> ConfigError:
-        """The error for a value that is not `wanted`; says so when the value is a default."""
-        origin = "" if key in self.values else " (the default of this model_type)"
-        return ConfigError(f"{self.place}: {key} is {self.raw(key)!r}{origin}; it must be {wanted}")
+        """The error for a value that is not `wanted`; says so when it is missing or a default."""
+        value = self.raw(key)
+        if key in self.values:
+            says = f"is {value!r}"
+        else:
+            says = "is missing" if value is None else f"is {value!r} (the default of this model_type)"
+        return ConfigError(f"{self.place}: {key} {says}; it must be {wanted}")
 
     def integer(self, key: str, minimum: int = 1) -> int:
         """A whole number from `minimum` up."""

@@ -74,7 +74,7 @@ class DecoderBuilder:
             head_dim=config.head_dim,
             scale=config.attention_scale,
             softcap=config.attention_softcap,
-            window=layer.window,
+            window=layer.window if layer.window < self.context_tokens else 0,  # as wide as the context: none
         )
         return self._linear(f"{path}.o_proj", attended, config.hidden_size, config.output_bias)
 

@@ -89,6 +89,8 @@ def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, 
     full.update(scaling)
     full.setdefault("rope_theta", reader.values.get("rope_theta", family.default_theta))
     sliding.setdefault("rope_theta", reader.values.get("rope_local_base_freq", _LOCAL_THETA))
+    for parameters in (full, sliding):
+        _merge(reader, parameters, "partial_rotary_factor")
     return {"full_attention": full, "sliding_attention": sliding}
 
 
@@ -101,6 +103,8 @@ def _parameters(reader: ConfigReader, family: Family, raw: Mapping[str, Any], he
             )
     kind = _kind(rope, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
+    if rope.number("rope_theta") <= 1:
+        raise rope.fail("rope_theta", "a number above 1")
     common: dict[str, Any] = {
         "kind": kind,
         "theta": rope.number("rope_theta"),
@@ -144,7 +148,7 @@ def _original_positions(reader: ConfigReader, rope: ConfigReader) -> int:
     """The top-level key goes before the one among the rope parameters, as in transformers."""
     for place in (reader, rope):
         if place.raw("original_max_position_embeddings") is not None:
-            return place.integer("original_max_position_embeddings")
+            return place.integer("original_max_position_embeddings", minimum=2)
     return reader.integer("max_position_embeddings")
 
 

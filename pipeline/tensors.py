@@ -14,7 +14,7 @@ from ingot.pipeline.safetensors_file import StoredTensor
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 # Buffers that older versions of transformers saved; they are computed from config.json.
-_HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|self_attn\.bias)$")
+_HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _LISTED = 5
 
 

@@ -13,6 +13,8 @@ from tests.oracle.cases import Case
 from tests.reference_runner import ReferenceRunner
 
 CHECKPOINTS = FIXTURES / "checkpoints"
+LOGITS = "logits.npz"
+DIGESTS = "digests.json"
 # Two float32 implementations that sum in another order differ by some 1e-6 where logits are of the order of 1; a wrong
 # mask, scale or frequency differs by 1e-3 or more. Where the largest logit is above 4 the limit grows with it.
 LOGIT_TOLERANCE = 1e-5
@@ -43,7 +45,7 @@ def load_logits(file: Path) -> tuple[list[list[int]], list[NDArray[np.float32]]]
 def measure(case: Case, folder: Path | None = None) -> Parity:
     """Run the case's prompts as one ragged batch and compare every row."""
     place = folder or CHECKPOINTS / case.name
-    tokens, expected = load_logits(place / "logits.npz")
+    tokens, expected = load_logits(place / LOGITS)
     model = import_checkpoint(Checkpoint.open(place), case.context_tokens)
     return compare(ReferenceRunner(model).run_ragged(tokens), expected)
 

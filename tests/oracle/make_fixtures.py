@@ -15,12 +15,10 @@ import torch
 import transformers
 
 from ingot.pipeline.checkpoint import Checkpoint
-from tests.data_paths import FIXTURES
 from tests.oracle.cases import CASES, Case
+from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
-CHECKPOINTS = FIXTURES / "checkpoints"
-LOGITS = "logits.npz"
-DIGESTS = "digests.json"
+_AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
 
 
 def main(folder: Path = CHECKPOINTS) -> None:
@@ -40,7 +38,7 @@ def make_checkpoint(case: Case, folder: Path) -> None:
     """Write the case's checkpoint: seeded weights, norms and biases that are not trivial."""
     torch.manual_seed(_seed(case))
     config = transformers.AutoConfig.for_model(case.model_type, **case.full_config)
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    model = _AUTO_MODEL.from_config(config).float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -61,9 +59,7 @@ def make_tokens(case: Case) -> list[list[int]]:
 
 def reference_logits(folder: Path, tokens: list[list[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     """Logits of transformers in float32 for each prompt alone, [length, vocab]."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = _AUTO_MODEL.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         return [model(input_ids=torch.tensor([prompt])).logits[0].numpy() for prompt in tokens]
 

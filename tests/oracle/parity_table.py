@@ -1,4 +1,4 @@
-"""Prints the parity table as markdown, from the committed fixtures, without torch: python -m tests.oracle.parity_table"""
+"""Prints the parity table as markdown, from the committed fixtures: python -m tests.oracle.parity_table. No torch."""
 
 from tests.oracle.cases import CASES
 from tests.parity import measure

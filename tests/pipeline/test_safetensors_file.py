@@ -1,0 +1,131 @@
+"""Headers of safetensors files: right ones are read, each kind of damage is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ingot.errors import CheckpointError
+from ingot.pipeline.safetensors_file import MAX_HEADER_BYTES, read_header
+from tests.pipeline.tiny_checkpoint import entry, write_raw
+
+TWO = {"a": entry("F32", [2], 0, 8), "b": entry("F16", [2, 2], 8, 16)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_header(file)
+    assert str(file) in str(caught.value)
+    return str(caught.value)
+
+
+def test_tensors_lie_where_the_safetensors_library_puts_them(file: Path) -> None:
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.arange(4, dtype=np.float16),
+    }
+    save_file(arrays, file, metadata={"format": "pt"})
+    tensors = read_header(file)
+    raw = file.read_bytes()
+    assert set(tensors) == {"a", "b"}
+    for name, array in arrays.items():
+        stored = tensors[name]
+        assert stored.shape == array.shape
+        assert raw[stored.offset : stored.offset + stored.num_bytes] == array.tobytes()
+
+
+def test_an_empty_tensor_and_a_scalar_are_fine(file: Path) -> None:
+    write_raw(file, {"none": entry("F32", [0, 4], 0, 0), "one": entry("F32", [], 0, 4)}, bytes(4))
+    assert [tensor.shape for tensor in read_header(file).values()] == [(0, 4), ()]
+
+
+def test_a_missing_file_is_refused(file: Path) -> None:
+    assert "cannot be read" in refusal(file)
+
+
+def test_a_file_shorter_than_a_header_length_is_refused(file: Path) -> None:
+    file.write_bytes(b"\x01\x02")
+    assert "has 2 bytes" in refusal(file)
+
+
+def test_an_oversized_header_length_is_refused_without_reading_it(file: Path) -> None:
+    write_raw(file, TWO, bytes(16), length=MAX_HEADER_BYTES + 1)
+    assert "header length is 100000001 bytes, at most 100000000" in refusal(file)
+
+
+def test_a_header_that_the_file_does_not_hold_is_refused(file: Path) -> None:
+    write_raw(file, TWO, length=5000)
+    assert "truncated: the header needs 5008 bytes" in refusal(file)
+
+
+def test_a_header_that_is_no_json_is_refused(file: Path) -> None:
+    write_raw(file, b"{not json")
+    assert "header is not JSON" in refusal(file)
+
+
+def test_a_header_that_is_no_text_is_refused(file: Path) -> None:
+    write_raw(file, b"\xff\xfe\xfd{")
+    assert "header is not JSON" in refusal(file)
+
+
+def test_a_header_that_is_no_object_is_refused(file: Path) -> None:
+    write_raw(file, [1, 2])
+    assert "JSON list, it must be an object" in refusal(file)
+
+
+def test_an_entry_without_offsets_is_refused(file: Path) -> None:
+    write_raw(file, {"a": {"dtype": "F32", "shape": [2]}}, bytes(8))
+    assert "entry of 'a'" in refusal(file)
+
+
+def test_a_negative_dimension_is_refused(file: Path) -> None:
+    write_raw(file, {"a": entry("F32", [-2, -1], 0, 8)}, bytes(8))
+    assert "shape [-2, -1]" in refusal(file)
+
+
+def test_an_unknown_dtype_is_refused_with_the_nearest(file: Path) -> None:
+    write_raw(file, {"a": entry("BF17", [4], 0, 8)}, bytes(8))
+    assert "unknown dtype 'BF17'" in refusal(file)
+    assert "Did you mean 'BF16'?" in refusal(file)
+
+
+def test_shape_and_bytes_that_contradict_are_refused(file: Path) -> None:
+    write_raw(file, {"a": entry("F32", [3], 0, 8)}, bytes(8))
+    assert "takes 12 bytes, but its data_offsets [0, 8] hold 8" in refusal(file)
+
+
+def test_overlapping_tensors_are_refused(file: Path) -> None:
+    write_raw(file, {"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 4, 12)}, bytes(12))
+    assert "'b' begins at data offset 4, expected 8: it overlaps" in refusal(file)
+
+
+def test_negative_offsets_are_refused(file: Path) -> None:
+    write_raw(file, {"a": entry("F32", [2], -8, 0)}, bytes(8))
+    assert "'a' begins at data offset -8" in refusal(file)
+
+
+def test_a_hole_between_tensors_is_refused(file: Path) -> None:
+    write_raw(file, {"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 12, 20)}, bytes(20))
+    assert "it leaves a hole" in refusal(file)
+
+
+def test_truncated_data_names_the_first_tensor_that_is_cut(file: Path) -> None:
+    write_raw(file, TWO, bytes(11))
+    assert "truncated: 'b' ends at byte" in refusal(file)
+
+
+def test_offsets_far_beyond_the_file_are_refused(file: Path) -> None:
+    write_raw(file, {"a": entry("F32", [1 << 40], 0, 4 << 40)}, bytes(8))
+    assert "truncated: 'a'" in refusal(file)
+
+
+def test_bytes_after_the_last_tensor_are_refused(file: Path) -> None:
+    write_raw(file, TWO, bytes(17))
+    assert "has 1 bytes after its last tensor" in refusal(file)
