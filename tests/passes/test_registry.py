@@ -1,0 +1,84 @@
+"""Passes by name: ours, third parties', and every mistake in a name or an option."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from ingot.errors import UsageError
+from ingot.passes import registry
+from ingot.passes.registry import ENTRY_POINT_GROUP, PASSES, load_pass_class, make_pass, pass_names
+from tests.passes.example_passes import AllOptions
+
+FOREIGN = "tests.passes.example_passes:AllOptions"
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
+    """Let entry points of these names and values be found."""
+    found = [EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in points]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found if group == ENTRY_POINT_GROUP else [])
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_registered_pass_can_be_made_with_its_defaults(name: str) -> None:
+    pass_ = make_pass(name)
+    assert str(pass_) == pass_.name == name
+    assert pass_.summary.endswith(".")
+    assert pass_.kind in ("clean-up", "fusion", "quantization", "lowering")
+
+
+def test_names_are_listed_in_order() -> None:
+    assert list(PASSES) == sorted(PASSES)
+    assert set(PASSES) <= set(pass_names())
+
+
+def test_an_unknown_pass_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"no pass is named 'cleanup'; passes: .*\. Did you mean 'clean-up'\?"):
+        load_pass_class("cleanup")
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        make_pass("fold-constants", {"max_byte": 3})
+    message = "fold-constants: unknown option 'max_byte'; options: max_bytes. Did you mean 'max_bytes'?"
+    assert str(caught.value) == message
+
+
+def test_a_pass_without_options_says_so() -> None:
+    with pytest.raises(UsageError, match=r"clean-up: unknown option 'fast'; it has no options\."):
+        make_pass("clean-up", {"fast": True})
+
+
+def test_a_wrong_value_is_refused() -> None:
+    with pytest.raises(UsageError, match="pack-projections: strict is 'yes'; allowed: true or false"):
+        make_pass("pack-projections", {"strict": "yes"})
+
+
+def test_lists_of_a_recipe_become_tuples(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, ("all-options", FOREIGN))
+    assert make_pass("all-options", {"layers": ["a"], "ratio": 2}) == AllOptions(layers=("a",), ratio=2.0)
+
+
+def test_a_third_party_pass_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, ("all-options", FOREIGN))
+    assert "all-options" in pass_names()
+    assert load_pass_class("all-options") is AllOptions
+
+
+def test_a_third_party_pass_cannot_take_a_name_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, ("clean-up", FOREIGN))
+    with pytest.raises(
+        UsageError, match=f"{FOREIGN} registers a pass named 'clean-up', which is ingot.passes.clean_up"
+    ):
+        make_pass("fold-constants")
+
+
+def test_two_third_parties_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, ("all-options", FOREIGN), ("all-options", "elsewhere:Other"))
+    with pytest.raises(UsageError, match=r"elsewhere:Other registers a pass named 'all-options', which is tests\."):
+        pass_names()
+
+
+def test_an_entry_point_that_is_no_pass_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, ("other-name", FOREIGN))
+    with pytest.raises(UsageError, match="registered as pass 'other-name' but is no Pass class of that name"):
+        load_pass_class("other-name")
