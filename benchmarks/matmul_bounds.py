@@ -74,7 +74,9 @@ def _packed_bytes(linear: Linear, bits: int, block_size: int) -> int:
 def make_session(shape: ModelShape, form: Form, threads: int) -> onnxruntime.InferenceSession:
     """A session over a model of matrices alone; its inputs are named for their width."""
     random = np.random.default_rng(0)
-    linears = [(f"layer{layer}.{one.name}", one, form.bits) for layer in range(shape.num_layers) for one in shape.layer_linears]
+    linears = [
+        (f"layer{layer}.{one.name}", one, form.bits) for layer in range(shape.num_layers) for one in shape.layer_linears
+    ]
     if form.head_bits:
         linears.append(("lm_head", shape.head, form.head_bits))
     nodes, weights = [], []
@@ -84,7 +86,8 @@ def make_session(shape: ModelShape, form: Form, threads: int) -> onnxruntime.Inf
     widths = sorted({linear.in_features for _, linear, _ in linears})
     inputs = [helper.make_tensor_value_info(f"x{width}", TensorProto.FLOAT, ["M", width]) for width in widths]
     outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["M", linear.out_features]) for name, linear, _ in linears
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["M", linear.out_features])
+        for name, linear, _ in linears
     ]
     graph = helper.make_graph(nodes, shape.name, inputs, outputs, weights)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
@@ -141,7 +144,9 @@ def time_session(session: onnxruntime.InferenceSession, rows: int, seconds: floa
     return Timing(min(times), statistics.median(times))
 
 
-def measure(shape: ModelShape, forms: Iterable[Form], threads: int, rows: Iterable[int], seconds: float) -> list[dict[str, object]]:
+def measure(
+    shape: ModelShape, forms: Iterable[Form], threads: int, rows: Iterable[int], seconds: float
+) -> list[dict[str, object]]:
     """One record per form and row count."""
     records: list[dict[str, object]] = []
     for form in forms:
@@ -161,7 +166,9 @@ def measure(shape: ModelShape, forms: Iterable[Form], threads: int, rows: Iterab
 
 @click.command(help=__doc__)
 @click.option("--shape", "shape_names", multiple=True, type=click.Choice(sorted(SHAPES)), help="Default: all.")
-@click.option("--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True)
+@click.option(
+    "--threads", "thread_counts", multiple=True, type=click.IntRange(min=1), default=(1, 2), show_default=True
+)
 @click.option("--rows", "row_counts", multiple=True, type=click.IntRange(min=1), default=(1, 2, 8), show_default=True)
 @click.option("--seconds", type=float, default=1.5, show_default=True, help="Time spent on each figure.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the records here as well.")

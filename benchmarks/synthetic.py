@@ -103,9 +103,7 @@ def _header(shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
     return header
 
 
-def _random_tensors(
-    shapes: dict[str, tuple[int, ...]], random: np.random.Generator
-) -> Iterator[NDArray[np.float16]]:
+def _random_tensors(shapes: dict[str, tuple[int, ...]], random: np.random.Generator) -> Iterator[NDArray[np.float16]]:
     for dims in shapes.values():
         values = random.standard_normal(dims, dtype=np.float32)
         scaled = 1 + 0.1 * values if len(dims) == 1 else _WEIGHT_STD * values  # norms lie around 1

@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -24,13 +25,17 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Setup:
-    """What the parent asks for: the checkpoint, a folder for converted models, threads, most sequences at once."""
+    """What the parent asks for: checkpoint, a folder for converted models, threads, the most it will ask for.
+
+    max_tokens counts prompt and new tokens of one sequence; options are the adapter's own, from the table of peers.
+    """
 
     checkpoint: Path
     work_folder: Path
     threads: int
     max_batch: int
     max_tokens: int
+    options: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ def _setup_from_arguments(arguments: list[str]) -> Setup:
         threads=fields["threads"],
         max_batch=fields["max_batch"],
         max_tokens=fields["max_tokens"],
+        options=fields.get("options", {}),
     )
 
 
