@@ -1,0 +1,106 @@
+"""The engines of the comparison, and the process that each of them runs in.
+
+A process of its own keeps thread pools apart and lets every engine have its own virtual environment. It is idle, and
+its threads asleep, while another one is measured. To add an engine, write benchmarks/adapters/NAME.py and add a row.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.adapters.base import PeerFacts, Setup, Timing
+from benchmarks.rounds import Scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS_VENV = ROOT / ".venv-bench"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A row of the table: label, adapter module, the interpreter it wants, and options for the adapter."""
+
+    label: str
+    module: str
+    runs_in: Literal["this", "peers"]
+    options: dict[str, int]
+
+
+PEERS: dict[str, Peer] = {
+    "ingot": Peer("Ingot int4, block 32", "benchmarks.adapters.ingot", "this", {"block_size": 32}),
+    "ingot-b128": Peer("Ingot int4, block 128", "benchmarks.adapters.ingot", "this", {"block_size": 128}),
+    "llama.cpp": Peer("llama.cpp Q4_0", "benchmarks.adapters.llama_cpp", "peers", {}),
+    "genai": Peer("onnxruntime-genai int4", "benchmarks.adapters.onnxruntime_genai", "peers", {}),
+}
+
+
+class PeerFailed(Exception):
+    """An engine could not be started or did not answer; the message ends with its last words."""
+
+
+class PeerProcess:
+    """A running adapter. Use as a context manager; `facts` is there once the model is loaded."""
+
+    def __init__(self, peer: Peer, setup: Setup, peers_python: Path) -> None:
+        python = Path(sys.executable) if peer.runs_in == "this" else peers_python
+        if not python.is_file():
+            raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.setup_peers")
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [str(python), "-m", peer.module, _setup_json(setup, peer.options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+        )
+        self.facts = PeerFacts(**self._read())
+
+    def measure(self, scenario: Scenario, seed: int) -> Timing:
+        """Run the scenario once, on prompts drawn from the seed."""
+        request = {name: getattr(scenario, name) for name in ("batch", "prompt_tokens", "new_tokens")}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({**request, "seed": seed}) + "\n")
+        self._process.stdin.flush()
+        return Timing(**self._read())
+
+    def close(self) -> None:
+        """End the process; closing its input is the signal."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> "PeerProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            raise PeerFailed(_last_words(self._errors.read()))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def tokens_per_second(scenario: Scenario, timing: Timing) -> float:
+    """Throughput of the phase that the scenario counts."""
+    seconds = timing.prefill_seconds if scenario.phase == "prefill" else timing.decode_seconds
+    return scenario.counted_tokens / seconds
+
+
+def _setup_json(setup: Setup, options: dict[str, int]) -> str:
+    return json.dumps(asdict(replace(setup, options=options)), default=str)
+
+
+def _last_words(errors: str) -> str:
+    lines = [line for line in errors.splitlines() if line.strip()]
+    return lines[-1] if lines else "it ended without a word"
