@@ -17,9 +17,9 @@ accuracy_level 0 keeps them float32 (1e-6), is about three times slower with 4 b
 
 Batch invariance (onnxruntime 1.31.1, AVX-512 with VNNI, 1 and 2 threads, 1 to 512 rows; table in docs/log.md). A row's
 result is the same, to the last bit, whichever rows stand beside it: always for float32 Gemm, for 4 bits with blocks of
-16 and 32, and for 8 bits with blocks of 16, 32 and 64. In every other form the last row of an odd number of rows is
-computed by another kernel. So an executor that pads its rows to an even number gets the same bits in all forms; as
-other CPUs have other kernels, it must check that when it starts.
+16 and 32, and for 8 bits with blocks of 16, 32 and 64. In every other form another kernel computes the last row of an
+odd number of rows (at level 0: of some). So an executor that pads to an even number, the tokens and the rows of logits
+alike, gets the same bits in all forms; as other CPUs have other kernels, it must check that when it starts.
 
 Refuses: a quantized weight that something else than a Gemm or the embedding's Gather reads, and 16-bit floats that are
 computed, not stored.
