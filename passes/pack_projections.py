@@ -180,8 +180,14 @@ def _concatenated(name: str, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:
 
 
 def _concatenate(tensors: tuple[ir.TensorProtocol, ...], name: str) -> ir.TensorProtocol:
-    parts = [apply_to_array(tensor, np.copy) for tensor in tensors]
-    return ir.Tensor(np.concatenate(parts), dtype=tensors[0].dtype, name=name)
+    """Copy part by part into the packed array, so that no more than that and one part are in memory."""
+    shapes = [tensor.shape.numpy() for tensor in tensors]
+    packed = np.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), tensors[0].dtype.numpy())
+    row = 0
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        apply_to_array(tensor, partial(np.copyto, packed[row : row + shape[0]]))
+        row += shape[0]
+    return ir.Tensor(packed, dtype=tensors[0].dtype, name=name)
 
 
 def _rows(operand: ir.Value | None) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
+import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
