@@ -57,13 +57,13 @@ class Family:
 _ANY: dict[str, Any] = {
     "num_key_value_heads": None,
     "head_dim": None,
-    "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_LLAMA = _ANY | {
+_SILU = _ANY | {"hidden_act": "silu"}
+_LLAMA = _SILU | {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -73,7 +73,7 @@ _LLAMA = _ANY | {
     "attention_bias": False,
     "mlp_bias": False,
 }
-_MISTRAL = _ANY | {
+_MISTRAL = _SILU | {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -83,7 +83,7 @@ _MISTRAL = _ANY | {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
-_QWEN2 = _ANY | {
+_QWEN2 = _SILU | {
     "vocab_size": 151936,
     "hidden_size": 4096,
     "intermediate_size": 22016,
@@ -130,7 +130,7 @@ _GEMMA3 = _GEMMA | {
     "use_bidirectional_attention": False,
     "sliding_window_pattern": 6,
 }
-_PHI3 = _ANY | {
+_PHI3 = _SILU | {
     "vocab_size": 32064,
     "hidden_size": 3072,
     "intermediate_size": 8192,
@@ -142,7 +142,7 @@ _PHI3 = _ANY | {
     "eos_token_id": 32000,
     "sliding_window": None,
 }
-_SMOLLM3 = _ANY | {
+_SMOLLM3 = _SILU | {
     "vocab_size": 128256,
     "hidden_size": 2048,
     "intermediate_size": 11008,
@@ -161,7 +161,7 @@ _SMOLLM3 = _ANY | {
     "mlp_bias": False,
     "tie_word_embeddings": True,
 }
-_OLMO2 = _ANY | {
+_OLMO2 = _SILU | {
     "vocab_size": 50304,
     "hidden_size": 4096,
     "intermediate_size": 11008,

@@ -1,0 +1,97 @@
+"""Against transformers itself: fixtures made afresh, logits, rope tables and the defaults in the families' table."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.config import read_config
+from ingot.pipeline.families import FAMILIES
+from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.rope import attention_factor, inverse_frequencies
+from tests.oracle.cases import CASES, Case
+from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits
+from tests.reference_runner import ReferenceRunner
+
+torch: Any = pytest.importorskip("torch", reason="the oracle needs torch")
+transformers: Any = pytest.importorskip("transformers", reason="the oracle needs transformers")
+fixtures: Any = pytest.importorskip("tests.oracle.make_fixtures")
+
+pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
+
+# Keys that transformers reads without a field in the configuration's class.
+_EXTRA_KEYS = {"head_dim", "sliding_window_pattern"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_path: Path) -> None:
+    fixtures.make_checkpoint(case, tmp_path)
+    tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
+    assert fixtures.make_tokens(case) == tokens
+    assert Checkpoint.open(tmp_path).digest() == Checkpoint.open(CHECKPOINTS / case.name).digest()
+    fresh = fixtures.reference_logits(tmp_path, tokens)
+    parity = compare(fresh, committed)
+    assert parity.worst <= parity.limit
+    ours = ReferenceRunner(import_checkpoint(Checkpoint.open(tmp_path), case.context_tokens)).run_ragged(tokens)
+    assert compare(ours, fresh).worst <= parity.limit
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_other_prompts_agree_too(case: Case, seed: int) -> None:
+    """The same checkpoints, other tokens, another order of blocks and chunks of other sizes."""
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(3, case.full_config["vocab_size"], length).tolist() for length in case.lengths]
+    schedule = [rng.integers(1, 12, 3).tolist() for _ in range(8)]
+    expected = fixtures.reference_logits(CHECKPOINTS / case.name, tokens)
+    model = import_checkpoint(Checkpoint.open(CHECKPOINTS / case.name), case.context_tokens)
+    parity = compare(ReferenceRunner(model, seed=seed).run_ragged(tokens, schedule), expected)
+    assert parity.worst <= parity.limit
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
+    fields = transformers.AutoConfig.for_model(model_type).__class__.__dataclass_fields__
+    ours = FAMILIES[model_type].defaults
+    assert ours.keys() - fields.keys() <= _EXTRA_KEYS
+    assert {key: fields[key].default for key in ours if key in fields} == {k: v for k, v in ours.items() if k in fields}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_default_theta_is_that_of_transformers(model_type: str) -> None:
+    theta = transformers.AutoConfig.for_model(model_type).default_theta
+    assert FAMILIES[model_type].default_theta == (theta["global"] if isinstance(theta, dict) else theta)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rope_frequencies_and_scales_are_those_of_transformers(case: Case) -> None:
+    folder = CHECKPOINTS / case.name
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).model
+    config = read_config(Checkpoint.open(folder))
+    context_tokens = config.default_context_tokens
+    types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(config.layers)
+    for layer, layer_type in zip(config.layers, types, strict=True):
+        if layer.rope is None:
+            continue
+        prefix = f"{layer_type}_" if config.family.rope_by_layer_type else ""
+        theirs = getattr(model.rotary_emb, f"{prefix}inv_freq").numpy()
+        scale = getattr(model.rotary_emb, f"{prefix}attention_scaling")
+        np.testing.assert_allclose(inverse_frequencies(layer.rope, context_tokens), theirs, rtol=3e-7)
+        assert attention_factor(layer.rope) == pytest.approx(scale, rel=1e-12)
+
+
+def test_the_tolerance_is_far_from_what_a_wrong_dtype_gives() -> None:
+    """Running transformers in the checkpoint's own 16 bits differs by a hundred times the tolerance."""
+    folder = CHECKPOINTS / "llama-tied-biases"
+    tokens, expected = load_logits(folder / LOGITS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        rows = [model(input_ids=torch.tensor([prompt])).logits[0].float().numpy() for prompt in tokens]
+    assert compare(rows, expected).worst > 100 * LOGIT_TOLERANCE
