@@ -147,7 +147,7 @@ class Recipe(_Frozen):
     )
     description: str = Field(default="", description="one sentence for `ingot recipes`")
     checkpoint: GivenPath | None = Field(default=None, description="checkpoint folder, relative to this recipe")
-    target: str = Field(default="cpu", description="what to build for; see `ingot build --help`")
+    target: str = Field(default="cpu", description="what to build for")
     context_tokens: int | None = Field(default=None, ge=1, description="longest sequence; null takes the model's own")
     output: str | None = Field(default=None, min_length=1, description="artifact folder; null is artifacts/NAME")
     passes: tuple[PassEntry, ...] = Field(

@@ -171,7 +171,8 @@ def _read_pass(item: Located, problems: list[Problem]) -> PassEntry | None:
     given = options.entries if options else {}
     if not isinstance(name, str) or (options and not isinstance(options.value, dict | None)):
         shown = _shown(item.plain())
-        problems.append(item.problem(f"passes: {shown} is no pass; write NAME or NAME: {{option: value, ...}}"))
+        place = options or item
+        problems.append(place.problem(f"passes: {shown} is no pass; write NAME or NAME: {{option: value, ...}}"))
         return None
     found = _pass_problems(name, given, item)
     problems.extend(found)

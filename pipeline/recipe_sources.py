@@ -125,8 +125,9 @@ def _recipe_file(path: Path) -> RecipeFile:
 
 
 def raise_if(problems: list[Problem]) -> None:
-    """Raise RecipeError with all problems, in the order of files and lines; nothing when there is none."""
+    """Raise RecipeError with all problems: files first, in order of lines, then --set; nothing when there is none."""
     if problems:
-        order = {file: index for index, file in enumerate(dict.fromkeys(problem.file for problem in problems))}
+        files = list(dict.fromkeys(problem.file for problem in problems))
+        files.sort(key=lambda file: file.startswith("--set"))
         unique = dict.fromkeys(problems)
-        raise RecipeError(sorted(unique, key=lambda problem: (order[problem.file], problem.line)))
+        raise RecipeError(sorted(unique, key=lambda problem: (files.index(problem.file), problem.line)))

@@ -14,6 +14,7 @@ from ingot.errors import Problem
 
 # An alias may repeat a part of the file; this bounds what a file can grow to (the "billion laughs").
 _MAX_VALUES = 20_000
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
@@ -69,8 +70,8 @@ _Loader.add_implicit_resolver(
 
 def read_located(text: str, file: str, folder: Path, problems: list[Problem]) -> Located | None:
     """Read one YAML document. Appends every mistake to `problems`; None when the text is no YAML at all."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return Located(None, file, 0, folder)
@@ -79,11 +80,10 @@ def read_located(text: str, file: str, folder: Path, problems: list[Problem]) ->
         mark = error.problem_mark or error.context_mark
         problems.append(Problem(file, mark.line + 1 if mark else 0, _syntax_message(error)))
     except yaml.YAMLError as error:
-        problems.append(Problem(file, 0, f"this is no YAML: {error}"))
-    except RecursionError:
-        problems.append(Problem(file, 0, "values are nested too deeply to be a recipe"))
-    finally:
-        loader.dispose()
+        problems.append(Problem(file, 0, f"this is no YAML: {str(error).splitlines()[0]}"))
+    except (RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
+        reason = "values are nested too deeply" if isinstance(error, RecursionError) else str(error)
+        problems.append(Problem(file, 0, f"this is no recipe: {reason}"))
     return None
 
 
@@ -120,6 +120,8 @@ class _Reader:
         return Located(value, self._file, line, self._folder)
 
     def _value(self, node: yaml.Node) -> object:
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
+            self._report(_line(node), f"the tag {node.tag!r} is not allowed; write plain lists and mappings")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node)
         if isinstance(node, yaml.SequenceNode):

@@ -45,7 +45,7 @@ _ROWS = (
     ),
     MetricFacts(
         "kl_mean",
-        "Mean over predicted tokens of KL(baseline || candidate) between the two next-token distributions.",
+        "Mean over predicted tokens of KL = sum p log(p / q), baseline p, candidate q, over the next token.",
         unit="nats",
         better="lower",
         comparison="absolute",
@@ -53,7 +53,7 @@ _ROWS = (
     ),
     MetricFacts(
         "kl_p99",
-        "99th percentile of that KL divergence over predicted tokens.",
+        "99th percentile over predicted tokens of the KL of `kl_mean`.",
         unit="nats",
         better="lower",
         comparison="absolute",
