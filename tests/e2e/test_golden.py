@@ -1,0 +1,36 @@
+"""Real models through the whole pipeline and runtime: the tokens are transformers' own, alone and among others."""
+
+import numpy as np
+import pytest
+
+from ingot.runtime import Engine, SamplingParams
+from tests.conftest import BuildArtifact
+from tests.data_paths import shared_data
+
+GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
+REAL_MODELS = ["stories260K", "babyllama-105"]
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_greedy_tokens_equal_the_golden_ones_alone_and_in_a_batch(
+    build_unmeasured: BuildArtifact, model: str
+) -> None:
+    golden = np.load(shared_data(f"golden/logits/{model}.npz"))["greedy_from_bos_200"].tolist()
+    artifact = build_unmeasured("fp32-cpu", shared_data(f"models/{model}"))
+    others = [[1, *np.random.default_rng(n).integers(3, 100, 5 + 7 * n).tolist()] for n in range(6)]
+    with Engine.load(artifact, kv_blocks=64, max_batch_tokens=48) as engine:
+        alone = engine.generate(golden[:1], GREEDY)
+        together = engine.generate([*others[:3], golden[:1], *others[3:]], GREEDY)
+    assert list(alone.token_ids) == golden[1:]
+    assert list(together[3].token_ids) == golden[1:]
+
+
+@pytest.mark.parametrize("model", REAL_MODELS)
+def test_logits_equal_the_golden_ones(build_unmeasured: BuildArtifact, model: str) -> None:
+    golden = np.load(shared_data(f"golden/logits/{model}.npz"))
+    artifact = build_unmeasured("fp32-cpu", shared_data(f"models/{model}"))
+    with Engine.load(artifact, kv_blocks=64, max_batch_tokens=48) as engine:
+        logits = engine.prompt_logits(golden["input_ids"].tolist())
+    worst = float(np.abs(logits - golden["logits_fp32"]).max())
+    print(f"{model}: worst difference {worst:.2e}, limit 1e-4")
+    assert worst <= 1e-4

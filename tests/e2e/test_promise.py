@@ -1,0 +1,78 @@
+"""The promise on real logits: what a request gets depends on its prompt alone, to the last bit.
+
+Sixty-four requests with shared prefixes run at once through a KV pool that is too small for them, so that they are
+batched, chunked, preempted and served from the prefix cache; each must get what it gets alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.runtime import Completion, Engine, SamplingParams
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL, shared_data
+
+NUM_REQUESTS = 64
+RECIPES = [
+    ("fp32-cpu", ()),
+    ("int4-cpu", ()),
+    ("int4-cpu", ("passes.quantize-weights.block_size=128",)),
+    ("int8-cpu", ()),
+]
+
+
+def requests(artifact: Artifact, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of 1 to 90 tokens, half of them with a common beginning; greedy and sampled."""
+    rng = np.random.default_rng(seed)
+    vocabulary = artifact.manifest.model.vocab_size
+    common = rng.integers(3, vocabulary, 40).tolist()
+    prompts, params = [], []
+    for number in range(NUM_REQUESTS):
+        own = rng.integers(3, vocabulary, int(rng.integers(1, 50))).tolist()
+        prompts.append(common + own if number % 2 else own)
+        temperature = 0.0 if number % 3 else 0.9
+        params.append(
+            SamplingParams(
+                max_tokens=int(rng.integers(1, 64)), temperature=temperature, seed=number, ignore_eos=True
+            )
+        )
+    return prompts, params
+
+
+def assert_equal_bits(together: Sequence[Completion], alone: Sequence[Completion]) -> None:
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logits is not None
+        assert other.logits is not None
+        assert np.array_equal(one.logits.view(np.int32), other.logits.view(np.int32))
+
+
+def check(artifact: Artifact, num_blocks: int, **limits: int) -> None:
+    prompts, params = requests(artifact, seed=7)
+    with Engine.load(artifact, kv_blocks=1024, max_batch_tokens=512, prefix_cache=False) as engine:
+        alone = [engine.generate(p, s, keep_logits=True) for p, s in zip(prompts, params, strict=True)]
+    with Engine.load(artifact, kv_blocks=num_blocks, **limits) as engine:
+        together = engine.generate(prompts, params, keep_logits=True)
+        metrics = engine.metrics()
+    assert_equal_bits(together, alone)
+    assert metrics.blocks_in_use == 0
+    assert metrics.num_preemptions > 0
+    assert metrics.prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), RECIPES)
+def test_64_requests_through_a_small_pool_get_what_each_gets_alone(
+    build_unmeasured: BuildArtifact, recipe: str, overrides: tuple[str, ...]
+) -> None:
+    check(build_unmeasured(recipe, DEMO_MODEL, *overrides), num_blocks=24, max_batch_tokens=72, max_sequences=32)
+
+
+@pytest.mark.parametrize("recipe", ["fp32-cpu", "int4-cpu"])
+def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
+    build_unmeasured: BuildArtifact, recipe: str
+) -> None:
+    artifact = build_unmeasured(recipe, shared_data("models/stories260K"))
+    check(artifact, num_blocks=24, max_batch_tokens=61, max_sequences=32)
+
