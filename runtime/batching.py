@@ -25,7 +25,7 @@ class BatchBuilder:
         self._counting = np.arange(max_batch_tokens, dtype=np.int64)
 
     def build(self, batch: ScheduledBatch, *, all_logits: bool = False) -> ForwardBatch:
-        """Lay the step's tokens end to end. With `all_logits` those of every token are wanted, not only of the sampled ones."""
+        """Lay the step's tokens end to end. `all_logits` wants every token's logits, not only the sampled ones."""
         row, num_logits = 0, 0
         tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
         block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)  # [sequences, max blocks]

@@ -1,5 +1,6 @@
 """A request on its way through the engine: what its tokens have become so far, and when."""
 
+from array import array
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ class Request:
         room = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, room))
         detokenizer = tokenizer.detokenizer(prompt[-_TAIL_TOKENS:].tolist()) if tokenizer else None
-        self.sequence = Sequence.of(request_id, prompt, params.max_tokens)
+        self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens)
         self._sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         self._texts: list[str] = []

@@ -1,0 +1,102 @@
+"""Random use of the engine: adding, stepping, aborting, failing steps; whoever finishes has exactly its own tokens."""
+
+from functools import cache
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.engine import Engine
+from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.sampling import SamplingParams
+from tests.runtime.engines import token_engine
+
+
+class BreakableExecutor(FakeExecutor):
+    """Fails once when told to, before or after it wrote."""
+
+    breaks: str = ""
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        breaks, self.breaks = self.breaks, ""
+        if breaks == "before":
+            raise EngineError("broken")
+        logits = super().forward(batch)
+        if breaks == "after":
+            raise EngineError("broken")
+        return logits
+
+
+@cache
+def tokens_alone(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+    with token_engine(vocab_size=3) as engine:
+        return engine.generate(list(prompt), SamplingParams(max_tokens=max_tokens)).token_ids
+
+
+class EngineOperations(RuleBasedStateMachine):
+    """A small vocabulary and pool, so that prefixes are shared and blocks run out all the time."""
+
+    @initialize(
+        num_blocks=st.integers(6, 10), budget=st.integers(1, 12), places=st.integers(1, 5), prefix_cache=st.booleans()
+    )
+    def start(self, num_blocks: int, budget: int, places: int, prefix_cache: bool) -> None:
+        self.executor = BreakableExecutor(num_blocks=num_blocks, block_tokens=4, max_batch_tokens=budget, vocab_size=3)
+        self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache)
+        self.asked: dict[int, tuple[tuple[int, ...], int]] = {}
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13), max_tokens=st.integers(1, 11))
+    def add(self, prompt: list[int], max_tokens: int) -> None:
+        self.asked[self.engine.add(prompt, SamplingParams(max_tokens=max_tokens))] = tuple(prompt), max_tokens
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for output in self.engine.step():
+                if output.completion:
+                    self.finished(output.request_id, output.completion.finish_reason, output.completion.token_ids)
+
+    @rule(number=st.integers(0, 20))
+    def abort(self, number: int) -> None:
+        if self.asked:
+            request_id = sorted(self.asked)[number % len(self.asked)]
+            completion = self.engine.abort(request_id)
+            if completion:
+                self.finished(request_id, completion.finish_reason, completion.token_ids)
+
+    @rule(when=st.sampled_from(["before", "after"]))
+    def fail(self, when: str) -> None:
+        if self.engine.metrics().num_running + self.engine.metrics().num_waiting:
+            self.executor.breaks = when
+            with pytest.raises(EngineError, match="broken"):
+                self.engine.step()
+
+    @rule(length=st.integers(1, 9))
+    def evaluate(self, length: int) -> None:
+        if not self.engine.has_unfinished():
+            assert self.engine.prompt_logits([1] * length).shape == (length, 3)
+
+    def finished(self, request_id: int, reason: str, token_ids: tuple[int, ...]) -> None:
+        expected = tokens_alone(*self.asked.pop(request_id))
+        assert token_ids == (expected[: len(token_ids)] if reason == "abort" else expected)
+
+    @invariant()
+    def book_keeping_holds(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.core.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2000):
+            if not self.engine.has_unfinished():
+                break
+            self.step(1)
+        assert not self.asked, "a request never finished"
+        assert self.engine.metrics().blocks_in_use == 0
+
+
+TestEngineOperations = EngineOperations.TestCase
+TestEngineOperations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,43 @@
+"""Prompts: one or many, and what is refused. The engine's tests hold the refusals themselves."""
+
+import numpy as np
+import pytest
+
+from ingot.errors import RequestError
+from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.prompts import checked_prompt, each_with_params, is_single
+from ingot.runtime.sampling import SamplingParams
+
+MODEL = FakeExecutor(context_tokens=10, vocab_size=8).model
+
+
+def test_texts_and_lists_of_ids_are_single_and_lists_of_these_are_not() -> None:
+    assert is_single("text")
+    assert is_single([1, 2])
+    assert is_single(np.array([1, 2]))
+    assert not is_single(["text"])
+    assert not is_single([[1, 2], [3]])
+
+
+def test_one_set_of_parameters_serves_all_prompts() -> None:
+    params = SamplingParams(max_tokens=3)
+    assert each_with_params(["a", "b"], params) == [("a", params), ("b", params)]
+    assert each_with_params([1, 2], None) == [([1, 2], SamplingParams())]
+
+
+def test_arrays_of_any_integer_type_become_int64() -> None:
+    tokens = checked_prompt(np.array([1, 7], np.uint16), MODEL)
+    assert tokens.dtype == np.int64
+    assert tokens.tolist() == [1, 7]
+
+
+def test_the_whole_context_may_be_evaluated_but_not_prompted() -> None:
+    assert len(checked_prompt([1] * 10, MODEL, room=0)) == 10
+    with pytest.raises(RequestError, match="has 10 tokens; the model's context is 10.*at most 9"):
+        checked_prompt([1] * 10, MODEL)
+
+
+@pytest.mark.parametrize("tokens", [[[1], [2, 3]], [[1, 2]], ["1"], [None], [2**70]])
+def test_what_is_no_flat_list_of_integers_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(RequestError, match="flat list of whole token ids"):
+        checked_prompt(tokens, MODEL)
