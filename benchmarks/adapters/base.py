@@ -68,8 +68,8 @@ class Adapter(Protocol):
         """Versions, bytes read per step, and what a reader must know."""
         ...
 
-    def start(self, prompts: Tokens) -> None:
-        """Forget earlier sequences and run the prompts [batch, tokens] up to each one's first new token."""
+    def start(self, prompts: Tokens, new_tokens: int) -> None:
+        """Forget earlier sequences and run the prompts [batch, tokens] up to each one's first token of new_tokens."""
         ...
 
     def step(self) -> None:
@@ -80,7 +80,7 @@ class Adapter(Protocol):
 def measure(adapter: Adapter, prompts: Tokens, new_tokens: int) -> Timing:
     """Generate `new_tokens` for every prompt and return how long the two phases took."""
     begin = time.perf_counter()
-    adapter.start(prompts)
+    adapter.start(prompts, new_tokens)
     first = time.perf_counter()
     for _ in range(new_tokens - 1):
         adapter.step()

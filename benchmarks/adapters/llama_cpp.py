@@ -42,7 +42,7 @@ class LlamaCpp:
         versions = {name: version(name) for name in ("llama-cpp-python", "gguf")}
         return PeerFacts(versions, sum(sizes.values()), _system_info())
 
-    def start(self, prompts: Tokens) -> None:
+    def start(self, prompts: Tokens, new_tokens: int) -> None:
         """Decode all prompts as one batch of sequences, which llama.cpp cuts into passes of 512 tokens."""
         batch, tokens = prompts.shape
         context = self._context(batch)

@@ -38,11 +38,11 @@ class OnnxRuntimeGenai:
         versions = {name: version(name) for name in ("onnxruntime-genai", "onnxruntime")}
         return PeerFacts(versions, weight_bytes([self._folder / "model.onnx"]), " ".join(BUILDER_OPTIONS))
 
-    def start(self, prompts: Tokens) -> None:
+    def start(self, prompts: Tokens, new_tokens: int) -> None:
         """Run the prompts and draw the first token; the length is fixed, so that no end of text stops a sequence."""
-        batch, _ = prompts.shape
+        batch, tokens = prompts.shape
         params = og.GeneratorParams(self._model)
-        length = self._setup.max_tokens
+        length = tokens + new_tokens
         params.set_search_options(batch_size=batch, max_length=length, min_length=length, do_sample=False)
         self._generator = og.Generator(self._model, params)
         self._generator.append_tokens(prompts.astype(np.int32))

@@ -1,0 +1,81 @@
+"""Ingot: the recipe int4-cpu with the block size that the table of peers asks for, through Engine.step."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import ingot
+from benchmarks.adapters.base import PeerFacts, Setup, Tokens, serve
+from benchmarks.adapters.onnx_bytes import weight_bytes
+from ingot.artifact import Artifact, open_artifact
+from ingot.builder import build
+from ingot.runtime.engine import Engine
+from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
+from ingot.runtime.sampling import SamplingParams
+
+_MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
+_RECIPE = """\
+name: {name}
+description: int4-cpu with blocks of {block_size}, for benchmarks
+extends: int4-cpu
+checkpoint: {checkpoint}
+passes:
+  - fold-constants
+  - pack-projections
+  - fuse-residual-norm
+  - fuse-gated-activation
+  - quantize-weights: {{bits: 4, block_size: {block_size}}}
+  - clean-up
+"""
+
+
+class Ingot:
+    """One engine without a tokenizer and without a prefix cache: every prompt is computed."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._artifact = build_int4(setup.checkpoint, setup.work_folder, setup.options["block_size"])
+        blocks_each = -(-setup.max_tokens // self._artifact.manifest.kv.block_tokens) + 1
+        executor = OnnxRuntimeExecutor(
+            self._artifact,
+            num_blocks=setup.max_batch * blocks_each,
+            max_batch_tokens=_MAX_BATCH_TOKENS,
+            num_threads=setup.threads,
+        )
+        self._engine = Engine(executor, max_sequences=setup.max_batch, prefix_cache=False)
+        self._requests: list[int] = []
+
+    def facts(self) -> PeerFacts:
+        """Sizes come from the segments' ONNX files."""
+        versions = {"ingot": ingot.__version__, "onnxruntime": version("onnxruntime")}
+        segments = sorted((self._artifact.path / "program").glob("*.onnx"))
+        notes = "int4-cpu: asymmetric with a clip search, head int8, KV cache float32"
+        return PeerFacts(versions, weight_bytes(segments), notes)
+
+    def start(self, prompts: Tokens, new_tokens: int) -> None:
+        """Step until every sequence has a token; a prompt longer than a step goes through in chunks."""
+        for request in self._requests:
+            self._engine.abort(request)
+        params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+        self._requests = [self._engine.add(prompt, params) for prompt in prompts]
+        waiting = set(self._requests)
+        while waiting:
+            waiting -= {output.request_id for output in self._engine.step() if output.token_ids}
+
+    def step(self) -> None:
+        """One token for every sequence."""
+        self._engine.step()
+
+
+def build_int4(checkpoint: Path, work_folder: Path, block_size: int) -> Artifact:
+    """The artifact in `work_folder`, built when it is not there; it carries no evidence."""
+    name = f"int4-block{block_size}"
+    folder = work_folder / "ingot" / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        recipe = folder.with_suffix(".yaml")
+        recipe.write_text(_RECIPE.format(name=name, block_size=block_size, checkpoint=checkpoint), "utf-8")
+        build(recipe, output=folder)
+    return open_artifact(folder, verify=False)
+
+
+if __name__ == "__main__":
+    serve(Ingot)
