@@ -46,7 +46,7 @@ class KVPool:
 
 def _map(pool: KVPool) -> mmap.mmap:
     try:
-        memory = mmap.mmap(-1, pool.num_bytes)
+        memory = mmap.mmap(-1, pool.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise EngineError(f"{_asked(pool)}, and the operating system refused it ({error}); {_WAY_OUT}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
