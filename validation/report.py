@@ -89,7 +89,13 @@ def resource_figures(evidence: Evidence) -> list[Figure]:
     sizes = {"baseline": evidence.sizes.baseline, "candidate": evidence.sizes.candidate}
     kinds = ("weights", "graph", "tokenizer", "other")
     disk = {side: {kind: getattr(size, kind) / 1e6 for kind in kinds} for side, size in sizes.items()}
-    found = [_figure(charts.stacked_bars(disk, "MB"), "Size on disk", "From the manifest; evidence is not counted.")]
+    found = [
+        _figure(
+            charts.stacked_bars(disk, "MB"),
+            "Size on disk",
+            "Every file but the evidence; the metric compares weights and graph alone.",
+        )
+    ]
     if evidence.memory is None:
         return found
     probes = {"baseline": evidence.memory.baseline[-1], "candidate": evidence.memory.candidate[-1]}
@@ -159,7 +165,7 @@ def _metric_row(measured: Measured) -> dict[str, Any]:
         "interval": fmt.interval(measured),
         "detectable": fmt.detectable(measured),
         "method": measured.estimate.method,
-        "items": measured.estimate.items,
+        "num_items": measured.estimate.items,
     }
 
 

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from ingot.validation.evidence_json import evidence_files, summary
+from tests.validation.sample_evidence import sample_evidence
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    return evidence_files(sample_evidence())
+
+
+def test_every_file_is_json_and_the_same_each_time(files: dict[str, str]) -> None:
+    assert set(files) == {"summary.json", "accuracy.json", "latency.json", "environment.json"}
+    for text in files.values():
+        json.loads(text)
+    assert evidence_files(sample_evidence()) == files
+
+
+def test_perplexity_can_be_computed_again_from_the_items(files: dict[str, str]) -> None:
+    accuracy = json.loads(files["accuracy.json"])
+    tokens = sum(item["tokens"] for item in accuracy["items"])
+    nll = sum(item["candidate_nll"] for item in accuracy["items"])
+    assert tokens == accuracy["predicted_tokens"]
+    assert accuracy["candidate_perplexity"] == pytest.approx(2.718281828459045 ** (nll / tokens))
+
+
+def test_latencies_can_be_computed_again_from_the_requests(files: dict[str, str]) -> None:
+    latency = json.loads(files["latency.json"])
+    assert len(latency["runs"]) == 5 * 2 * 2
+    for request in (request for run in latency["runs"] for request in run["requests"]):
+        moments = request["token_seconds"]
+        assert request["ttft"] == pytest.approx(moments[0] - request["submitted"], abs=2e-6)
+        assert request["tpot"] == pytest.approx((request["e2e"] - request["ttft"]) / (len(moments) - 1), abs=2e-6)
+
+
+def test_the_summary_has_every_metric_and_gate() -> None:
+    evidence = sample_evidence()
+    found = summary(evidence)
+    assert set(found["metrics"]) == set(evidence.measured)
+    assert found["verdict"] == "FAIL"
+    assert [gate["name"] for gate in found["gates"]] == [gate.name for gate in evidence.gates]
+    assert found["metrics"]["tpot_ratio@4"]["concurrency"] == 4
+    assert found["metrics"]["size_ratio"]["method"] == "exact"
+
+
+def test_parts_that_were_not_measured_have_no_file() -> None:
+    small = evidence_files(sample_evidence((), with_runs=False))
+    assert set(small) == {"summary.json", "environment.json"}
+    assert json.loads(small["summary.json"])["memory"] is None
+
+
+def test_rows_of_numbers_stand_on_one_line(files: dict[str, str]) -> None:
+    assert max(len(text.splitlines()) for text in files.values()) < 2_500
