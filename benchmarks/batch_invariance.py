@@ -1,8 +1,8 @@
 """Does a row's result depend on the rows beside it? Asked of every form of matmul that the CPU lowering makes.
 
 Each form multiplies 512 random rows at once, with one thread. Then it multiplies parts of them, of every size in
-COUNTS, from two places, with one and two threads; a row that does not come out with the same bits is a difference. Prints a
-Markdown table. No timing, so a busy machine does no harm:
+COUNTS, from two places, with one and two threads; a row that does not come out with the same bits is a difference.
+Prints a Markdown table. No timing, so a busy machine does no harm:
 
     python -m benchmarks.batch_invariance
 """

@@ -37,7 +37,8 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
 from ingot.passes.quantized_tensors import insert_dequantize
-from ingot.passes.rounding import RoundedWeight, Scheme, round_weight
+from ingot.passes.rounding import RoundedWeight, round_weight
+from ingot.passes.scale_search import Scheme
 from ingot.passes.scheme_overrides import Override, parse_overrides
 from ingot.passes.weight_sites import WeightSite, apply_to_array, drop_if_unused, weight_sites
 from ingot.settings import num_threads

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.rounding import CodeArray, FloatArray, RoundedWeight, Scheme
+from ingot.passes.rounding import CodeArray, RoundedWeight
+from ingot.passes.scale_search import FloatArray, Scheme
 
 
 def pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:

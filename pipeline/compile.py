@@ -12,6 +12,7 @@ import onnx_ir as ir
 import ingot
 from ingot.artifact import KVGeometry, ModelFacts, Program
 from ingot.passes.manager import PassManager, PassRecord
+from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
@@ -47,7 +48,8 @@ def compile_recipe(
     target = get_target(recipe.target)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
     model = import_checkpoint(checkpoint, recipe.context_tokens)
-    records = PassManager([*recipe.make_passes(), *map(make_pass, target.lowering)], observe).run(model)
+    with progress_to(progress):
+        records = PassManager([*recipe.make_passes(), *map(make_pass, target.lowering)], observe).run(model)
     program = write_program(model, folder, progress)
     copy_tokenizer(checkpoint, folder / "tokenizer")
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")

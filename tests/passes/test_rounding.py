@@ -1,12 +1,17 @@
 """Round-to-nearest with the clip search, against its definition written out element by element."""
 
+import os
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.passes.rounding import RoundedWeight, Scheme, dequantize, round_weight
+from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.scale_search import Scheme
 
 SCHEMES = [
     Scheme(bits, block, symmetric, clip)
@@ -109,3 +114,31 @@ def test_any_shape_and_magnitude_keeps_the_error_bounded(
     rounded = round_weight(weight, scheme)
     assert rounded.relative_error <= (0.6 if scheme.bits == 4 else 0.04)
     assert np.isfinite(restored(rounded, scheme)).all()
+
+
+DIGEST = """
+import hashlib
+import numpy as np
+from ingot.passes.rounding import round_weight
+from ingot.passes.scale_search import Scheme
+bits = np.random.default_rng(0).integers(0, 2**16, (64, 2816), dtype=np.uint16)
+weight = bits.astype(np.float32) / 65536 - 0.5  # exact, so that it is the same for every instruction set
+digest = hashlib.sha256()
+for block_size in (0, 32, 128):
+    for symmetric in (True, False):
+        rounded = round_weight(weight * weight * weight, Scheme(4, block_size, symmetric))
+        digest.update(rounded.codes.tobytes() + rounded.scale.tobytes() + repr(rounded.squared_error).encode())
+print(digest.hexdigest())
+"""
+
+
+def test_numpys_choice_of_instructions_does_not_change_a_bit() -> None:
+    extensions = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    if not extensions:
+        pytest.skip("numpy has only its baseline here")
+    digests = set()
+    for disabled in ("", " ".join(extensions)):
+        environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": disabled}
+        done = subprocess.run([sys.executable, "-c", DIGEST], env=environment, capture_output=True, check=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
