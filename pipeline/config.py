@@ -83,6 +83,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     family = _family(checkpoint)
     reader = ConfigReader(str(checkpoint.config_file), checkpoint.config, {**_DEFAULTS, **family.defaults})
     _refuse_unsupported(reader, family)
+    _check_layer_count(reader, checkpoint)
     num_heads, num_kv_heads, head_dim = _heads(reader)
     activation_key = "hidden_activation" if reader.reads("hidden_activation") else "hidden_act"
     multipliers = reader.reads("residual_multiplier")
@@ -146,6 +147,15 @@ def _refuse_other_activation(reader: ConfigReader) -> None:
         raise ConfigError(
             f"{reader.place}: hidden_act is {given!r}, but this model_type reads hidden_activation, which is absent "
             f"and means {default!r}; write hidden_activation"
+        )
+
+
+def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
+    """Before anything is made per layer: a count of a billion must not fill the memory."""
+    if reader.integer("num_hidden_layers") > len(checkpoint.tensors):
+        raise ConfigError(
+            f"{reader.place}: num_hidden_layers is {reader.raw('num_hidden_layers')}, but the checkpoint holds "
+            f"{len(checkpoint.tensors)} tensors in all; config and weights are not of the same model"
         )
 
 

@@ -16,6 +16,7 @@ from ingot.errors import UsageError
 
 FloatArray = NDArray[np.float32]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+MAX_TABLE_BYTES = 1 << 30
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -70,6 +71,12 @@ def rope_tables(parameters: RopeParameters, context_tokens: int) -> tuple[FloatA
         raise UsageError(
             f"context_tokens is {context_tokens}; the model's max_position_embeddings allow at most "
             f"{parameters.max_positions}"
+        )
+    table_bytes = context_tokens * parameters.rotary_dim // 2 * 4
+    if table_bytes > MAX_TABLE_BYTES:
+        raise UsageError(
+            f"a context of {context_tokens} tokens needs rope tables of {table_bytes} bytes, at most {MAX_TABLE_BYTES} "
+            "are allowed; give a smaller context_tokens"
         )
     frequencies = inverse_frequencies(parameters, context_tokens)
     angles = np.outer(np.arange(context_tokens, dtype=np.float32), frequencies)  # [context_tokens, rotary_dim / 2]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
+import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.passes.attention_reference import AttentionReference

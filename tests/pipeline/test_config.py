@@ -126,6 +126,7 @@ def test_absent_soft_caps_take_gemma2s_defaults(tmp_path: Path) -> None:
         ({"hidden_size": "32"}, "hidden_size is '32'; it must be a whole number from 1 up"),
         ({"hidden_size": 32.0}, "hidden_size is 32.0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but the checkpoint holds 30 tensors"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),

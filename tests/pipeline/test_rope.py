@@ -79,6 +79,12 @@ def test_longrope_defaults_to_the_original_context() -> None:
     assert PLAIN.default_context_tokens == 128
 
 
+def test_tables_that_would_fill_the_memory_are_refused_before_they_are_made() -> None:
+    endless = replace(PLAIN, max_positions=10**12)
+    with pytest.raises(UsageError, match="give a smaller context_tokens"):
+        rope_tables(endless, 10**12)
+
+
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(
         UsageError, match="context_tokens is 129; the model's max_position_embeddings allow at most 128"
