@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.progress import Progress, silent
 from ingot.validation.progress import Stage
 from ingot.validation.scoring import FloatArray, TokenScores, score
@@ -71,7 +71,8 @@ def measure_accuracy(
 ) -> AccuracyResult:
     """Score both subjects on the text's windows.
 
-    Raises DataError for a text that is too short and UsageError for a pair or a window that cannot be compared.
+    Raises DataError for a text that is too short, UsageError for a pair or a window that cannot be compared, and
+    EngineError for logits that are not finite.
     """
     _require_comparable(candidate, baseline, text, options)
     windows = split_windows(text, options)
@@ -79,6 +80,7 @@ def measure_accuracy(
     items, kl = [], []
     for window in windows:
         scores = score_window(candidate, baseline, window)
+        _require_finite(window, scores)
         items.append(_item(window, scores))
         kl.append(scores.kl)
         stage.advance()
@@ -96,6 +98,15 @@ def score_window(candidate: AccuracySubject, baseline: AccuracySubject, window: 
         row += len(base)
     assert row == len(window.targets), (row, len(window.targets))
     return TokenScores.join(parts)
+
+
+def _require_finite(window: Window, scores: TokenScores) -> None:
+    for side, nll in (("baseline", scores.baseline_nll), ("candidate", scores.candidate_nll)):
+        if not np.isfinite(nll).all():
+            raise EngineError(
+                f"the {side}'s logits are not finite in the window at token {window.start}: its weights or its "
+                "quantization are broken; look for NaN or Inf in the checkpoint, or choose more bits"
+            )
 
 
 def _item(window: Window, scores: TokenScores) -> AccuracyItem:

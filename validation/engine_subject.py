@@ -1,11 +1,10 @@
 """A compiled artifact as a subject of measurement: the runtime's engine behind the protocol of subject.py."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ingot.artifact import open_artifact
+from ingot.artifact import Artifact
 from ingot.errors import DataError
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
@@ -22,17 +21,16 @@ class EngineSubject:
 
     @classmethod
     def load(
-        cls, artifact: Path, sequence_tokens: int | None = None, num_threads: int | None = None
+        cls, artifact: Artifact, sequence_tokens: int | None = None, num_threads: int | None = None
     ) -> "EngineSubject":
         """Load an artifact; `sequence_tokens` sizes the KV pool so that so many tokens fit, else it has its own size.
 
-        Raises ArtifactError and EngineError as Engine.load does.
+        Raises EngineError as Engine.load does.
         """
-        opened = open_artifact(artifact)
         blocks = None
         if sequence_tokens is not None:
-            blocks = 2 * -(-sequence_tokens // opened.manifest.kv.block_tokens) + _SPARE_BLOCKS
-        return cls(Engine.load(opened, kv_blocks=blocks, prefix_cache=False, num_threads=num_threads))
+            blocks = 2 * -(-sequence_tokens // artifact.manifest.kv.block_tokens) + _SPARE_BLOCKS
+        return cls(Engine.load(artifact, kv_blocks=blocks, prefix_cache=False, num_threads=num_threads))
 
     @property
     def vocab_size(self) -> int:

@@ -8,7 +8,7 @@ raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.artifact import open_artifact
+from ingot.artifact import Artifact, open_artifact
 from ingot.errors import UsageError
 from ingot.progress import Progress, silent
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
@@ -68,7 +68,7 @@ def measure(
     artifacts = open_artifact(candidate), open_artifact(baseline)
     sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
     memory = measure_memory(candidate, baseline, options.memory, progress) if options.memory else None
-    accuracy, latency = _run_engines(candidate, baseline, options, progress)
+    accuracy, latency = _run_engines(*artifacts, options, progress)
     measured = collect(sizes, accuracy, latency, memory)
     return Evidence(
         candidate=SubjectFacts.of(artifacts[0]),
@@ -107,7 +107,7 @@ def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
 
 
 def _run_engines(
-    candidate: Path, baseline: Path, options: MeasureOptions, progress: Progress
+    candidate: Artifact, baseline: Artifact, options: MeasureOptions, progress: Progress
 ) -> tuple[AccuracyResult | None, LatencyResult | None]:
     if options.accuracy is None and options.latency is None:
         return None, None

@@ -8,15 +8,15 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from ingot.artifact import open_artifact
+from ingot.validation.engine_subject import EngineSubject
 from ingot.validation.process_memory import process_memory
 
 
 def probe(artifact: Path, prompt_tokens: int, output_tokens: int) -> dict[str, dict[str, int]]:
-    """Memory after the imports, after the load and after a generation."""
-    from ingot.validation.engine_subject import EngineSubject
-
+    """Memory before the load, after it and after a generation."""
     stages = {"imported": asdict(process_memory())}
-    with EngineSubject.load(artifact) as subject:
+    with EngineSubject.load(open_artifact(artifact, verify=False)) as subject:  # measure() has verified it
         stages["loaded"] = asdict(process_memory())
         subject.submit([token % subject.vocab_size for token in range(prompt_tokens)], output_tokens)
         while not any(event.finished for event in subject.step()):

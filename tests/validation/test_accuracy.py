@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.accuracy_summary import accuracy_metrics
 from ingot.validation.windows import AccuracyOptions, EvaluationText
@@ -96,3 +96,10 @@ def test_a_window_longer_than_the_context_is_refused() -> None:
 def test_a_token_that_the_model_does_not_know_is_refused() -> None:
     with pytest.raises(UsageError, match="made token 9, the model knows 3"):
         _measure(replace(TEXT, token_ids=(9,) * 9))
+
+
+def test_logits_that_are_not_finite_are_refused_with_side_and_place() -> None:
+    broken = CANDIDATE.copy()
+    broken[1, 2] = np.nan
+    with pytest.raises(EngineError, match="candidate's logits are not finite in the window at token 4"):
+        measure_accuracy(TableSubject(broken), TableSubject(BASELINE), TEXT, OPTIONS)

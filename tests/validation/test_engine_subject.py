@@ -7,6 +7,7 @@ from ingot.runtime.executors.fake import FakeExecutor
 from ingot.validation.accuracy import measure_accuracy
 from ingot.validation.engine_subject import EngineSubject
 from ingot.validation.latency import measure_latency
+from ingot.validation.subject import StepEvent
 from ingot.validation.windows import AccuracyOptions, EvaluationText
 from ingot.validation.workload import LatencyOptions
 
@@ -35,7 +36,7 @@ def test_a_prompt_starts_from_an_empty_context_whatever_came_before() -> None:
 def test_a_request_makes_exactly_the_tokens_asked_for() -> None:
     with _subject() as subject:
         request = subject.submit([1, 2, 3], output_tokens=5)
-        events = []
+        events: list[StepEvent] = []
         while not events or not events[-1].finished:
             events += subject.step()
     assert {event.request for event in events} == {request}
