@@ -9,6 +9,7 @@ model.safetensors.index.json       the names of the shards that hold them
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,15 +101,16 @@ class Checkpoint:
                 f"{stored.file}: {name!r} is {stored.dtype}; weights must be F32, F16 or BF16. "
                 "Export the checkpoint in one of these (a quantized one: the model it was made from)"
             )
-        file = stored.file.resolve()  # hub caches hold links to files elsewhere, which onnx_ir would refuse to follow
+        # A hub's cache holds links to files elsewhere, which onnx_ir would refuse to follow.
+        folder, file = os.path.split(os.path.realpath(stored.file))
         return ir.ExternalTensor(
-            file.name,
+            file,
             stored.offset,
             stored.num_bytes,
             WEIGHT_DTYPES[stored.dtype],
             shape=ir.Shape(stored.shape),
             name=name,
-            base_dir=file.parent,
+            base_dir=folder,
         )
 
     def check_finite(self, names: Iterable[str] | None = None) -> None:

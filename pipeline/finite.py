@@ -1,5 +1,6 @@
 """Finding NaN and Inf in a stored tensor by its bits, one chunk at a time, without making floats of it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ingot.errors import CheckpointError
 from ingot.pipeline.safetensors_file import StoredTensor
 
-CHUNK_BYTES = 1 << 22
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,23 @@ def count_non_finite(stored: StoredTensor) -> NonFinite:
     if kind is None:
         return NonFinite()
     nan = inf = 0
-    with stored.file.open("rb") as stream:
+    for bits in _chunks(stored, kind.bits):
+        np.bitwise_and(bits, kind.bits.type(kind.magnitude), out=bits)
+        if bits.max() >= kind.exponent:
+            nan += int(np.count_nonzero(bits > kind.exponent))
+            inf += int(np.count_nonzero(bits == kind.exponent))
+    return NonFinite(nan, inf)
+
+
+def _chunks(
+    stored: StoredTensor, bits: np.dtype[np.unsignedinteger]
+) -> Iterator[np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]]:
+    """The tensor's elements, one chunk after the other in the same buffer: fresh memory would cost most of the time."""
+    buffer = np.empty(CHUNK_BYTES // bits.itemsize, bits)
+    with stored.file.open("rb", buffering=0) as stream:
         stream.seek(stored.offset)
         for begin in range(0, stored.num_bytes, CHUNK_BYTES):
-            raw = stream.read(min(CHUNK_BYTES, stored.num_bytes - begin))
-            if len(raw) % kind.bits.itemsize:
+            chunk = buffer[: min(CHUNK_BYTES, stored.num_bytes - begin) // bits.itemsize]
+            if stream.readinto(chunk.data) != chunk.nbytes:
                 raise CheckpointError(f"{stored.file}: ends inside {stored.name!r}; the file changed while it was read")
-            magnitude = np.frombuffer(raw, kind.bits) & kind.bits.type(kind.magnitude)
-            if magnitude.size and magnitude.max() >= kind.exponent:
-                nan += int(np.count_nonzero(magnitude > kind.exponent))
-                inf += int(np.count_nonzero(magnitude == kind.exponent))
-    return NonFinite(nan, inf)
+            yield chunk

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ingot.errors import CheckpointError
 from ingot.pipeline import finite
 from ingot.pipeline.finite import NonFinite, count_non_finite
 from ingot.pipeline.safetensors_file import StoredTensor
@@ -49,3 +50,10 @@ def test_an_empty_tensor_is_finite(tmp_path: Path) -> None:
 
 def test_integers_are_finite(tmp_path: Path) -> None:
     assert count_non_finite(stored(tmp_path, "I32", np.full(4, -1, np.int32))) == NonFinite()
+
+
+def test_a_file_that_shrank_since_it_was_opened_is_refused(tmp_path: Path) -> None:
+    tensor = stored(tmp_path, "F32", np.ones(100, np.float32))
+    tensor.file.write_bytes(tensor.file.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="ends inside 'w'; the file changed while it was read"):
+        count_non_finite(tensor)
