@@ -6,6 +6,7 @@
     Gather(Cast(W16), ids), W16 read by nothing else         Cast(Gather(W16, ids))
     Cast(W16), any other                                     initializer in float32, widened when it is written
     Gemm(x, W32, b?, transB=1)                               stays
+    RotaryEmbedding over [1, T, W]                           over [T, 1, W], see rotary_rows.py
 
 A table and a head that share one quantized tensor go on sharing its bytes. Where the last block is partial,
 GatherBlockQuantized makes whole blocks of columns and a Slice cuts them off. CPU kernels for 16-bit floats do not
@@ -37,6 +38,7 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.nbits_packing import QuantizedWeight
 from ingot.passes.quantized_tensors import add_initializer, float_value
+from ingot.passes.rotary_rows import turn_rotary_rows
 from ingot.passes.weight_sites import apply_to_array, drop_if_unused
 
 MICROSOFT = "com.microsoft"
@@ -56,7 +58,7 @@ class LowerOnnxruntimeCpu(Pass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantized weights first, then what is left of 16-bit ones."""
-        modified = False
+        modified = turn_rotary_rows(model.graph)
         for node in list(model.graph):
             if node.op_type == "DequantizeLinear":
                 self._lower_quantized(model.graph, node)

@@ -1,27 +1,31 @@
-"""Runs a written program the plain way: one session per segment, attention in numpy, one sequence without a cache."""
+"""Two plain ways to the logits of one sequence: a written program, segment by segment, and the whole IR at once."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, Program
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
 from tests.passes.onnxruntime_run import session
 
 FloatArray = NDArray[np.float32]
+Tokens = NDArray[np.int64]
 
 
 class ProgramChain:
-    """Holds the sessions of a program; `logits` runs it."""
+    """Holds the sessions of a program; `logits` runs it, with attention in numpy and without a cache."""
 
     def __init__(self, program: Program, folder: Path) -> None:
         self._program = program
         files = [step.file for step in program.steps if step.kind == "segment"]
         self._sessions: dict[str, onnxruntime.InferenceSession] = {file: session(str(folder / file)) for file in files}
 
-    def logits(self, tokens: NDArray[np.int64]) -> FloatArray:
+    def logits(self, tokens: Tokens) -> FloatArray:
         """Logits [T, vocab] of every position."""
         rows = np.arange(len(tokens))
         values: dict[str, Any] = {"input_ids": tokens, "position_ids": rows, "logits_indices": rows}
@@ -50,3 +54,21 @@ def causal_attention(step: AttentionStep, query: FloatArray, key: FloatArray, va
     weights /= weights.sum(-1, keepdims=True)
     attended = np.einsum("kgts,skd->tkgd", weights, v).reshape(tokens, step.num_heads * step.head_dim)
     return np.asarray(attended, np.float32)
+
+
+def reference_logits(model: ir.Model, tokens: Tokens) -> FloatArray:
+    """Logits of every position by the IR as it is, no op lowered but attention; the model is used up."""
+    PassManager([make_pass("attention-reference")]).run(model)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        if not isinstance(value.const_value, ir.PackedTensor):  # a session from memory follows no path
+            value.const_value = ir.Tensor(np.array(value.const_value.numpy()), name=value.name)
+    rows, zeros = np.arange(len(tokens)), np.zeros(len(tokens), np.int64)
+    feeds: dict[str, object] = {"input_ids": tokens, "position_ids": rows, "logits_indices": rows}
+    feeds.update(dict.fromkeys(("slot_mapping", "kv_slots", "kv_positions"), rows))
+    feeds.update(query_sequences=zeros, kv_sequences=zeros)
+    for value in model.graph.inputs:
+        if "cache" in (value.name or ""):
+            assert value.shape is not None
+            feeds[value.name or ""] = np.zeros((len(tokens), int(str(value.shape[1]))), np.float32)
+    return np.asarray(session(model).run(["logits"], feeds)[0])

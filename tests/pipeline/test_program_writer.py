@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -20,12 +19,10 @@ from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import INLINE_BYTES, write_program
 from ingot.pipeline.targets import TARGETS
 from tests.data_paths import DEMO_MODEL
-from tests.passes.onnxruntime_run import session
 from tests.passes.tiny_decoder import TinyDecoder
-from tests.pipeline.program_chain import FloatArray, ProgramChain
+from tests.pipeline.program_chain import FloatArray, ProgramChain, Tokens, reference_logits
 
 QUANTIZE = {"bits": 4, "block_size": 32, "lm_head": 4, "embedding": 4}
-Tokens = NDArray[np.int64]
 FUSIONS = ("fold-constants", "pack-projections", "fuse-residual-norm", "fuse-gated-activation")
 
 
@@ -110,21 +107,6 @@ def test_a_full_disk_is_a_build_error(tmp_path: Path) -> None:
     (tmp_path / "program" / "weights.safetensors").symlink_to("/dev/full")
     with pytest.raises(BuildError, match="no room for the weights"):
         write_program(lowered(TinyDecoder().model), tmp_path)
-
-
-def reference_logits(model: ir.Model, tokens: Tokens) -> FloatArray:
-    """Logits of one sequence by the whole graph, with attention in standard ONNX."""
-    PassManager([make_pass("attention-reference"), make_pass("lower-onnxruntime-cpu")]).run(model)
-    rows, zeros = np.arange(len(tokens)), np.zeros(len(tokens), np.int64)
-    feeds: dict[str, object] = {"input_ids": tokens, "position_ids": rows, "logits_indices": rows}
-    for name in ("slot_mapping", "kv_slots", "kv_positions"):
-        feeds[name] = rows
-    feeds.update(query_sequences=zeros, kv_sequences=zeros)
-    for value in model.graph.inputs:
-        if "cache" in (value.name or ""):
-            assert value.shape is not None
-            feeds[value.name or ""] = np.zeros((len(tokens), int(str(value.shape[1]))), np.float32)
-    return np.asarray(session(model).run(["logits"], feeds)[0])
 
 
 def demo() -> ir.Model:
