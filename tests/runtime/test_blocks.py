@@ -54,6 +54,9 @@ def test_an_idle_block_that_nobody_else_uses_is_rewritten_without_a_copy() -> No
     admission = manager.admit(2, tokens_of(range(8)))
     assert admission is not None
     assert (admission.cached_tokens, admission.copies) == (7, ())
+    assert manager.num_cached == 1, "a block that is being written can still be hit"
+    manager.commit(2, tokens_of(range(8)), 8)
+    assert manager.num_cached == 2
     manager.check()
 
 

@@ -68,6 +68,20 @@ def test_prefix_hits_are_counted_and_change_nothing() -> None:
     assert whole.token_ids == alone(prompt[:32], params).token_ids
 
 
+def test_a_whole_cached_prompt_that_is_still_in_use_is_copied_before_it_is_written() -> None:
+    params = SamplingParams(max_tokens=12)
+    executor = CopyCountingExecutor()
+    with Engine(executor) as engine:
+        prompt = list(range(32))
+        first = engine.stream(prompt, params)
+        next(first)
+        second = engine.generate(prompt, replace(params, temperature=1.0, seed=3))
+        rest = [token for output in first for token in output.token_ids]
+    assert (executor.num_copies, second.cached_tokens) == (1, 31)
+    assert second.token_ids == alone(prompt, replace(params, temperature=1.0, seed=3)).token_ids
+    assert tuple(rest) == alone(prompt, params).token_ids[1:]
+
+
 def test_a_single_prompt_gives_one_completion_and_a_list_gives_as_many() -> None:
     with token_engine() as engine:
         one = engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
@@ -192,6 +206,16 @@ def test_unequal_numbers_of_prompts_and_parameters_are_refused() -> None:
     with token_engine() as engine:
         with pytest.raises(RequestError, match="2 prompts and 1 SamplingParams"):
             engine.generate([[1], [2]], [SamplingParams()])
+
+
+class CopyCountingExecutor(FakeExecutor):
+    """Counts the copies on write."""
+
+    num_copies = 0
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.num_copies += 1
+        super().copy_block(source, target)
 
 
 class FailingExecutor(FakeExecutor):

@@ -15,6 +15,10 @@ from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine
 
 
+# Prompts that end with a block: the second of two has its last block copied.
+WHOLE_BLOCKS = st.sampled_from([4, 8]).map(lambda length: [0] * length)
+
+
 class BreakableExecutor(FakeExecutor):
     """Fails once when told to, before or after it wrote."""
 
@@ -47,7 +51,7 @@ class EngineOperations(RuleBasedStateMachine):
         self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache)
         self.asked: dict[int, tuple[tuple[int, ...], int]] = {}
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13), max_tokens=st.integers(1, 11))
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, max_tokens=st.integers(1, 11))
     def add(self, prompt: list[int], max_tokens: int) -> None:
         self.asked[self.engine.add(prompt, SamplingParams(max_tokens=max_tokens))] = tuple(prompt), max_tokens
 

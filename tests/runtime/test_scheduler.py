@@ -179,6 +179,8 @@ def test_every_request_of_a_random_load_finishes_in_order_with_its_own_tokens(lo
         batch = step(under_test)
         assert batch.num_tokens == sum(entry.num_tokens for entry in batch.entries) <= load.budget
         assert len(under_test.running) <= load.max_sequences
+        order = [arrivals.index(each.id) for each in [*under_test.running.values(), *under_test.waiting]]
+        assert order == sorted(order), "running and waiting are not in order of arrival"
         assert (oldest is None) == (not batch.entries), "a step without work, or work that is not done"
         if oldest is not None and oldest.num_pending == 1 and not batch.preempted:
             assert any(entry.sequence is oldest for entry in batch.entries), "the oldest does not advance"
