@@ -9,7 +9,6 @@ from platform import python_version
 
 import onnx_ir as ir
 
-import ingot
 from ingot.artifact import KVGeometry, ModelFacts, Program
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.progress import progress_to
@@ -22,7 +21,7 @@ from ingot.pipeline.targets import Target, get_target
 from ingot.progress import Progress, silent
 
 Observer = Callable[[ir.Model, PassRecord], None]
-TOOLS = ("numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
+TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 
 def tool_versions() -> dict[str, str]:
     """Versions of all that took part in the build."""
-    return {"ingot": ingot.__version__, "python": python_version(), **{name: version(name) for name in TOOLS}}
+    return {"python": python_version(), **{name: version(name) for name in TOOLS}}
 
 
 def _kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:

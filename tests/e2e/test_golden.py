@@ -12,9 +12,7 @@ REAL_MODELS = ["stories260K", "babyllama-105"]
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
-def test_greedy_tokens_equal_the_golden_ones_alone_and_in_a_batch(
-    build_unmeasured: BuildArtifact, model: str
-) -> None:
+def test_greedy_tokens_equal_the_golden_ones_alone_and_in_a_batch(build_unmeasured: BuildArtifact, model: str) -> None:
     golden = np.load(shared_data(f"golden/logits/{model}.npz"))["greedy_from_bos_200"].tolist()
     artifact = build_unmeasured("fp32-cpu", shared_data(f"models/{model}"))
     others = [[1, *np.random.default_rng(n).integers(3, 100, 5 + 7 * n).tolist()] for n in range(6)]

@@ -34,9 +34,7 @@ def requests(artifact: Artifact, seed: int) -> tuple[list[list[int]], list[Sampl
         prompts.append(common + own if number % 2 else own)
         temperature = 0.0 if number % 3 else 0.9
         params.append(
-            SamplingParams(
-                max_tokens=int(rng.integers(1, 64)), temperature=temperature, seed=number, ignore_eos=True
-            )
+            SamplingParams(max_tokens=int(rng.integers(1, 64)), temperature=temperature, seed=number, ignore_eos=True)
         )
     return prompts, params
 
@@ -75,4 +73,3 @@ def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
 ) -> None:
     artifact = build_unmeasured(recipe, shared_data("models/stories260K"))
     check(artifact, num_blocks=24, max_batch_tokens=61, max_sequences=32)
-

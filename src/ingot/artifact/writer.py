@@ -1,5 +1,6 @@
 """Sealing an artifact: written beside its final place, flushed, then renamed, so that nobody sees half of one."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -88,15 +89,26 @@ class ArtifactWriter:
         for file in self.path.rglob("*"):
             _flush(file)
         _flush(self.path)
-        old = None
-        if self.target.exists():
-            old = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent))
-            self.target.rename(old / _REPLACED)
-        self.path.rename(self.target)
-        _flush(self.target.parent)
-        if old:
-            shutil.rmtree(old, ignore_errors=True)
+        aside = tempfile.TemporaryDirectory(
+            prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent, ignore_cleanup_errors=True
+        )
+        with aside:
+            self._take_place(Path(aside.name) / _REPLACED)
+            _flush(self.target.parent)
         return self.target
+
+    def _take_place(self, aside: Path) -> None:
+        """Rename to the final name; what stands there, perhaps only since a moment, is moved aside first."""
+        while True:
+            if self.target.exists() and not aside.exists():
+                self.target.rename(aside)
+            try:
+                self.path.rename(self.target)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                shutil.rmtree(aside, ignore_errors=True)  # another build sealed here after we had moved one aside
 
 
 def _flush(path: Path) -> None:

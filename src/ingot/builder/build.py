@@ -42,9 +42,10 @@ class Observers:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A sealed artifact, how it was compiled, and its evidence (None where the recipe measures nothing)."""
+    """A sealed artifact, the recipe as resolved, how it was compiled, and its evidence (None without measurement)."""
 
     artifact: Artifact
+    recipe: Recipe
     compiled: Compiled
     evidence: Evidence | None
 
@@ -74,7 +75,7 @@ def build(
             seal_as(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(target), ignore_errors=True)
-    return BuildResult(open_artifact(path, verify=False), compiled, evidence)
+    return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
 
 
 def seal_as(

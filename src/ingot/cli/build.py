@@ -13,7 +13,6 @@ from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, timing_table
 from ingot.passes.printing import model_to_text, save_text
 from ingot.passes.registry import pass_names
-from ingot.pipeline.recipe_loader import load_recipe
 from ingot.runtime import Engine, SamplingParams
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import summary
@@ -61,7 +60,7 @@ def build_command(
         header, *rows = timing_table(result.compiled.passes)
         print_table("Passes", header, rows)
     _print_artifact(result.artifact)
-    _print_sample(recipe, overrides, result.artifact)
+    _print_sample(result)
 
 
 class _IrObserver:
@@ -95,12 +94,12 @@ def _print_artifact(artifact: Artifact) -> None:
     stdout().print(f"sealed {artifact.path} ({size}), identity {artifact.manifest.identity[:16]}", markup=False)
 
 
-def _print_sample(source: str, overrides: tuple[str, ...], artifact: Artifact) -> None:
+def _print_sample(result: BuildResult) -> None:
     """Show what the artifact writes, where the recipe asks for it."""
-    asked = load_recipe(source, overrides).generate
+    asked, artifact = result.recipe.generate, result.artifact
     if asked is None:
         return
-    with Engine.load(artifact, num_threads=None) as engine:
+    with Engine.load(artifact, num_threads=result.recipe.threads) as engine:
         done = engine.generate(asked.prompt, SamplingParams(max_tokens=asked.max_tokens))
     console = stdout()
     console.rule(style="dim")

@@ -1,0 +1,84 @@
+"""Gates decide what is sealed: on the demo model, with real measurements."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import open_artifact
+from ingot.cli.main import run
+from tests.data_paths import DEMO_MODEL
+
+FAST = (
+    "evaluation.tokens=2048",
+    "evaluation.window_tokens=128",
+    "latency=null",
+    "gates={perplexity_ratio: {max: 1.05}, top1_agreement: {min: 0.85}, size_ratio: {max: 0.35}}",
+)
+
+
+def build_demo(output: Path, *settings: str) -> int:
+    overrides = [part for setting in (*FAST, *settings) for part in ("--set", setting)]
+    return run(["build", "demo", *overrides, "-o", str(output)])
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's artifact, measured and sealed."""
+    output = tmp_path_factory.mktemp("sealed") / "demo"
+    assert build_demo(output) == 0
+    return output
+
+
+def test_a_build_whose_gates_pass_is_sealed_with_its_evidence(sealed: Path) -> None:
+    artifact = open_artifact(sealed)
+    assert {gate.verdict for gate in artifact.manifest.gates} == {"PASS"}
+    assert {"evidence/accuracy.json", "evidence/report.html", "evidence/report.md"} <= set(artifact.manifest.files)
+    assert [entry.name for entry in sealed.parent.iterdir()] == ["demo"]
+
+
+def test_a_gate_too_tight_fails_with_code_3_and_leaves_no_artifact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build_demo(tmp_path / "demo", "gates.top1_agreement.min=0.9999") == 3
+    shown = capsys.readouterr()
+    assert "gate failed: top1_agreement is 0.9" in shown.err
+    assert "the gate wants >= 0.9999" in shown.err
+    assert "FAIL" in shown.out
+    assert [entry.name for entry in tmp_path.iterdir()] == ["demo.rejected"]
+    assert (tmp_path / "demo.rejected/evidence/report.html").is_file()
+
+
+def test_a_refused_build_leaves_the_artifact_that_stood_there_and_the_next_clears_the_refusal(
+    sealed: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(sealed, tmp_path / "demo")
+    before = open_artifact(sealed).manifest
+    assert build_demo(tmp_path / "demo", "gates.top1_agreement.min=0.9999") == 3
+    assert open_artifact(tmp_path / "demo").manifest == before
+    assert build_demo(tmp_path / "demo") == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["demo"]
+
+
+def test_a_gate_at_the_measured_value_is_undecided_with_code_4(
+    sealed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = json.loads((sealed / "evidence/summary.json").read_text())["metrics"]["kl_mean"]["value"]
+    assert build_demo(tmp_path / "again", f"gates.kl_mean.max={value}") == 4
+    assert "gate undecided: kl_mean" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+def test_validate_measures_again_and_finds_the_same(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", str(sealed), "--checkpoint", str(DEMO_MODEL), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    summary = json.loads((sealed / "evidence/summary.json").read_text())
+    for metric in ("perplexity", "kl_mean", "top1_agreement", "size_ratio"):
+        assert again["metrics"][metric]["value"] == summary["metrics"][metric]["value"]
+
+
+def test_equal_recipes_have_equal_identity_wherever_they_are_built(sealed: Path, tmp_path: Path) -> None:
+    second = tmp_path / "elsewhere/second"
+    assert build_demo(second) == 0
+    assert open_artifact(second).manifest.identity == open_artifact(sealed).manifest.identity
