@@ -40,7 +40,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(checkpoint, scheme, id=f"{checkpoint.name}-{scheme}")
 
 
-@pytest.mark.parametrize(("checkpoint", "scheme"), cases())
+@pytest.mark.parametrize(("checkpoint", "scheme"), list(cases()))
 def test_the_program_computes_what_the_ir_says(checkpoint: Path, scheme: str, tmp_path: Path) -> None:
     model = prepared(checkpoint, SCHEMES[scheme])
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
