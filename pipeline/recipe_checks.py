@@ -130,7 +130,8 @@ def _gate_problems(recipe: Located, metric: str, gate: Located) -> Iterator[Prob
         message = f"gates: {metric} is the better the {facts.better} it is; write {right} instead of {wrong}"
         yield gate.entries[wrong].problem(message)
     if section and not _has(recipe, section):
-        message = f"gates: {metric} is measured by the section `{section}`, which the recipe lacks; add it"
+        message = f"gates: {metric} is measured by the section `{section}`, which the recipe lacks; "
+        message += "add it, or take the gate out with null"
         yield gate.problem(message)
     elif separator:
         yield from _level_problems(recipe, metric, level, facts, gate)

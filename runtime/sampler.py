@@ -18,8 +18,8 @@ FloatRow = NDArray[np.float32]
 TokenIds = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-# Top-p first looks at about this many likeliest tokens, and sorts the vocabulary only when they are not enough.
-_TOP_P_HEAD = 1024
+# Top-p looks at about this many likeliest tokens, and at more only when they are not enough: sorting is dear.
+_TOP_P_HEADS = (1024, 16384)
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,8 @@ def _at_least_kth(values: NDArray[np.floating], k: int) -> TokenIds:
 def _in_top_p(weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
     """Mask of the fewest likeliest tokens that hold at least `top_p` of the total; ties go to the lowest id."""
     enough = top_p * weights.sum()
-    head = _at_least_kth(weights, _TOP_P_HEAD)
-    if weights[head].sum() < enough:
-        head = np.arange(len(weights))
+    heads = (_at_least_kth(weights, size) for size in _TOP_P_HEADS)
+    head = next((head for head in heads if weights[head].sum() >= enough), np.arange(len(weights)))
     ranked = head[np.argsort(-weights[head], kind="stable")]
     before = np.concatenate([[0.0], weights[ranked].cumsum()[:-1]])  # weight of all likelier tokens
     mask = np.zeros(len(weights), dtype=np.bool_)

@@ -83,7 +83,7 @@ class _Rule:
             raise _refusal(name, value, self.allowed, self.advice)
 
     def _in_range(self, value: Any) -> bool:
-        number = int(value) if self.kind is Integral else float(value)  # numpy's own comparison may overflow
+        number = int(value) if isinstance(value, Integral) else float(value)  # numpy's comparison may overflow
         return self.low <= number <= self.high and not (self.above and number == self.low)  # False for NaN
 
 

@@ -1,5 +1,6 @@
 """Sampler: greedy, warpers, penalties, log-probabilities, and draws that depend on seed and position alone."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,11 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
 
 def test_top_p_looks_beyond_its_head_when_the_distribution_is_flat() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.5)
-    assert surviving_tokens(np.zeros(10_000, dtype=np.float32), params).tolist() == list(range(5_000))
+    for vocab in (1_000, 10_000, 40_000):
+        assert surviving_tokens(np.zeros(vocab, dtype=np.float32), params).tolist() == list(range(vocab // 2))
+    slope = np.linspace(1, 0, 50_000, dtype=np.float32)
+    half = (1 - math.log((math.e + 1) / 2)) * 50_000  # where exp(1 - x) has half its area
+    assert surviving_tokens(slope, params).tolist() == list(range(math.ceil(half)))
 
 
 def test_min_p_is_relative_to_the_likeliest() -> None:
