@@ -14,7 +14,6 @@ from ingot.runtime.executors.fake import FakeExecutor
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine
 
-
 # Prompts that end with a block: the second of two has its last block copied.
 WHOLE_BLOCKS = st.sampled_from([4, 8]).map(lambda length: [0] * length)
 

@@ -78,10 +78,11 @@ def test_the_newest_sequence_gives_way_and_comes_back_first() -> None:
     batches = []
     while under_test.has_unfinished:
         batches.append(step(under_test))
+        if batches[-1].preempted:
+            assert [each.id for each in under_test.waiting] == [2, 3]
     preempted = [sequence.id for batch in batches for sequence in batch.preempted]
     assert preempted == [2]
     assert under_test.num_preemptions == 1
-    assert next(index for index, batch in enumerate(batches) if batch.preempted) < 8
 
 
 def test_a_request_that_could_never_fit_is_refused_with_numbers() -> None:
@@ -136,7 +137,7 @@ class Load:
 LOADS = st.builds(
     Load,
     requests=st.lists(
-        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(1, 12), st.integers(0, 10)),
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=16), st.integers(1, 24), st.integers(0, 10)),
         min_size=1,
         max_size=12,
     ),
