@@ -47,7 +47,7 @@ def read_rope(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, 
 
 def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
     old, new = reader.optional_object("rope_scaling"), reader.optional_object("rope_parameters")
-    if old and new and any(new[key] != value for key, value in old.items() if key in new):
+    if old and new and _contradict(old, new):
         raise ConfigError(f"{reader.place}: rope_scaling is {old} but rope_parameters is {new}; remove the wrong one")
     merged = {**(new or {}), **(old or {})}
     nested = [key for key in merged if isinstance(merged[key], dict)]
@@ -60,6 +60,12 @@ def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
         _merge(reader, merged, key)
     merged.setdefault("rope_theta", family.default_theta)
     return merged
+
+
+def _contradict(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two spellings name different kinds, or different values under the same key."""
+    kinds = [spelling.get("rope_type", spelling.get("type", "default")) for spelling in (old, new)]
+    return kinds[0] != kinds[1] or any(new[key] != value for key, value in old.items() if key in new)
 
 
 def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:

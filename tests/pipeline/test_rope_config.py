@@ -153,4 +153,6 @@ def test_spellings_that_contradict_are_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path, rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=10000.0)
     assert "rope_scaling is" in message
     assert "remove the wrong one" in message
+    message = refusal(tmp_path / "1", rope_scaling={"type": "linear", "factor": 2.0})
+    assert "remove the wrong one" in message
     assert "rope_theta is 5000.0, but the rope parameters say 10000.0" in refusal(tmp_path / "2", rope_theta=5000.0)
