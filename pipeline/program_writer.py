@@ -10,7 +10,7 @@ from ingot.artifact import Program
 from ingot.passes.nbits_packing import STORAGE_KEY
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.segments import split_program
-from ingot.pipeline.weights_file import Span, write_weights
+from ingot.pipeline.weights_file import Span, needing_room, write_weights
 from ingot.progress import Progress, silent
 
 WEIGHTS = "weights.safetensors"
@@ -89,4 +89,6 @@ def _external(value: ir.Value, span: Span) -> ir.ExternalTensor:
 
 def _write_segment(segment: ir.Model, directory: Path) -> None:
     content = ir.to_proto(segment).SerializeToString(deterministic=True)
-    (directory / f"{segment.graph.name}.onnx").write_bytes(content)
+    path = directory / f"{segment.graph.name}.onnx"
+    with needing_room(path, "a segment", len(content)):
+        path.write_bytes(content)

@@ -9,6 +9,7 @@ import errno
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -71,21 +72,27 @@ def write_weights(
     entries = list(_layout(tensors))
     header = _header(entries)
     total = len(header) + sum(entry.length for entry in entries)
+    with needing_room(path, "the weights", total), path.open("wb", buffering=0) as stream:
+        _write(stream, header)
+        for entry in entries:
+            _write_entry(stream, entry)
+            progress("writing weights", len(header) + entry.begin + entry.length, total)
+    return {entry.name: Span(len(header) + entry.begin, entry.length) for entry in entries if entry.tensor is not None}
+
+
+@contextmanager
+def needing_room(path: Path, what: str, num_bytes: int) -> Iterator[None]:
+    """Turn a full disk within the block into a BuildError that says how much was needed."""
     try:
-        with path.open("wb", buffering=0) as stream:
-            _write(stream, header)
-            for entry in entries:
-                _write_entry(stream, entry)
-                progress("writing weights", len(header) + entry.begin + entry.length, total)
+        yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
         free = shutil.disk_usage(path.parent).free
         raise BuildError(
-            f"{path}: no room for the weights ({error.strerror}): they need {total:,} bytes, {free:,} are free; "
+            f"{path}: no room for {what} ({error.strerror}): {num_bytes:,} bytes are needed, {free:,} are free; "
             "free some, or name another output folder"
         ) from error
-    return {entry.name: Span(len(header) + entry.begin, entry.length) for entry in entries if entry.tensor is not None}
 
 
 def _layout(tensors: Sequence[tuple[str, ir.TensorProtocol]]) -> Iterator[_Entry]:

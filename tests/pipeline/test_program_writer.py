@@ -100,12 +100,13 @@ def test_progress_counts_the_bytes_of_the_weights(tmp_path: Path) -> None:
     assert seen[-1] == ("writing weights", size, size)
 
 
-def test_a_full_disk_is_a_build_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "what"), [("weights.safetensors", "the weights"), ("segment-001.onnx", "a segment")])
+def test_a_full_disk_is_a_build_error(tmp_path: Path, file: str, what: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     (tmp_path / "program").mkdir()
-    (tmp_path / "program" / "weights.safetensors").symlink_to("/dev/full")
-    with pytest.raises(BuildError, match="no room for the weights"):
+    (tmp_path / "program" / file).symlink_to("/dev/full")
+    with pytest.raises(BuildError, match=f"no room for {what}"):
         write_program(lowered(TinyDecoder().model), tmp_path)
 
 
