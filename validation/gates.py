@@ -108,11 +108,18 @@ def _doubt(outcome: GateOutcome, measured: Mapping[str, Measured] | None) -> str
 def _advice(outcome: GateOutcome, measured: Measured | None) -> str:
     """How large the sample must grow until the interval, shrinking with its square root, leaves the limit out."""
     distance = abs(outcome.measured - outcome.limit)
-    half = max(outcome.high - outcome.measured, outcome.measured - outcome.low)
+    beyond = outcome.limit > outcome.measured
+    half = outcome.high - outcome.measured if beyond else outcome.measured - outcome.low
     times = (half / distance) ** 2 if distance else math.inf
     if times > _MOST_TIMES:
         return "The value is at the limit; no sample of a reasonable size decides it: move the limit."
     if measured is None:
         return f"A sample {times * _MARGIN:.1f} times as large might decide it."
-    wanted = math.ceil(times * _MARGIN * measured.sample_size)
+    wanted = _round_up(times * _MARGIN * measured.sample_size)
     return f"About {wanted} {measured.sample_unit} instead of {measured.sample_size} might decide it."
+
+
+def _round_up(value: float) -> int:
+    """To two significant digits: the estimate is no better than that."""
+    step = 10 ** max(0, math.floor(math.log10(value)) - 1)
+    return math.ceil(value / step - 1e-9) * step

@@ -111,3 +111,9 @@ def test_failing_wins_over_undecided_and_both_are_told() -> None:
     outcomes = decide([GateSpec("kl_mean", "max", 1.1), GateSpec("kl_p99", "max", 1.0)], measured)
     with pytest.raises(GateFailed, match=r"gate failed: kl_p99[^\n]*\ngate undecided: kl_mean"):
         raise_for(outcomes, measured)
+
+
+def test_the_advice_looks_at_the_interval_s_side_that_faces_the_limit() -> None:
+    measured = _measured("kl_mean", 0.5, 1.0, 1.2)
+    with pytest.raises(GateUndecided, match="About 4400 evaluation tokens"):
+        raise_for(decide([GateSpec("kl_mean", "max", 1.1)], measured), measured)
