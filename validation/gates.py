@@ -121,5 +121,5 @@ def _advice(outcome: GateOutcome, measured: Measured | None) -> str:
 
 def _round_up(value: float) -> int:
     """To two significant digits: the estimate is no better than that."""
-    step = 10 ** max(0, math.floor(math.log10(value)) - 1)
+    step: int = 10 ** max(0, math.floor(math.log10(value)) - 1)
     return math.ceil(value / step - 1e-9) * step

@@ -65,10 +65,11 @@ class EvaluationText:
         """Raise DataError when the text is too short for the windows asked for."""
         if len(self.token_ids) >= options.text_tokens:
             return
+        windows = (len(self.token_ids) - 1) // options.window_tokens
+        lower = f", or set evaluation tokens to {windows * options.window_tokens}" if windows >= MIN_WINDOWS else ""
         raise DataError(
             f"{self.name}: the text has {len(self.token_ids)} tokens; {options.num_windows} windows of "
-            f"{options.window_tokens} need {options.text_tokens}. Give a longer text, or set evaluation tokens to "
-            f"{max(0, len(self.token_ids) - 1) // options.window_tokens * options.window_tokens} or less"
+            f"{options.window_tokens} need {options.text_tokens}. Give a longer text{lower}"
         )
 
 
