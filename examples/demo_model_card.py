@@ -1,0 +1,52 @@
+"""The model card that examples/train_demo_model.py writes beside the model."""
+
+import platform
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What the card tells of one training; all of it measured."""
+
+    parameters: int
+    modules: int
+    corpus_tokens: int
+    heldout_modules: int
+    heldout_tokens: int
+    steps: int
+    trained_tokens: int
+    minutes: float
+    threads: int
+    seed: int
+    perplexity: float
+    perplexity_tokens: int
+    window_tokens: int
+
+
+_CARD = """\
+# {name}
+
+A small Llama that continues Python source text. It exists to be compiled, quantized and measured, not to be used.
+
+| | |
+|---|---|
+| parameters | {facts.parameters:,} |
+| shape | hidden 256, 6 layers, 8 heads, 4 key-value heads, head width 32, ffn 768, vocabulary 4096, context 1024, tied head |
+| data | standard library of CPython {python}: {facts.modules:,} modules, {facts.corpus_tokens:,} tokens |
+| held out | {facts.heldout_modules} modules ({facts.heldout_tokens:,} tokens), named in `heldout-modules.json`, text in `heldout.txt` |
+| tokenizer | byte-level BPE trained on the same modules |
+| training | {facts.steps:,} steps of 8 x 256 tokens ({facts.trained_tokens:,} tokens, {epochs:.2f} epochs), {facts.minutes:.1f} minutes, {facts.threads} threads, seed {facts.seed} |
+| optimizer | AdamW (0.9, 0.95), weight decay 0.1, learning rate 3e-3 flat to 60 %, then linear to 2 %; bf16 autocast |
+| weights | fp16 |
+| held-out perplexity | **{facts.perplexity:.2f}** per token on the first {facts.perplexity_tokens:,} tokens of `heldout.txt`, in windows of {facts.window_tokens} that each begin without context; fp32 arithmetic on the fp16 weights |
+
+Licence: the weights and this card are Apache-2.0. `heldout.txt` is CPython source text, under the PSF licence.
+
+Made by `python -m examples.train_demo_model`.
+"""  # noqa: E501 - a table's row is one line
+
+
+def model_card(name: str, facts: TrainingFacts) -> str:
+    """The card in Markdown."""
+    epochs = facts.trained_tokens / facts.corpus_tokens
+    return _CARD.format(name=name, facts=facts, epochs=epochs, python=platform.python_version())

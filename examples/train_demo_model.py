@@ -1,0 +1,194 @@
+"""Makes a model like examples/models/stdlib-llama-6m again: a small Llama that writes Python.
+
+    pip install --group oracle            # torch and transformers
+    python -m examples.train_demo_model --minutes 80 --out my-model
+
+The folder gets a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with what was
+measured. The same seed, steps, threads, Python and torch make the same model; with --minutes the machine's speed
+decides how many steps there are.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# torch and transformers leave some of their methods without annotations.
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from examples.demo_model_card import TrainingFacts, model_card
+from examples.stdlib_corpus import (
+    END_OF_TEXT,
+    END_OF_TEXT_ID,
+    VOCAB_SIZE,
+    Corpus,
+    encode_modules,
+    read_corpus,
+    train_tokenizer,
+)
+from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+BATCH_SEQUENCES = 8
+SEQUENCE_TOKENS = 256
+PEAK_LEARNING_RATE = 3e-3
+WARM_UP_STEPS = 100
+FLAT_UNTIL = 0.6  # share of the training after which the learning rate falls
+LAST_SHARE = 0.02  # of the peak learning rate, at the end
+EVALUATION_TOKENS = 61_440
+WINDOW_TOKENS = 512
+_REPORT_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to train: a number of steps, or seconds."""
+
+    steps: int | None
+    seconds: float
+
+    def share_done(self, step: int, elapsed: float) -> float:
+        """0 at the start, 1 when the budget is used up."""
+        return step / self.steps if self.steps is not None else elapsed / self.seconds
+
+
+def make_model() -> LlamaForCausalLM:
+    """The shape of the demo model: 5.8 million parameters, embedding and head tied."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+    )
+    return LlamaForCausalLM(config)
+
+
+def learning_rate(step: int, share_done: float) -> float:
+    """Linear warm-up, then flat, then a straight line down to a fiftieth."""
+    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+    fall = max(LAST_SHARE, (1 - share_done) / (1 - FLAT_UNTIL))
+    return PEAK_LEARNING_RATE * warm_up * min(1.0, fall)
+
+
+def train(model: LlamaForCausalLM, tokens: NDArray[np.int64], budget: Budget, seed: int) -> int:
+    """Train in bf16 autocast with AdamW until the budget is used up; return the number of steps."""
+    optimizer = _optimizer(model)
+    begin = time.monotonic()
+    for step, batch in enumerate(_batches(tokens, seed)):
+        elapsed = time.monotonic() - begin
+        share = budget.share_done(step, elapsed)
+        if share >= 1:
+            return step
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, share)
+        loss = _train_step(model, optimizer, batch)
+        if step % _REPORT_EVERY == 0:
+            click.echo(f"step {step}, {share:.0%}, {elapsed:.0f} s, loss {loss:.3f}")
+    raise AssertionError("batches never end")
+
+
+def perplexity(model: LlamaForCausalLM, tokens: NDArray[np.int64]) -> float:
+    """Per token, on the first EVALUATION_TOKENS in windows that each begin without context; float32."""
+    windows = min(EVALUATION_TOKENS, len(tokens) - 1) // WINDOW_TOKENS
+    losses = []
+    model.eval()
+    for window in range(windows):
+        begin = window * WINDOW_TOKENS
+        piece = torch.from_numpy(tokens[begin : begin + WINDOW_TOKENS + 1])  # [window + 1]
+        with torch.no_grad():
+            logits = model(piece[None, :-1]).logits[0]  # [window, vocab]
+        losses.append(torch.nn.functional.cross_entropy(logits, piece[1:]).item())
+    return float(np.exp(np.mean(losses)))
+
+
+def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, folder: Path) -> None:
+    """Write the checkpoint in fp16, the tokenizer and the held-out text."""
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "heldout.txt").write_text(corpus.heldout_text, "utf-8")
+    names = [module.name for module in corpus.heldout]
+    (folder / "heldout-modules.json").write_text(json.dumps(names, indent=0), "utf-8")
+
+
+def _optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices alone."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+
+
+def _batches(tokens: NDArray[np.int64], seed: int) -> Iterator[torch.Tensor]:
+    """Endless random pieces [batch, tokens + 1] of the corpus."""
+    random = np.random.default_rng(seed)
+    while True:
+        starts = random.integers(0, len(tokens) - SEQUENCE_TOKENS, BATCH_SEQUENCES)
+        yield torch.from_numpy(np.stack([tokens[start : start + SEQUENCE_TOKENS + 1] for start in starts]))
+
+
+def _train_step(model: LlamaForCausalLM, optimizer: torch.optim.AdamW, batch: torch.Tensor) -> float:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.item())
+
+
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must not exist.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=80.0, show_default=True, help="Training time.")
+@click.option("--steps", type=click.IntRange(min=1), help="Train exactly so many steps instead.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+def main(out: Path, minutes: float, steps: int | None, threads: int, seed: int) -> None:
+    """Corpus, tokenizer, training, evaluation, files: in this order."""
+    if out.exists():
+        raise click.UsageError(f"--out {out} exists; name a new folder")
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    corpus = read_corpus()
+    bpe = train_tokenizer(corpus)
+    tokens = encode_modules(bpe, corpus.train, seed)
+    click.echo(f"{len(corpus.train)} modules, {len(tokens) / 1e6:.1f} million tokens; {len(corpus.heldout)} held out")
+    model = make_model()
+    begin = time.monotonic()
+    done = train(model, tokens, Budget(steps, 60 * minutes), seed)
+    seconds = time.monotonic() - begin
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
+    write_model(model, tokenizer, corpus, out)
+    heldout = np.array(bpe.encode(corpus.heldout_text).ids, dtype=np.int64)
+    facts = TrainingFacts(
+        parameters=model.num_parameters(),
+        modules=len(corpus.train),
+        corpus_tokens=len(tokens),
+        heldout_modules=len(corpus.heldout),
+        heldout_tokens=len(heldout),
+        steps=done,
+        trained_tokens=done * BATCH_SEQUENCES * SEQUENCE_TOKENS,
+        minutes=seconds / 60,
+        threads=threads,
+        seed=seed,
+        perplexity=perplexity(model.float(), heldout),
+        perplexity_tokens=min(EVALUATION_TOKENS, len(heldout) - 1) // WINDOW_TOKENS * WINDOW_TOKENS,
+        window_tokens=WINDOW_TOKENS,
+    )
+    (out / "README.md").write_text(model_card(out.name, facts), "utf-8")
+    click.echo(f"held-out perplexity {facts.perplexity:.2f} after {done} steps; written to {out}")
+
+
+if __name__ == "__main__":
+    main()
