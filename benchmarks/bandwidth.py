@@ -33,7 +33,7 @@ def measure_read_bandwidth(threads: int, repeats: int = 7, buffer_bytes: int = B
     ]
     if min(seconds) <= 0:
         raise RuntimeError(f"cannot read memory with {threads} threads; allowed are 1 to 256")
-    return buffer.nbytes / min(seconds)
+    return float(buffer.nbytes / min(seconds))
 
 
 @functools.cache

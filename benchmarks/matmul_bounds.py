@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import numpy as np
 import onnx
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 

@@ -48,7 +48,7 @@ class PeerProcess:
         python = Path(sys.executable) if peer.runs_in == "this" else peers_python
         if not python.is_file():
             raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.setup_peers")
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [str(python), "-m", peer.module, _setup_json(setup, peer.options)],
             stdin=subprocess.PIPE,
