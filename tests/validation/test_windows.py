@@ -30,7 +30,12 @@ def test_a_bos_token_stands_in_front_of_every_window_and_predicts_nothing() -> N
 def test_a_text_that_is_one_token_too_short_is_refused_with_counts_and_advice() -> None:
     with pytest.raises(DataError, match="has 8 tokens; 2 windows of 4 need 9") as error:
         split_windows(_text(8), OPTIONS)
-    assert "set evaluation tokens to 4 or less" in str(error.value)
+    assert str(error.value).endswith("Give a longer text")
+
+
+def test_a_text_that_is_long_enough_for_fewer_windows_is_told_how_many_tokens_it_has_room_for() -> None:
+    with pytest.raises(DataError, match="or set evaluation tokens to 8$"):
+        split_windows(_text(9), AccuracyOptions(tokens=12, window_tokens=4))
     assert len(split_windows(_text(9), OPTIONS)) == 2
 
 
