@@ -17,9 +17,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
 from ingot.runtime.chat_template import Message
@@ -57,9 +59,28 @@ class AsyncEngine:
         self._thread.start()
 
     @classmethod
-    def load(cls, *args: Any, **options: Any) -> "AsyncEngine":
+    def load(
+        cls,
+        artifact: Artifact | Path | str,
+        *,
+        kv_blocks: int | None = None,
+        kv_bytes: int | None = None,
+        max_batch_tokens: int = 512,
+        max_sequences: int = 64,
+        prefix_cache: bool = True,
+        num_threads: int | None = None,
+    ) -> "AsyncEngine":
         """As Engine.load."""
-        return cls(Engine.load(*args, **options))
+        engine = Engine.load(
+            artifact,
+            kv_blocks=kv_blocks,
+            kv_bytes=kv_bytes,
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            prefix_cache=prefix_cache,
+            num_threads=num_threads,
+        )
+        return cls(engine)
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from ingot.errors import UsageError
 
 _LOG = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.25  # of the free memory, for an engine that was told nothing
+_MOST_MEMORY_SHARE = 0.5  # what one whole context may take where a quarter does not hold it
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -42,15 +43,17 @@ def resolve_pool_size(
     return size
 
 
-def free_memory_bytes() -> int:
+def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
     """Memory that may still be taken: what the system has available, or less where a control group (v2) limits it."""
     free = _available_bytes()
     try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except OSError:  # no control groups here
         return free
-    return free if limit == "max" else max(0, min(free, int(limit) - used))
+    cache = int(stat.get("file", 0))  # counted as used, but given up when memory is asked for: mapped weights are here
+    return free if limit == "max" else max(0, min(free, int(limit) - used + cache))
 
 
 def _available_bytes() -> int:
@@ -81,7 +84,11 @@ def _automatic(model: ModelFacts, kv: KVGeometry, max_sequences: int, free_bytes
     fitting = int(free_bytes * _MEMORY_SHARE) // kv.block_bytes
     if usable <= fitting:
         return PoolSize(usable, f"{max_sequences} sequences of the model's {model.context_tokens} tokens")
-    reason = f"{_MEMORY_SHARE:.0%} of {free_bytes / 2**30:.1f} GiB free memory"
+    share = _MEMORY_SHARE
+    if fitting < per_context:
+        share = _MOST_MEMORY_SHARE
+        fitting = min(per_context, int(free_bytes * share) // kv.block_bytes)
+    reason = f"up to {share:.0%} of {free_bytes / 2**30:.1f} GiB free memory"
     if fitting < per_context:
         reason += f"; less than one context of {model.context_tokens} tokens, so long requests will be refused"
     return PoolSize(max(1, fitting), reason)

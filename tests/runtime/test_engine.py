@@ -1,18 +1,15 @@
 """The engine on the fake executor, whose tokens change with any mistake in tables, copies or positions."""
 
-import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ingot.artifact import KVGeometry
 from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors.fake import FakeExecutor
 from ingot.runtime.outputs import Completion
-from ingot.runtime.pool_size import free_memory_bytes, resolve_pool_size
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import random_requests, text_engine, token_engine
 
@@ -309,34 +306,6 @@ def test_prompt_logits_say_when_running_requests_hold_the_blocks() -> None:
             engine.prompt_logits(list(range(30)))
         with pytest.raises(RequestError, match="context is 512"):
             engine.prompt_logits([1] * 513)
-
-
-def test_the_pool_is_sized_by_what_is_given_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    model = FakeExecutor(context_tokens=1000).model
-    kv = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8)
-    assert resolve_pool_size(model, kv, kv_blocks=7, max_sequences=4).num_blocks == 7
-    assert resolve_pool_size(model, kv, kv_bytes=10 * kv.block_bytes + 5, max_sequences=4).num_blocks == 10
-    assert resolve_pool_size(model, kv, max_sequences=4, free_bytes=2**40).num_blocks == 4 * 63
-    scarce = resolve_pool_size(model, kv, max_sequences=4, free_bytes=40 * kv.block_bytes)
-    assert scarce.num_blocks == 10
-    assert "long requests will be refused" in scarce.reason
-    assert "KV pool: 10 blocks of 16 tokens" in caplog.text
-    assert free_memory_bytes() > 0
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"kv_blocks": 1, "kv_bytes": 1}, "give one of them"),
-        ({"kv_blocks": 0}, "at least 1 block"),
-        ({"kv_bytes": 10}, "one block takes 128 bytes"),
-    ],
-)
-def test_a_pool_size_that_cannot_be_is_refused(sizes: dict[str, int], message: str) -> None:
-    executor = FakeExecutor()
-    with pytest.raises(UsageError, match=message):
-        resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)
 
 
 def test_max_sequences_below_one_is_refused() -> None:

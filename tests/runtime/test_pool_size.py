@@ -1,0 +1,51 @@
+"""The size of the KV pool."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import KVGeometry
+from ingot.errors import UsageError
+from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.pool_size import free_memory_bytes, resolve_pool_size
+
+
+def test_the_pool_is_sized_by_what_is_given_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = FakeExecutor(context_tokens=1000).model
+    kv = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8)
+    assert resolve_pool_size(model, kv, kv_blocks=7, max_sequences=4).num_blocks == 7
+    assert resolve_pool_size(model, kv, kv_bytes=10 * kv.block_bytes + 5, max_sequences=4).num_blocks == 10
+    assert resolve_pool_size(model, kv, max_sequences=4, free_bytes=2**40).num_blocks == 4 * 63
+    scarce = resolve_pool_size(model, kv, max_sequences=4, free_bytes=40 * kv.block_bytes)
+    assert scarce.num_blocks == 20
+    assert "long requests will be refused" in scarce.reason
+    assert "KV pool: 20 blocks of 16 tokens" in caplog.text
+    tight = resolve_pool_size(model, kv, max_sequences=4, free_bytes=200 * kv.block_bytes)
+    assert tight.num_blocks == 63, "one whole context is worth more than a quarter of the memory"
+    assert resolve_pool_size(model, kv, max_sequences=4, free_bytes=400 * kv.block_bytes).num_blocks == 100
+
+
+def test_a_control_group_limits_the_memory_but_its_page_cache_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("5000000\n")
+    (tmp_path / "memory.current").write_text("4000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1000000\nfile 3000000\n")
+    assert free_memory_bytes(tmp_path) == 4000000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes(tmp_path) > 4000000
+    assert free_memory_bytes(tmp_path / "none") > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"kv_blocks": 1, "kv_bytes": 1}, "give one of them"),
+        ({"kv_blocks": 0}, "at least 1 block"),
+        ({"kv_bytes": 10}, "one block takes 128 bytes"),
+    ],
+)
+def test_a_pool_size_that_cannot_be_is_refused(sizes: dict[str, int], message: str) -> None:
+    executor = FakeExecutor()
+    with pytest.raises(UsageError, match=message):
+        resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)
