@@ -1,7 +1,7 @@
 """The KV pool: one array [blocks, layer, k|v, kv head, token, dim], float32, that all executors on the CPU share.
 
-A block holds all layers contiguously, so that copying or moving it is one copy. The operating system gives pages as they
-are first written: a large pool costs nothing until it is used.
+A block holds all layers contiguously, so that copying or moving it is one copy. The operating system gives pages as
+they are first written: a large pool costs nothing until it is used.
 """
 
 import mmap

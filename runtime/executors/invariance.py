@@ -1,8 +1,8 @@
 """Start-up check: does a row's result depend on how many rows are computed with it on this CPU?
 
-onnxruntime chooses matmul kernels by instruction set and row count. Where a row's last bits depend on the count, padding the
-rows to a multiple can make them equal again (4-bit weights in blocks of 64: even counts). The smallest multiple
-that does is found here by running segments on seeded rows, and comparing bit for bit.
+onnxruntime chooses matmul kernels by instruction set and row count. Where a row's last bits depend on the count,
+padding the rows to a multiple can make them equal again (4-bit weights in blocks of 64: even counts). The smallest
+multiple that does is found here by running segments on seeded rows and comparing bit for bit.
 """
 
 import logging
@@ -108,4 +108,6 @@ def _seeded(rng: np.random.Generator, name: str, buffer: Buffer, rows: int, mode
     if np.issubdtype(buffer.dtype, np.integer):
         limits = {"input_ids": model.vocab_size, "position_ids": model.context_tokens}
         return rng.integers(0, limits.get(name, rows), shape)
-    return rng.standard_normal(shape).astype(buffer.dtype)
+    if buffer.dtype == np.float16:
+        return rng.standard_normal(shape).astype(np.float16)
+    return rng.standard_normal(shape, dtype=np.float32)

@@ -3,7 +3,8 @@
     input_ids, position_ids ─► segment 0 ─► q, k, v ─► attention 0 ─► segment 1 ─► ... ─► last segment ─► logits
 
 All buffers are made at load and bound without copies; a decode step is one call per step of the program. Rows are
-padded to the multiple that `invariance` found, so that a token's logits are a function of its sequence alone, bit for bit.
+padded to the multiple that `invariance` found, so that a token's logits are a function of its sequence alone, bit for
+bit.
 """
 
 import logging
@@ -33,10 +34,11 @@ class OnnxRuntimeExecutor:
 
     num_blocks         blocks in the KV pool
     max_batch_tokens   most tokens of one `forward`
-    num_threads        threads of the process-wide pool, this one included; None: as it is, or INGOT_THREADS, or all cores
+    num_threads        threads of the process-wide pool, this one included; None: as it is, else INGOT_THREADS, else
+                       all cores
 
-    Raises EngineError when a segment does not load, the pool does not fit, or the process computes with another number of
-    threads already.
+    Raises EngineError when a segment does not load, the pool does not fit, or the process computes with another number
+    of threads already.
     """
 
     def __init__(
@@ -50,12 +52,10 @@ class OnnxRuntimeExecutor:
         self._pool = KVPool(manifest.kv, num_blocks)
         self._buffers = ValueBuffers(manifest.program, padded(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)
-        self._steps: list[tuple[str, SegmentRunner | _Call]] = []
-        for step in manifest.program.steps:
-            self._steps.append(self._load_step(artifact, step))
+        self._steps = [self._load_step(artifact, step) for step in manifest.program.steps]
         finding = find_row_multiple(self._runners, self._buffers, manifest.model)
         self.row_multiple, self.batch_invariant = finding.row_multiple, finding.batch_invariant
-        self._plans: OrderedDict[tuple[int, int], list[tuple[str, _Call]]] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, int], list[_Call]] = OrderedDict()
 
     @property
     def model(self) -> ModelFacts:
@@ -84,14 +84,8 @@ class OnnxRuntimeExecutor:
         plan = self._plan(padded(batch.num_tokens, self.row_multiple), padded(rows, self.row_multiple))
         self._fill(batch)
         self._attention.begin(batch)
-        place = ""
-        try:
-            for place, call in plan:
-                call()
-        except EngineError:
-            raise
-        except Exception as error:
-            raise EngineError(f"{place}: onnxruntime failed: {error}") from error
+        for call in plan:
+            call()
         return self._buffers.floats("logits")[:rows]
 
     def copy_block(self, source: int, target: int) -> None:
@@ -105,17 +99,16 @@ class OnnxRuntimeExecutor:
 
     @property
     def _runners(self) -> list[SegmentRunner]:
-        return [runner for _, runner in self._steps if isinstance(runner, SegmentRunner)]
+        return [step for step in self._steps if isinstance(step, SegmentRunner)]
 
-    def _load_step(self, artifact: Artifact, step: SegmentStep | AttentionStep) -> tuple[str, SegmentRunner | _Call]:
+    def _load_step(self, artifact: Artifact, step: SegmentStep | AttentionStep) -> SegmentRunner | _Call:
         if isinstance(step, SegmentStep):
             values = artifact.manifest.program.values
-            return step.file, SegmentRunner(artifact.file(step.file), step, values, self._buffers)
+            return SegmentRunner(artifact.file(step.file), step, values, self._buffers)
         names = (step.query, step.key, step.value, step.output)
-        call = self._attention.bind(step, *(self._buffers.floats(name) for name in names))
-        return f"attention of layer {step.layer}", call
+        return self._attention.bind(step, *(self._buffers.floats(name) for name in names))
 
-    def _plan(self, tokens: int, rows: int) -> list[tuple[str, _Call]]:
+    def _plan(self, tokens: int, rows: int) -> list[_Call]:
         """The calls of one step with these row counts, in order."""
         if self._buffers.grow_logits(rows):
             self._plans.clear()
@@ -129,15 +122,15 @@ class OnnxRuntimeExecutor:
         self._plans.move_to_end((tokens, rows))
         return plan
 
-    def _make_plan(self, tokens: int, rows: int) -> list[tuple[str, _Call]]:
+    def _make_plan(self, tokens: int, rows: int) -> list[_Call]:
         steps = self._steps
         if rows == 0:  # nobody wants logits: done when the last layer has its keys and values
-            last = max(i for i, (_, step) in enumerate(steps) if not isinstance(step, SegmentRunner))
+            last = max(i for i, step in enumerate(steps) if not isinstance(step, SegmentRunner))
             steps = steps[: last + 1]
-        return [(at, step.bind(tokens, rows) if isinstance(step, SegmentRunner) else step) for at, step in steps]
+        return [step.bind(tokens, rows) if isinstance(step, SegmentRunner) else step for step in steps]
 
     def _fill(self, batch: ForwardBatch) -> None:
-        """Copy the batch into the program's inputs. Padding rows are token 0 at position 0; nobody reads their results."""
+        """Copy the batch into the program's inputs. Padding rows are token 0 at position 0, read by nobody."""
         for name, values in (
             ("input_ids", batch.input_ids),
             ("position_ids", batch.position_ids),

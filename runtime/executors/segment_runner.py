@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 
 from ingot.artifact import SegmentStep, ValueFacts
 from ingot.errors import EngineError
@@ -60,7 +60,15 @@ class SegmentRunner:
                 rows = tokens if self._values[name].rows == "tokens" else logits
                 bind(name, "cpu", 0, buffer.dtype.type, [rows, *buffer.shape[1:]], buffer.ctypes.data)
         # The session behind onnxruntime's Python wrapper: the wrapper's checks cost more than a small segment.
-        return partial(self._session._sess.run_with_iobinding, binding._iobinding, None)
+        run = partial(self._session._sess.run_with_iobinding, binding._iobinding, None)
+
+        def call() -> None:
+            try:
+                run()
+            except Exception as error:
+                raise EngineError(f"{self.step.file}: onnxruntime failed: {error}") from error
+
+        return call
 
     def _check_names(self, file: Path) -> None:
         inputs = sorted(value.name for value in self._session.get_inputs())

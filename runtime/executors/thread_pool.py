@@ -1,13 +1,13 @@
 """onnxruntime's thread pool and scratch allocator: one of each for the whole process.
 
-Sessions with pools of their own would each keep idle threads that spin: thirty segments ran thirty times slower on a busy
-machine. onnxruntime lets the pool be made once; its size then stands until the process ends.
+Sessions with pools of their own would each keep idle threads that spin: thirty segments ran thirty times slower on a
+busy machine. onnxruntime lets the pool be made once; its size then stands until the process ends.
 """
 
 import logging
 import threading
 
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 
 from ingot import settings
 from ingot.errors import EngineError
@@ -21,8 +21,8 @@ _size: int | None = None
 def use_thread_pool(num_threads: int | None) -> int:
     """Make the process-wide pool on first use; return how many threads compute, the caller's included.
 
-    None takes the pool as it is, or INGOT_THREADS, or the cores of the process. Raises EngineError for a number below 1,
-    when a pool of another size exists already, or when something else in the process made onnxruntime's pool.
+    None takes the pool as it is, else INGOT_THREADS, else the cores of the process. Raises EngineError for a number
+    below 1, when a pool of another size exists already, or when something else in the process made onnxruntime's pool.
     """
     global _size
     if num_threads is not None and num_threads < 1:

@@ -59,8 +59,8 @@ class ReferenceAttention:
     def _attend_chunk(self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array) -> FloatArray:
         """Attend for tokens [n] at `positions`; query and result [n, heads * dim]."""
         n, heads, dim = len(query), step.num_heads, step.head_dim
-        q = (query * np.float32(step.scale)).reshape(n, step.num_kv_heads, -1, dim)
-        top = np.full((*q.shape[:3], 1), _MASKED)  # [n, kv heads, group, 1]
+        q: FloatArray = (query * step.scale).reshape(n, step.num_kv_heads, -1, dim)
+        top: FloatArray = np.full((*q.shape[:3], 1), _MASKED)  # [n, kv heads, group, 1]
         total, out = np.zeros_like(top), np.zeros_like(q)
         oldest = max(0, int(positions[0]) - step.window + 1) if step.window else 0
         for start in range(oldest // TILE * TILE, int(positions[-1]) + 1, TILE):
@@ -72,11 +72,10 @@ class ReferenceAttention:
             alpha = np.exp(top - new_top)
             total = total * alpha + weights.sum(axis=-1, keepdims=True)
             out, top = out * alpha + weights @ values, new_top
-        return (out / total + np.float32(0)).reshape(n, heads * dim)
+        output: FloatArray = (out / total + np.float32(0)).reshape(n, heads * dim)
+        return output
 
-    def _tile(
-        self, step: AttentionStep, s: int, start: int, oldest: int, stop: int
-    ) -> tuple[FloatArray, FloatArray]:
+    def _tile(self, step: AttentionStep, s: int, start: int, oldest: int, stop: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values [kv heads, TILE, dim] of positions start ...; zeros outside oldest .. stop."""
         tile = np.zeros((2, step.num_kv_heads, TILE, step.head_dim), np.float32)
         positions = np.arange(max(start, oldest), min(start + TILE, stop))

@@ -44,9 +44,7 @@ class Case:
 
     @property
     def geometry(self) -> KVGeometry:
-        return KVGeometry(
-            num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens
-        )
+        return KVGeometry(num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens)
 
     @property
     def step(self) -> AttentionStep:
@@ -76,7 +74,8 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hij,jhd->ihd", weights, v).reshape(tokens, -1).astype(np.float32)
+    output: FloatArray = np.einsum("hij,jhd->ihd", weights, v).reshape(tokens, -1).astype(np.float32)
+    return output
 
 
 def tables(case: Case, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
@@ -110,7 +109,10 @@ def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray
 
 
 def run_plan(
-    case: Case, attention: Attention, plan: list[list[tuple[int, int]]], table: np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+    case: Case,
+    attention: Attention,
+    plan: list[list[tuple[int, int]]],
+    table: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
 ) -> list[FloatArray]:
     """Run the plan's steps, each a list of (sequence, tokens); return each sequence's outputs."""
     outputs = [np.full_like(sequence.query, np.nan) for sequence in case.sequences]

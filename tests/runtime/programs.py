@@ -96,12 +96,14 @@ class _Segment:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
 
-    def add(self, op: str, inputs: list[str], output: str, **attributes: object) -> str:
+    def add(self, op: str, inputs: list[str], output: str, **attributes: int) -> str:
         domain = "com.microsoft" if op == "MatMulNBits" else ""
-        self.nodes.append(helper.make_node(op, inputs, [output], domain=domain, **attributes))
+        node = helper.make_node(op, inputs, [output], domain=domain)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self.nodes.append(node)
         return output
 
-    def constant(self, name: str, array: np.ndarray) -> str:  # type: ignore[type-arg]  # any dtype
+    def constant(self, name: str, array: np.ndarray) -> str:
         self.initializers.append(numpy_helper.from_array(array, name))
         return name
 

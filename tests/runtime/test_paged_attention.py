@@ -1,4 +1,4 @@
-"""The attention kernel and its numpy form: right, and independent of batch, chunks, blocks, threads, instruction set."""
+"""The attention kernel and its numpy form: right, and independent of batch, chunks, blocks and threads."""
 
 import os
 import threading
@@ -87,9 +87,7 @@ def test_any_shape_gives_the_same_bits_however_it_is_run(
 
 
 def test_block_size_does_not_change_a_bit() -> None:
-    results = [
-        run_alone(case, native(1)(case.pool())) for case in (Case(block_tokens=n) for n in (1, 5, 16, 64, 100))
-    ]
+    results = [run_alone(case, native(1)(case.pool())) for case in (Case(block_tokens=n) for n in (1, 5, 16, 64, 100))]
     assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
 
 
