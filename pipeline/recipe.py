@@ -112,6 +112,7 @@ class GenerateOptions(_Frozen):
 
     prompt: str = Field(min_length=1, description="text to continue")
     max_tokens: int = Field(default=64, ge=1, description="most tokens to generate")
+    temperature: float = Field(default=0.0, ge=0, description="0 is greedy; else draws are seeded by `seed`")
 
 
 class GateLimit(_Frozen):

@@ -8,6 +8,7 @@ import pytest
 
 from ingot.artifact import open_artifact
 from ingot.cli.main import run
+from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
 FAST = (
@@ -76,6 +77,16 @@ def test_validate_measures_again_and_finds_the_same(sealed: Path, capsys: pytest
     summary = json.loads((sealed / "evidence/summary.json").read_text())
     for metric in ("perplexity", "kl_mean", "top1_agreement", "size_ratio"):
         assert again["metrics"][metric]["value"] == summary["metrics"][metric]["value"]
+
+
+def test_validate_takes_a_baseline_that_is_there(
+    sealed: Path, build_unmeasured: BuildArtifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against = ["--baseline", str(build_unmeasured("fp32-cpu").path)]
+    assert run(["validate", str(sealed), *against, "--checkpoint", str(DEMO_MODEL), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"]["name"] == "fp32-cpu"
+    assert run(["validate", str(sealed), *against]) == 2
+    assert "set it with --set checkpoint=FOLDER" in capsys.readouterr().err
 
 
 def test_equal_recipes_have_equal_identity_wherever_they_are_built(sealed: Path, tmp_path: Path) -> None:

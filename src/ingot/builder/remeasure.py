@@ -22,12 +22,12 @@ def remeasure(
 ) -> Evidence:
     """Measure a sealed artifact against a baseline artifact, or one made from the checkpoint; decide its gates.
 
-    `overrides` change the recipe's evaluation, latency and gates. The artifact is left as it is. Raises ArtifactError
+    With a baseline the checkpoint is only wanted where it holds the evaluation text. `overrides` change the recipe's evaluation, latency and gates. The artifact is left as it is. Raises ArtifactError
     for a damaged one, UsageError when neither baseline nor checkpoint is given.
     """
     opened = open_artifact(artifact)
-    if (checkpoint is None) == (baseline is None):
-        raise UsageError("name what to compare with: either --checkpoint FOLDER or --baseline ARTIFACT")
+    if checkpoint is None and baseline is None:
+        raise UsageError("name what to compare with: --baseline ARTIFACT, or --checkpoint FOLDER to make one from")
     source = [f"checkpoint={Path(checkpoint).resolve()}"] if checkpoint else []
     recipe = load_recipe(opened.file("recipe.yaml"), [*source, *overrides])
     if not is_measured(recipe):

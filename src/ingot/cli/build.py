@@ -100,7 +100,8 @@ def _print_sample(result: BuildResult) -> None:
     if asked is None:
         return
     with Engine.load(artifact, num_threads=result.recipe.threads) as engine:
-        done = engine.generate(asked.prompt, SamplingParams(max_tokens=asked.max_tokens))
+        params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=result.recipe.seed)
+        done = engine.generate(asked.prompt, params)
     console = stdout()
     console.rule(style="dim")
     console.print(asked.prompt, style="bold", markup=False, end="")

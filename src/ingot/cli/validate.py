@@ -17,7 +17,7 @@ from ingot.validation.gates import raise_for
 @click.command("validate")
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Make the baseline from this checkpoint folder.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this artifact instead.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this artifact.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set evaluation, latency or gates.")
 @click.option("--evidence", type=click.Path(path_type=Path), metavar="DIR", help="Write the new evidence here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
