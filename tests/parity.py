@@ -1,13 +1,16 @@
-"""How far import + attention-reference in onnxruntime is from transformers' logits, on committed fixtures."""
+"""How far ours are from transformers' logits on committed fixtures: the IR in plain onnxruntime, and the engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.artifact import Artifact
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
+from ingot.runtime import Engine
 from tests.data_paths import FIXTURES
 from tests.oracle.cases import Case
 from tests.reference_runner import ReferenceRunner
@@ -48,6 +51,20 @@ def measure(case: Case, folder: Path | None = None) -> Parity:
     tokens, expected = load_logits(place / LOGITS)
     model = import_checkpoint(Checkpoint.open(place), case.context_tokens)
     return compare(ReferenceRunner(model).run_ragged(tokens), expected)
+
+
+def settings_of(case: Case) -> list[str]:
+    """What a recipe must set for the case, beside the checkpoint."""
+    return [] if case.context_tokens is None else [f"context_tokens={case.context_tokens}"]
+
+
+def engine_logits(artifact: Artifact, prompts: Sequence[list[int]], max_batch_tokens: int) -> list[NDArray[np.float32]]:
+    """Logits [length, vocab] of each prompt from the engine: several prompts to a step, each in several chunks."""
+    rows: list[list[NDArray[np.float32]]] = [[] for _ in prompts]
+    with Engine.load(artifact, kv_blocks=32, max_batch_tokens=max_batch_tokens) as engine:
+        for part in engine.iterate_prompt_logits(prompts):
+            rows[part.prompt_index].append(part.logits.copy())
+    return [np.concatenate(parts) for parts in rows]
 
 
 def compare(measured: list[NDArray[np.float32]], expected: list[NDArray[np.float32]]) -> Parity:

@@ -1,16 +1,36 @@
-"""Prints the parity table as markdown, from the committed fixtures: python -m tests.oracle.parity_table. No torch."""
+"""Prints the parity table as markdown, from the committed fixtures. No torch.
 
-from tests.oracle.cases import CASES
-from tests.parity import measure
+python -m tests.oracle.parity_table             the IR in plain onnxruntime
+python -m tests.oracle.parity_table --engine    the artifact of the recipe fp32-cpu in Ingot's engine, 7 tokens a step
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ingot.builder import build
+from tests.conftest import UNMEASURED
+from tests.oracle.cases import CASES, Case
+from tests.parity import CHECKPOINTS, LOGITS, Parity, compare, engine_logits, load_logits, measure, settings_of
 
 
-def main() -> None:
+def measure_engine(case: Case) -> Parity:
+    """Build the case's artifact, and compare the engine's logits."""
+    tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
+    settings = [f"checkpoint={CHECKPOINTS / case.name}", *UNMEASURED, *settings_of(case)]
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = build("fp32-cpu", settings, Path(folder) / case.name).artifact
+        return compare(engine_logits(artifact, tokens, max_batch_tokens=7), expected)
+
+
+def main(measure_case: Callable[[Case], Parity]) -> None:
     """One row per tiny checkpoint, then the worst of each family."""
     print("| family | checkpoint | stored as | prompts | largest logit | worst difference | limit |")
     print("|---|---|---|---|---|---|---|")
     worst: dict[str, float] = {}
     for case in CASES:
-        parity = measure(case)
+        parity = measure_case(case)
         worst[case.model_type] = max(worst.get(case.model_type, 0.0), parity.worst)
         lengths = ", ".join(map(str, case.lengths))
         print(
@@ -23,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure_engine if "--engine" in sys.argv[1:] else measure)
