@@ -54,9 +54,13 @@ def oversize_header(folder: Path) -> None:
 def index_without_shard(folder: Path) -> None:
     names = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    weight_map = {name: "model-00001-of-00002.safetensors" for name in names}
+    weight_map = dict.fromkeys(names, "model-00001-of-00002.safetensors")
     weight_map["model.norm.weight"] = "model-00002-of-00002.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
 
 
 Q_PROJ = "model.layers.2.self_attn.q_proj.weight"
@@ -74,7 +78,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "unknown rope type": (edit_config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}), "spiral"),
     "config contradicts tensors": (edit_config(num_hidden_layers=7), "layers.6"),
     "heads that do not divide": (edit_config(num_attention_heads=7), "num_attention_heads"),
-    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{") and None, "config.json"),
+    "config is no JSON": (break_config, "is not JSON"),
 }
 
 
@@ -115,10 +119,8 @@ def test_an_evaluation_text_too_short_is_refused_with_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "short.txt").write_text("def f(): pass\n" * 10)
-    code = run(
-        ["build", "demo", "--set", f"evaluation.text={tmp_path / 'short.txt'}", "--set", "latency=null"]
-        + ["--set", "gates={}", "-o", str(tmp_path / "out/demo")]
-    )
+    settings = ["--set", f"evaluation.text={tmp_path / 'short.txt'}", "--set", "latency=null", "--set", "gates={}"]
+    code = run(["build", "demo", *settings, "-o", str(tmp_path / "out/demo")])
     assert_refused(code, capsys.readouterr().err, "the text has 50 tokens; 60 windows of 512 need 30721")
     assert not (tmp_path / "out/demo").exists()
 

@@ -21,7 +21,8 @@ SETTINGS = [part for setting in UNMEASURED for part in ("--set", setting)]
 
 def build_in_child(output: Path, prelude: str) -> subprocess.Popen[bytes]:
     """Run a build in a process of its own, after some code that hurts it."""
-    code = f"{prelude}\nfrom ingot.cli.main import run\nraise SystemExit(run({['build', 'demo', *SETTINGS, '-o', str(output)]!r}))"
+    arguments = ["build", "demo", *SETTINGS, "-o", str(output)]
+    code = f"{prelude}\nfrom ingot.cli.main import run\nraise SystemExit(run({arguments!r}))"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

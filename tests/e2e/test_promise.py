@@ -47,11 +47,11 @@ def assert_equal_bits(together: Sequence[Completion], alone: Sequence[Completion
         assert np.array_equal(one.logits.view(np.int32), other.logits.view(np.int32))
 
 
-def check(artifact: Artifact, num_blocks: int, **limits: int) -> None:
+def check(artifact: Artifact, num_blocks: int, max_batch_tokens: int) -> None:
     prompts, params = requests(artifact, seed=7)
     with Engine.load(artifact, kv_blocks=1024, max_batch_tokens=512, prefix_cache=False) as engine:
         alone = [engine.generate(p, s, keep_logits=True) for p, s in zip(prompts, params, strict=True)]
-    with Engine.load(artifact, kv_blocks=num_blocks, **limits) as engine:
+    with Engine.load(artifact, kv_blocks=num_blocks, max_batch_tokens=max_batch_tokens, max_sequences=32) as engine:
         together = engine.generate(prompts, params, keep_logits=True)
         metrics = engine.metrics()
     assert_equal_bits(together, alone)
@@ -64,7 +64,7 @@ def check(artifact: Artifact, num_blocks: int, **limits: int) -> None:
 def test_64_requests_through_a_small_pool_get_what_each_gets_alone(
     build_unmeasured: BuildArtifact, recipe: str, overrides: tuple[str, ...]
 ) -> None:
-    check(build_unmeasured(recipe, DEMO_MODEL, *overrides), num_blocks=24, max_batch_tokens=72, max_sequences=32)
+    check(build_unmeasured(recipe, DEMO_MODEL, *overrides), num_blocks=24, max_batch_tokens=72)
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "int4-cpu"])
@@ -72,4 +72,4 @@ def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
     build_unmeasured: BuildArtifact, recipe: str
 ) -> None:
     artifact = build_unmeasured(recipe, shared_data("models/stories260K"))
-    check(artifact, num_blocks=24, max_batch_tokens=61, max_sequences=32)
+    check(artifact, num_blocks=24, max_batch_tokens=61)

@@ -34,7 +34,7 @@ def test_a_text_that_is_one_token_too_short_is_refused_with_counts_and_advice() 
 
 
 def test_a_text_that_is_long_enough_for_fewer_windows_is_told_how_many_tokens_it_has_room_for() -> None:
-    with pytest.raises(DataError, match="or set evaluation tokens to 8$"):
+    with pytest.raises(DataError, match=r"or set evaluation tokens to 8$"):
         split_windows(_text(9), AccuracyOptions(tokens=12, window_tokens=4))
     assert len(split_windows(_text(9), OPTIONS)) == 2
 

@@ -22,8 +22,9 @@ def remeasure(
 ) -> Evidence:
     """Measure a sealed artifact against a baseline artifact, or one made from the checkpoint; decide its gates.
 
-    With a baseline the checkpoint is only wanted where it holds the evaluation text. `overrides` change the recipe's evaluation, latency and gates. The artifact is left as it is. Raises ArtifactError
-    for a damaged one, UsageError when neither baseline nor checkpoint is given.
+    With a baseline the checkpoint is only wanted where it holds the evaluation text. `overrides` change the recipe's
+    evaluation, latency and gates. The artifact is left as it is. Raises ArtifactError for a damaged one, UsageError
+    when neither baseline nor checkpoint is given.
     """
     opened = open_artifact(artifact)
     if checkpoint is None and baseline is None:
