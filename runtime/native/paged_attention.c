@@ -44,9 +44,15 @@ struct rows {
     int first, last;                   /* tokens of the tile that any of them sees */
 };
 
+/* Where the tokens of a tile lie in the pool: rows of `dim` floats. */
+struct places {
+    const float *keys[TILE], *values[TILE];
+};
+
 struct tile {
     const float *keys;          /* [dim, TILE] */
     const float *const *values; /* [TILE] rows of `columns` floats */
+    const struct places *next;  /* what comes after it, to be fetched meanwhile; NULL for nothing */
     int start, dim, columns, window;
     float softcap, inverse_softcap;
 };
@@ -57,14 +63,21 @@ struct isa {
     void (*attend[4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
 };
 
+static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+static inline int smaller(int a, int b) { return a < b ? a : b; }
+static inline int larger(int a, int b) { return a > b ? a : b; }
+
 #include "paged_attention_isa.h"
 
-/* Work shared by the threads: items of (sequence, chunk of its rows, KV head). */
+/* Work shared by the threads: items of (sequence, chunk of its tokens, a few KV heads).
+ *
+ * An item takes as many heads as keep its rows in cache: a block holds a layer's heads side by side, and memory is read
+ * two to three times as fast in pieces of 32 KiB as in pieces of 4. */
 struct job {
     const struct isa *isa;
     const struct layer *layer;
     const struct step *step;
-    int chunk_tokens;
+    int chunk_tokens, max_heads;
 };
 
 /* One item's place in a thread's scratch memory. */
@@ -73,14 +86,31 @@ struct scratch {
     int32_t *position;
 };
 
-static int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-static int smaller(int a, int b) { return a < b ? a : b; }
-static int larger(int a, int b) { return a > b ? a : b; }
-
 static int chunks_of(const struct job *job, int s)
 {
     int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
     return (tokens + job->chunk_tokens - 1) / job->chunk_tokens;
+}
+
+/* Rows of one KV head in the largest chunk of sequence s. */
+static int rows_of(const struct job *job, int s)
+{
+    int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
+    return smaller(tokens, job->chunk_tokens) * (job->layer->num_heads / job->layer->num_kv_heads);
+}
+
+/* KV heads of one item of sequence s; the last item of a chunk may have fewer. */
+static int heads_of(const struct job *job, int s)
+{
+    return larger(1, smaller(job->max_heads, ROWS_PER_ITEM / rows_of(job, s)));
+}
+
+static int items_of(const struct job *job, int s)
+{
+    if (chunks_of(job, s) == 0)
+        return 0;
+    int heads = heads_of(job, s);
+    return chunks_of(job, s) * ((job->layer->num_kv_heads + heads - 1) / heads);
 }
 
 static size_t take(size_t *used, size_t floats)
@@ -90,11 +120,10 @@ static size_t take(size_t *used, size_t floats)
     return at;
 }
 
-/* Lay out the scratch memory at `base`; return the floats it takes. */
-static size_t lay_out(const struct job *job, float *base, struct scratch *s)
+/* Lay out the scratch memory at `base` for `rows` rows in all; return the floats it takes. */
+static size_t lay_out(const struct job *job, float *base, size_t rows, struct scratch *s)
 {
-    int group = job->layer->num_heads / job->layer->num_kv_heads;
-    size_t rows = round_up(job->chunk_tokens * group, 8), used = 0;
+    size_t used = 0;
     size_t columns = round_up(job->layer->dim, 16);
     s->query = base + take(&used, rows * job->layer->dim);
     s->output = base + take(&used, rows * columns);
@@ -159,8 +188,8 @@ static void start_rows(const struct job *job, struct scratch *m, int first_row, 
         }
         packed += (size_t)size * l->dim;
     }
-    memset(m->output, 0, sizeof(float) * round_up(rows, 8) * columns);
-    memset(m->sums, 0, sizeof(float) * round_up(rows, 8) * 16);
+    memset(m->output, 0, sizeof(float) * round_up(rows, group_rows(job->isa, rows)) * columns);
+    memset(m->sums, 0, sizeof(float) * round_up(rows, group_rows(job->isa, rows)) * 16);
 }
 
 /* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
@@ -180,29 +209,34 @@ static void finish_rows(const struct job *job, const struct scratch *m, int firs
     }
 }
 
-/* Fetch the tile's tokens first .. last: keys transposed, values in place or, for odd widths, padded with zeros. */
-static void load_tile(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last,
-                      int columns, const float **values)
+/* Find tokens first .. last of the tile. Out of that range any row that exists will do. */
+static void find_tile(const struct job *job, int s, int head, int start, int first, int last, struct places *places)
 {
-    const float *keys[TILE];
-    const int dim = job->layer->dim, tokens = round_up(last, 16);
-    for (int t = 0; t < tokens; t++) {
-        int position = start + smaller(larger(t, first), last - 1); /* out of range: any row that exists will do */
-        keys[t] = pool_row(job, s, position, head, 0);
-        values[t] = pool_row(job, s, position, head, 1);
+    const struct layer *l = job->layer;
+    const size_t to_value = (size_t)l->num_kv_heads * l->block_tokens * l->dim;
+    for (int t = 0; t < TILE; t++) {
+        int position = start + smaller(larger(t, first), last - 1);
+        places->keys[t] = pool_row(job, s, position, head, 0);
+        places->values[t] = places->keys[t] + to_value;
     }
-    job->isa->transpose_keys(keys, tokens, dim, m->keys);
+}
+
+/* Bring the tile in: keys transposed, values in place or, for odd widths, padded with zeros. */
+static void load_tile(const struct job *job, struct scratch *m, struct places *places, int first, int last, int columns)
+{
+    const int dim = job->layer->dim;
+    job->isa->transpose_keys(places->keys, round_up(last, 16), dim, m->keys);
     if (columns == dim)
         return;
     for (int t = first; t < last; t++) {
         float *row = m->values + t * columns;
-        memcpy(row, values[t], dim * sizeof(float));
+        memcpy(row, places->values[t], dim * sizeof(float));
         memset(row + dim, 0, (columns - dim) * sizeof(float));
-        values[t] = row;
+        places->values[t] = row;
     }
 }
 
-static void attend_tile(const struct job *job, const struct scratch *m, const struct tile *tile, int first, int last, int rows)
+static void attend_tile(const struct job *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
 {
     const float *packed = m->query;
     for (int at = 0, size; at < rows; at += size) {
@@ -212,13 +246,28 @@ static void attend_tile(const struct job *job, const struct scratch *m, const st
         if (tile->window)
             g.first = larger(first, g.position[0] - tile->window + 1 - tile->start);
         g.last = smaller(last, g.position[size - 1] + 1 - tile->start);
-        if (g.first < g.last)
+        if (g.first < g.last) {
             job->isa->attend[log2_of(size)](&g, tile);
+            tile->next = NULL; /* fetched once */
+        }
         packed += (size_t)size * job->layer->dim;
     }
 }
 
-static void attend_chunk(const struct job *job, struct scratch *m, int s, int chunk, int kv_head)
+/* The scratch memory of the item's h-th head. */
+static struct scratch scratch_of(const struct job *job, const struct scratch *m, int h, int rows)
+{
+    struct scratch part = *m;
+    size_t at = (size_t)h * round_up(rows, 8);
+    part.query += at * job->layer->dim;
+    part.output += at * round_up(job->layer->dim, job->isa->vector_floats);
+    part.maximum += at;
+    part.sums += at * 16;
+    part.position += at;
+    return part;
+}
+
+static void attend_chunk(const struct job *job, struct scratch *m, int s, int chunk, int first_head, int heads)
 {
     const struct layer *l = job->layer;
     const int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
@@ -227,32 +276,49 @@ static void attend_chunk(const struct job *job, struct scratch *m, int s, int ch
     const int rows = tokens * (l->num_heads / l->num_kv_heads);
     const int first_position = job->step->context_lens[s] - end + first_row, stop = first_position + tokens;
     const int oldest = l->window ? larger(0, first_position - l->window + 1) : 0;
-    const float *values[TILE];
-    struct tile tile = {m->keys, values, 0, l->dim, round_up(l->dim, job->isa->vector_floats), l->window, l->softcap,
+    struct tile tile = {m->keys, NULL, NULL, 0, l->dim, round_up(l->dim, job->isa->vector_floats), l->window, l->softcap,
                         l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
-    start_rows(job, m, first_row, first_position, kv_head, rows);
-    for (tile.start = oldest / TILE * TILE; tile.start < stop; tile.start += TILE) {
-        int first = larger(0, oldest - tile.start), last = smaller(TILE, stop - tile.start);
-        load_tile(job, m, s, kv_head, tile.start, first, last, tile.columns, values);
-        attend_tile(job, m, &tile, first, last, rows);
+    struct scratch parts[ROWS_PER_ITEM];
+    for (int h = 0; h < heads; h++) {
+        parts[h] = scratch_of(job, m, h, rows);
+        start_rows(job, &parts[h], first_row, first_position, first_head + h, rows);
     }
-    finish_rows(job, m, first_row, kv_head, rows);
+    struct places places[2];
+    int now = 0, head = 0, start = oldest / TILE * TILE;
+    find_tile(job, s, first_head, start, larger(0, oldest - start), smaller(TILE, stop - start), &places[now]);
+    while (start < stop) { /* all heads of a tile, then the next tile */
+        int first = larger(0, oldest - start), last = smaller(TILE, stop - start);
+        int next_head = (head + 1) % heads, next_start = next_head == 0 ? start + TILE : start;
+        tile.start = start;
+        tile.values = places[now].values;
+        tile.next = next_start < stop ? &places[1 - now] : NULL;
+        if (tile.next != NULL)
+            find_tile(job, s, first_head + next_head, next_start, larger(0, oldest - next_start),
+                      smaller(TILE, stop - next_start), &places[1 - now]);
+        load_tile(job, m, &places[now], first, last, tile.columns);
+        attend_tile(job, &parts[head], &tile, first, last, rows);
+        head = next_head, start = next_start, now = 1 - now;
+    }
+    for (int h = 0; h < heads; h++)
+        finish_rows(job, &parts[h], first_row, first_head + h, rows);
 }
 
 /* Item `index` of the job, longest contexts of a sequence first. Returns -1 when there is no memory. */
 static int run_item(void *argument, int index)
 {
     const struct job *job = argument;
+    int s = 0;
+    for (; index >= items_of(job, s); s++)
+        index -= items_of(job, s);
+    const int heads = heads_of(job, s), splits = (job->layer->num_kv_heads + heads - 1) / heads;
+    const int first_head = index % splits * heads, chunk = chunks_of(job, s) - 1 - index / splits;
+    const size_t rows = (size_t)heads * round_up(rows_of(job, s), 8);
     struct scratch m;
-    float *base = thread_scratch(lay_out(job, NULL, &m) * sizeof(float));
+    float *base = thread_scratch(lay_out(job, NULL, rows, &m) * sizeof(float));
     if (base == NULL)
         return -1;
-    lay_out(job, base, &m);
-    const int heads = job->layer->num_kv_heads;
-    int s = 0;
-    for (; index >= chunks_of(job, s) * heads; s++)
-        index -= chunks_of(job, s) * heads;
-    attend_chunk(job, &m, s, chunks_of(job, s) - 1 - index / heads, index % heads);
+    lay_out(job, base, rows, &m);
+    attend_chunk(job, &m, s, chunk, first_head, smaller(heads, job->layer->num_kv_heads - first_head));
     return 0;
 }
 
@@ -270,10 +336,16 @@ static double multiply_adds(const struct job *job)
 /* Write keys and values into the pool, then attend. Returns 0, or -1 when there is no memory for the scratch space. */
 int paged_attention(const struct layer *layer, const struct step *step)
 {
-    struct job job = {selected_isa(), layer, step, larger(1, ROWS_PER_ITEM / (layer->num_heads / layer->num_kv_heads))};
-    int items = 0;
+    const int group = layer->num_heads / layer->num_kv_heads;
+    struct job job = {selected_isa(), layer, step, larger(1, ROWS_PER_ITEM / group), layer->num_kv_heads};
+    const int threads = multiply_adds(&job) < MIN_PARALLEL ? 1 : step->threads;
+    int chunks = 0, items = 0;
     for (int s = 0; s < step->num_sequences; s++)
-        items += chunks_of(&job, s) * layer->num_kv_heads;
+        chunks += chunks_of(&job, s);
+    if (chunks < threads) /* too few sequences to keep the threads busy: share out the heads */
+        job.max_heads = larger(1, layer->num_kv_heads * chunks / threads);
+    for (int s = 0; s < step->num_sequences; s++)
+        items += items_of(&job, s);
     write_keys_and_values(&job);
-    return run_parallel(run_item, &job, items, multiply_adds(&job) < MIN_PARALLEL ? 1 : step->threads);
+    return run_parallel(run_item, &job, items, threads);
 }

@@ -169,6 +169,11 @@ INLINE void NAME(weigh)(struct rows *g, const struct tile *tile, int rows, int v
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
     for (int t = g->first; t < g->last; t++) {
         const float *value_row = tile->values[t] + column;
+        if (tile->next != NULL)
+            for (int d = column; d < smaller(column + vectors * VW, tile->dim); d += 16) {
+                __builtin_prefetch(tile->next->keys[t] + d, 0, 2);
+                __builtin_prefetch(tile->next->values[t] + d, 0, 2);
+            }
         vec value[4];
         UNROLL for (int j = 0; j < vectors; j++)
             value[j] = LOAD(value_row + j * VW);
