@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.adapters.base import PeerFacts, Setup, Timing
+from benchmarks.device import available_cores
 from benchmarks.rounds import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,12 @@ class PeerProcess:
             cwd=ROOT,
         )
         self.facts = PeerFacts(**self._read())
+        self.spare_cores = max(0, available_cores() - setup.threads)
+
+    @property
+    def pid(self) -> int:
+        """Of the adapter's process."""
+        return self._process.pid
 
     def measure(self, scenario: Scenario, seed: int) -> Timing:
         """Run the scenario once, on prompts drawn from the seed."""

@@ -17,6 +17,7 @@ class Result:
     scenario: Scenario
     peer: str
     tokens_per_second: Spread
+    disturbed_rounds: int  # rounds in which other processes wanted the same cores
     weight_bytes: int
     bandwidth: float  # bytes per second that this machine reads with as many threads
 
@@ -39,7 +40,10 @@ def ratio_to(results: Sequence[Result], ours: str, theirs: str) -> float | None:
 def make_table(results: Sequence[Result], peers: Sequence[str], ours: Sequence[str]) -> Table:
     """One row per shape, thread count and scenario; a column per engine; ratios to each peer that is not ours."""
     theirs = [peer for peer in peers if peer not in ours]
-    table = Table(title="tokens per second: median (slowest to fastest round), share of memory bandwidth")
+    table = Table(
+        title="tokens per second: median (slowest to fastest round), share of memory bandwidth",
+        caption="* other processes wanted the same cores during some of the rounds",
+    )
     for heading in ("shape", "threads", "scenario", *peers):
         table.add_column(heading)
     for peer in theirs:
@@ -63,6 +67,7 @@ def _groups(results: Sequence[Result]) -> list[list[Result]]:
 def _cell(result: Result) -> str:
     spread, share = result.tokens_per_second, result.bandwidth_share
     text = f"{spread.median:.1f} ({spread.low:.1f} to {spread.high:.1f})"
+    text += "*" if result.disturbed_rounds else ""
     return text if share is None else f"{text} {share:.0%}"
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 DECODE = Scenario("decode", batch=1, prompt_tokens=32, new_tokens=65)
 
 
-def result(peer: str, tokens_per_second: float) -> Result:
-    return Result("small", 2, DECODE, peer, Spread.of([tokens_per_second]), weight_bytes=10**8, bandwidth=20e9)
+def result(peer: str, tokens_per_second: float, disturbed: int = 0) -> Result:
+    return Result("small", 2, DECODE, peer, Spread.of([tokens_per_second]), disturbed, 10**8, bandwidth=20e9)
 
 
 def test_a_ratio_compares_medians_and_is_none_for_what_was_not_measured() -> None:
@@ -21,7 +21,7 @@ def test_a_ratio_compares_medians_and_is_none_for_what_was_not_measured() -> Non
 
 
 def test_the_table_shows_the_best_of_ours_beside_each_peer_and_a_dash_for_one_left_out() -> None:
-    results = [result("ingot", 150.0), result("ingot-b128", 200.0), result("llama.cpp", 100.0)]
+    results = [result("ingot", 150.0), result("ingot-b128", 200.0), result("llama.cpp", 100.0, disturbed=1)]
     console = Console(width=240, file=io.StringIO(), record=True)
     table = make_table(results, ["ingot", "ingot-b128", "llama.cpp", "genai"], ours=["ingot", "ingot-b128"])
     console.print(table)
@@ -33,7 +33,7 @@ def test_the_table_shows_the_best_of_ours_beside_each_peer_and_a_dash_for_one_le
         "decode, batch 1",
         "150.0 (150.0 to 150.0) 75%",
         "200.0 (200.0 to 200.0) 100%",
-        "100.0 (100.0 to 100.0) 50%",
+        "100.0 (100.0 to 100.0)* 50%",
         "-",
         "2.00",
         "-",
