@@ -58,6 +58,7 @@ oracle: $(STAMPS)/oracle
 check: lint types layers oracle
 
 bench: $(STAMPS)/ingot
+	-$(BIN)/python -m benchmarks.setup_peers
 	$(BIN)/python -m benchmarks.cpu_decode
 
 clean:
