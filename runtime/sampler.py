@@ -21,6 +21,9 @@ Probabilities = NDArray[np.float64]
 # Top-p looks at about this many likeliest tokens, and at more only when they are not enough: sorting is dear.
 _TOP_P_HEADS = (1024, 16384)
 
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -68,16 +71,19 @@ class Sampler:
 
     def _penalised(self, logits: FloatRow, generated: Sequence[int]) -> FloatRow:
         """Logits after both penalties; the very same array when there are none."""
-        repetition, presence = self.params.repetition_penalty, self.params.presence_penalty
-        if repetition == 1 and presence == 0:
+        if self.params.repetition_penalty == 1 and self.params.presence_penalty == 0:
             return logits
+        repetition = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
+        presence = min(max(self.params.presence_penalty, -_LARGEST), _LARGEST)
         scores = logits.copy()
         own = np.asarray(generated, dtype=np.int64)
         seen = np.concatenate([self._prompt_tokens, own])
         # A token that occurs twice is read before it is written, so that it is penalised once.
-        scores[seen] = np.where(scores[seen] > 0, scores[seen] / repetition, scores[seen] * repetition)
-        scores[own] = scores[own] - presence
-        return scores
+        with np.errstate(over="ignore"):  # an extreme penalty ends at the largest number
+            scores[seen] = np.where(scores[seen] > 0, scores[seen] / repetition, scores[seen] * repetition)
+            scores[own] = scores[own] - presence
+        # A difference of infinities would be NaN; a token that the model forbids stays at minus infinity.
+        return np.clip(scores, -_LARGEST, _LARGEST, out=scores, where=np.isfinite(logits))
 
     def _draw(self, scores: FloatRow, index: int) -> int:
         """Draw a token by inverting the cumulative distribution of the candidates, in order of token id."""

@@ -153,6 +153,20 @@ def test_the_presence_penalty_weakens_tokens_of_the_output_alone_and_once() -> N
     assert sampler.sample(row(1.5, 0.4), [0, 0, 0]).token_id == 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("repetition", [5e-324, 1e-40, 1.7e308])
+@pytest.mark.parametrize("presence", [-1.7e308, 0.0, 1.7e308])
+def test_a_penalty_beyond_single_precision_still_gives_a_token(
+    temperature: float, repetition: float, presence: float
+) -> None:
+    params = SamplingParams(
+        temperature=temperature, seed=0, repetition_penalty=repetition, presence_penalty=presence, top_p=0.9, min_p=0.1
+    )
+    for logits in (row(1, 0, -1, 2), row(0, 0, 0, 0), row(-np.inf, 3, -3, -np.inf)):
+        token_id = Sampler(params, [0, 1]).sample(logits, [1, 2]).token_id
+        assert np.isfinite(logits[token_id])
+
+
 def test_penalties_leave_the_callers_logits_alone() -> None:
     logits = random_row(1, 50)
     before = logits.copy()
