@@ -18,7 +18,7 @@ $(STAMPS)/venv:
 	$(BIN)/pip install --quiet --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml runtime/native/paged_attention.c
+$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h)
 	$(BIN)/pip install --quiet --editable ".[compiler]"
 	@touch $@
 
