@@ -23,9 +23,11 @@ class BatchBuilder:
         self._query_starts = np.zeros(rows + 1, np.int32)
         self._context_lens = np.zeros(rows, np.int32)
         self._counting = np.arange(max_batch_tokens, dtype=np.int64)
+        self.num_built = 0
 
     def build(self, batch: ScheduledBatch, *, all_logits: bool = False) -> ForwardBatch:
         """Lay the step's tokens end to end. `all_logits` wants every token's logits, not only the sampled ones."""
+        self.num_built += 1
         row, num_logits = 0, 0
         tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
         block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)  # [sequences, max blocks]

@@ -79,12 +79,22 @@ class EngineCore:
         self._remove(request)
         return request.abort(time.perf_counter())
 
+    def discard_outputs(self, request_id: int) -> None:
+        """Drop a request's outputs that wait to be returned by `step`: nobody will read them."""
+        self._outputs = [output for output in self._outputs if output.request_id != request_id]
+
     def step(self) -> list[RequestOutput]:
         """Advance by one step. When it fails, its requests are aborted and the error is raised.
 
-        The last outputs of requests that were aborted so are returned by the next call.
+        The last outputs of requests that were aborted so are returned by the next call. EngineError, with nothing
+        aborted, when an open `iterate_prompt_logits` holds the blocks that the next request needs.
         """
         batch = self._scheduler.schedule()
+        if not batch.entries and self._scheduler.has_unfinished:
+            raise EngineError(
+                f"no block is free for the next step: an open iteration over prompt logits holds"
+                f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
+            )
         if batch.entries:
             try:
                 logits = self._execute(batch)

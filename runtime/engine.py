@@ -204,7 +204,8 @@ class Engine:
     def iterate_prompt_logits(self, prompts: Iterable[Sequence[int]]) -> Iterator[PromptLogits]:
         """Yield the logits of many sequences in chunks, in order, several sequences to a step.
 
-        A chunk is valid until the next one is drawn; at most `max_batch_tokens` rows exist at a time.
+        A chunk is valid until the next one is drawn or the engine steps; at most `max_batch_tokens` rows exist at a
+        time. EngineError when the engine stepped while chunks of one step were still to come: they are gone.
         """
         checked = (checked_prompt(prompt, self.model, room=0) for prompt in prompts)
         return self.core.iterate_prompt_logits(checked)
@@ -235,6 +236,7 @@ class Engine:
 
     def _close_mailbox(self, request_id: int) -> None:
         self.abort(request_id)
+        self.core.discard_outputs(request_id)
         del self._mailboxes[request_id]
 
     def _next_output(self, request_id: int) -> RequestOutput:

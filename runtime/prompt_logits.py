@@ -28,7 +28,8 @@ def iterate_prompt_logits(
     """Yield the logits of (sequence id, tokens) in chunks: sequences in order, each one's chunks in order.
 
     `scheduler` must be for this use alone; it may share its blocks. Prompts are drawn as they are needed. Blocks go
-    back when the iterator ends or is closed. EngineError when others hold the blocks that the next sequence needs.
+    back when the iterator ends or is closed. EngineError when others hold the blocks that the next sequence needs, or
+    when another batch was built while logits of this one waited to be drawn.
     """
     queue = enumerate(prompts)
     index_of: dict[int, int] = {}
@@ -45,7 +46,14 @@ def iterate_prompt_logits(
                 )
             logits = executor.forward(builder.build(batch, all_logits=True))  # [T, vocab]
             scheduler.complete(batch)
-            yield from _parts(batch, logits, index_of)
+            num_built = builder.num_built
+            for part in _parts(batch, logits, index_of):
+                if builder.num_built != num_built:
+                    raise EngineError(
+                        f"the logits of prompt {part.prompt_index} were overwritten: the engine ran another step while"
+                        " they waited to be drawn; draw all of them before other calls, or give one prompt at a time"
+                    )
+                yield part
             for entry in batch.entries:
                 if entry.samples:
                     scheduler.remove(entry.sequence)

@@ -71,6 +71,8 @@ class FakeExecutor:
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write marks, read histories back, return logits [R, vocab]. EngineError for a batch that breaks the rules."""
+        if self.closed:
+            raise EngineError("the executor is closed; make another")
         self._check(batch)
         size = self._geometry.block_tokens
         sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))  # [T]

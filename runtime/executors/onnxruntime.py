@@ -80,6 +80,8 @@ class OnnxRuntimeExecutor:
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call."""
         rows = len(batch.logits_indices)
+        if not self._steps:
+            raise EngineError("the executor is closed; make another")
         self._check(batch)
         plan = self._plan(padded(batch.num_tokens, self.row_multiple), padded(rows, self.row_multiple))
         self._fill(batch)
@@ -141,7 +143,6 @@ class OnnxRuntimeExecutor:
             buffer[count : padded(count, self.row_multiple)] = 0
 
     def _check(self, batch: ForwardBatch) -> None:
-        assert self._steps, "the executor is closed"
         assert 0 < batch.num_tokens <= self._max_batch_tokens
         assert batch.query_starts[-1] == batch.num_tokens == len(batch.position_ids)
         assert batch.context_lens.max() <= self._model.context_tokens

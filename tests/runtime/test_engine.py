@@ -245,6 +245,15 @@ def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> N
         assert engine.metrics().blocks_in_use == 0
 
 
+def test_a_failed_call_leaves_no_outputs_behind() -> None:
+    for call in (Engine.generate, lambda engine, *request: list(engine.stream(*request))):
+        with Engine(FailingExecutor()) as engine:
+            with pytest.raises(EngineError, match="device is gone"):
+                call(engine, [1, 2], SamplingParams(max_tokens=9))
+            assert not engine.has_unfinished()
+            assert engine.step() == []
+
+
 def test_a_closed_engine_refuses_and_closes_its_executor() -> None:
     executor = FakeExecutor()
     engine = Engine(executor)
@@ -296,6 +305,38 @@ def test_prompt_logits_that_are_given_up_free_their_blocks() -> None:
         iterator.close()  # type: ignore[attr-defined]
         engine.core.check()
         assert engine.metrics().blocks_in_use == 0
+
+
+def test_requests_say_when_open_prompt_logits_hold_the_blocks() -> None:
+    with token_engine(num_blocks=4) as engine:
+        iterator = engine.iterate_prompt_logits([list(range(64))])
+        next(iterator)
+        request_id = engine.add([1, 2, 3], SamplingParams(max_tokens=2))
+        with pytest.raises(EngineError, match="prompt logits holds 4 of 4; finish or close it"):
+            engine.step()
+        iterator.close()  # type: ignore[attr-defined]
+        engine.core.check()
+        assert [output.request_id for output in engine.step()] == [request_id]
+
+
+def test_prompt_logits_that_another_step_overwrote_are_refused() -> None:
+    with token_engine() as engine:
+        iterator = engine.iterate_prompt_logits([[1, 2, 3], [4, 5]])
+        assert next(iterator).prompt_index == 0
+        engine.generate([7], SamplingParams(max_tokens=2))
+        with pytest.raises(EngineError, match="prompt 1 were overwritten"):
+            next(iterator)
+        engine.core.check()
+        assert engine.metrics().blocks_in_use == 0
+
+
+def test_prompt_logits_of_an_engine_that_was_closed_meanwhile_are_refused() -> None:
+    engine = token_engine()
+    iterator = engine.iterate_prompt_logits([[1] * 100])
+    next(iterator)
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        next(iterator)
 
 
 def test_prompt_logits_say_when_running_requests_hold_the_blocks() -> None:

@@ -171,7 +171,7 @@ def test_a_closed_executor_does_not_run_and_closes_again(artifact: Artifact) -> 
     executor = make_executor(artifact)
     executor.close()
     executor.close()
-    with pytest.raises(AssertionError, match="closed"):
+    with pytest.raises(EngineError, match="closed"):
         Sequences(executor, 0).advance([(0, 1)])
 
 
