@@ -10,6 +10,7 @@ The text depends on the model alone: equal programs print equal text, so it can 
 """
 
 from collections.abc import Callable, Collection
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -57,9 +58,15 @@ def print_after(names: Collection[str], write: Callable[[str], None]) -> Callabl
     return callback
 
 
-def save_text(model: ir.Model, path: Path) -> None:
-    """Write the program's text to a file."""
-    path.write_text(model_to_text(model), encoding="utf-8")
+def save_after_each(folder: Path) -> Callable[[ir.Model, Named], None]:
+    """A callback for PassManager: writes the IR after each pass to a file such as 00-fold-constants.txt."""
+    numbers = count()
+
+    def callback(model: ir.Model, record: Named) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{next(numbers):02}-{record.name}.txt").write_text(model_to_text(model), encoding="utf-8")
+
+    return callback
 
 
 def _typed(value: ir.Value) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.printing import model_to_text, save_text
+from ingot.passes.manager import PassManager
+from ingot.passes.printing import model_to_text, save_after_each
+from tests.passes.example_passes import AllOptions, NegToAbs
 from tests.passes.snippets import Snippet, random
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -44,6 +46,7 @@ def test_a_custom_op_is_shown_with_domain_and_sorted_attributes() -> None:
     assert "{head_dim=16, layer=0, num_heads=4, num_kv_heads=2, scale=0.25, softcap=0.0, window=0}" in line
 
 
-def test_the_text_can_be_saved(tmp_path: Path) -> None:
-    save_text(_model(), tmp_path / "after.txt")
-    assert (tmp_path / "after.txt").read_text(encoding="utf-8") == TEXT
+def test_the_text_can_be_saved_after_each_pass(tmp_path: Path) -> None:
+    PassManager([NegToAbs(), AllOptions()], save_after_each(tmp_path / "ir")).run(model := _model())
+    assert [file.name for file in sorted((tmp_path / "ir").iterdir())] == ["00-neg-to-abs.txt", "01-all-options.txt"]
+    assert (tmp_path / "ir/01-all-options.txt").read_text(encoding="utf-8") == model_to_text(model)

@@ -11,8 +11,9 @@ from ingot.cli.console import human_bytes, print_json, print_note, print_table, 
 from ingot.cli.evidence import print_evidence
 from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, timing_table
-from ingot.passes.printing import model_to_text, save_text
+from ingot.passes.printing import print_after, save_after_each
 from ingot.passes.registry import pass_names
+from ingot.pipeline.compile import Observer
 from ingot.runtime import Engine, SamplingParams
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import summary
@@ -22,10 +23,10 @@ from ingot.validation.evidence_json import summary
 @click.argument("recipe")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact folder (default: the recipe's).")
-@click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or after all.")
+@click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or all.")
 @click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
 @click.option("--time-passes", is_flag=True, help="Print what each pass took and did.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, and any IR to stderr.")
 def build_command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -51,8 +52,9 @@ def build_command(
             print_evidence(evidence, report)
 
     with progress_bars() as progress:
-        watch = _IrObserver(print_ir_after, save_ir)
+        watch = _watch(print_ir_after, save_ir, to_stderr=as_json)
         result = build(recipe, overrides, output, Observers(watch, progress, measured))
+    _note_passes_that_did_not_run(print_ir_after, result)
     if as_json:
         print_json(_facts(result))
         return
@@ -63,21 +65,17 @@ def build_command(
     _print_sample(result)
 
 
-class _IrObserver:
-    """Prints and saves the IR after passes; the program is the same with and without it."""
+def _watch(names: tuple[str, ...], folder: Path | None, to_stderr: bool) -> Observer:
+    """Print the IR after the passes of these names, and save it after every pass; the program stays the same."""
+    watchers = [print_after(names, lambda text: click.echo(text, nl=False, err=to_stderr))]
+    if folder is not None:
+        watchers.append(save_after_each(folder))
 
-    def __init__(self, names: tuple[str, ...], folder: Path | None) -> None:
-        self._names = names
-        self._folder = folder
-        self._count = 0
+    def watch(model: ir.Model, record: PassRecord) -> None:
+        for watcher in watchers:
+            watcher(model, record)
 
-    def __call__(self, model: ir.Model, record: PassRecord) -> None:
-        if record.name in self._names or "all" in self._names:
-            click.echo(f"== IR after {record.name} ==\n{model_to_text(model)}", nl=False)
-        if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            save_text(model, self._folder / f"{self._count:02}-{record.name}.txt")
-        self._count += 1
+    return watch
 
 
 def _check_pass_names(names: tuple[str, ...]) -> None:
@@ -87,6 +85,13 @@ def _check_pass_names(names: tuple[str, ...]) -> None:
             raise UsageError(
                 f"--print-ir-after: no pass is named {name!r}; passes: all, {one_of(known)}.{did_you_mean(name, known)}"
             )
+
+
+def _note_passes_that_did_not_run(names: tuple[str, ...], result: BuildResult) -> None:
+    ran = [record.name for record in result.compiled.passes]
+    for name in names:
+        if name not in ran and name != "all":
+            print_note(f"--print-ir-after: this build has no pass {name!r}; it ran {', '.join(dict.fromkeys(ran))}")
 
 
 def _print_artifact(artifact: Artifact) -> None:

@@ -1,0 +1,99 @@
+"""`ingot build`: what is printed where, and that watching a build does not change what it makes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import open_artifact
+from ingot.cli.main import run
+from tests.conftest import UNMEASURED
+from tests.data_paths import DEMO_MODEL
+
+Captured = pytest.CaptureFixture[str]
+UNMEASURED_DEMO = ["demo", *(part for setting in (*UNMEASURED, "generate=null") for part in ("--set", setting))]
+WATCHED = ["--print-ir-after", "all", "--save-ir", "ir", "--time-passes", "--json"]
+
+
+def contents(artifact: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(artifact)): file.read_bytes() for file in artifact.rglob("*") if file.is_file()}
+
+
+def build_elsewhere(output: Path, hash_seed: int, *options: str) -> subprocess.CompletedProcess[bytes]:
+    """Build in a process of its own, whose working folder is beside the output."""
+    output.parent.mkdir(parents=True)
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "INGOT_THREADS": str(1 + hash_seed % 2)}
+    command = [sys.executable, "-m", "ingot", "build", *UNMEASURED_DEMO, "-o", output.name, *options]
+    return subprocess.run(command, cwd=output.parent, env=environment, capture_output=True, check=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("plain") / "here" / "demo"
+    build_elsewhere(output, hash_seed=1)
+    return output
+
+
+def test_a_build_has_the_same_bytes_in_another_folder_process_and_thread_count_watched_or_not(
+    plain: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "a b" / "ü" / "watched one"
+    done = build_elsewhere(output, 78, *WATCHED)
+    assert contents(output) == contents(plain)
+    assert open_artifact(output).manifest == open_artifact(plain).manifest
+    facts = json.loads(done.stdout)
+    assert facts["identity"] == open_artifact(plain).manifest.identity
+    saved = sorted((output.parent / "ir").iterdir())
+    assert [file.name for file in saved] == [f"{n:02}-{made['name']}.txt" for n, made in enumerate(facts["passes"])]
+    assert all(file.read_text(encoding="utf-8") in done.stderr.decode() for file in saved)
+
+
+def test_the_saved_ir_reads_as_lines_of_inputs_weights_nodes_and_outputs(tmp_path: Path) -> None:
+    assert run(["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "demo"), "--save-ir", str(tmp_path / "ir")]) == 0
+    text = (tmp_path / "ir/03-quantize-weights.txt").read_text(encoding="utf-8")
+    assert text.startswith("ingot.checkpoint stdlib-llama-6m\n")
+    assert "input  input_ids: INT64[T]\n" in text
+    assert "weight model.layers.0.self_attn.qkv_proj.weight.q: UINT4[512,256]\n" in text
+    assert "%layers.0.mlp.down_proj = Gemm(" in text
+    assert text.endswith("output logits: FLOAT[R,4096]\n")
+
+
+def test_ir_and_times_are_printed_plain(tmp_path: Path, capsys: Captured) -> None:
+    options = ["--print-ir-after", "fold-constants", "--print-ir-after", "fuse-residual-norm", "--time-passes"]
+    assert run(["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "demo"), *options]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("== IR after ") == 1
+    assert "== IR after fold-constants ==\ningot.checkpoint" in shown.out
+    assert "\npartition-at-attention " in shown.out
+    assert f"sealed {tmp_path / 'demo'} (" in shown.out
+    assert "--print-ir-after: this build has no pass 'fuse-residual-norm'; it ran fold-constants, " in shown.err
+    assert "\x1b" not in shown.out + shown.err
+
+
+def test_a_quiet_build_says_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "demo")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 1
+    assert shown.out.startswith("sealed ")
+    assert shown.err == ""
+
+
+def test_a_measured_build_prints_json_alone(tmp_path: Path, capsys: Captured) -> None:
+    settings = ["latency=null", "gates={}", "evaluation.tokens=256", "evaluation.window_tokens=64"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    assert run(["build", "demo", *options, "-o", str(tmp_path / "demo"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["total_bytes"] == open_artifact(tmp_path / "demo").total_bytes
+    assert facts["evidence"]["metrics"]["top1_agreement"]["value"] > 0.5
+
+
+def test_the_sample_is_shown_after_the_seal(tmp_path: Path, capsys: Captured) -> None:
+    settings = [f"checkpoint={DEMO_MODEL}", *UNMEASURED, "generate={prompt: 'def f', max_tokens: 4}"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    assert run(["build", "fp32-cpu", *options, "-o", str(tmp_path / "mine")]) == 0
+    shown = capsys.readouterr()
+    assert "\ndef f" in shown.out
+    assert "more of it: ingot run " in shown.err
