@@ -45,15 +45,18 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(ingot.__version__, prog_name="ingot")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Compile an LLM checkpoint into an artifact that proves itself, and run it.
 
     \b
     ingot build demo                              build, measure and gate the demo model
     ingot run artifacts/demo "def read_file("     generate from it
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(args: list[str] | None = None) -> None:
