@@ -1,0 +1,62 @@
+"""`ingot validate`: digests alone, and measured again against a baseline."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.cli.main import run
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
+
+Captured = pytest.CaptureFixture[str]
+MEASURED = [
+    f"evaluation={{text: {DEMO_MODEL / 'heldout.txt'}, tokens: 256, window_tokens: 64}}",
+    "gates={top1_agreement: {min: 0.5}}",
+]
+SETTINGS = [part for setting in MEASURED for part in ("--set", setting)]
+
+
+@pytest.fixture
+def artifact(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("int4-cpu")
+
+
+def test_without_a_baseline_the_digests_are_checked(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["validate", str(artifact.path)]) == 0
+    shown = capsys.readouterr()
+    assert f"identity {artifact.manifest.identity}" in shown.out
+    assert "nothing was measured" in shown.err
+    assert run(["validate", str(artifact.path), "--json"]) == 0
+    facts = {"identity": artifact.manifest.identity, "files": len(artifact.manifest.files), "gates": []}
+    assert json.loads(capsys.readouterr().out) == facts
+
+
+def test_with_a_baseline_it_measures_and_writes_evidence(
+    artifact: Artifact, build_unmeasured: BuildArtifact, tmp_path: Path, capsys: Captured
+) -> None:
+    baseline = ["--baseline", str(build_unmeasured("fp32-cpu").path)]
+    evidence = ["--evidence", str(tmp_path / "evidence")]
+    assert run(["validate", str(artifact.path), *baseline, *SETTINGS, *evidence]) == 0
+    shown = capsys.readouterr().out
+    assert "top1_agreement" in shown
+    assert f"report {tmp_path / 'evidence/report.html'}" in shown
+    summary = json.loads((tmp_path / "evidence/summary.json").read_text())
+    assert summary["metrics"]["top1_agreement"]["value"] > 0.5
+
+
+def test_a_gate_that_fails_has_code_3_and_the_json_all_the_same(
+    artifact: Artifact, build_unmeasured: BuildArtifact, capsys: Captured
+) -> None:
+    baseline = ["--baseline", str(build_unmeasured("fp32-cpu").path)]
+    tight = ["--set", "gates.perplexity_ratio.max=0.5"]
+    assert run(["validate", str(artifact.path), *baseline, *SETTINGS, *tight, "--json"]) == 3
+    shown = capsys.readouterr()
+    assert {gate["verdict"] for gate in json.loads(shown.out)["gates"]} == {"PASS", "FAIL"}
+    assert "gate failed: perplexity_ratio" in shown.err
+
+
+def test_an_artifact_whose_recipe_measures_nothing_says_what_to_set(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["validate", str(artifact.path), "--checkpoint", str(DEMO_MODEL)]) == 2
+    assert "measures nothing: set evaluation.text or latency" in capsys.readouterr().err
