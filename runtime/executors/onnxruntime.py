@@ -48,7 +48,8 @@ class OnnxRuntimeExecutor:
         manifest = artifact.manifest
         _require_float_attention(manifest.program)
         self.num_threads = use_thread_pool(num_threads)
-        self._model, self._max_batch_tokens = manifest.model, max_batch_tokens
+        self._model, self._geometry = manifest.model, manifest.kv
+        self._num_blocks, self._max_batch_tokens = num_blocks, max_batch_tokens
         self._pool = KVPool(manifest.kv, num_blocks)
         self._buffers = ValueBuffers(manifest.program, padded(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)
@@ -65,12 +66,12 @@ class OnnxRuntimeExecutor:
     @property
     def kv_geometry(self) -> KVGeometry:
         """Shape of one KV block."""
-        return self._pool.geometry
+        return self._geometry
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the KV pool."""
-        return self._pool.num_blocks
+        return self._num_blocks
 
     @property
     def max_batch_tokens(self) -> int:
@@ -95,9 +96,14 @@ class OnnxRuntimeExecutor:
         self._pool.copy_block(source, target)
 
     def close(self) -> None:
-        """Drop sessions, buffers and plans; their memory goes when the last reference does. Idempotent."""
-        self._plans.clear()
-        self._steps.clear()
+        """Drop sessions, buffers and the KV pool, though the caller may hold on to the executor. Idempotent.
+
+        Logits that `forward` returned keep the one buffer that they lie in.
+        """
+        if self._steps:
+            self._plans.clear()
+            self._steps.clear()
+            del self._attention, self._buffers, self._pool
 
     @property
     def _runners(self) -> list[SegmentRunner]:

@@ -1,5 +1,6 @@
 """The CPU executor: logits are a function of the sequence alone, buffers hold, and what fails says where."""
 
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,16 @@ def test_a_closed_executor_does_not_run_and_closes_again(artifact: Artifact) -> 
     executor.close()
     with pytest.raises(EngineError, match="closed"):
         Sequences(executor, 0).advance([(0, 1)])
+
+
+def test_a_closed_executor_that_is_held_on_to_gives_back_the_pool(artifact: Artifact) -> None:
+    executor = make_executor(artifact)
+    Sequences(executor, 0).advance([(0, 1)])
+    pool = weakref.ref(executor._pool)
+    executor.close()
+    assert pool() is None
+    assert executor.num_blocks == BLOCKS
+    assert executor.kv_geometry == artifact.manifest.kv
 
 
 def test_another_number_of_threads_is_refused_once_the_pool_stands(artifact: Artifact) -> None:
