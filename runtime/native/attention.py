@@ -1,11 +1,16 @@
-"""Which attention runs: the C kernel where it was built, else the numpy form. Chosen once, said once in the log."""
+"""Which attention runs: the C kernel where it was built, else the numpy form. Chosen once, said once in the log.
+
+INGOT_ATTENTION=numpy takes the numpy form all the same: to compare, or where the kernel is suspected of a fault.
+"""
 
 import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
+from ingot import settings
 from ingot.artifact import AttentionStep
+from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.kv_pool import KVPool
 from ingot.runtime.native.binding import NativeAttention, isa_in_use, native_library
@@ -30,8 +35,17 @@ class Attention(Protocol):
 
 @cache
 def attention_backend() -> str:
-    """What computes attention in this process: "native-avx512", "native-avx2", "native-baseline" or "numpy"."""
+    """What computes attention in this process: "native-avx512", "native-avx2", "native-baseline" or "numpy".
+
+    INGOT_ATTENTION decides, else whether the kernel was built. Raises EngineError when it is asked for but not there.
+    """
+    asked = settings.attention()
+    if asked == "numpy":
+        logger.info("attention: numpy, as INGOT_ATTENTION says")
+        return "numpy"
     if native_library() is None:
+        if asked == "native":
+            raise EngineError("INGOT_ATTENTION is native, but its kernel was not built; install with a C compiler")
         logger.warning("attention: numpy, several times slower; install with a C compiler to build the kernel")
         return "numpy"
     backend = f"native-{isa_in_use()}"

@@ -1,7 +1,8 @@
-"""What the environment sets: cache folder, threads. Read where it is used; nothing here is global state.
+"""What the environment sets: cache folder, threads, attention. Read where it is used; nothing here is global state.
 
-INGOT_CACHE     folder for baselines and other rebuildable things (default: ~/.cache/ingot)
-INGOT_THREADS   threads of the process-wide pool (default: the cores this process may run on)
+INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot)
+INGOT_THREADS    threads of the process-wide pool (default: the cores this process may run on)
+INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
 """
 
 import os
@@ -14,6 +15,17 @@ def cache_dir() -> Path:
     """Folder for what can be made again; created by whoever writes into it."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
     return Path(os.environ.get("INGOT_CACHE") or default)
+
+
+def attention() -> str | None:
+    """What shall compute attention on the CPU: "native", "numpy", or None where INGOT_ATTENTION leaves it open.
+
+    Raises UsageError for anything else.
+    """
+    name = os.environ.get("INGOT_ATTENTION")
+    if name not in (None, "native", "numpy"):
+        raise UsageError(f"INGOT_ATTENTION is {name!r}; it must be native or numpy, or not be set")
+    return name
 
 
 def num_threads() -> int:
