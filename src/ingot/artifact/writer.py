@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -26,11 +27,14 @@ class ArtifactWriter:
             writer.seal(name=..., model=..., ...)
 
     Leaving the block without a seal removes the staging folder. Stale staging folders that a killed build left beside
-    the same target are removed first (their owner's process is gone).
+    the same target are removed first (their owner's process is gone). A target that is a link stays one: the artifact
+    goes where it points.
     """
 
     def __init__(self, target: Path) -> None:
+        target = target.resolve() if target.is_symlink() else target
         self.target = target
+        self._entries: dict[tuple[Path, int, int], FileEntry] = {}
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             _clear_stale(target)
@@ -63,7 +67,7 @@ class ArtifactWriter:
     ) -> Manifest:
         """Digest every file in the staging folder, write manifest.json and return it. May be called again."""
         files = {
-            file.relative_to(self.path).as_posix(): FileEntry(bytes=file.stat().st_size, sha256=file_sha256(file))
+            file.relative_to(self.path).as_posix(): self._entry(file)
             for file in sorted(self.path.rglob("*"))
             if file.is_file() and file != self.path / MANIFEST
         }
@@ -83,6 +87,14 @@ class ArtifactWriter:
         manifest = draft.model_copy(update=digests)
         (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
+
+    def _entry(self, file: Path) -> FileEntry:
+        """Size and digest; a file that did not change since the last `describe` is not read again."""
+        status = file.stat()
+        key = (file, status.st_size, status.st_mtime_ns)
+        if key not in self._entries:
+            self._entries[key] = FileEntry(bytes=status.st_size, sha256=file_sha256(file))
+        return self._entries[key]
 
     def seal(self) -> Path:
         """Flush everything to disk and move the staging folder to its final name, replacing what stood there."""
@@ -129,9 +141,10 @@ def _refuse_foreign(target: Path) -> None:
 
 def _clear_stale(target: Path) -> None:
     """Remove what killed builds left; give back an artifact that was moved aside but never replaced."""
-    for folder in target.parent.glob(f"{_PREFIX}{target.name}-*"):
-        owner = folder.name.removeprefix(f"{_PREFIX}{target.name}-").split("-")[0]
-        if owner.isdecimal() and Path(f"/proc/{owner}").exists():
+    staging = re.compile(rf"{re.escape(_PREFIX + target.name)}-(\d+)-[^-]+")
+    for folder in list(target.parent.iterdir()):
+        found = staging.fullmatch(folder.name)  # not `demo-int4-7-x` for `demo`
+        if found is None or Path(f"/proc/{found[1]}").exists():
             continue
         if (folder / _REPLACED / MANIFEST).is_file() and not target.exists():
             (folder / _REPLACED).rename(target)
