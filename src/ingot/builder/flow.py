@@ -12,7 +12,7 @@ from pathlib import Path
 from ingot.artifact import Artifact, ArtifactWriter, GateOutcome, Manifest, open_artifact
 from ingot.builder.baseline import baseline_artifact
 from ingot.builder.options import build_notes, is_measured, measure_options
-from ingot.errors import GateError
+from ingot.errors import DataError, GateError
 from ingot.passes.progress import progress_to
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, tool_versions
 from ingot.pipeline.recipe import Recipe
@@ -64,8 +64,8 @@ def build(
     """
     observers = observers or Observers()
     recipe = load_recipe(source, overrides)
-    target = Path(output) if output else recipe.output_folder
-    recipe.evaluation_text()  # a missing text is better told before the work than after it
+    target = Path(output).expanduser() if output else recipe.output_folder
+    _require_text(recipe)
     with ArtifactWriter(target) as writer, progress_to(observers.progress):
         compiled = compile_recipe(recipe, writer.path, observers.after_pass, observers.progress)
         seal_as(writer, recipe, compiled)
@@ -74,7 +74,7 @@ def build(
             _admit(evidence, writer, observers)
             seal_as(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
-    shutil.rmtree(rejected_folder(target), ignore_errors=True)
+    shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
     return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
 
 
@@ -91,6 +91,16 @@ def seal_as(
         versions=tool_versions(),
         gates=gates,
     )
+
+
+def _require_text(recipe: Recipe) -> None:
+    """Refuse before the work what would fail after it: a missing text, a checkpoint that turns no text into tokens."""
+    text = recipe.evaluation_text()
+    if (text or recipe.generate) and not (recipe.require_checkpoint() / "tokenizer.json").is_file():
+        raise DataError(
+            f"{recipe.require_checkpoint()}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
+            "it there, or build without text: --set evaluation=null --set generate=null"
+        )
 
 
 def rejected_folder(target: Path) -> Path:
