@@ -28,7 +28,7 @@ from ingot.runtime.chat_template import Message
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.outputs import Completion, RequestOutput
-from ingot.runtime.prompts import Prompt, checked_prompt
+from ingot.runtime.prompts import Prompt, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
 
 
@@ -99,7 +99,7 @@ class AsyncEngine:
         RequestError as `Engine.add` does, and EngineError when the engine is closed or has failed.
         """
         tokens = checked_prompt(self.engine.encode(prompt), self.model)
-        stream = _Stream(tokens, params or SamplingParams(), keep_logits, asyncio.get_running_loop())
+        stream = _Stream(tokens, checked_params(params), keep_logits, asyncio.get_running_loop())
         self._send(stream)
         finished = False
         try:

@@ -26,7 +26,15 @@ from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.pool_size import resolve_pool_size
 from ingot.runtime.prompt_logits import PromptLogits
-from ingot.runtime.prompts import ParamsList, Prompt, PromptList, checked_prompt, each_with_params, is_single
+from ingot.runtime.prompts import (
+    ParamsList,
+    Prompt,
+    PromptList,
+    checked_params,
+    checked_prompt,
+    each_with_params,
+    is_single,
+)
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.tokenizer import Tokenizer
 
@@ -127,7 +135,7 @@ class Engine:
         """
         self.core.require_open()
         tokens = checked_prompt(self.encode(prompt), self.model)
-        return self.core.add(tokens, params or SamplingParams(), keep_logits=keep_logits)
+        return self.core.add(tokens, checked_params(params), keep_logits=keep_logits)
 
     def abort(self, request_id: int) -> Completion | None:
         """End a request and free its blocks; returns what it has so far, or None when it is finished or unknown."""
@@ -189,7 +197,7 @@ class Engine:
 
         The prompt is checked now, and queued when the first output is asked for.
         """
-        return self._stream(checked_prompt(self.encode(prompt), self.model), params, keep_logits)
+        return self._stream(checked_prompt(self.encode(prompt), self.model), checked_params(params), keep_logits)
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, *, keep_logits: bool = False

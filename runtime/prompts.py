@@ -21,6 +21,8 @@ def is_single(prompt: Prompt | PromptList) -> bool:
     """Whether this is one prompt, not a list of them. RequestError for an empty list, which could be either."""
     if isinstance(prompt, str):
         return True
+    if not isinstance(prompt, Sequence | np.ndarray):
+        raise _refusal(prompt)
     if len(prompt) == 0:
         raise RequestError("the prompt is an empty list; give a text, token ids, or a list with at least one prompt")
     return isinstance(prompt[0], Integral | float)  # a float is refused later, with its place
@@ -33,6 +35,8 @@ def each_with_params(
     prompts: list[Prompt] = [prompt] if is_single(prompt) else list(prompt)  # type: ignore[arg-type, list-item]
     if params is None or isinstance(params, SamplingParams):
         return [(one, params or SamplingParams()) for one in prompts]
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise _params_refusal(params)
     if len(params) != len(prompts):
         raise RequestError(
             f"there are {len(prompts)} prompts and {len(params)} SamplingParams; give one for all, or one for each"
@@ -40,11 +44,18 @@ def each_with_params(
     return list(zip(prompts, params, strict=True))
 
 
+def checked_params(params: SamplingParams | None) -> SamplingParams:
+    """The parameters, or those of default; RequestError for anything else, such as a dict."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise _params_refusal(params)
+    return params or SamplingParams()
+
+
 def checked_prompt(token_ids: Sequence[int] | NDArray[np.integer], model: ModelFacts, *, room: int = 1) -> Int64Array:
     """The prompt as an array, with `room` positions of the context left; RequestError says what is wrong with it."""
-    if len(token_ids) == 0:
-        raise RequestError("the prompt has no tokens; give at least one")
     tokens = _flat_integers(token_ids)
+    if len(tokens) == 0:
+        raise RequestError("the prompt has no tokens; give at least one")
     outside = np.flatnonzero((tokens < 0) | (tokens >= model.vocab_size))
     if len(outside):
         raise RequestError(
@@ -61,11 +72,22 @@ def checked_prompt(token_ids: Sequence[int] | NDArray[np.integer], model: ModelF
 
 def _flat_integers(token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:
     try:
-        tokens = np.asarray(token_ids)
-    except ValueError:  # lists of different lengths
-        tokens = np.empty(0)
+        tokens = np.asarray(token_ids if len(token_ids) else np.empty(0, np.int64))
+    except (TypeError, ValueError):  # no list at all; lists of different lengths
+        raise _refusal(token_ids) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        shown = repr(token_ids)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        raise RequestError(f"the prompt must be a text or a flat list of whole token ids, not {shown}")
+        raise _refusal(token_ids)
     return tokens
+
+
+def _refusal(prompt: object) -> RequestError:
+    return RequestError(f"the prompt must be a text or a flat list of whole token ids, not {_shown(prompt)}")
+
+
+def _params_refusal(params: object) -> RequestError:
+    return RequestError(f"the parameters must be SamplingParams(...), not {_shown(params)}")
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

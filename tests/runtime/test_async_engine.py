@@ -128,6 +128,8 @@ def test_a_bad_request_raises_for_its_own_reader_only() -> None:
             good = asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=20)))
             with pytest.raises(RequestError, match="the pool has 4"):
                 await engine.generate([1], LONG)
+            with pytest.raises(RequestError, match="must be SamplingParams"):
+                await engine.generate([1], {"max_tokens": 3})  # type: ignore[arg-type]
             with pytest.raises(RequestError, match="no tokenizer"):
                 await engine.generate("text")
             assert len((await good).token_ids) == 20

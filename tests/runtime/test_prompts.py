@@ -1,11 +1,13 @@
 """Prompts: one or many, and what is refused. The engine's tests hold the refusals themselves."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.executors.fake import FakeExecutor
-from ingot.runtime.prompts import checked_prompt, each_with_params, is_single
+from ingot.runtime.prompts import checked_params, checked_prompt, each_with_params, is_single
 from ingot.runtime.sampling import SamplingParams
 
 MODEL = FakeExecutor(context_tokens=10, vocab_size=8).model
@@ -37,7 +39,21 @@ def test_the_whole_context_may_be_evaluated_but_not_prompted() -> None:
         checked_prompt([1] * 10, MODEL)
 
 
-@pytest.mark.parametrize("tokens", [[[1], [2, 3]], [[1, 2]], ["1"], [None], [2**70]])
-def test_what_is_no_flat_list_of_integers_is_refused(tokens: list[int]) -> None:
+@pytest.mark.parametrize("tokens", [[[1], [2, 3]], [[1, 2]], ["1"], [None], [2**70], None, 5, {1}, {1: 2}])
+def test_what_is_no_flat_list_of_integers_is_refused(tokens: Any) -> None:
     with pytest.raises(RequestError, match="flat list of whole token ids"):
         checked_prompt(tokens, MODEL)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {1}, {0: 1}, iter([1])])
+def test_what_is_no_prompt_and_no_list_of_prompts_is_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError, match="must be a text or a flat list of whole token ids, not"):
+        each_with_params(prompt, None)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, 5, "greedy", SamplingParams])
+def test_what_is_no_set_of_parameters_is_refused(params: Any) -> None:
+    with pytest.raises(RequestError, match=r"must be SamplingParams\(\.\.\.\), not"):
+        checked_params(params)
+    with pytest.raises(RequestError, match=r"must be SamplingParams\(\.\.\.\), not"):
+        each_with_params([1], params)
