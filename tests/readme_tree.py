@@ -1,6 +1,6 @@
 """The tree at the end of the README: one line per file, its comment the first sentence of the file's own docstring.
 
-    python -m tests.readme_tree          # write it anew; tests/test_readme.py holds README and files together
+python -m tests.readme_tree          # write it anew; tests/test_readme.py holds README and files together
 """
 
 import ast
@@ -40,7 +40,9 @@ def _files(folder: Path) -> str:
     files = (path for path in sorted(folder.rglob("*.py")) if path.name != "__init__.py" and not _linked(path, folder))
     lines = [_line("  " + path.relative_to(folder).as_posix(), _first_sentence(path)) for path in files]
     lines += [_line("  " + path.name, _first_comment(path)) for path in sorted(folder.glob("*.yaml"))]
-    lines += [_line("  " + path.relative_to(folder).as_posix(), _c_comment(path)) for path in sorted(folder.rglob("*.c"))]
+    lines += [
+        _line("  " + path.relative_to(folder).as_posix(), _c_comment(path)) for path in sorted(folder.rglob("*.c"))
+    ]
     return "".join(lines)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.passes.attention_reference import AttentionReference
+from tests.sessions import plain_session
 
 FloatArray = NDArray[np.float32]
 BLOCK_TOKENS = 4
@@ -25,7 +25,7 @@ class ReferenceRunner:
 
     def __init__(self, model: ir.Model, num_slots: int = 512, seed: int = 0) -> None:
         AttentionReference()(model)
-        self.session = _session(model)
+        self.session = plain_session(ir.external_data.load_to_model(model))
         shapes = {value.name: value.shape[1] for value in self.session.get_inputs() if "_cache." in value.name}
         self.caches = {name: np.zeros((num_slots, columns), np.float32) for name, columns in shapes.items()}
         self.free_blocks = np.random.default_rng(seed).permutation(num_slots // BLOCK_TOKENS).tolist()
@@ -80,10 +80,3 @@ class ReferenceRunner:
         self.caches = {name: results[name.replace("_cache.", "_cache_out.")] for name in self.caches}
         logits: FloatArray = results["logits"]
         return logits
-
-
-def _session(model: ir.Model) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    proto = ir.to_proto(ir.external_data.load_to_model(model))
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])

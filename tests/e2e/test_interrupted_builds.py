@@ -72,7 +72,7 @@ def test_a_full_disk_fails_the_build_with_the_bytes_that_it_needs(
 
     monkeypatch.setattr(weights_file, "_write", full)
     assert run(["build", "demo", *SETTINGS, "-o", str(tmp_path / "demo")]) == 1
-    assert re.search(r"No space left on device\): they need [\d,]{7,} bytes", capsys.readouterr().err)
+    assert re.search(r"No space left on device\): [\d,]{7,} bytes are needed", capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
 
 

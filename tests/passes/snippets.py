@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+
+from tests.sessions import plain_session
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 Array = NDArray[Any]
@@ -56,13 +57,7 @@ def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
 
 def run(model: ir.Model, **feeds: Array) -> list[Array]:
     """All outputs, computed by onnxruntime on the graph as it stands: its own optimizer is off."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    proto = ir.to_proto(model).SerializeToString()
-    session = ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-    return [np.asarray(result) for result in session.run(None, feeds)]
+    return [np.asarray(result) for result in plain_session(model, optimize=False).run(None, feeds)]
 
 
 def add_stand_in_attention(model: ir.Model) -> None:

@@ -18,8 +18,8 @@ from ingot.passes.printing import model_to_text
 from ingot.passes.quantize_weights import QuantizeWeights
 from ingot.passes.registry import make_pass
 from ingot.passes.rounding import dequantize
-from tests.passes.onnxruntime_run import run, session
 from tests.passes.tiny_decoder import FLOAT, INT64, TinyDecoder, array, value
+from tests.sessions import plain_session, run
 
 ROWS = 64
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64)
@@ -184,16 +184,15 @@ def has_measured_kernels() -> bool:
 
 
 @pytest.mark.skipif(not has_measured_kernels(), reason="measured on AVX-512 VNNI; other CPUs take other kernels")
-@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("options", [*QUANTIZED, {}], ids=label)
-def test_a_row_has_the_same_bits_in_every_batch_of_even_size(options: Mapping[str, object], num_threads: int) -> None:
+def test_a_row_has_the_same_bits_in_every_batch_of_even_size(options: Mapping[str, object]) -> None:
     model = linear_model(172, rows=256)
     if options:
         PassManager([make_pass("quantize-weights", options)]).run(model)
     PassManager([LowerOnnxruntimeCpu()]).run(model)
     x = np.random.default_rng(0).standard_normal((ROWS, 172)).astype(np.float32)
-    whole = session(model, 1).run(None, {"x": x})[0]
-    runner = session(model, num_threads)
+    runner = plain_session(model)
+    whole = runner.run(None, {"x": x})[0]
     counts = [count for count in COUNTS if count % 2 == 0 or not (options and needs_even_rows(options))]
     for count in counts:
         for start in (0, ROWS - count):

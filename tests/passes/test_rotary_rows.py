@@ -7,8 +7,8 @@ import pytest
 from ingot.errors import PassError
 from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
-from tests.passes.onnxruntime_run import run
 from tests.passes.tiny_decoder import FLOAT, INT64, POSITIONS, TinyDecoder, value
+from tests.sessions import run
 
 WIDTH, HEADS = 64, 4
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ingot.artifact import AttentionStep, Program
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from tests.passes.onnxruntime_run import session
+from tests.sessions import plain_session
 
 FloatArray = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -23,7 +23,9 @@ class ProgramChain:
     def __init__(self, program: Program, folder: Path) -> None:
         self._program = program
         files = [step.file for step in program.steps if step.kind == "segment"]
-        self._sessions: dict[str, onnxruntime.InferenceSession] = {file: session(str(folder / file)) for file in files}
+        self._sessions: dict[str, onnxruntime.InferenceSession] = {
+            file: plain_session(str(folder / file)) for file in files
+        }
 
     def logits(self, tokens: Tokens) -> FloatArray:
         """Logits [T, vocab] of every position."""
@@ -71,4 +73,4 @@ def reference_logits(model: ir.Model, tokens: Tokens) -> FloatArray:
         if "cache" in (value.name or ""):
             assert value.shape is not None
             feeds[value.name or ""] = np.zeros((len(tokens), int(str(value.shape[1]))), np.float32)
-    return np.asarray(session(model).run(["logits"], feeds)[0])
+    return np.asarray(plain_session(model).run(["logits"], feeds)[0])

@@ -27,7 +27,6 @@ OPTIONS = MeasureOptions(
     latency=LatencyOptions(concurrency=(1, 2), prompt_tokens=16, output_tokens=4, requests=2, rounds=2),
     memory=MemoryOptions(probes=2, prompt_tokens=8, output_tokens=2),
     gates=(GateSpec("perplexity_ratio", "max", 1.1), GateSpec("size_ratio", "max", 0.01)),
-    num_threads=1,
 )
 
 

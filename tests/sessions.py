@@ -1,0 +1,26 @@
+"""Plain onnxruntime sessions beside engines: a process that has made Ingot's pool takes no session with its own."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from ingot.runtime.executors.segment_runner import session_options
+from ingot.runtime.executors.thread_pool import use_thread_pool
+
+
+def plain_session(model: ir.Model | str, optimize: bool = True) -> onnxruntime.InferenceSession:
+    """A session on the process's pool, for a file or a model in memory, with or without onnxruntime's optimizer."""
+    use_thread_pool(None)
+    options = session_options()
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = model if isinstance(model, str) else ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def run(model: ir.Model, **feeds: NDArray[Any]) -> NDArray[np.float32]:
+    """The one output of a small model."""
+    return np.asarray(plain_session(model).run(None, feeds)[0])
