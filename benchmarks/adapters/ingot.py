@@ -1,5 +1,6 @@
 """Ingot: the recipe int4-cpu with the block size that the table of peers asks for, through Engine.step."""
 
+import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -8,24 +9,13 @@ from benchmarks.adapters.base import PeerFacts, Setup, Tokens, serve
 from benchmarks.adapters.onnx_bytes import weight_bytes
 from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
+from ingot.pipeline.compile import tool_versions
+from ingot.pipeline.recipe_loader import load_recipe
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
 from ingot.runtime.sampling import SamplingParams
 
 _MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
-_RECIPE = """\
-name: {name}
-description: int4-cpu with blocks of {block_size}, for benchmarks
-extends: int4-cpu
-checkpoint: {checkpoint}
-passes:
-  - fold-constants
-  - pack-projections
-  - fuse-residual-norm
-  - fuse-gated-activation
-  - quantize-weights: {{bits: 4, block_size: {block_size}}}
-  - clean-up
-"""
 
 
 class Ingot:
@@ -66,14 +56,14 @@ class Ingot:
 
 
 def build_int4(checkpoint: Path, work_folder: Path, block_size: int) -> Artifact:
-    """The artifact in `work_folder`, built when it is not there; it carries no evidence."""
-    name = f"int4-block{block_size}"
-    folder = work_folder / "ingot" / name
+    """The artifact in `work_folder`, built when it is not there for this very recipe; it carries no evidence."""
+    overrides = (f"checkpoint={checkpoint}", f"passes.quantize-weights.block_size={block_size}")
+    recipe = load_recipe("int4-cpu", overrides)
+    key = hashlib.sha256(f"{recipe.resolved_yaml()}{tool_versions()}".encode()).hexdigest()[:12]
+    folder = work_folder / "ingot" / f"int4-block{block_size}-{key}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        recipe = folder.with_suffix(".yaml")
-        recipe.write_text(_RECIPE.format(name=name, block_size=block_size, checkpoint=checkpoint), "utf-8")
-        build(recipe, output=folder)
+        build("int4-cpu", overrides, output=folder)
     return open_artifact(folder, verify=False)
 
 
