@@ -29,6 +29,9 @@ PROGRAM = Program(
 )
 
 
+GATE = {"name": "g", "verdict": "PASS", "bound": "max"}
+
+
 def seal(target: Path, weights: bytes = b"weights", evidence: str = "fine") -> Path:
     with ArtifactWriter(target) as writer:
         for name, data in {
@@ -122,6 +125,33 @@ def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
     folder = seal(tmp_path / "a")
     edit_manifest(folder, lambda raw: raw["model"].update(context_tokens=64))
     with pytest.raises(ArtifactError, match="identity digest does not match"):
+        open_artifact(folder)
+
+
+def test_a_flipped_bit_of_the_manifest_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    folder = seal(tmp_path / "a")
+    file = folder / "manifest.json"
+    good = file.read_bytes()
+    for bit in range(0, 8 * len(good), 61):  # every bit takes too long; 61 visits every bit of a byte
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(flipped)
+        with pytest.raises(ArtifactError):
+            open_artifact(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "u"},
+        {"versions": {"ingot": "2"}},
+        {"gates": [dict.fromkeys(("measured", "low", "high", "limit"), 1.0) | GATE]},
+    ],
+)
+def test_an_edited_name_version_or_verdict_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = seal(tmp_path / "a")
+    edit_manifest(folder, lambda raw: raw.update(change))
+    with pytest.raises(ArtifactError, match="its own digest does not match it"):
         open_artifact(folder)
 
 

@@ -133,3 +133,6 @@ class Manifest(_Frozen):
     files: dict[str, FileEntry]
     versions: dict[str, str]
     gates: tuple[GateOutcome, ...] = ()
+    digest: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="digest of all the rest of the manifest"
+    )

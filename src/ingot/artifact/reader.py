@@ -41,8 +41,8 @@ class Artifact:
 def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     """Open the artifact in the folder `path`.
 
-    With verify (the default) every file's size and SHA-256 are compared with the manifest, and the identity digest is
-    computed again. Without, sizes alone are compared. Raises ArtifactError naming the file and what is wrong with it.
+    With verify (the default) every file's size and SHA-256 are compared with the manifest, and the manifest's digests
+    are computed again. Without, sizes alone are compared. Raises ArtifactError: the file, and what is wrong with it.
     """
     folder = Path(path)
     manifest = _read_manifest(folder)
@@ -81,6 +81,11 @@ def evidence_digest(manifest: Manifest) -> str | None:
     """Digest of the files below evidence/; None when there are none."""
     files = {name: entry.sha256 for name, entry in manifest.files.items() if is_evidence(name)}
     return _digest(files) if files else None
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """Digest of everything that the manifest says, names, versions and verdicts too; its own field left out."""
+    return _digest(manifest.model_dump(mode="json", exclude={"digest"}))
 
 
 def is_evidence(name: str) -> bool:
@@ -127,3 +132,5 @@ def _check_identity(folder: Path, manifest: Manifest) -> None:
         raise ArtifactError(f"{folder / MANIFEST}: the identity digest does not match what the manifest lists")
     if evidence_digest(manifest) != manifest.evidence:
         raise ArtifactError(f"{folder / MANIFEST}: the evidence digest does not match the files in evidence/")
+    if manifest_digest(manifest) != manifest.digest:
+        raise ArtifactError(f"{folder / MANIFEST}: its own digest does not match it; the file was changed or damaged")

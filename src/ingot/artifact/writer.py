@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ingot.artifact.manifest import FileEntry, GateOutcome, KVGeometry, Manifest, ModelFacts, Program
-from ingot.artifact.reader import MANIFEST, evidence_digest, file_sha256, identity_digest
+from ingot.artifact.reader import MANIFEST, evidence_digest, file_sha256, identity_digest, manifest_digest
 from ingot.errors import BuildError
 
 _PREFIX = ".ingot-build-"
@@ -85,6 +85,7 @@ class ArtifactWriter:
         )
         digests = {"identity": identity_digest(draft), "evidence": evidence_digest(draft)}
         manifest = draft.model_copy(update=digests)
+        manifest = manifest.model_copy(update={"digest": manifest_digest(manifest)})
         (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
