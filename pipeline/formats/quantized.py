@@ -1,0 +1,74 @@
+"""QuantizedWeight: what every format decodes to, codes and the numbers that make floats of them.
+
+W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [out, in] as its format stores it.
+
+    codes          [out, in]      int8 or uint8; float32 where codes are floats themselves (fp8, fp4)
+    scales         [out, groups]  float32
+    zero_points    [out, groups]  int16, or None: codes are centred at zero. They may lie outside the codes' range.
+    offsets        [out, groups]  float32, added last (GGUF's minima), or None
+    group_size     columns that share a scale; the width of a row where a row shares one
+    g_idx          [in]           the group of each column where groups are not contiguous (act-order), or None
+    """
+
+    codes: NDArray[Any]
+    scales: FloatArray
+    group_size: int
+    zero_points: NDArray[np.int16] | None = None
+    offsets: FloatArray | None = None
+    g_idx: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        assert self.codes.ndim == self.scales.ndim == 2
+        assert self.g_idx is not None or self.scales.shape[1] == -(-self.codes.shape[1] // self.group_size)
+
+    @property
+    def kind(self) -> Literal["integer", "float"]:
+        """Whether codes are integers."""
+        return "float" if self.codes.dtype == np.float32 else "integer"
+
+    @property
+    def groups_of_columns(self) -> NDArray[np.int32]:
+        """The group of each column, [in]."""
+        if self.g_idx is not None:
+            return self.g_idx
+        return np.arange(self.codes.shape[1], dtype=np.int32) // np.int32(self.group_size)
+
+    def dequantize(self) -> FloatArray:
+        """The weight itself, [out, in] float32; every operation is rounded once, in the order of the formula."""
+        groups = self.groups_of_columns
+        weight: FloatArray = self.codes.astype(np.float32)
+        if self.zero_points is not None:
+            weight -= self.zero_points.astype(np.float32)[:, groups]
+        weight *= self.scales[:, groups]
+        if self.offsets is not None:
+            weight += self.offsets[:, groups]
+        return weight
+
+    def without_trivial_order(self) -> "QuantizedWeight":
+        """Without g_idx where it says no more than contiguous groups do."""
+        if self.g_idx is None:
+            return self
+        plain = np.arange(len(self.g_idx)) // self.group_size
+        if not np.array_equal(self.g_idx, plain):
+            return self
+        return QuantizedWeight(self.codes, self.scales, self.group_size, self.zero_points, self.offsets)
+
+    def rows_in_order(self, order: NDArray[np.intp]) -> "QuantizedWeight":
+        """The same with its rows reordered."""
+        zero_points = None if self.zero_points is None else self.zero_points[order]
+        offsets = None if self.offsets is None else self.offsets[order]
+        return QuantizedWeight(self.codes[order], self.scales[order], self.group_size, zero_points, offsets, self.g_idx)

@@ -1,0 +1,82 @@
+"""A folder of quantized safetensors: its plain tensors, and its quantized layers under the names of their weights."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import CheckpointError, ConfigError
+from ingot.pipeline.formats.encoded import EncodedTensor, load
+from ingot.pipeline.formats.methods import IGNORED_LEAVES, Method, Stored, read_method
+from ingot.pipeline.formats.quantized import QuantizedWeight
+from ingot.pipeline.safetensors_file import StoredTensor
+
+KEYS = ("quantization_config", "compression_config")
+SIDE_FILE = "quantize_config.json"
+
+
+def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json, or the quantize_config.json beside it, says of quantization; None when nothing does.
+
+    ConfigError when both speak and contradict each other.
+    """
+    inside = next((config[key] for key in KEYS if config.get(key) is not None), None)
+    file = folder / SIDE_FILE
+    if not file.is_file():
+        return inside
+    try:
+        beside = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
+    for key in ("bits", "group_size", "desc_act", "checkpoint_format"):
+        if inside and key in inside and key in beside and inside[key] != beside[key]:
+            raise ConfigError(
+                f"{file}: {key} is {beside[key]!r}, but config.json says {inside[key]!r}; remove the one that is wrong"
+            )
+    return {"quant_method": "gptq", **beside, **(inside or {})}
+
+
+def split_tensors(
+    tensors: Mapping[str, StoredTensor], quantization: Mapping[str, Any], place: str
+) -> tuple[dict[str, StoredTensor], dict[str, EncodedTensor]]:
+    """Plain tensors, and quantized weights by the name `<module>.weight`.
+
+    Scales of activations and of the KV cache are left out: Ingot computes both in the engine's own precision. Raises
+    CheckpointError naming a module that lacks a tensor, or a checkpoint without a quantized layer.
+    """
+    method = read_method(quantization, place)
+    plain: dict[str, StoredTensor] = {}
+    encoded: dict[str, EncodedTensor] = {}
+    for module, leaves in _modules(tensors).items():
+        kept = {leaf: stored for leaf, stored in leaves.items() if leaf not in IGNORED_LEAVES}
+        if method.owns(kept):
+            tensor, used = _layer(method, module, kept)
+            encoded[tensor.name] = tensor
+            kept = {leaf: stored for leaf, stored in kept.items() if leaf not in used}
+        plain.update({stored.name: stored for stored in kept.values()})
+    if not encoded:
+        raise CheckpointError(f"{place}: announces a quantized checkpoint, but no layer is; config and weights differ")
+    return plain, encoded
+
+
+def _modules(tensors: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
+    found: dict[str, dict[str, StoredTensor]] = {}
+    for name, stored in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        found.setdefault(module, {})[leaf] = stored
+    return found
+
+
+def _layer(method: Method, module: str, leaves: Stored) -> tuple[EncodedTensor, Stored]:
+    file = next(iter(leaves.values())).file
+    try:
+        used = method.reads(leaves)
+        shape = method.shape(used)
+    except (ConfigError, ValueError) as error:
+        raise CheckpointError(f"{file}: the quantized layer {module!r}: {error}") from error
+    return EncodedTensor(f"{module}.weight", shape, file, partial(_decode, method, module, used)), used
+
+
+def _decode(method: Method, module: str, leaves: Stored) -> QuantizedWeight:
+    return method.decode(module, {leaf: load(stored) for leaf, stored in leaves.items()})
