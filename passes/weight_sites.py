@@ -39,17 +39,12 @@ class WeightSite:
     def names(self) -> tuple[str, ...]:
         """Names a pattern may match: the node's path, the tensor's name, and that without ".weight".
 
-        A head that is tied answers to its node's path alone: the tensor's name is the embedding's.
+        A head answers to its tensor's name only where that is its own: a tied one's is the embedding's.
         """
         path, weight = self.node.name or "", (self.weight.name or "").removesuffix(".q")
-        if self.role == "head" and self._is_tied:
+        if self.role == "head" and weight.removesuffix(".weight") != path:
             return (path,)
         return tuple(dict.fromkeys((path, weight, weight.removesuffix(".weight"))))
-
-    @property
-    def _is_tied(self) -> bool:
-        readers = [node for value in _forms(self.weight) for node in value.consumers()]
-        return any(node.op_type == "Gather" for node in readers)
 
 
 def weight_sites(model: ir.Model) -> list[WeightSite]:
@@ -112,12 +107,6 @@ def _source(operand: ir.Value | None) -> tuple[ir.Value | None, bool]:
     source = producer.inputs[0]
     is_constant = source is not None and source.is_initializer()
     return (source if is_constant else None), producer.op_type == "DequantizeLinear"
-
-
-def _forms(weight: ir.Value) -> list[ir.Value]:
-    """The weight and what Cast and DequantizeLinear make of it."""
-    makers = [node for node in weight.consumers() if node.op_type in ("Cast", "DequantizeLinear")]
-    return [weight, *(node.outputs[0] for node in makers)]
 
 
 def _role(node: ir.Node, heads: set[ir.Node]) -> Role:
