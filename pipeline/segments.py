@@ -23,9 +23,15 @@ def split_program(model: ir.Model) -> tuple[Program, list[ir.Model]]:
 
     Returns the program, and its segments in the order of its SegmentSteps, named segment-000 and so on. Values keep
     the IR's names, in the segments and in the program; initializers are shared with `model`, not copied. Raises
-    PassError when the model is not partitioned, BuildError when a value between steps has no fixed layout.
+    PassError when the model is not partitioned, BuildError when it has no attention to cut at, or a value between steps
+    has no fixed layout.
     """
     nodes, cuts = _by_segment(model.graph)
+    if not cuts:
+        raise BuildError(
+            f"the program has no {CUT} left, which the runtime computes between its segments; take the pass that "
+            "expands it (attention-reference is for debugging) out of the recipe"
+        )
     steps: list[SegmentStep | AttentionStep] = []
     segments: list[ir.Model] = []
     for number in sorted({*nodes, *cuts}):

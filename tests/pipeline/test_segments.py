@@ -5,6 +5,7 @@ import pytest
 
 from ingot.artifact import AttentionStep, SegmentStep, ValueFacts
 from ingot.errors import BuildError, PassError
+from ingot.passes.attention_reference import AttentionReference
 from ingot.passes.manager import PassManager
 from ingot.passes.partition_at_attention import PartitionAtAttention
 from ingot.pipeline.segments import split_program
@@ -79,4 +80,11 @@ def test_a_crossing_value_of_unknown_rows_is_refused() -> None:
     value = next(node for node in model.graph if node.name == "layers.0.v_proj").outputs[0]
     value.shape = ir.Shape(["N", 32])
     with pytest.raises(BuildError, match=r"'layers.0.v_proj.out' between two steps is FLOAT"):
+        split_program(model)
+
+
+def test_a_model_without_attention_is_refused_with_the_pass_that_took_it() -> None:
+    model = TinyDecoder().model
+    PassManager([AttentionReference(), PartitionAtAttention()]).run(model)
+    with pytest.raises(BuildError, match=r"no PagedAttention left.*attention-reference is for debugging"):
         split_program(model)
