@@ -10,7 +10,7 @@ model.safetensors.index.json       the names of the shards that hold them
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from typing import Any, Self
 import onnx_ir as ir
 
 from ingot.errors import CheckpointError, ConfigError, did_you_mean
+from ingot.passes.progress import report_progress
 from ingot.pipeline.finite import count_non_finite
 from ingot.pipeline.safetensors_file import StoredTensor, read_header
 
@@ -116,12 +117,21 @@ class Checkpoint:
     def check_finite(self, names: Iterable[str] | None = None) -> None:
         """Read every float tensor (or those named) in chunks; CheckpointError names all that hold NaN or Inf."""
         chosen = self.tensors if names is None else names
-        problems = [text for name in chosen if (text := _non_finite(self.tensor(name)))]
+        problems = [text for stored in self._reported(chosen) if (text := _non_finite(stored))]
         if problems:
             raise CheckpointError(
                 f"{self.path}: weights must be finite, but " + "; ".join(problems) + ". "
                 "The checkpoint is damaged or its training diverged; take another one"
             )
+
+    def _reported(self, names: Iterable[str]) -> Iterator[StoredTensor]:
+        """The tensors, one by one; how many of their bytes are done is told as progress."""
+        stored = [self.tensor(name) for name in names]
+        total, done = sum(tensor.num_bytes for tensor in stored), 0
+        for tensor in stored:
+            yield tensor
+            done += tensor.num_bytes
+            report_progress("checking weights", done, total)
 
     def digest(self) -> str:
         """SHA-256 over config.json, generation_config.json and every weight file, whatever the folder's name."""

@@ -46,8 +46,8 @@ def compile_recipe(
     """
     target = get_target(recipe.target)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    model = import_checkpoint(checkpoint, recipe.context_tokens)
     with progress_to(progress):
+        model = import_checkpoint(checkpoint, recipe.context_tokens)
         records = PassManager([*recipe.make_passes(), *map(make_pass, target.lowering)], observe).run(model)
     program = write_program(model, folder, progress)
     copy_tokenizer(checkpoint, folder / "tokenizer")
