@@ -1,0 +1,65 @@
+"""Where output goes, and the bars that show how far long work is."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ingot.cli import console
+from ingot.cli.console import PATIENCE_SECONDS, human_bytes, print_table, progress_bars
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """stderr as a terminal of 100 columns, and a clock that each look at it moves on by 1.5 seconds."""
+    stream, clock = Terminal(), iter(range(1000))
+    made = Console(file=stream, force_terminal=True, width=100)
+    monkeypatch.setattr(console, "Console", lambda **options: made)
+    monkeypatch.setattr(console, "monotonic", lambda: 1.5 * next(clock))
+    return stream
+
+
+def test_work_that_takes_long_shows_a_bar_with_what_is_left(terminal: Terminal) -> None:
+    with progress_bars() as progress:
+        for done in range(5):
+            progress("quantize-weights", done, 10)
+    shown = terminal.getvalue()
+    assert "quantize-weights" in shown
+    assert "40%" in shown
+    assert ":" in shown.split("40%")[1]  # the time that is left
+
+
+def test_work_that_is_soon_done_shows_nothing(terminal: Terminal) -> None:
+    assert PATIENCE_SECONDS > 1.5
+    with progress_bars() as progress:
+        for name in ("one", "two", "three"):
+            progress(name, 1, 1)
+    assert "%" not in terminal.getvalue()
+
+
+def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bars() as progress:
+        progress("work", 1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_piped_table_is_plain_and_as_wide_as_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Title", ("name", "figure"), [("x" * 150, "[red]1[/red]")])
+    shown = capsys.readouterr().out
+    assert "x" * 150 in shown
+    assert "[red]1[/red]" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (4_701_234, "4.7 MB"), (2.5e12, "2.5 TB")]
+)
+def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None:
+    assert human_bytes(count) == text

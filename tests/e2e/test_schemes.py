@@ -1,0 +1,90 @@
+"""Every way to quantize that a recipe can ask for builds, runs, and loses no more than its bits should."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ingot.artifact import Artifact
+from ingot.cli.main import run
+from ingot.runtime import Engine
+from tests.conftest import UNMEASURED, BuildArtifact
+from tests.data_paths import DEMO_MODEL
+
+OPTION = "passes.quantize-weights."
+TEXT = (DEMO_MODEL / "heldout.txt").read_text(encoding="utf-8")[:1500]
+BLOCKS = (16, 32, 64, 128, 256, "channel")
+KL_LIMITS = {4: 0.05, 8: 0.005}  # nats per token; measured: 0.007 to 0.030 and 0.0003 to 0.003
+
+
+def logits_of(artifact: Artifact) -> NDArray[np.float64]:
+    with Engine.load(artifact, kv_blocks=32, max_batch_tokens=64) as engine:
+        return engine.prompt_logits(engine.encode(TEXT)[:256]).astype(np.float64)
+
+
+@pytest.fixture(scope="module")
+def baseline(build_unmeasured: BuildArtifact) -> NDArray[np.float64]:
+    return logits_of(build_unmeasured("fp32-cpu"))
+
+
+def divergence(baseline: NDArray[np.float64], candidate: NDArray[np.float64]) -> float:
+    """Mean KL divergence from the baseline's next-token distributions, in nats."""
+    expected, found = (rows - np.logaddexp.reduce(rows, -1, keepdims=True) for rows in (baseline, candidate))
+    return float((np.exp(expected) * (expected - found)).sum(-1).mean())
+
+
+@pytest.mark.parametrize(("bits", "block"), list(product(KL_LIMITS, BLOCKS)))
+@pytest.mark.parametrize("symmetric", ["true", "false"])
+def test_every_grid_runs(
+    build_unmeasured: BuildArtifact, baseline: NDArray[np.float64], bits: int, block: int | str, symmetric: str
+) -> None:
+    grid = (f"{OPTION}bits={bits}", f"{OPTION}block_size={block}", f"{OPTION}symmetric={symmetric}")
+    kl = divergence(baseline, logits_of(build_unmeasured("int4-cpu", DEMO_MODEL, *grid)))
+    print(f"{bits} bits, block {block}, symmetric {symmetric}: KL {kl:.4f}, limit {KL_LIMITS[bits]}")
+    assert kl <= KL_LIMITS[bits]
+
+
+# setting -> megabytes that the artifact has, more or less: the table and the head are tied, 1 M weights of 5.8 M
+SETTINGS = {
+    "lm_head=none,embedding=none": 7.7,
+    "lm_head=none,embedding=8": 8.9,
+    "lm_head=8,embedding=none": 6.8,
+    "lm_head=4,embedding=4": 4.2,
+    "lm_head=4,embedding=8": 5.4,
+    "overrides={'layers.0.*': {bits: 8}}": 5.1,
+    "overrides={'*': 16, '*down_proj*': {bits: 8, block_size: channel, symmetric: true}}": 20.0,
+    "overrides={model.embed_tokens.weight: {bits: 4}}": 5.4,
+    "overrides={'*': none}": 23.5,
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_choice_per_weight_runs_and_has_its_size(
+    build_unmeasured: BuildArtifact, baseline: NDArray[np.float64], settings: str
+) -> None:
+    parts = [settings] if settings.startswith("overrides") else settings.split(",")
+    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, *(f"{OPTION}{part}" for part in parts))
+    assert divergence(baseline, logits_of(artifact)) <= KL_LIMITS[4]
+    assert artifact.total_bytes / 1e6 == pytest.approx(SETTINGS[settings], abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "wanted"),
+    [
+        ("block_size=7", 2, "block_size is 7; allowed: 0 or 16 or 32 or 64 or 128 or 256 or 'channel'"),
+        ("bits=5", 2, "bits is 5; allowed: 4 or 8"),
+        ("embedding=non", 2, "embedding is 'non'; allowed: 'none' or 4 or 8"),
+        ("blck_size=32", 2, "unknown option 'blck_size'; options: bits, block_size"),
+        ("overrides={'*': {bts: 4}}", 2, "overrides['*']: unknown key 'bts'"),
+        ("overrides={'*': 8}", 2, "overrides['*'] is 8; allowed: \"none\", 16, or a mapping"),
+        ("overrides={'layers.9.*': none}", 1, "override 'layers.9.*' matches no weight; the nearest are"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(
+    tmp_path: object, capsys: pytest.CaptureFixture[str], setting: str, code: int, wanted: str
+) -> None:
+    settings = [f"checkpoint={DEMO_MODEL}", *UNMEASURED, f"{OPTION}{setting}"]
+    command = ["build", "int4-cpu", *(part for one in settings for part in ("--set", one)), "-o", f"{tmp_path}/out"]
+    assert run(command) == code
+    assert wanted in capsys.readouterr().err
