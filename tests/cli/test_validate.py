@@ -57,6 +57,10 @@ def test_a_gate_that_fails_has_code_3_and_the_json_all_the_same(
     assert "gate failed: perplexity_ratio" in shown.err
 
 
-def test_an_artifact_whose_recipe_measures_nothing_says_what_to_set(artifact: Artifact, capsys: Captured) -> None:
-    assert run(["validate", str(artifact.path), "--checkpoint", str(DEMO_MODEL)]) == 2
+@pytest.mark.parametrize("name", ["plain", "a: b", "no #1", "[x]", "'it\"s", "ü"])
+def test_an_artifact_whose_recipe_measures_nothing_says_what_to_set_whatever_the_checkpoint_is_called(
+    artifact: Artifact, tmp_path: Path, capsys: Captured, name: str
+) -> None:
+    (tmp_path / name).symlink_to(DEMO_MODEL)
+    assert run(["validate", str(artifact.path), "--checkpoint", str(tmp_path / name)]) == 2
     assert "measures nothing: set evaluation.text or latency" in capsys.readouterr().err

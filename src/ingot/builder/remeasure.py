@@ -1,5 +1,6 @@
 """Measuring an artifact again, on this machine, by the recipe that it carries."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def remeasure(
     opened = open_artifact(artifact)
     if checkpoint is None and baseline is None:
         raise UsageError("name what to compare with: --baseline ARTIFACT, or --checkpoint FOLDER to make one from")
-    source = [f"checkpoint={Path(checkpoint).resolve()}"] if checkpoint else []
+    source = [f"checkpoint={_as_yaml(Path(checkpoint).expanduser().absolute())}"] if checkpoint else []
     recipe = load_recipe(opened.file("recipe.yaml"), [*source, *overrides])
     if not is_measured(recipe):
         raise UsageError(
@@ -38,3 +39,8 @@ def remeasure(
         )
     other = Path(baseline) if baseline else baseline_artifact(recipe, progress)
     return measure(opened.path, other, measure_options(recipe), progress)
+
+
+def _as_yaml(path: Path) -> str:
+    """The path in quotes, for a name may hold what YAML reads as more than a text."""
+    return json.dumps(str(path), ensure_ascii=False)
