@@ -38,6 +38,8 @@ from ingot.runtime.prompts import (
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.tokenizer import Tokenizer
 
+_LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: what is made for that many still fits a memory
+
 
 class Engine:
     """Serves generation requests with one executor, which it owns and closes. A context manager.
@@ -85,8 +87,8 @@ class Engine:
 
         limits = {"max_batch_tokens": max_batch_tokens, "max_sequences": max_sequences}
         for name, value in limits.items():
-            if value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1")
+            if not 1 <= value <= _LARGEST_LIMIT:
+                raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         model, kv = opened.manifest.model, opened.manifest.kv
         size = resolve_pool_size(model, kv, kv_blocks=kv_blocks, kv_bytes=kv_bytes, max_sequences=max_sequences)

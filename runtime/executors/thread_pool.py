@@ -22,11 +22,11 @@ def use_thread_pool(num_threads: int | None) -> int:
     """Make the process-wide pool on first use; return how many threads compute, the caller's included.
 
     None takes the pool as it is, else INGOT_THREADS, else the cores of the process. Raises EngineError for a number
-    below 1, when a pool of another size exists already, or when something else in the process made onnxruntime's pool.
+    out of range, when a pool of another size exists already, or when something else made onnxruntime's pool.
     """
     global _size
-    if num_threads is not None and num_threads < 1:
-        raise EngineError(f"num_threads is {num_threads}; it must be 1 or more")
+    if num_threads is not None and not 1 <= num_threads <= settings.MAX_THREADS:
+        raise EngineError(f"num_threads is {num_threads}; it must be from 1 to {settings.MAX_THREADS}")
     with _lock:
         if _size is None:
             _size = _make_pool(num_threads or settings.num_threads())

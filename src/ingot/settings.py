@@ -1,7 +1,7 @@
 """What the environment sets: cache folder, threads, attention. Read where it is used; nothing here is global state.
 
 INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot)
-INGOT_THREADS    threads of the process-wide pool (default: the cores this process may run on)
+INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores this process may run on)
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
 """
 
@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 from ingot.errors import UsageError
+
+MAX_THREADS = 256
 
 
 def cache_dir() -> Path:
@@ -31,11 +33,12 @@ def attention() -> str | None:
 def num_threads() -> int:
     """Threads to compute with: INGOT_THREADS, else the cores this process may run on.
 
-    Raises UsageError when INGOT_THREADS is no whole number above 0.
+    Raises UsageError when INGOT_THREADS is no whole number from 1 to MAX_THREADS.
     """
     text = os.environ.get("INGOT_THREADS")
     if text is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"INGOT_THREADS is {text!r}; it must be a whole number above 0, such as 4")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, MAX_THREADS)
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_THREADS:
+        raise UsageError(f"INGOT_THREADS is {text!r}; it must be a whole number from 1 to {MAX_THREADS}, such as 4")
     return int(text)

@@ -349,6 +349,13 @@ def test_prompt_logits_say_when_running_requests_hold_the_blocks() -> None:
             engine.prompt_logits([1] * 513)
 
 
+@pytest.mark.parametrize("limit", ["max_batch_tokens", "max_sequences"])
+@pytest.mark.parametrize("value", [0, 10**12])
+def test_limits_out_of_range_are_refused_before_anything_is_loaded(limit: str, value: int) -> None:
+    with pytest.raises(UsageError, match=f"{limit} is {value}; it must be from 1 to 1048576"):
+        Engine.load("no such artifact", **{limit: value})  # type: ignore[arg-type]  # the limits are integers
+
+
 def test_max_sequences_below_one_is_refused() -> None:
     with pytest.raises(UsageError, match="max_sequences is 0"):
         token_engine(max_sequences=0)
