@@ -46,7 +46,7 @@ class OnnxRuntimeExecutor:
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
-        _require_float_attention(manifest.program)
+        _check_attention(manifest.program, manifest.kv)
         self.num_threads = use_thread_pool(num_threads)
         self._model, self._geometry = manifest.model, manifest.kv
         self._num_blocks, self._max_batch_tokens = num_blocks, max_batch_tokens
@@ -155,14 +155,35 @@ class OnnxRuntimeExecutor:
         assert np.diff(batch.query_starts).min() > 0
 
 
-def _require_float_attention(program: Program) -> None:
+def _check_attention(program: Program, kv: KVGeometry) -> None:
+    """Refuse what the kernel would read or write out of bounds: it trusts the manifest's numbers."""
     for step in program.steps:
-        if not isinstance(step, AttentionStep):
-            continue
-        for name in (step.query, step.key, step.value, step.output):
-            facts = program.values[name]
-            if facts.dtype != "float32" or facts.rows != "tokens":
-                raise EngineError(
-                    f"attention of layer {step.layer}: {name} is {facts.dtype} by {facts.rows}; "
-                    "this executor attends in float32 over tokens; build the artifact for another engine or dtype"
-                )
+        if isinstance(step, AttentionStep):
+            _check_heads(step, kv)
+            _check_values(step, program)
+
+
+def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
+    own = (step.num_kv_heads, step.head_dim)
+    if step.layer >= kv.num_layers or own != (kv.num_kv_heads, kv.head_dim) or step.num_heads % step.num_kv_heads:
+        raise EngineError(
+            f"attention of layer {step.layer}: {step.num_heads} heads over {own[0]} of {own[1]} dimensions do not fit"
+            f" the KV pool's {kv.num_layers} layers of {kv.num_kv_heads} heads of {kv.head_dim} dimensions;"
+            " build the artifact again"
+        )
+
+
+def _check_values(step: AttentionStep, program: Program) -> None:
+    for name in (step.query, step.key, step.value, step.output):
+        facts = program.values[name]
+        if facts.dtype != "float32" or facts.rows != "tokens":
+            raise EngineError(
+                f"attention of layer {step.layer}: {name} is {facts.dtype} by {facts.rows}; "
+                "this executor attends in float32 over tokens; build the artifact for another engine or dtype"
+            )
+        columns = (step.num_heads if name in (step.query, step.output) else step.num_kv_heads) * step.head_dim
+        if facts.columns != columns:
+            raise EngineError(
+                f"attention of layer {step.layer}: {name} has {facts.columns} columns, but its heads take {columns};"
+                " build the artifact again"
+            )

@@ -1,6 +1,7 @@
 """The CPU executor: logits are a function of the sequence alone, buffers hold, and what fails says where."""
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,12 +187,35 @@ def test_a_closed_executor_that_is_held_on_to_gives_back_the_pool(artifact: Arti
     assert executor.kv_geometry == artifact.manifest.kv
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer": 2}, "attention of layer 2: 4 heads over 2 of 16 dimensions do not fit the KV pool's 2 layers"),
+        ({"num_kv_heads": 4}, "4 heads over 4 of 16 dimensions do not fit"),
+        ({"head_dim": 32}, "4 heads over 2 of 32 dimensions do not fit"),
+        ({"num_heads": 3}, "3 heads over 2 of 16 dimensions do not fit"),
+        ({"num_heads": 8}, "q.1 has 64 columns, but its heads take 128"),
+        ({"key": "q.0"}, "q.0 has 64 columns, but its heads take 32"),
+    ],
+)
+def test_attention_that_would_leave_its_memory_is_refused(
+    artifact: Artifact, change: dict[str, object], message: str
+) -> None:
+    manifest = artifact.manifest
+    *steps, attention_1, last = manifest.program.steps
+    assert isinstance(attention_1, AttentionStep)
+    changed = (*steps, attention_1.model_copy(update=change), last)
+    program = manifest.program.model_copy(update={"steps": changed})
+    with pytest.raises(EngineError, match=message):
+        make_executor(replace(artifact, manifest=manifest.model_copy(update={"program": program})))
+
+
 def test_another_number_of_threads_is_refused_once_the_pool_stands(artifact: Artifact) -> None:
     threads = make_executor(artifact).num_threads
     assert use_thread_pool(threads) == use_thread_pool(None) == threads
     with pytest.raises(EngineError, match=f"already computes with {threads}.*INGOT_THREADS"):
         use_thread_pool(threads + 1)
-    with pytest.raises(EngineError, match="num_threads is 0; it must be 1 or more"):
+    with pytest.raises(EngineError, match="num_threads is 0; it must be from 1 to 256"):
         use_thread_pool(0)
 
 
