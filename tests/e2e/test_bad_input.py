@@ -148,7 +148,9 @@ def test_a_request_that_cannot_be_served_is_refused(
     artifact: Artifact, capsys: pytest.CaptureFixture[str], options: list[str], wanted: str
 ) -> None:
     code = run(["run", str(artifact.path), *options])
-    assert_refused(code, capsys.readouterr().err, wanted, expected_code=2)
+    shown = capsys.readouterr()
+    assert_refused(code, shown.err, wanted, expected_code=2)
+    assert shown.out == ""
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "validate"])

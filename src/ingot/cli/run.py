@@ -54,10 +54,11 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def _stream(engine: Engine, prompt: str | list[int], params: SamplingParams) -> None:
+    outputs = engine.stream(prompt, params)  # refuses a bad prompt before anything is printed
     if isinstance(prompt, str):
         click.echo(prompt, nl=False)
     last = None
-    for output in engine.stream(prompt, params):
+    for output in outputs:
         click.echo(output.text, nl=False)
         sys.stdout.flush()
         last = output
