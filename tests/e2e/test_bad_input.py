@@ -1,7 +1,9 @@
 """Bad input at the command line: one clear error, exit code 1 or 2, no traceback, nothing left behind."""
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,6 +153,14 @@ def test_a_request_that_cannot_be_served_is_refused(
     shown = capsys.readouterr()
     assert_refused(code, shown.err, wanted, expected_code=2)
     assert shown.out == ""
+
+
+def test_a_prompt_from_standard_input_that_is_no_text_is_refused(
+    artifact: Artifact, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+    code = run(["run", str(artifact.path), "-"])
+    assert_refused(code, capsys.readouterr().err, "standard input is no utf-8 text (byte 0xff)", expected_code=2)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "validate"])

@@ -6,7 +6,7 @@ import click
 
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
-from ingot.errors import UsageError
+from ingot.errors import RequestError, UsageError
 from ingot.runtime import Completion, Engine, SamplingParams
 
 
@@ -39,13 +39,21 @@ def run_command(
     if system is not None and not chat:
         raise UsageError("--system is for --chat alone; add --chat, or put the text into the prompt")
     params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
     with Engine.load(open_artifact(artifact, verify=not no_verify)) as engine:
         asked = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
             print_json(_facts(engine.generate(asked, params)))
         else:
             _stream(engine, asked, params)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        found = f"byte {error.object[error.start]:#x}"
+        raise RequestError(f"standard input is no {error.encoding} text ({found}); pass text as the prompt") from error
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
