@@ -90,6 +90,18 @@ def test_a_measured_build_prints_json_alone(tmp_path: Path, capsys: Captured) ->
     assert facts["evidence"]["metrics"]["top1_agreement"]["value"] > 0.5
 
 
+def test_a_build_that_its_gates_refuse_prints_what_was_measured_as_json(tmp_path: Path, capsys: Captured) -> None:
+    settings = ["latency=null", "gates={kl_mean: {max: 0}}", "evaluation.tokens=256", "evaluation.window_tokens=64"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    assert run(["build", "demo", *options, "-o", str(tmp_path / "demo"), "--json"]) == 3
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert facts["artifact"] is None
+    assert Path(facts["report"]).is_file()
+    assert [gate["verdict"] for gate in facts["evidence"]["gates"]] == ["FAIL"]
+    assert "gate failed: kl_mean" in shown.err
+
+
 def test_the_sample_is_shown_after_the_seal(tmp_path: Path, capsys: Captured) -> None:
     settings = [f"checkpoint={DEMO_MODEL}", *UNMEASURED, "generate={prompt: 'def f', max_tokens: 4}"]
     options = [part for setting in settings for part in ("--set", setting)]

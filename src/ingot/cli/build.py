@@ -9,7 +9,7 @@ from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
 from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.evidence import print_evidence
-from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.errors import GateError, UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, timing_table
 from ingot.passes.printing import print_after, save_after_each
 from ingot.passes.registry import pass_names
@@ -51,9 +51,14 @@ def build_command(
         if not as_json:
             print_evidence(evidence, report)
 
-    with progress_bars() as progress:
-        watch = _watch(print_ir_after, save_ir, to_stderr=as_json)
-        result = build(recipe, overrides, output, Observers(watch, progress, measured))
+    watch = _watch(print_ir_after, save_ir, to_stderr=as_json)
+    try:
+        with progress_bars() as progress:
+            result = build(recipe, overrides, output, Observers(watch, progress, measured))
+    except GateError:
+        if as_json:  # behind the bars, which would send it to where they are drawn
+            print_json(_refused_facts(*seen[0]))
+        raise
     _note_passes_that_did_not_run(print_ir_after, result)
     if as_json:
         print_json(_facts(result))
@@ -113,6 +118,11 @@ def _print_sample(result: BuildResult) -> None:
     console.print(done.text, markup=False)
     console.rule(style="dim")
     print_note(f"more of it: ingot run {artifact.path} 'def '")
+
+
+def _refused_facts(evidence: Evidence, report: Path) -> dict[str, object]:
+    """What is told of a build that its gates refused: there is no artifact, but all that was measured."""
+    return {"artifact": None, "report": str(report), "evidence": summary(evidence)}
 
 
 def _facts(result: BuildResult) -> dict[str, object]:
