@@ -37,6 +37,7 @@ class Pass(ir.passes.InPlacePass):
     name: ClassVar[str]
     kind: ClassVar[PassKind]
     summary: ClassVar[str]
+    needs_calibration: ClassVar[bool] = False  # asks for the service of calibration.py
 
     def __post_init__(self) -> None:
         check_options(self.name, self)

@@ -23,14 +23,15 @@ x @ W.T + b. What is already quantized is left alone.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
@@ -48,6 +49,7 @@ QUANTIZATION_KEY = "ingot.quantization"  # model.metadata_props: JSON, see the m
 BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]
 Bits = Literal["none", 4, 8]
 Group = dict[tuple[ir.Value, Scheme], list[WeightSite]]
+Rounder = Callable[[NDArray[Any]], RoundedWeight]
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class QuantizeWeights(Pass):
             done += _elements(weight)
             report_progress(self.name, done, total)
         if statistics:
-            _append_statistics(model, statistics)
+            append_statistics(model, statistics)
         return ir.passes.PassResult(model, modified=bool(statistics))
 
     def ensures(self, model: ir.Model) -> None:
@@ -131,13 +133,19 @@ class QuantizeWeights(Pass):
         return scheme
 
     def _quantize(
-        self, graph: ir.Graph, weight: ir.Value, scheme: Scheme, sites: list[WeightSite]
+        self,
+        graph: ir.Graph,
+        weight: ir.Value,
+        scheme: Scheme,
+        sites: list[WeightSite],
+        rounder: Rounder | None = None,
     ) -> dict[str, object]:
-        """Give all sites one quantized tensor; return its statistics."""
+        """Give all sites one quantized tensor, made by `rounder` or round_weight; return its statistics."""
+        rounder = rounder or partial(round_weight, scheme=scheme, num_threads=num_threads())
         tensor = weight.const_value
         assert tensor is not None, "the manager verifies that initializers hold tensors"
         try:
-            rounded = apply_to_array(tensor, partial(round_weight, scheme=scheme, num_threads=num_threads()))
+            rounded = apply_to_array(tensor, rounder)
         except ValueError as error:
             raise PassError(
                 f"{self.name}: weight {weight.name!r} holds {error} values; check the checkpoint, or leave this "
@@ -178,6 +186,7 @@ def _statistics(site: WeightSite, dequantized: ir.Value, rounded: RoundedWeight,
     }
 
 
-def _append_statistics(model: ir.Model, statistics: list[dict[str, object]]) -> None:
+def append_statistics(model: ir.Model, statistics: list[dict[str, object]]) -> None:
+    """Add rows, one per weight, to those that the model's metadata holds."""
     before = json.loads(model.metadata_props.get(QUANTIZATION_KEY, '{"weights": []}'))
     model.metadata_props[QUANTIZATION_KEY] = json.dumps({"weights": [*before["weights"], *statistics]})

@@ -24,10 +24,12 @@ PASSES: dict[str, str] = {
     "fold-constants": "ingot.passes.fold_constants:FoldConstants",
     "fuse-gated-activation": "ingot.passes.fuse_gated_activation:FuseGatedActivation",
     "fuse-residual-norm": "ingot.passes.fuse_residual_norm:FuseResidualNorm",
+    "gptq": "ingot.passes.gptq:Gptq",
     "lower-onnxruntime-cpu": "ingot.passes.lower_onnxruntime_cpu:LowerOnnxruntimeCpu",
     "pack-projections": "ingot.passes.pack_projections:PackProjections",
     "partition-at-attention": "ingot.passes.partition_at_attention:PartitionAtAttention",
     "quantize-weights": "ingot.passes.quantize_weights:QuantizeWeights",
+    "round-scales": "ingot.passes.round_scales:RoundScales",
 }
 
 

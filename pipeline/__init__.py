@@ -1,1 +1,1 @@
-"""Compiler: checkpoint -> IR -> passes -> segments -> program. Imports neither torch nor the runtime."""
+"""Compiler: checkpoint -> IR -> passes -> segments -> program. Imports no torch, and only calibrate imports of the runtime."""

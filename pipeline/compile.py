@@ -1,7 +1,7 @@
 """The whole compile on one screen: checkpoint -> IR -> passes -> segments -> program on disk."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,9 +10,13 @@ from platform import python_version
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts, Program
+from ingot.errors import UsageError
+from ingot.passes.base import Pass
+from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
+from ingot.pipeline.calibrate import CalibrationEngine, read_calibration_data
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import write_program
@@ -48,7 +52,9 @@ def compile_recipe(
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)
-        records = PassManager([*recipe.make_passes(), *map(make_pass, target.lowering)], observe).run(model)
+        passes = [*recipe.make_passes(), *map(make_pass, target.lowering)]
+        with calibrate_with(_calibration(recipe, checkpoint, model, passes)):
+            records = PassManager(passes, observe).run(model)
     program = write_program(model, folder, progress)
     copy_tokenizer(checkpoint, folder / "tokenizer")
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
@@ -72,6 +78,24 @@ def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 def tool_versions() -> dict[str, str]:
     """Versions of all that took part in the build."""
     return {"python": python_version(), **{name: version(name) for name in TOOLS}}
+
+
+def _calibration(
+    recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, passes: Sequence[Pass]
+) -> CalibrationEngine | None:
+    """The service for passes that need one, on the recipe's data."""
+    if recipe.calibration is None or not any(pass_.needs_calibration for pass_ in passes):
+        return None
+    options, facts = recipe.calibration, ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    if options.sequence_tokens > facts.context_tokens:
+        raise UsageError(
+            f"calibration.sequence_tokens is {options.sequence_tokens}; the model's context holds "
+            f"{facts.context_tokens}: set it to that or less"
+        )
+    sizes = (options.sequences, options.sequence_tokens)
+    text = recipe.calibration_text()
+    data = read_calibration_data(text, checkpoint.path, *sizes, options.seed, facts.vocab_size)
+    return CalibrationEngine(data, threads=recipe.threads)
 
 
 def _kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:

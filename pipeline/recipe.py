@@ -80,6 +80,17 @@ class EvaluationOptions(_Frozen):
         return self
 
 
+class CalibrationOptions(_Frozen):
+    """The data that passes such as gptq look at."""
+
+    text: GivenPath | None = Field(
+        default=None, description="text file, given as `evaluation.text` is, and another one than that"
+    )
+    sequences: int = Field(default=64, ge=1, description="sequences drawn from the text, without overlap")
+    sequence_tokens: int = Field(default=256, ge=2, description="tokens of each")
+    seed: int = Field(default=0, ge=0, description="seed of the draw")
+
+
 class ServiceLevelOptions(_Frozen):
     """The objective behind goodput: a request counts when both hold."""
 
@@ -155,6 +166,7 @@ class Recipe(_Frozen):
         default=(), description="passes in order, each a name or {name: {option: value}}"
     )
     engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
+    calibration: CalibrationOptions | None = Field(default=None, description="data for passes that ask for it")
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
     latency: LatencyOptions | None = Field(default=None, description="latency measurement; null for none")
     generate: GenerateOptions | None = Field(default=None, description="sample text; null for none")
@@ -172,11 +184,12 @@ class Recipe(_Frozen):
         return Path(self.output).expanduser() if self.output else Path("artifacts") / self.name
 
     def require_checkpoint(self) -> Path:
-        """The checkpoint's folder. UsageError when the recipe names none, or it is not there."""
-        advice = "set it with --set checkpoint=FOLDER (or `checkpoint:` in a recipe that extends this one)"
+        """The checkpoint's folder or GGUF file. UsageError when the recipe names none, or it is not there."""
+        advice = "set it with --set checkpoint=FOLDER_OR_GGUF (or `checkpoint:` in a recipe that extends this one)"
         if self.checkpoint is None:
             raise UsageError(f"recipe {self.name} names no checkpoint; {advice}")
-        if not self.checkpoint.path.is_dir():
+        path = self.checkpoint.path
+        if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
             raise UsageError(
                 f"recipe {self.name}: checkpoint {self.checkpoint.given!r} is no folder "
                 f"(looked for {self.checkpoint.path}); {advice}"
@@ -187,14 +200,28 @@ class Recipe(_Frozen):
         """The evaluation text's file; None without an evaluation. UsageError when it is not there."""
         if self.evaluation is None:
             return None
-        text = self.evaluation.text
+        advice = "or --set evaluation=null to build without measuring accuracy"
+        return self._text("evaluation.text", self.evaluation.text, advice)
+
+    def calibration_text(self) -> Path:
+        """The calibration text's file. UsageError when the recipe names none, or it is not there."""
+        text = self.calibration.text if self.calibration else None
+        advice = "or leave the calibrated passes out"
+        if text is None:
+            raise UsageError(
+                f"recipe {self.name} names no calibration text; set it with --set calibration.text=FILE, {advice}"
+            )
+        return self._text("calibration.text", text, advice)
+
+    def _text(self, key: str, text: RecipePath, advice: str) -> Path:
+        """The file of a text, which may lie in the checkpoint's folder."""
         path = text.path
         if text.given.startswith(IN_CHECKPOINT):
             path = self.require_checkpoint() / text.given.removeprefix(IN_CHECKPOINT)
         if not path.is_file():
             raise UsageError(
-                f"recipe {self.name}: evaluation.text {text.given!r} is no file (looked for {path}); "
-                "set it with --set evaluation.text=FILE, or --set evaluation=null to build without measuring accuracy"
+                f"recipe {self.name}: {key} {text.given!r} is no file (looked for {path}); "
+                f"set it with --set {key}=FILE, {advice}"
             )
         return path
 
@@ -226,8 +253,10 @@ class Recipe(_Frozen):
         data = self.model_dump(mode="json", exclude={"output", "passes"})
         if self.checkpoint is not None:
             data["checkpoint"] = self.checkpoint.path.name
-        if self.evaluation is not None and not self.evaluation.text.given.startswith(IN_CHECKPOINT):
-            data["evaluation"]["text"] = self.evaluation.text.path.name
+        for key, section in (("evaluation", self.evaluation), ("calibration", self.calibration)):
+            text = section.text if section else None
+            if text is not None and not text.given.startswith(IN_CHECKPOINT):
+                data[key]["text"] = text.path.name
         data["gates"] = {metric: {gate.bound: gate.limit} for metric, gate in self.gates.items()}
         data["passes"] = [_pass_as_data(entry.make()) for entry in self.passes]
         ordered = {key: data[key] for key in Recipe.model_fields if key in data}

@@ -137,6 +137,16 @@ def _gate_problems(recipe: Located, metric: str, gate: Located) -> Iterator[Prob
         yield from _level_problems(recipe, metric, level, facts, gate)
 
 
+def calibration_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Problem]:
+    """Passes that need calibration data in a recipe that gives none."""
+    needing = [entry.name for entry in passes if load_pass_class(entry.name).needs_calibration]
+    if not needing or _has(recipe, "calibration"):
+        return []
+    message = f"passes: {needing[0]} needs the section `calibration`, which the recipe lacks; "
+    message += "add it (calibration: {text: FILE}), or take the pass out"
+    return [recipe.entries["passes"].problem(message)]
+
+
 def _has(recipe: Located, section: str) -> bool:
     return section in recipe.entries and recipe.entries[section].value is not None
 

@@ -11,12 +11,18 @@ from pydantic import ValidationError
 
 from ingot.errors import Problem, UsageError
 from ingot.pipeline.recipe import PassEntry, Recipe, RecipePath
-from ingot.pipeline.recipe_checks import gate_problems, read_passes, schema_problems, target_problems
+from ingot.pipeline.recipe_checks import (
+    calibration_problems,
+    gate_problems,
+    read_passes,
+    schema_problems,
+    target_problems,
+)
 from ingot.pipeline.recipe_overrides import apply_overrides
 from ingot.pipeline.recipe_sources import find_recipe, raise_if, read_chain, shipped_recipes
 from ingot.pipeline.recipe_yaml import Located
 
-_PATHS = (("checkpoint",), ("evaluation", "text"))
+_PATHS = (("checkpoint",), ("evaluation", "text"), ("calibration", "text"))
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -51,6 +57,7 @@ def _checked(located: Located, default_name: str, problems: list[Problem]) -> Re
     passes = read_passes(located, problems)
     problems.extend(target_problems(located))
     problems.extend(gate_problems(located))
+    problems.extend(calibration_problems(located, passes))
     try:
         return Recipe.model_validate(_as_fields(located, default_name, passes))
     except ValidationError as error:

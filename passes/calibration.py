@@ -1,0 +1,132 @@
+"""What a calibrated pass asks for, and who answers: a service that runs the IR on calibration data.
+
+The service walks the IR stage by stage. A stage begins with the linear layers that can run next, all of them on inputs
+that are known by now; while the pass holds the stage it may look at those inputs and change those layers' weights. When
+it asks for the next stage, this one is run with the weights that the IR then has. So what a layer is fed is always the
+output of what stands before it, as the pass left it: already quantized.
+
+    for stage in require_calibration(self.name).stages(model):
+        for group in stage.groups:
+            gram = stage.gram(group.source)                              # X^T X
+            for node in group.linears:
+                ...                                                      # replace the node's weight operand
+
+`pipeline.calibrate` has the service; the compiler lends it to the passes of a recipe:
+
+    with calibrate_with(service):
+        manager.run(model)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from json import dumps
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError
+
+CALIBRATION_KEY = "ingot.calibration"  # model.metadata_props: JSON of CalibrationFacts
+
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+BlockRun = Callable[[Mapping[ir.Node, Float32Array]], Sequence[Float32Array]]
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """Which data a model was calibrated on: a text by name and digest, and what was drawn from it."""
+
+    text: str
+    sha256: str
+    text_tokens: int
+    sequences: int
+    sequence_tokens: int
+    seed: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that every layer sees."""
+        return self.sequences * self.sequence_tokens
+
+    def record(self, model: ir.Model) -> None:
+        """Write the facts into the IR's metadata."""
+        model.metadata_props[CALIBRATION_KEY] = dumps(asdict(self) | {"tokens": self.tokens})
+
+
+@dataclass(frozen=True)
+class LinearGroup:
+    """Linear layers that read one value, in graph order: Gemm(source, W, b?, transB=1) each."""
+
+    source: ir.Value
+    linears: tuple[ir.Node, ...]
+
+
+class CalibrationStage(Protocol):
+    """The linear layers that run next, and what they are fed."""
+
+    @property
+    def groups(self) -> Sequence[LinearGroup]:
+        """The stage's linear layers, by the value that they read."""
+        ...
+
+    def gram(self, source: ir.Value) -> Float64Array:
+        """X^T X [in, in] of a group's input X [tokens, in], summed over all calibration tokens."""
+        ...
+
+    def mean_absolute(self, source: ir.Value) -> Float64Array:
+        """Mean |x| of each channel [in] over all calibration tokens."""
+        ...
+
+    def rows(self, source: ir.Value, count: int) -> Float32Array:
+        """At most `count` rows of a group's input, evenly spread over the calibration tokens: [rows, in]."""
+        ...
+
+    def block(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], tokens: int) -> BlockRun:
+        """A function that runs these nodes on about that many calibration tokens, whole sequences, and gives `outputs`.
+
+        The nodes may reach beyond the stage; what they read from outside must be known by now. The function's argument
+        replaces the weights [out, in] of some of the linear layers among them.
+        """
+        ...
+
+
+class Calibration(Protocol):
+    """Runs an IR on calibration data."""
+
+    @property
+    def facts(self) -> CalibrationFacts:
+        """What the data is."""
+        ...
+
+    def stages(self, model: ir.Model) -> Iterator[CalibrationStage]:
+        """Every stage in order, the head's among them. A stage is valid until the next one is asked for."""
+        ...
+
+
+_service: ContextVar[Calibration | None] = ContextVar("ingot.passes.calibration", default=None)
+
+
+@contextmanager
+def calibrate_with(service: Calibration | None) -> Iterator[None]:
+    """Lend the service to the passes that run within the block; None lends nothing."""
+    token = _service.set(service)
+    try:
+        yield
+    finally:
+        _service.reset(token)
+
+
+def require_calibration(name: str) -> Calibration:
+    """The service, for the pass of that name; PassError when nothing was lent."""
+    service = _service.get()
+    if service is None:
+        raise PassError(
+            f"{name}: needs calibration data; give the recipe a section `calibration: {{text: FILE}}`, or, in Python, "
+            "run the pass within `ingot.passes.calibration.calibrate_with(...)`"
+        )
+    return service

@@ -1,0 +1,175 @@
+"""The pass gptq: weight matrices to 4 or 8 bits, each rounded for the inputs that it is fed on calibration data.
+
+Matched and Replacement are those of quantize-weights, whose options and statistics this pass has, too. How a weight is
+rounded is told in gptq_rounding.py (Frantar et al., GPTQ, arXiv:2210.17323).
+
+Layers are taken in the order in which they run, and every input is made by what stands before it as it is by then:
+already quantized. A layer so makes up for the errors of those before it. The embedding is quantized first.
+
+What no calibration data can reach is rounded to the nearest, with the clip: the embedding table, a head that shares the
+table's tensor, a tensor that several layers share. Statistics of a weight gain
+
+    method           "gptq", or "round-to-nearest" with a `reason`
+    output_error     ||X (W - W')^T|| / ||X W^T|| on the calibration data, damped as for the rounding;
+                     output_error_nearest: the same of the weight rounded to the nearest
+    damping          share of the mean diagonal that was added to X^T X
+    tokens           calibration tokens that reached the layer
+
+Refuses: inputs that are zero on all data or not finite, and what quantize-weights refuses.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.base import PassKind
+from ingot.passes.calibration import CalibrationStage, require_calibration
+from ingot.passes.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
+from ingot.passes.progress import report_progress
+from ingot.passes.quantize_weights import Group, QuantizeWeights, append_statistics
+from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.scale_search import FloatArray, Scheme
+from ingot.passes.weight_sites import WeightSite, weight_sites
+from ingot.settings import num_threads
+
+Key = tuple[ir.Value, Scheme]
+Statistics = dict[str, object]
+
+_log = logging.getLogger("ingot.passes")
+
+
+@dataclass(frozen=True)
+class Gptq(QuantizeWeights):
+    """Options, beside those of QuantizeWeights:
+
+    act_order    columns with the largest inputs are rounded first; what is stored has their own order
+    damping      share of the mean diagonal of X^T X that is added to it; ten times as much where Cholesky fails
+    refine       rounds of fitting scales and choosing codes anew after GPTQ's own; 0 for plain GPTQ
+    """
+
+    name: ClassVar[str] = "gptq"
+    kind: ClassVar[PassKind] = "quantization"
+    summary: ClassVar[str] = "Rounds weight matrices to 4 or 8 bits for the inputs they get on calibration data."
+    needs_calibration: ClassVar[bool] = True
+
+    act_order: bool = True
+    damping: float = 0.01
+    refine: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.damping <= 1:
+            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
+        if self.refine < 0:
+            raise UsageError(f"{self.name}: refine is {self.refine}; allowed: 0 or more")
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """First what needs no data, then layer by layer."""
+        calibration = require_calibration(self.name)
+        work = _Work(self._groups(weight_sites(model)))
+        statistics = [self._nearest(model.graph, key, reason, work) for key, reason in work.unreachable()]
+        if work.groups:
+            for stage in calibration.stages(model):
+                statistics += self._stage(model.graph, stage, calibration.facts.tokens, work)
+            calibration.facts.record(model)
+        for key in list(work.groups):
+            statistics.append(self._nearest(model.graph, key, "no calibration data reaches it", work))
+        if statistics:
+            append_statistics(model, statistics)
+        return ir.passes.PassResult(model, modified=bool(statistics))
+
+    def _nearest(self, graph: ir.Graph, key: Key, reason: str, work: "_Work") -> Statistics:
+        """Round to nearest what gptq cannot do."""
+        found = self._quantize(graph, *key, work.take(key, self.name))
+        return {**found, "method": "round-to-nearest", "reason": reason}
+
+    def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
+        """Quantize the stage's layers; those that read one input share its factorisation."""
+        for group in stage.groups:
+            keys = work.keys_of(group.linears)
+            if not keys:
+                continue
+            damped = self._damped(stage, group.source)
+            _warn_of_few(self.name, group.source, len(damped.gram), tokens)
+            for key in keys:
+                rounder = _Rounder(damped, key[1], self.refine)
+                found = self._quantize(graph, *key, work.take(key, self.name), rounder)
+                yield {**found, "method": "gptq", **rounder.errors, "damping": damped.damping, "tokens": tokens}
+
+    def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram:
+        try:
+            return damped_gram(stage.gram(source), self.damping, self.act_order)
+        except ValueError as error:
+            raise PassError(f"{source.name!r} gives its linear layers {error}; give other calibration text") from error
+
+
+class _Work:
+    """Weights still to be quantized."""
+
+    def __init__(self, groups: Group) -> None:
+        self.groups = groups
+        self._total = sum(_elements(weight) for weight, _ in groups)
+        self._done = 0
+
+    def unreachable(self) -> list[tuple[Key, str]]:
+        """Those that gptq does not do, and why."""
+        return [(key, reason) for key, sites in self.groups.items() if (reason := _why_not(sites))]
+
+    def keys_of(self, nodes: Iterable[ir.Node]) -> list[Key]:
+        """The weights of these layers, as far as they are still to be quantized."""
+        wanted = set(nodes)
+        return [key for key, sites in self.groups.items() if sites[0].node in wanted]
+
+    def take(self, key: Key, name: str) -> list[WeightSite]:
+        """The sites of a weight, which is then done."""
+        self._done += _elements(key[0])
+        report_progress(name, self._done, self._total)
+        return self.groups.pop(key)
+
+
+def _why_not(sites: list[WeightSite]) -> str | None:
+    if any(site.role == "embedding" for site in sites):
+        return "embedding table" if len(sites) == 1 else "shares the embedding table's tensor"
+    return None if len(sites) == 1 else "shared by several layers"
+
+
+@dataclass
+class _Rounder:
+    """Rounds one weight, and remembers the error of its outputs."""
+
+    damped: DampedGram
+    scheme: Scheme
+    refine: int
+    errors: Statistics = field(default_factory=dict)
+
+    def __call__(self, values: NDArray[Any]) -> RoundedWeight:
+        weight = values.astype(np.float32)
+        grid = round_weight(weight, self.scheme, num_threads())
+        rounded = gptq_round(weight, grid, self.damped, self.scheme, self.refine)
+        self.errors = {
+            "output_error": self._output_error(weight, rounded),
+            "output_error_nearest": self._output_error(weight, grid),
+        }
+        return rounded
+
+    def _output_error(self, weight: FloatArray, rounded: RoundedWeight) -> float:
+        block = self.scheme.block_columns(weight.shape[1])
+        error = weight - dequantize(rounded.codes, rounded.scale, rounded.zero_point, block)
+        norm = output_error(weight, self.damped.gram)
+        return float((output_error(error, self.damped.gram) / norm) ** 0.5) if norm else 0.0
+
+
+def _elements(weight: ir.Value) -> int:
+    assert weight.const_value is not None
+    return weight.const_value.size
+
+
+def _warn_of_few(name: str, source: ir.Value, columns: int, tokens: int) -> None:
+    if tokens < columns:
+        _log.warning("%s: %r has %d channels and %d calibration tokens; give more", name, source.name, columns, tokens)

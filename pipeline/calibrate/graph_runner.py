@@ -1,0 +1,149 @@
+"""Runs some nodes of an IR in onnxruntime. Weights are fed like activations, so that none is copied into a session.
+
+What the nodes read is told apart by where it comes from:
+
+    a small initializer                                     a constant of the session
+    another initializer, or one behind Cast, Dequantize     fed in float32 (`weights`)
+    a node that depends on no token id                      made again inside
+    anything else                                           fed (`activations`)
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from ingot.errors import PassError
+from ingot.passes.rotary_rows import turn_rotary_rows
+from ingot.passes.weight_values import is_stored
+from ingot.pipeline.calibrate.attention import expand_attention
+from ingot.runtime.executors.segment_runner import session_options
+from ingot.runtime.executors.thread_pool import use_thread_pool
+
+AnyArray = NDArray[Any]
+_SMALL_ELEMENTS = 4096
+
+
+class GraphRunner:
+    """A session over `nodes` (in graph order) that gives `outputs`; see the module's docstring for what it is fed.
+
+    weights        stored values that are fed in float32
+    activations    names of the values that are fed
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[ir.Node],
+        outputs: Sequence[ir.Value],
+        shared: frozenset[ir.Node],
+        sequence_tokens: int,
+        num_threads: int | None = None,
+    ) -> None:
+        use_thread_pool(num_threads)
+        copy = _Copy(shared, sequence_tokens)
+        for node in nodes:
+            copy.node(node)
+        self.weights, self.activations = tuple(copy.weights), tuple(copy.activations)
+        model = copy.model(outputs, nodes[0].graph)
+        try:
+            proto = ir.to_proto(model).SerializeToString()
+            self._session = onnxruntime.InferenceSession(proto, session_options(), providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise PassError(f"onnxruntime cannot run {nodes[0].name!r} ... {nodes[-1].name!r}: {error}") from error
+
+    def run(self, activations: Mapping[str, AnyArray], weights: Mapping[ir.Value, AnyArray]) -> list[AnyArray]:
+        """The outputs, in order. Names that the graph does not read are left out of the feed."""
+        feeds = {name: activations[name] for name in self.activations}
+        feeds |= {value.name or "": weights[value] for value in self.weights}
+        results: list[AnyArray] = self._session.run(None, feeds)
+        return results
+
+
+class _Copy:
+    """Copies of nodes and of what they read, as they are met."""
+
+    def __init__(self, shared: frozenset[ir.Node], sequence_tokens: int) -> None:
+        self.weights: list[ir.Value] = []
+        self.activations: list[str] = []
+        self._shared = shared
+        self._sequence_tokens = sequence_tokens
+        self._values: dict[ir.Value, ir.Value] = {}
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[ir.Value] = []
+        self._initializers: list[ir.Value] = []
+
+    def model(self, outputs: Sequence[ir.Value], source: ir.Graph | ir.Function | None) -> ir.Model:
+        """The copies as a model."""
+        assert source is not None
+        opsets = {domain: version for domain, version in source.opset_imports.items() if domain != "ingot"}
+        graph = ir.Graph(
+            self._inputs, [], nodes=self._nodes, initializers=self._initializers, opset_imports=opsets, name="stage"
+        )
+        graph.outputs.extend(self._values[value] for value in outputs)
+        turn_rotary_rows(graph)  # onnxruntime limits the tokens of a row to the positions of the table
+        return ir.Model(graph, ir_version=11, producer_name="ingot")
+
+    def node(self, node: ir.Node) -> None:
+        """Copy a node and whatever constant it needs."""
+        inputs = [None if value is None else self._value(value) for value in node.inputs]
+        if (node.domain, node.op_type) == ("ingot", "PagedAttention"):
+            attended = expand_attention(node, inputs, self._sequence_tokens, self._add, self._constant)
+            self._values[node.outputs[0]] = attended
+            return
+        self._values.update((value, _copy(value, value.dtype)) for value in node.outputs)
+        outputs = [self._values[value] for value in node.outputs]
+        attributes = list(node.attributes.values())
+        self._nodes.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=node.name))
+
+    def _value(self, value: ir.Value) -> ir.Value:
+        if value not in self._values:
+            self._values[value] = self._outside(value)
+        return self._values[value]
+
+    def _outside(self, value: ir.Value) -> ir.Value:
+        """A value that no copied node makes."""
+        producer = value.producer()
+        if is_stored(value):
+            return self._stored(value)
+        if producer is not None and producer in self._shared:
+            self.node(producer)
+            return self._values[value]
+        self.activations.append(value.name or "")
+        return self._input(value, value.dtype)
+
+    def _stored(self, value: ir.Value) -> ir.Value:
+        tensor = value.const_value
+        if tensor is not None and (tensor.size <= _SMALL_ELEMENTS or tensor.dtype == ir.DataType.INT64):
+            copy = _copy(value, value.dtype)
+            copy.const_value = tensor
+            self._initializers.append(copy)
+            return copy
+        self.weights.append(value)
+        return self._input(value, ir.DataType.FLOAT)
+
+    def _input(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        copy = _copy(value, dtype)
+        self._inputs.append(copy)
+        return copy
+
+    def _add(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
+        node = ir.node(op_type, inputs, attributes, name=f"expanded.{len(self._nodes)}")
+        node.outputs[0].name = node.name
+        self._nodes.append(node)
+        return node.outputs[0]
+
+    def _constant(self, array: np.ndarray[tuple[int, ...], np.dtype[Any]]) -> ir.Value:
+        tensor = ir.tensor(array, name=f"expanded.constant.{len(self._initializers)}")
+        copy = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        copy.shape = ir.Shape(array.shape)
+        self._initializers.append(copy)
+        return copy
+
+
+def _copy(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    """A value of that name and shape, sharing nothing."""
+    shape = None if value.shape is None else value.shape.copy()
+    return ir.Value(name=value.name, type=None if dtype is None else ir.TensorType(dtype), shape=shape)

@@ -1,0 +1,156 @@
+"""The calibration engine: what it sums up, what it runs, what it keeps in memory, and the text that it reads."""
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import DataError, RecipeError, UsageError
+from ingot.passes import weight_values
+from ingot.passes.pack_projections import PackProjections
+from ingot.pipeline.calibrate import CalibrationEngine, engine, read_calibration_data
+from ingot.pipeline.calibrate.activations import Activations
+from ingot.pipeline.calibrate.attention import causal_mask
+from ingot.pipeline.compile import compile_recipe
+from ingot.pipeline.recipe_loader import load_recipe
+from tests.data_paths import DEMO_MODEL
+from tests.passes.calibration_data import calibration, calibration_data
+from tests.passes.tiny_decoder import TinyDecoder, array
+from tests.reference_runner import ReferenceRunner
+from tests.tolerances import within
+
+TEXT = DEMO_MODEL / "heldout.txt"
+
+
+def test_the_gram_matrix_is_x_transposed_times_x_of_what_the_layer_reads() -> None:
+    model = TinyDecoder().model
+    stages = calibration().stages(model)
+    stage = next(stages)
+    (group,) = stage.groups
+    rows = array(model, "model.embed_tokens.weight").astype(np.float64)[calibration_data().sequences.reshape(-1)]
+    normed = rows / np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + 1e-5)
+    inputs = normed * array(model, "layers.0.input_layernorm.weight")
+    assert [node.name for node in group.linears] == [f"layers.0.{name}_proj" for name in "qkv"]
+    np.testing.assert_allclose(stage.gram(group.source), inputs.T @ inputs, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(stage.mean_absolute(group.source), np.abs(inputs).mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(stage.rows(group.source, 3), inputs[[0, 639, 1279]], rtol=1e-4, atol=1e-5)
+
+
+def test_logits_are_those_of_the_paged_reference() -> None:
+    data = calibration_data(sequences=3)
+    logits = np.concatenate(list(CalibrationEngine(data).logits(TinyDecoder().model)))
+    reference = ReferenceRunner(TinyDecoder().model).run_ragged(data.sequences.tolist(), [(16, 16, 16)])
+    assert within("parity.float32", float(np.abs(logits - np.concatenate(reference)).max()))
+
+
+def test_every_linear_layer_comes_once_in_the_order_of_the_graph() -> None:
+    model = TinyDecoder().model
+    PackProjections()(model)
+    seen = [node for stage in calibration().stages(model) for group in stage.groups for node in group.linears]
+    assert seen == [node for node in model.graph if node.op_type == "Gemm"]
+
+
+def test_a_stage_is_fed_by_weights_as_the_pass_left_them() -> None:
+    model = TinyDecoder().model
+    grams = []
+    for stage in calibration().stages(model):
+        grams.append(stage.gram(stage.groups[0].source))
+        for node in stage.groups[0].linears:
+            assert node.inputs[1] is not None
+            weight = node.inputs[1].producer().inputs[0]  # type: ignore[union-attr]
+            assert weight is not None
+            tensor = weight.const_value
+            assert tensor is not None
+            np.asarray(tensor.numpy())[...] = 0
+    assert grams[0].any()
+    assert not grams[1].any()
+
+
+def test_no_more_than_one_level_of_weights_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[tuple[weakref.ref[Any], int]] = []
+    most: list[int] = []
+
+    def counted(value: Any) -> Any:
+        result = engine_values(value)
+        alive.append((weakref.ref(result), result.nbytes))
+        most.append(sum(size for ref, size in alive if ref() is not None))
+        return result
+
+    engine_values = weight_values.float32_values
+    monkeypatch.setattr(engine, "float32_values", counted)
+    for _ in calibration().stages(TinyDecoder(layers=6).model):
+        pass
+    assert max(most) <= 2 * 172 * 64 * 4  # gate and up of one layer
+
+
+def test_activations_beyond_the_limit_go_to_disk_and_change_nothing() -> None:
+    model = TinyDecoder().model
+    kept = [stage.gram(stage.groups[0].source) for stage in calibration().stages(model)]
+    spilled = [stage.gram(stage.groups[0].source) for stage in calibration(memory_bytes=0).stages(model)]
+    for one, other in zip(kept, spilled, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_files_of_activations_go_when_their_values_do() -> None:
+    with Activations(memory_bytes=100) as store:
+        store.put("small", 0, np.ones(10, np.float32))
+        store.put("large", 0, np.arange(100.0))
+        assert (store.held_bytes, store.spilled_bytes) == (40, 800)
+        np.testing.assert_array_equal(store.get("large", 0), np.arange(100.0))
+        store.keep_only({"small"})
+        assert store.spilled_bytes == 0
+
+
+def test_the_mask_shows_a_token_itself_and_the_window_before_it() -> None:
+    np.testing.assert_array_equal(causal_mask(3, 0) == 0, np.tri(3, dtype=bool))
+    np.testing.assert_array_equal(causal_mask(4, 2)[3] == 0, [False, False, True, True])
+
+
+def test_sequences_are_drawn_by_the_seed_without_overlap() -> None:
+    first, again = (read_calibration_data(TEXT, DEMO_MODEL, 50, 64, 1, 4096) for _ in range(2))
+    other = read_calibration_data(TEXT, DEMO_MODEL, 50, 64, 2, 4096)
+    np.testing.assert_array_equal(first.sequences, again.sequences)
+    assert not np.array_equal(first.sequences, other.sequences)
+    assert len(np.unique(first.sequences, axis=0)) == 50
+    assert first.facts.tokens == 3200
+
+
+def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("import os\n" * 100)
+    with pytest.raises(DataError, match=r"short.txt: the text has \d+ tokens, 4 sequences of 64; .* asks for 16"):
+        read_calibration_data(tmp_path / "short.txt", DEMO_MODEL, 16, 64, 0, 4096)
+
+
+def test_a_text_that_is_empty_missing_or_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "binary.txt").write_bytes(b"ab\xff")
+    for name, message in [
+        ("empty.txt", "has 0 tokens"),
+        ("binary.txt", "byte 2 is not UTF-8"),
+        ("none.txt", "cannot read"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            read_calibration_data(tmp_path / name, DEMO_MODEL, 1, 64, 0, 4096)
+
+
+def test_a_recipe_with_a_calibrated_pass_and_no_data_is_refused_naming_both(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("passes: [gptq]\n")
+    with pytest.raises(RecipeError, match=r"r.yaml:1: passes: gptq needs the section `calibration`"):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_a_recipe_that_names_no_calibration_text_says_how_to_give_one() -> None:
+    with pytest.raises(UsageError, match=r"names no calibration text; set it with --set calibration\.text=FILE"):
+        load_recipe("int4-gptq-cpu").calibration_text()
+
+
+def test_the_recipe_s_data_reaches_the_pass_and_stands_in_the_facts(tmp_path: Path) -> None:
+    overrides = [f"checkpoint={DEMO_MODEL}", f"calibration.text={TEXT}"]
+    overrides += ["calibration.sequences=4", "calibration.sequence_tokens=64", "passes.gptq.refine=0"]
+    recipe = load_recipe("int4-gptq-cpu", overrides)
+    assert "text: heldout.txt" in recipe.resolved_yaml()
+    compiled = compile_recipe(recipe, tmp_path)
+    assert '"sequences": 4' in compiled.facts["ingot.calibration"]
+    assert recipe.baseline().calibration is None
