@@ -1,17 +1,20 @@
-"""A Hugging Face checkpoint folder: its JSON files, its tokenizer's files, and its tensors left in place.
+"""A checkpoint, a Hugging Face folder or a GGUF file: its configuration, its tokenizer's files, its tensors in place.
 
 config.json                        the model's shape
 generation_config.json             optional: token ids that end a text
 tokenizer.json, ...                optional here; the runtime wants them
 model.safetensors                  the tensors, or
 model.safetensors.index.json       the names of the shards that hold them
+quantize_config.json               optional: how a quantized checkpoint's layers are stored, unless config.json says so
+
+A .gguf file, or a folder with one and without config.json, holds configuration and tensors in itself.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +23,10 @@ import onnx_ir as ir
 from ingot.errors import CheckpointError, ConfigError, did_you_mean
 from ingot.passes.progress import report_progress
 from ingot.pipeline.finite import count_non_finite
+from ingot.pipeline.formats.encoded import EncodedTensor
+from ingot.pipeline.formats.gguf_checkpoint import gguf_config, gguf_tensors
+from ingot.pipeline.formats.gguf_file import read_gguf
+from ingot.pipeline.formats.quantized_folder import KEYS, SIDE_FILE, quantization_of, split_tensors
 from ingot.pipeline.safetensors_file import StoredTensor, read_header
 
 WEIGHTS = "model.safetensors"
@@ -40,50 +47,76 @@ _DIGEST_CHUNK_BYTES = 1 << 20
 class Checkpoint:
     """An opened checkpoint: headers are read and checked, tensor data is not touched.
 
-    config, generation_config    the JSON objects as they stand in the files; the latter is empty where there is none
+    config, generation_config    the JSON objects as they stand in the files, but for what says how weights are encoded;
+                                 the latter is empty where there is none
     tensors                      name -> where the tensor lies
+    encoded                      name -> how to decode it, for the weights of a quantized checkpoint
     """
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    encoded: Mapping[str, EncodedTensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open the folder `path`.
+        """Open the folder or .gguf file `path`.
 
         Raises CheckpointError naming the file and what is wrong with it: a missing folder or file, JSON that is
         none, a safetensors file that is truncated or contradicts itself, a shard or tensor that the index names
         but is not there.
         """
         folder = Path(path)
+        if (file := gguf_file_at(folder)) is not None:
+            return cls._open_gguf(file)
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder; a checkpoint is a folder with config.json and {WEIGHTS}")
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}: holds no config.json, so it is no checkpoint; name the folder that does")
-        generation = folder / "generation_config.json"
-        return cls(
-            path=folder,
-            config=_read_object(folder / "config.json"),
-            generation_config=_read_object(generation) if generation.is_file() else {},
-            tensors=_read_tensors(folder),
-        )
+        config, tensors = _read_object(folder / "config.json"), _read_tensors(folder)
+        quantization = quantization_of(folder, config)
+        if quantization is None:
+            return cls(folder, config, _read_generation(folder), tensors)
+        config = {key: value for key, value in config.items() if key not in KEYS}
+        plain, encoded = split_tensors(tensors, quantization, str(folder / "config.json"))
+        return cls(folder, config, _read_generation(folder), plain, encoded)
+
+    @classmethod
+    def _open_gguf(cls, path: Path) -> Self:
+        file = read_gguf(path)
+        tensors, encoded = gguf_tensors(file)
+        return cls(path, gguf_config(file), _read_generation(path.parent), tensors, encoded)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files beside the weights are."""
+        return self.path.parent if self.path.is_file() else self.path
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor, decoded where it is encoded."""
+        plain = {name: tensor.shape for name, tensor in self.tensors.items()}
+        return plain | {name: tensor.shape for name, tensor in self.encoded.items()}
 
     @property
     def config_file(self) -> Path:
-        """Path of config.json, for messages."""
-        return self.path / "config.json"
+        """What holds the configuration, for messages: config.json or the GGUF file."""
+        return self.path if self.path.is_file() else self.path / "config.json"
 
     @property
     def tokenizer_files(self) -> tuple[Path, ...]:
         """Those of the tokenizer's and generation's files that the folder holds."""
-        return tuple(file for name in TOKENIZER_FILES if (file := self.path / name).is_file())
+        return tuple(file for name in TOKENIZER_FILES if (file := self.folder / name).is_file())
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
-        """The safetensors files, sorted by name."""
-        return tuple(sorted({tensor.file for tensor in self.tensors.values()}))
+        """The files that hold tensors, sorted by name."""
+        return tuple(sorted({self.file_of(name) for name in (*self.tensors, *self.encoded)}))
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor, encoded or not."""
+        return self.encoded[name].file if name in self.encoded else self.tensor(name).file
 
     def tensor(self, name: str) -> StoredTensor:
         """The stored tensor; CheckpointError with the nearest name when the checkpoint has none of that name."""
@@ -115,8 +148,11 @@ class Checkpoint:
         )
 
     def check_finite(self, names: Iterable[str] | None = None) -> None:
-        """Read every float tensor (or those named) in chunks; CheckpointError names all that hold NaN or Inf."""
-        chosen = self.tensors if names is None else names
+        """Read every float tensor (or those named) in chunks; CheckpointError names all that hold NaN or Inf.
+
+        Encoded weights are not read here: decoding checks them.
+        """
+        chosen = self.tensors if names is None else [name for name in names if name not in self.encoded]
         problems = [text for stored in self._reported(chosen) if (text := _non_finite(stored))]
         if problems:
             raise CheckpointError(
@@ -136,13 +172,32 @@ class Checkpoint:
     def digest(self) -> str:
         """SHA-256 over config.json, generation_config.json and every weight file, whatever the folder's name."""
         digest = hashlib.sha256()
-        names = (self.config_file, self.path / "generation_config.json", *self.weight_files)
-        for file in filter(Path.is_file, names):
+        beside = [self.folder / "generation_config.json", self.folder / SIDE_FILE]
+        files = dict.fromkeys([self.config_file, *beside, *self.weight_files])
+        for file in filter(Path.is_file, files):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
                 while chunk := stream.read(_DIGEST_CHUNK_BYTES):
                     digest.update(chunk)
         return digest.hexdigest()
+
+
+def gguf_file_at(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that the folder `path` holds instead of a config.json; None for others.
+
+    CheckpointError when a folder holds several.
+    """
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    found = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").is_file() else []
+    if len(found) > 1:
+        raise CheckpointError(f"{path}: holds {len(found)} GGUF files and no config.json; name one of the files")
+    return found[0] if found else None
+
+
+def _read_generation(folder: Path) -> dict[str, Any]:
+    file = folder / "generation_config.json"
+    return _read_object(file) if file.is_file() else {}
 
 
 def _non_finite(stored: StoredTensor) -> str:

@@ -16,7 +16,6 @@ _DEFAULTS = {
     "rope_parameters": None,
     "partial_rotary_factor": None,
     "rope_theta": None,
-    "quantization_config": None,
 }
 
 
@@ -128,11 +127,6 @@ def _family(checkpoint: Checkpoint) -> Family:
 
 
 def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
-    if reader.optional_object("quantization_config") is not None:
-        raise ConfigError(
-            f"{reader.place}: has a quantization_config; Ingot quantizes by itself and starts from the full-precision "
-            "checkpoint this one was made from: name that"
-        )
     if reader.boolean("use_bidirectional_attention"):
         raise ConfigError(f"{reader.place}: use_bidirectional_attention is true; only causal decoders can be compiled")
     if not family.attention_softcap and reader.raw("attn_logit_softcapping") is not None:
@@ -152,10 +146,10 @@ def _refuse_other_activation(reader: ConfigReader) -> None:
 
 def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
     """Before anything is made per layer: a count of a billion must not fill the memory."""
-    if reader.integer("num_hidden_layers") > len(checkpoint.tensors):
+    if reader.integer("num_hidden_layers") > len(checkpoint.shapes):
         raise ConfigError(
             f"{reader.place}: num_hidden_layers is {reader.raw('num_hidden_layers')}, but the checkpoint holds "
-            f"{len(checkpoint.tensors)} tensors in all; config and weights are not of the same model"
+            f"{len(checkpoint.shapes)} tensors in all; config and weights are not of the same model"
         )
 
 

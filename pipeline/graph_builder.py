@@ -7,6 +7,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.encoded_weights import float_tensor, form_tensors
+from ingot.pipeline.formats.encoded import EncodedTensor
+from ingot.pipeline.formats.integer_form import IntegerForm, integer_form
 
 OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
 IR_VERSION = 11
@@ -29,6 +32,7 @@ class GraphBuilder:
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint = checkpoint
         self.graph = ir.Graph([], [], nodes=[], opset_imports=OPSETS, name=name)
+        self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats in place of its codes
         self._widened: dict[str, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Dims) -> ir.Value:
@@ -56,7 +60,10 @@ class GraphBuilder:
         return self.constant("integers." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
     def weight(self, name: str) -> ir.Value:
-        """The checkpoint's tensor as float32: the initializer itself, or its Cast where it is stored in 16 bits."""
+        """The checkpoint's tensor as float32: the initializer itself, its Cast where it is stored in 16 bits, its
+        DequantizeLinear where it is quantized."""
+        if name in self.checkpoint.encoded:
+            return self._encoded(self.checkpoint.encoded[name])
         if name not in self.graph.initializers:
             self._initializer(self.checkpoint.external(name))
         stored = self.graph.initializers[name]
@@ -97,6 +104,31 @@ class GraphBuilder:
         node.metadata_props["ingot.pass"] = MADE_BY
         self.graph.append(node)
         return node.outputs
+
+    def _encoded(self, source: EncodedTensor) -> ir.Value:
+        """A quantized weight: decoded once to see its form, and again, lazily, wherever its codes are read."""
+        if source.name not in self._widened:
+            form = integer_form(source.read())
+            self._widened[source.name] = (
+                self._floats(source, form) if isinstance(form, str) else self._quantized(source, form)
+            )
+        return self._widened[source.name]
+
+    def _floats(self, source: EncodedTensor, reason: str) -> ir.Value:
+        self.dequantized[source.name] = reason
+        self._initializer(float_tensor(source))
+        return self.graph.initializers[source.name]
+
+    def _quantized(self, source: EncodedTensor, form: IntegerForm) -> ir.Value:
+        tensors = form_tensors(source, form)
+        for tensor in tensors:
+            self._initializer(tensor)
+        inputs = [self.graph.initializers[tensor.name or ""] for tensor in tensors]
+        path = f"{source.name.removesuffix('.weight')}.dequantize"
+        outputs: dict[str, Dims] = {f"{source.name}.dequantized": source.shape}
+        if not form.block_size:
+            return self.multi_op("DequantizeLinear", path, inputs, outputs, axis=0)[0]
+        return self.multi_op("DequantizeLinear", path, inputs, outputs, axis=1, block_size=form.block_size)[0]
 
     def _initializer(self, tensor: ir.TensorProtocol) -> None:
         value = ir.Value(

@@ -1,5 +1,6 @@
 """Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay where they are."""
 
+import json
 import math
 
 import onnx_ir as ir
@@ -25,6 +26,8 @@ def import_checkpoint(
 
     Returns a model with the inputs input_ids [T], position_ids [T], logits_indices [R] (int64), the output logits
     [R, vocab_size] (float32), and ModelFacts and KVGeometry as JSON in metadata_props ("ingot.model", "ingot.kv").
+    Weights of a quantized checkpoint stay codes, scales and zero points where the IR can hold them; those that became
+    floats stand in "ingot.dequantized" with the reason, name -> reason.
     Raises CheckpointError or its ConfigError for what is wrong with the checkpoint, UsageError for context_tokens.
     """
     config = read_config(checkpoint)
@@ -35,9 +38,11 @@ def import_checkpoint(
     builder = GraphBuilder(checkpoint, name=config.model_type)
     DecoderBuilder(builder, config, context_tokens).build()
     model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
-    num_parameters = sum(math.prod(checkpoint.tensor(name).shape) for name in names)
+    num_parameters = sum(math.prod(checkpoint.shapes[name]) for name in names)
     model.metadata_props["ingot.model"] = _facts(config, context_tokens, num_parameters).model_dump_json()
     model.metadata_props["ingot.kv"] = _kv_geometry(config).model_dump_json()
+    if builder.dequantized:
+        model.metadata_props["ingot.dequantized"] = json.dumps(builder.dequantized)
     model.metadata_props["ingot.checkpoint"] = checkpoint.path.resolve().name
     return model
 

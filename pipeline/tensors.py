@@ -32,17 +32,17 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
     Raises CheckpointError for a tensor that is missing, of another shape, or left over, and for tied embeddings whose
     two copies differ.
     """
-    expected = dict(_expected(config))
+    expected, shapes = dict(_expected(config)), checkpoint.shapes
     for name, wanted in expected.items():
-        if name not in checkpoint.tensors:
+        if name not in shapes:
             raise CheckpointError(_missing(checkpoint, config, name, wanted))
-        stored = checkpoint.tensors[name]
-        if stored.shape != wanted.shape:
+        if shapes[name] != wanted.shape:
             raise CheckpointError(
-                f"{stored.file}: {name!r} has the shape {list(stored.shape)}, but {checkpoint.config_file.name} "
-                f"({wanted.keys}) asks for {list(wanted.shape)}; config and weights are not of the same model"
+                f"{checkpoint.file_of(name)}: {name!r} has the shape {list(shapes[name])}, but "
+                f"{checkpoint.config_file.name} ({wanted.keys}) asks for {list(wanted.shape)}; "
+                "config and weights are not of the same model"
             )
-    if config.tied_embeddings and HEAD in checkpoint.tensors:
+    if config.tied_embeddings and HEAD in shapes:
         _check_tied(checkpoint)
         expected[HEAD] = expected[EMBEDDING]
     _refuse_left_over(checkpoint, set(expected))
@@ -50,7 +50,7 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
 
 
 def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: ExpectedTensor) -> str:
-    near = did_you_mean(name, checkpoint.tensors)
+    near = did_you_mean(name, checkpoint.shapes)
     tie = ", or set tie_word_embeddings to true if the model shares them" if name == HEAD else ""
     return (
         f"{checkpoint.path}: the tensor {name!r} of shape {list(wanted.shape)} is missing, which a {config.model_type} "
@@ -59,7 +59,7 @@ def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: E
 
 
 def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
-    left_over = [name for name in checkpoint.tensors if name not in expected and not _HARMLESS.search(name)]
+    left_over = [name for name in checkpoint.shapes if name not in expected and not _is_harmless(checkpoint, name)]
     if left_over:
         shown = ", ".join(repr(name) for name in left_over[:_LISTED])
         more = f" and {len(left_over) - _LISTED} more" if len(left_over) > _LISTED else ""
@@ -69,14 +69,28 @@ def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
         )
 
 
+def _is_harmless(checkpoint: Checkpoint, name: str) -> bool:
+    """Buffers, and the biases of nothing but zeros that auto-gptq gives every layer."""
+    if _HARMLESS.search(name):
+        return True
+    is_added = name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in checkpoint.encoded
+    return is_added and not _raw(checkpoint.tensor(name)).any()
+
+
 def _check_tied(checkpoint: Checkpoint) -> None:
-    embedding, head = checkpoint.tensor(EMBEDDING), checkpoint.tensor(HEAD)
-    same = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
-    if not same or not np.array_equal(_raw(embedding), _raw(head)):
+    if not _same_tensor(checkpoint, EMBEDDING, HEAD):
         raise CheckpointError(
             f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD!r} differs from {EMBEDDING!r}; "
             "set tie_word_embeddings to false in config.json, or remove the tensor that is wrong"
         )
+
+
+def _same_tensor(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    if one in checkpoint.encoded or other in checkpoint.encoded:
+        return False
+    first, second = checkpoint.tensor(one), checkpoint.tensor(other)
+    same = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return same and np.array_equal(_raw(first), _raw(second))
 
 
 def _raw(stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -8,7 +8,7 @@ multiple come first, in the order given, and after each of the others comes an e
 import errno
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +62,17 @@ class _Entry:
 
 
 def write_weights(
-    path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], progress: Progress = silent
+    path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], progress: Progress = silent, padded: bool = True
 ) -> dict[str, Span]:
     """Write named tensors to a new file; return where each one's bytes are.
+
+    padded    align every tensor; without it the file holds the named tensors alone, as other tools want it
 
     Holds one tensor in memory, two while a lazy one is made. The same tensors give the same bytes. BuildError when the
     disk is full says how many bytes were needed.
     """
-    entries = list(_layout(tensors))
-    header = _header(entries)
+    entries = list(_layout(tensors, padded))
+    header = _header(entries, {} if padded else {"__metadata__": {"format": "pt"}})
     total = len(header) + sum(entry.length for entry in entries)
     with needing_room(path, "the weights", total), path.open("wb", buffering=0) as stream:
         _write(stream, header)
@@ -95,20 +97,21 @@ def needing_room(path: Path, what: str, num_bytes: int) -> Iterator[None]:
         ) from error
 
 
-def _layout(tensors: Sequence[tuple[str, ir.TensorProtocol]]) -> Iterator[_Entry]:
+def _layout(tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool) -> Iterator[_Entry]:
     """Place the tensors one behind the other, aligned ones first."""
     begin = paddings = 0
     for name, tensor in sorted(tensors, key=lambda named: named[1].nbytes % ALIGNMENT != 0):
         yield _Entry(name, tensor, begin, tensor.nbytes)
         begin += tensor.nbytes
-        if missing := -begin % ALIGNMENT:
+        if padded and (missing := -begin % ALIGNMENT):
             yield _Entry(f"padding.{paddings}", None, begin, missing)
             begin, paddings = begin + missing, paddings + 1
 
 
-def _header(entries: Sequence[_Entry]) -> bytes:
+def _header(entries: Sequence[_Entry], first: Mapping[str, object]) -> bytes:
     """Length and JSON, filled with spaces so that the data starts aligned."""
-    text = json.dumps({entry.name: entry.header() for entry in entries}, separators=(",", ":")).encode()
+    named = {**first, **{entry.name: entry.header() for entry in entries}}
+    text = json.dumps(named, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 

@@ -138,7 +138,7 @@ def test_absent_soft_caps_take_gemma2s_defaults(tmp_path: Path) -> None:
         ({"head_dim": None, "num_attention_heads": 5}, "num_attention_heads is 5"),
         ({"head_dim": None, "hidden_size": 34}, "hidden_size is 34 and num_attention_heads is 4"),
         ({"head_dim": 7}, "head_dim 7 times partial_rotary_factor 1.0 rotates 7 dimensions"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "has a quantization_config"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "quant_method is 'eetq'"),
     ],
 )
 def test_wrong_values_are_refused_by_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -14,6 +14,7 @@ from ingot.errors import IngotError, UsageError, did_you_mean
 
 COMMANDS: dict[str, str] = {
     "build": "ingot.cli.build:build_command",
+    "export": "ingot.cli.export:export_command",
     "inspect": "ingot.cli.inspect:inspect_command",
     "passes": "ingot.cli.passes:passes_command",
     "recipes": "ingot.cli.recipes:recipes_command",

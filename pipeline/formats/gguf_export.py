@@ -1,0 +1,199 @@
+"""Writing a GGUF file: metadata, tokenizer, and every tensor in the type that holds it exactly.
+
+    4 bits symmetric, blocks of 32     Q4_0          8 bits symmetric, blocks of 32     Q8_0
+    4 bits asymmetric, blocks of 32    Q4_1, where every -zero_point * scale is a float16
+    floats of rank 2                   F32, F16, BF16 as they are; norms and biases are F32
+
+Layout and names: gguf_file.py, gguf_checkpoint.py.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import UsageError, one_of
+from ingot.passes.weight_sites import apply_to_array
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.config import DecoderConfig, read_config
+from ingot.pipeline.formats.exported import ExportedWeight, PlainWeight, QuantizedLayer
+from ingot.pipeline.formats.gguf_blocks import BLOCK_TYPES, encode_rows
+from ingot.pipeline.formats.gguf_checkpoint import ARCHITECTURES, gguf_name, rows_of_neighbours
+from ingot.pipeline.formats.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, PLAIN_TYPES, SCALARS, STRING, VERSIONS
+from ingot.pipeline.formats.gguf_tokenizer import tokenizer_metadata
+from ingot.pipeline.formats.quantized import QuantizedWeight
+from ingot.pipeline.formats.refusals import require_float16_scales
+from ingot.pipeline.weights_file import needing_room
+from ingot.progress import Progress
+
+_BLOCK = 32
+_BLOCK_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
+_PLAIN_IDS = {name: number for number, (name, _) in PLAIN_TYPES.items()}
+_SCALAR_IDS = {code: number for number, code in SCALARS.items()}
+_DTYPES = {ir.DataType.FLOAT: "F32", ir.DataType.FLOAT16: "F16", ir.DataType.BFLOAT16: "BF16"}
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One tensor of the file: how it is named and typed, and how many bytes it takes."""
+
+    name: str
+    weight: ExportedWeight
+    type_name: str
+    heads: int  # whose rows are reordered; 0: none
+
+    @property
+    def num_bytes(self) -> int:
+        size = int(np.prod(self.weight.shape))
+        if self.type_name in _PLAIN_IDS:
+            return size * PLAIN_TYPES[_PLAIN_IDS[self.type_name]][1]
+        kind = BLOCK_TYPES[_BLOCK_IDS[self.type_name]]
+        return size // kind.values * kind.num_bytes
+
+    @property
+    def padded_bytes(self) -> int:
+        return -(-self.num_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
+def write_gguf(path: Path, checkpoint: Checkpoint, weights: Sequence[ExportedWeight], progress: Progress) -> None:
+    """Write the file, one tensor in memory at a time.
+
+    UsageError says what does not fit: an architecture, rope scaling, a tokenizer or a scheme without a place in GGUF.
+    """
+    config = read_config(checkpoint)
+    items = [_item(config, weight) for weight in weights]
+    require_float16_scales("gguf", [weight for weight in weights if isinstance(weight, QuantizedLayer)])
+    metadata = {**_metadata(path.stem, config), **tokenizer_metadata(checkpoint, config)}
+    header = _header(metadata, items)
+    total, written = len(header) + sum(item.padded_bytes for item in items), len(header)
+    with needing_room(path, "the weights", total), path.open("wb") as stream:
+        stream.write(header)
+        for item in items:
+            _write_item(stream, item)
+            written += item.padded_bytes
+            progress("writing weights", written, total)
+
+
+def _item(config: DecoderConfig, weight: ExportedWeight) -> _Item:
+    reordered = config.model_type in ARCHITECTURES and ARCHITECTURES[config.model_type].reordered
+    part = weight.name.rsplit(".", 2)[-2]
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(part, 0) if reordered else 0
+    _require_architecture(config)
+    return _Item(gguf_name(weight.name), weight, _type_of(weight), heads)
+
+
+def _require_architecture(config: DecoderConfig) -> None:
+    if config.model_type not in ARCHITECTURES:
+        raise UsageError(f"gguf is written for {one_of(ARCHITECTURES)}, not for {config.model_type}")
+    ropes = {layer.rope for layer in config.layers}
+    if len(ropes) != 1 or None in ropes or any(rope and rope.kind != "default" for rope in ropes):
+        raise UsageError("gguf is written for plain rotary embeddings; this model scales them or leaves layers out")
+    if any(layer.window for layer in config.layers):
+        raise UsageError("gguf is written for full attention; this model has sliding windows")
+
+
+def _type_of(weight: ExportedWeight) -> str:
+    if isinstance(weight, PlainWeight):
+        return _DTYPES[weight.tensor.dtype] if len(weight.shape) == 2 else "F32"
+    if weight.block_size != _BLOCK or weight.shape[1] % _BLOCK or (weight.bits == 8 and not weight.symmetric):
+        raise UsageError(
+            f"gguf holds 4 and 8 bits symmetric and 4 bits asymmetric, all in whole blocks of {_BLOCK}, but "
+            f"{weight.module} {list(weight.shape)} has {weight.scheme}; set block_size: {_BLOCK} and symmetric: true"
+        )
+    if weight.bits == 8:
+        return "Q8_0"
+    return "Q4_0" if weight.symmetric else "Q4_1"
+
+
+def _metadata(name: str, config: DecoderConfig) -> dict[str, Any]:
+    """Values by key; int is u32, float f32."""
+    rope = config.layers[0].rope
+    assert rope is not None
+    prefix = config.model_type
+    return {
+        "general.architecture": prefix,
+        "general.name": name,
+        "general.alignment": DEFAULT_ALIGNMENT,
+        f"{prefix}.block_count": len(config.layers),
+        f"{prefix}.context_length": config.max_positions,
+        f"{prefix}.embedding_length": config.hidden_size,
+        f"{prefix}.feed_forward_length": config.intermediate_size,
+        f"{prefix}.attention.head_count": config.num_heads,
+        f"{prefix}.attention.head_count_kv": config.num_kv_heads,
+        f"{prefix}.attention.key_length": config.head_dim,
+        f"{prefix}.attention.value_length": config.head_dim,
+        f"{prefix}.attention.layer_norm_rms_epsilon": float(config.norm_epsilon),
+        f"{prefix}.rope.dimension_count": rope.rotary_dim,
+        f"{prefix}.rope.freq_base": float(rope.theta),
+        f"{prefix}.vocab_size": config.vocab_size,
+    }
+
+
+def _header(metadata: Mapping[str, Any], items: Sequence[_Item]) -> bytes:
+    parts = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(items), len(metadata))]
+    parts += [_string(key) + _value(value) for key, value in metadata.items()]
+    offset = 0
+    for item in items:
+        shape = tuple(reversed(item.weight.shape))
+        number = {**_PLAIN_IDS, **_BLOCK_IDS}[item.type_name]
+        parts.append(_string(item.name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, offset))
+        offset += item.padded_bytes
+    header = b"".join(parts)
+    return header + bytes(-len(header) % DEFAULT_ALIGNMENT)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: Any) -> bytes:
+    match value:
+        case bool():
+            return struct.pack("<I?", _SCALAR_IDS["?"], value)
+        case int():
+            return struct.pack("<II", _SCALAR_IDS["I"], value)
+        case float():
+            return struct.pack("<If", _SCALAR_IDS["f"], value)
+        case str():
+            return struct.pack("<I", STRING) + _string(value)
+        case [str(), *_]:
+            return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_string, value))
+        case _:
+            return struct.pack(f"<IIQ{len(value)}i", ARRAY, _SCALAR_IDS["i"], len(value), *value)
+
+
+def _write_item(stream: BinaryIO, item: _Item) -> None:
+    content = _content(item).reshape(-1).view(np.uint8)
+    assert content.size == item.num_bytes
+    stream.write(content.data)
+    stream.write(bytes(item.padded_bytes - item.num_bytes))
+
+
+def _content(item: _Item) -> NDArray[Any]:
+    rows = item.weight.shape[0]
+    order = rows_of_neighbours(rows, item.heads) if item.heads else np.arange(rows)
+    if isinstance(item.weight, PlainWeight):
+        wide = item.type_name == "F32"
+        stored = apply_to_array(item.weight.tensor, lambda values: values.astype(np.float32) if wide else values[order])
+        return np.ascontiguousarray(stored[order] if wide else stored)
+    return encode_rows(_blocks(item.weight, item.type_name).rows_in_order(order), item.type_name)
+
+
+def _blocks(layer: QuantizedLayer, type_name: str) -> QuantizedWeight:
+    if type_name != "Q4_1":
+        return layer.signed()
+    weight = layer.unsigned()
+    assert weight.zero_points is not None
+    offsets = -(weight.zero_points.astype(np.float32) * weight.scales)
+    if not np.array_equal(offsets.astype(np.float16).astype(np.float32), offsets):
+        raise UsageError(
+            f"gguf's Q4_1 stores -zero_point * scale as float16, and those of {layer.module} would change; set "
+            "symmetric: true"
+        )
+    return replace(weight, zero_points=None, offsets=offsets)
