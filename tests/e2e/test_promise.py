@@ -18,7 +18,7 @@ NUM_REQUESTS = 64
 RECIPES = [
     ("fp32-cpu", ()),
     ("int4-cpu", ()),
-    ("int4-cpu", ("passes.quantize-weights.block_size=128",)),
+    ("int4-cpu", ("passes.quantize-weights.block_size=32",)),
     ("int8-cpu", ()),
 ]
 
