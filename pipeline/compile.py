@@ -53,7 +53,7 @@ def compile_recipe(
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)
         passes = [*recipe.make_passes(), *map(make_pass, target.lowering)]
-        with calibrate_with(_calibration(recipe, checkpoint, model, passes)):
+        with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             records = PassManager(passes, observe).run(model)
     program = write_program(model, folder, progress)
     copy_tokenizer(checkpoint, folder / "tokenizer")
@@ -80,7 +80,7 @@ def tool_versions() -> dict[str, str]:
     return {"python": python_version(), **{name: version(name) for name in TOOLS}}
 
 
-def _calibration(
+def calibration_engine(
     recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, passes: Sequence[Pass]
 ) -> CalibrationEngine | None:
     """The service for passes that need one, on the recipe's data."""
@@ -94,7 +94,7 @@ def _calibration(
         )
     sizes = (options.sequences, options.sequence_tokens)
     text = recipe.calibration_text()
-    data = read_calibration_data(text, checkpoint.path, *sizes, options.seed, facts.vocab_size)
+    data = read_calibration_data(text, checkpoint.folder, *sizes, options.seed, facts.vocab_size)
     return CalibrationEngine(data, threads=recipe.threads)
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.compile import calibration_engine
 from ingot.pipeline.config import read_config
 from ingot.pipeline.formats.exported import ExportedWeight, exported_weights
 from ingot.pipeline.formats.gguf_export import write_gguf
@@ -74,10 +76,12 @@ def _quantized(
     checkpoint: Checkpoint, recipe: Recipe, round_scales: bool, progress: Progress
 ) -> Sequence[ExportedWeight]:
     passes = [made for made in recipe.make_passes() if made.kind == "quantization"]
+    passes += [make_pass("round-scales")] if round_scales else []
     names = check_tensors(checkpoint, read_config(checkpoint))
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)
-        PassManager([*passes, *([make_pass("round-scales")] if round_scales else [])]).run(model)
+        with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
+            PassManager(passes).run(model)
     return list(exported_weights(model, names).values())
 
 

@@ -196,6 +196,11 @@ class Recipe(_Frozen):
             )
         return self.checkpoint.path
 
+    def require_checkpoint_folder(self) -> Path:
+        """Where the checkpoint's other files are: the folder itself, or the one that the GGUF file lies in."""
+        path = self.require_checkpoint()
+        return path.parent if path.is_file() else path
+
     def evaluation_text(self) -> Path | None:
         """The evaluation text's file; None without an evaluation. UsageError when it is not there."""
         if self.evaluation is None:
@@ -217,7 +222,7 @@ class Recipe(_Frozen):
         """The file of a text, which may lie in the checkpoint's folder."""
         path = text.path
         if text.given.startswith(IN_CHECKPOINT):
-            path = self.require_checkpoint() / text.given.removeprefix(IN_CHECKPOINT)
+            path = self.require_checkpoint_folder() / text.given.removeprefix(IN_CHECKPOINT)
         if not path.is_file():
             raise UsageError(
                 f"recipe {self.name}: {key} {text.given!r} is no file (looked for {path}); "
