@@ -10,18 +10,12 @@ from ingot.errors import UsageError, did_you_mean, one_of
 class Target:
     """Facts of a target.
 
-    weight_bits     bits per weight that its engine has kernels for
-    kv_dtypes       what its KV pool can hold
-    block_tokens    tokens of a KV block, unless the recipe says otherwise
-    lowering        passes, by name, that every program for it ends with
+    lowering    passes, by name, that every program for it ends with
     """
 
     name: str
     engine: Literal["onnxruntime"]
     summary: str
-    weight_bits: tuple[int, ...]
-    kv_dtypes: tuple[str, ...]
-    block_tokens: int
     lowering: tuple[str, ...]
 
 
@@ -30,9 +24,6 @@ TARGETS: dict[str, Target] = {
         name="cpu",
         engine="onnxruntime",
         summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
-        weight_bits=(4, 8, 16, 32),
-        kv_dtypes=("float32",),
-        block_tokens=16,
         lowering=("lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
     ),
 }

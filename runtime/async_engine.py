@@ -65,7 +65,7 @@ class AsyncEngine:
         *,
         kv_blocks: int | None = None,
         kv_bytes: int | None = None,
-        max_batch_tokens: int = 512,
+        max_batch_tokens: int | None = None,
         max_sequences: int = 64,
         prefix_cache: bool = True,
         num_threads: int | None = None,

@@ -50,6 +50,11 @@ class EngineCore:
         self._closed = False
 
     @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens of one step."""
+        return self._limits["max_batch_tokens"]
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, or an output waits to be returned by `step`."""
         return bool(self._requests or self._outputs)

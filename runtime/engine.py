@@ -73,23 +73,25 @@ class Engine:
         *,
         kv_blocks: int | None = None,
         kv_bytes: int | None = None,
-        max_batch_tokens: int = 512,
+        max_batch_tokens: int | None = None,
         max_sequences: int = 64,
         prefix_cache: bool = True,
         num_threads: int | None = None,
     ) -> "Engine":
         """Open an artifact (verified, unless it is open already) and make its engine.
 
-        The KV pool has `kv_blocks` blocks, or as many as fit `kv_bytes`, or what `resolve_pool_size` suggests.
+        The KV pool has `kv_blocks` blocks, or as many as fit `kv_bytes`, or what `resolve_pool_size` suggests. A step
+        has at most `max_batch_tokens` tokens, by default what the artifact's recipe says.
         Raises ArtifactError, EngineError, and UsageError for a limit that cannot be.
         """
         from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor  # the fake one needs no onnxruntime
 
         limits = {"max_batch_tokens": max_batch_tokens, "max_sequences": max_sequences}
         for name, value in limits.items():
-            if not 1 <= value <= _LARGEST_LIMIT:
+            if value is not None and not 1 <= value <= _LARGEST_LIMIT:
                 raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+        max_batch_tokens = max_batch_tokens or opened.manifest.max_batch_tokens
         model, kv = opened.manifest.model, opened.manifest.kv
         size = resolve_pool_size(model, kv, kv_blocks=kv_blocks, kv_bytes=kv_bytes, max_sequences=max_sequences)
         tokenizer = Tokenizer.load(opened.path / "tokenizer") if opened.has("tokenizer/tokenizer.json") else None

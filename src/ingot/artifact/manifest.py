@@ -129,6 +129,9 @@ class Manifest(_Frozen):
     kv: KVGeometry
     target: str
     engine: Literal["onnxruntime"]
+    max_batch_tokens: int = Field(
+        default=512, ge=1, description="most tokens of one engine step, unless told otherwise"
+    )
     program: Program
     files: dict[str, FileEntry]
     versions: dict[str, str]

@@ -63,6 +63,7 @@ class ArtifactWriter:
         target: str,
         program: Program,
         versions: Mapping[str, str],
+        max_batch_tokens: int = 512,
         gates: tuple[GateOutcome, ...] = (),
     ) -> Manifest:
         """Digest every file in the staging folder, write manifest.json and return it. May be called again."""
@@ -78,6 +79,7 @@ class ArtifactWriter:
             kv=kv,
             target=target,
             engine="onnxruntime",
+            max_batch_tokens=max_batch_tokens,
             program=program,
             files=files,
             versions=dict(versions),

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from ingot.artifact import ArtifactWriter, open_artifact
+from ingot.builder.description import describe_artifact
 from ingot.errors import ArtifactError
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe, tool_versions
@@ -24,14 +25,7 @@ def baseline_artifact(recipe: Recipe, progress: Progress = silent) -> Path:
         return folder
     with ArtifactWriter(folder) as writer:
         compiled = compile_recipe(unquantized, writer.path, progress=progress)
-        writer.describe(
-            name=unquantized.name,
-            model=compiled.model,
-            kv=compiled.kv,
-            target=compiled.target.name,
-            program=compiled.program,
-            versions=tool_versions(),
-        )
+        describe_artifact(writer, unquantized, compiled)
         return writer.seal()
 
 

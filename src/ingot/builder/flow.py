@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.artifact import Artifact, ArtifactWriter, GateOutcome, Manifest, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
+from ingot.builder.description import describe_artifact
 from ingot.builder.options import build_notes, is_measured, measure_options
 from ingot.errors import DataError, GateError
 from ingot.passes.progress import progress_to
-from ingot.pipeline.compile import Compiled, Observer, compile_recipe, tool_versions
+from ingot.pipeline.compile import Compiled, Observer, compile_recipe
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.recipe_loader import load_recipe
 from ingot.progress import Progress, silent
@@ -68,29 +69,14 @@ def build(
     _require_text(recipe)
     with ArtifactWriter(target) as writer, progress_to(observers.progress):
         compiled = compile_recipe(recipe, writer.path, observers.after_pass, observers.progress)
-        seal_as(writer, recipe, compiled)
+        describe_artifact(writer, recipe, compiled)
         evidence = _measure(recipe, compiled, writer, observers) if is_measured(recipe) else None
         if evidence:
             _admit(evidence, writer, observers)
-            seal_as(writer, recipe, compiled, evidence.gates)
+            describe_artifact(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
     return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
-
-
-def seal_as(
-    writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, gates: tuple[GateOutcome, ...] = ()
-) -> Manifest:
-    """Write the manifest over what lies in the staging folder."""
-    return writer.describe(
-        name=recipe.name,
-        model=compiled.model,
-        kv=compiled.kv,
-        target=compiled.target.name,
-        program=compiled.program,
-        versions=tool_versions(),
-        gates=gates,
-    )
 
 
 def _require_text(recipe: Recipe) -> None:
