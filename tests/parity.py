@@ -14,13 +14,12 @@ from ingot.runtime import Engine
 from tests.data_paths import FIXTURES
 from tests.oracle.cases import Case
 from tests.reference_runner import ReferenceRunner
+from tests.tolerances import tolerance
 
 CHECKPOINTS = FIXTURES / "checkpoints"
 LOGITS = "logits.npz"
 DIGESTS = "digests.json"
-# Two float32 implementations that sum in another order differ by some 1e-6 where logits are of the order of 1; a wrong
-# mask, scale or frequency differs by 1e-3 or more. Where the largest logit is above 4 the limit grows with it.
-LOGIT_TOLERANCE = 1e-5
+LOGIT_TOLERANCE = tolerance("parity.float32")  # where the largest logit is above LARGE_LOGIT the limit grows with it
 LARGE_LOGIT = 4.0
 
 
