@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ingot.pipeline.formats.encoded import EncodedTensor
-from ingot.pipeline.formats.gguf_blocks import BLOCK_TYPES, decode_rows
+from ingot.pipeline.formats import awq, compressed_tensors, gptq
+from ingot.pipeline.formats.encoded import EncodedTensor, load
+from ingot.pipeline.formats.gguf_blocks import BLOCK_TYPES, decode_rows, encode_rows
 from ingot.pipeline.formats.gguf_file import read_gguf
+from ingot.pipeline.formats.quantized import QuantizedWeight
 from ingot.pipeline.formats.quantized_folder import quantization_of, split_tensors
 from ingot.pipeline.safetensors_file import read_header
 from tests.data_paths import shared_data
@@ -79,3 +81,42 @@ def test_packages_that_compute_in_sixteen_bits_differ_by_their_rounding_alone(na
     for key, tensor in encoded(folder).items():
         largest = float(np.abs(package[key]).max())
         assert float(np.abs(tensor.dequantize() - package[key]).max()) < 4e-3 * largest
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("autogptq-w3-asym", 3),
+        ("autogptq-w4-asym", 4),
+        ("autogptq-w4-sym-descact", 4),
+        ("autoawq-gemm-w4-asym", 4),
+        ("llmcompressor-gptq-w4-asym", 4),
+        ("llmcompressor-w8a16", 8),
+    ],
+)
+def test_a_decoded_layer_encodes_to_the_packages_own_tensors(name: str, bits: int) -> None:
+    folder = shared_data(f"golden/quantized/{name}")
+    stored = {key: load(tensor) for key, tensor in read_header(folder / "model.safetensors").items()}
+    for key, tensor in encoded(folder).items():
+        weight = tensor.read()
+        assert isinstance(weight, QuantizedWeight)
+        if "gptq-" in name and name.startswith("auto"):
+            made = gptq.encode(weight, bits, version=1)
+        elif "awq" in name:
+            made = awq.encode(weight)
+        else:
+            made = compressed_tensors.encode(weight, bits)
+        for leaf, array in made.items():
+            assert np.array_equal(array, stored[f"{key.removesuffix('.weight')}.{leaf}"]), leaf
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
+def test_decoded_gguf_blocks_encode_to_the_packages_own_bytes(name: str) -> None:
+    file = read_gguf(shared_data(f"golden/quantized/gguf-{name}") / "model.gguf")
+    blocks = [tensor for tensor in file.tensors.values() if tensor.type_id in BLOCK_TYPES]
+    assert blocks
+    for tensor in blocks:
+        raw = np.fromfile(file.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+        kind = BLOCK_TYPES[tensor.type_id]
+        weight = decode_rows(raw, kind, *tensor.shape)
+        assert np.array_equal(encode_rows(weight, kind.name).reshape(-1), raw)
