@@ -82,9 +82,10 @@ def build(
 def _require_text(recipe: Recipe) -> None:
     """Refuse before the work what would fail after it: a missing text, a checkpoint that turns no text into tokens."""
     text = recipe.evaluation_text()
-    if (text or recipe.generate) and not (recipe.require_checkpoint() / "tokenizer.json").is_file():
+    folder = recipe.require_checkpoint_folder()
+    if (text or recipe.generate) and not (folder / "tokenizer.json").is_file():
         raise DataError(
-            f"{recipe.require_checkpoint()}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
+            f"{folder}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
             "it there, or build without text: --set evaluation=null --set generate=null"
         )
 
