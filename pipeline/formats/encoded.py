@@ -40,7 +40,8 @@ class EncodedTensor:
         """Codes and scales, or the floats themselves. CheckpointError when they contradict one another or are not
         finite."""
         try:
-            content = self.decode()
+            with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
+                content = self.decode()
         except ValueError as error:
             raise CheckpointError(f"{self.file}: {self.name!r}: {error}; the checkpoint is damaged") from error
         self._check(content)

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ingot.errors import CheckpointError, UsageError
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.export import export_checkpoint
+from ingot.pipeline.formats.gguf_file import read_gguf
 from ingot.pipeline.importer import import_checkpoint
 from tests.pipeline.formats.tiny_model import quantize, recipe, tiny_checkpoint
 from tests.pipeline.tiny_checkpoint import ABSENT, edit_json, edit_tensors
@@ -155,6 +156,16 @@ def test_a_truncated_gguf_file_is_refused_wherever_it_ends(tmp_path: Path) -> No
         file.write_bytes(content[:length])
         with pytest.raises(CheckpointError):
             import_checkpoint(Checkpoint.open(file))
+
+
+def test_a_gguf_block_whose_scale_is_not_finite_is_refused(tmp_path: Path) -> None:
+    file = gguf(tmp_path)
+    tensor = read_gguf(file).tensors["blk.1.ffn_up.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.offset : tensor.offset + 2] = np.float16(np.inf).tobytes()
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"'{LAYER}.weight': 1 of its 192 scales are NaN or infinite"):
+        import_checkpoint(Checkpoint.open(file))
 
 
 @pytest.mark.parametrize(
