@@ -20,6 +20,7 @@ ENTRY_POINT_GROUP = "ingot.passes"
 
 PASSES: dict[str, str] = {
     "attention-reference": "ingot.passes.attention_reference:AttentionReference",
+    "awq": "ingot.passes.awq:Awq",
     "clean-up": "ingot.passes.clean_up:CleanUp",
     "fold-constants": "ingot.passes.fold_constants:FoldConstants",
     "fuse-gated-activation": "ingot.passes.fuse_gated_activation:FuseGatedActivation",

@@ -118,7 +118,7 @@ class _Copy:
         tensor = value.const_value
         if tensor is not None and (tensor.size <= _SMALL_ELEMENTS or tensor.dtype == ir.DataType.INT64):
             copy = _copy(value, value.dtype)
-            copy.const_value = tensor
+            copy.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name)
             self._initializers.append(copy)
             return copy
         self.weights.append(value)

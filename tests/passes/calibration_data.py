@@ -9,9 +9,9 @@ from tests.passes.tiny_decoder import VOCAB
 SEQUENCES, TOKENS = 40, 32
 
 
-def calibration_data(sequences: int = SEQUENCES, tokens: int = TOKENS) -> CalibrationData:
+def calibration_data(sequences: int = SEQUENCES, tokens: int = TOKENS, vocab: int = VOCAB) -> CalibrationData:
     """Tokens that follow a skewed distribution, as text's do."""
-    drawn = np.random.default_rng(5).zipf(1.3, (sequences, tokens)) % VOCAB
+    drawn = np.random.default_rng(5).zipf(1.3, (sequences, tokens)) % vocab
     facts = CalibrationFacts("text.txt", "0" * 64, drawn.size, sequences, tokens, 0)
     return CalibrationData(facts, drawn.astype(np.int64))
 

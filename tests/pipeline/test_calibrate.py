@@ -5,17 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from ingot.artifact import ModelFacts
 from ingot.errors import DataError, RecipeError, UsageError
 from ingot.passes import weight_values
 from ingot.passes.pack_projections import PackProjections
 from ingot.pipeline.calibrate import CalibrationEngine, engine, read_calibration_data
 from ingot.pipeline.calibrate.activations import Activations
 from ingot.pipeline.calibrate.attention import causal_mask
+from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe
+from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.recipe_loader import load_recipe
 from tests.data_paths import DEMO_MODEL
+from tests.parity import CHECKPOINTS
 from tests.passes.calibration_data import calibration, calibration_data
 from tests.passes.tiny_decoder import TinyDecoder, array
 from tests.reference_runner import ReferenceRunner
@@ -43,6 +48,18 @@ def test_logits_are_those_of_the_paged_reference() -> None:
     logits = np.concatenate(list(CalibrationEngine(data).logits(TinyDecoder().model)))
     reference = ReferenceRunner(TinyDecoder().model).run_ragged(data.sequences.tolist(), [(16, 16, 16)])
     assert within("parity.float32", float(np.abs(logits - np.concatenate(reference)).max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "olmo2", "phi3", "qwen2", "granite"])
+def test_logits_of_every_kind_of_family_are_those_of_the_paged_reference(family: str) -> None:
+    def imported() -> ir.Model:
+        return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
+
+    vocab = ModelFacts.model_validate_json(imported().metadata_props["ingot.model"]).vocab_size
+    data = calibration_data(sequences=2, tokens=24, vocab=vocab)
+    logits = np.concatenate(list(CalibrationEngine(data).logits(imported())))
+    reference = np.concatenate(ReferenceRunner(imported()).run_ragged(data.sequences.tolist(), [(12, 12)]))
+    assert within("parity.float32", float(np.abs(logits - reference).max()), scale=max(1.0, np.abs(reference).max()))
 
 
 def test_every_linear_layer_comes_once_in_the_order_of_the_graph() -> None:
