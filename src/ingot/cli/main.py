@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "build": "ingot.cli.build:build_command",
     "export": "ingot.cli.export:export_command",
     "inspect": "ingot.cli.inspect:inspect_command",
+    "lint-checkpoint": "ingot.cli.lint_checkpoint:lint_checkpoint_command",
     "passes": "ingot.cli.passes:passes_command",
     "recipes": "ingot.cli.recipes:recipes_command",
     "run": "ingot.cli.run:run_command",
