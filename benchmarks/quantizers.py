@@ -116,14 +116,16 @@ def first_sequences(text: Path, checkpoint: Path, tokens: int, sequence_tokens: 
     return CalibrationData(data.facts, data.sequences[: tokens // sequence_tokens])
 
 
-def measure(checkpoint: Path, service: CalibrationEngine, evaluation: CalibrationEngine) -> Iterator[Figures]:
-    """float32, then every chain at both block sizes."""
+def measure(
+    checkpoint: Path, service: CalibrationEngine, evaluation: CalibrationEngine, names: Sequence[str]
+) -> Iterator[Figures]:
+    """float32, then the chains of these names at both block sizes."""
     baseline = quantize(checkpoint, (), 32, service)
     yield Figures("float32", 0, *compare(evaluation, baseline, baseline), 0.0)
     for block_size in (32, 128):
-        for name, passes in CHAINS.items():
+        for name in names:
             start = time.perf_counter()
-            candidate = quantize(checkpoint, passes, block_size, service)
+            candidate = quantize(checkpoint, CHAINS[name], block_size, service)
             seconds = time.perf_counter() - start
             yield Figures(name, block_size, *compare(evaluation, baseline, candidate), seconds)
 
@@ -136,6 +138,7 @@ def measure(checkpoint: Path, service: CalibrationEngine, evaluation: Calibratio
 @click.option("--sequences", default=64, show_default=True, help="calibration sequences")
 @click.option("--sequence-tokens", default=256, show_default=True)
 @click.option("--tokens", default=30_720, show_default=True, help="evaluation tokens")
+@click.option("--only", multiple=True, type=click.Choice(list(CHAINS)), help="chains to measure; default: all")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def main(
     checkpoint: Path,
@@ -145,6 +148,7 @@ def main(
     sequences: int,
     sequence_tokens: int,
     tokens: int,
+    only: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
     """Entry point; see the module's docstring."""
@@ -156,7 +160,7 @@ def main(
         scored = CalibrationEngine(first_sequences(texts[0], checkpoint, tokens, sequence_tokens, vocab))
     rows = []
     click.echo("| quantizer | block | mean KL | perplexity | top-1 | seconds |\n|---|---|---|---|---|---|")
-    for row in measure(checkpoint, service, scored):
+    for row in measure(checkpoint, service, scored, only or list(CHAINS)):
         rows.append(asdict(row))
         figures = f"{row.kl:.5f} | {row.perplexity:.4f} | {row.top1_agreement:.4f} | {row.seconds:.1f}"
         click.echo(f"| {row.quantizer} | {row.block_size or ''} | {figures} |")

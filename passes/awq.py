@@ -139,7 +139,7 @@ class Awq(Pass):
     def _rounded(self, weight: Float32Array, scale: Float32Array, gram: Float64Array | None) -> Float32Array:
         """The weight, scaled, rounded as the options say, and scaled back: what the layer would compute with."""
         block_size = 0 if self.block_size == "channel" else self.block_size
-        scheme = Scheme(self.bits, block_size, self.symmetric, clip=gram is not None)
+        scheme = Scheme(self.bits, block_size, self.symmetric)
         scaled = weight * scale
         rounded = round_weight(scaled, scheme, num_threads())
         if gram is not None:
