@@ -1,1 +1,4 @@
-"""Compiler: checkpoint -> IR -> passes -> segments -> program. Imports no torch, and only calibrate imports of the runtime."""
+"""Compiler: checkpoint -> IR -> passes -> segments -> program.
+
+Imports no torch; of the runtime only what `calibrate` runs segments with.
+"""
