@@ -16,7 +16,7 @@ def require_linear_layers_only(name: str, layers: Sequence[QuantizedLayer]) -> N
             option = "embedding" if layer.name == EMBEDDING else "lm_head"
             raise UsageError(
                 f"{name} keeps {layer.name} in floats, but it has {layer.scheme}; "
-                f"set it with --set passes.quantize-weights.{option}=none, or export to gguf"
+                f"set {option} to none, such as with --set passes.quantize-weights.{option}=none, or export to gguf"
             )
 
 

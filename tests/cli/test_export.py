@@ -1,0 +1,59 @@
+"""`ingot export`: the folder, the outcome as JSON, and refusals on standard error."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.cli.main import run
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.formats.gguf_file import read_gguf
+from tests.data_paths import DEMO_MODEL
+
+PASS = "[{quantize-weights: {block_size: 32, symmetric: %s}}]"
+BASE = ["export", "fp32-cpu", "--set", f"checkpoint={DEMO_MODEL}"]
+SYMMETRIC = ["--set", f"passes={PASS % 'true'}"]
+
+
+def test_a_gguf_file_with_its_tokenizer_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    assert run([*BASE, *SYMMETRIC, "--to", "gguf", "--round-scales", "-o", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"path": str(out), "format": "gguf", "bytes": sum(file.stat().st_size for file in out.iterdir())}
+
+    metadata = read_gguf(out / "demo.gguf").metadata
+    tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert metadata["tokenizer.ggml.pre"] == "gpt-2"
+    assert [tokens.index(token) for token in ("Ġdef", "<|endoftext|>")] == [tokenizer["model"]["vocab"]["Ġdef"], 0]
+    assert len(metadata["tokenizer.ggml.merges"]) == len(tokenizer["model"]["merges"])
+    assert metadata["tokenizer.ggml.token_type"][0] == 3  # a control token
+
+
+def test_the_exported_gguf_is_the_model_it_came_from(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    assert run([*BASE, *SYMMETRIC, "--to", "gguf", "--round-scales", "-o", str(out)]) == 0
+    original, again = Checkpoint.open(DEMO_MODEL), Checkpoint.open(out / "demo.gguf")
+    assert set(again.shapes) == set(original.shapes)
+    for key in (
+        "hidden_size",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "eos_token_id",
+    ):
+        assert again.config[key] == original.config[key]
+    name = "model.layers.2.self_attn.q_proj.weight"
+    there = np.asarray(original.external(name).numpy()).astype(np.float32)
+    here = again.encoded[name].dequantize()
+    assert np.linalg.norm(here - there) < 0.15 * np.linalg.norm(there)
+
+
+def test_what_does_not_fit_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*BASE, "--set", f"passes={PASS % 'false'}", "--to", "awq", "-o", str(tmp_path / "out")]) == 2
+    assert "passes.quantize-weights.embedding=none" in capsys.readouterr().err
+    assert run([*BASE, "--set", f"passes={PASS % 'false'}", "--to", "gtpq", "-o", str(tmp_path / "out")]) == 2
+    assert "Did you mean 'gptq'?" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
