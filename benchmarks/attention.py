@@ -29,6 +29,7 @@ from ingot.artifact import AttentionStep, KVGeometry
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.kv_pool import KVPool
 from ingot.runtime.native.attention import attention_backend, make_attention
+from ingot.runtime.native.operands import Operands
 from ingot.runtime.native.reference import ReferenceAttention
 
 BLOCK_TOKENS = 16
@@ -128,14 +129,14 @@ def contenders(data: Data, threads: int) -> dict[str, Run]:
 def _ours(data: Data, threads: int) -> Run:
     attention, output = make_attention(data.pool, threads), np.zeros_like(data.query)
     attention.begin(data.batch)
-    attend = attention.bind(data.step, data.query, data.key, data.value, output)
+    attend = attention.bind(data.step, Operands(data.query, data.key, data.value), output)
     return lambda: (attend(), output)[1]
 
 
 def _reference(data: Data) -> Run:
     attention, output = ReferenceAttention(data.pool), np.zeros_like(data.query)
     attention.begin(data.batch)
-    attend = attention.bind(data.step, data.query, data.key, data.value, output)
+    attend = attention.bind(data.step, Operands(data.query, data.key, data.value), output)
     return lambda: (attend(), output)[1]
 
 

@@ -61,6 +61,11 @@ class AttentionReference(Pass):
             raise PassError(f"{self.name}: the model has no ingot::PagedAttention; run this pass once, after import")
         if len(set(layers)) != len(layers):
             raise PassError(f"{self.name}: two PagedAttention nodes have the same layer: {sorted(layers)}")
+        for node in _attentions(model):
+            if len(node.inputs) != 3 or "query_column" in node.attributes:
+                raise PassError(
+                    f"{self.name}: {node.name!r} was lowered by fuse-rotary-attention; run {self.name} in its place"
+                )
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Expand all; always modifies."""

@@ -25,6 +25,7 @@ PASSES: dict[str, str] = {
     "fold-constants": "ingot.passes.fold_constants:FoldConstants",
     "fuse-gated-activation": "ingot.passes.fuse_gated_activation:FuseGatedActivation",
     "fuse-residual-norm": "ingot.passes.fuse_residual_norm:FuseResidualNorm",
+    "fuse-rotary-attention": "ingot.passes.fuse_rotary_attention:FuseRotaryAttention",
     "gptq": "ingot.passes.gptq:Gptq",
     "lower-onnxruntime-cpu": "ingot.passes.lower_onnxruntime_cpu:LowerOnnxruntimeCpu",
     "pack-projections": "ingot.passes.pack_projections:PackProjections",

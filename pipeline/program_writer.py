@@ -9,11 +9,10 @@ import onnx_ir as ir
 from ingot.artifact import Program
 from ingot.passes.nbits_packing import STORAGE_KEY
 from ingot.passes.weight_sites import apply_to_array
-from ingot.pipeline.segments import split_program
+from ingot.pipeline.segments import WEIGHTS, rotary_tables, split_program
 from ingot.pipeline.weights_file import Span, needing_room, write_weights
 from ingot.progress import Progress, silent
 
-WEIGHTS = "weights.safetensors"
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
 
 
@@ -28,6 +27,9 @@ def write_program(model: ir.Model, folder: Path, progress: Progress = silent) ->
     directory = folder / "program"
     directory.mkdir(parents=True, exist_ok=True)
     storage = _Storage()
+    for table in rotary_tables(model):
+        name = storage.name_of(table)
+        assert name == table.name, f"the program names the table {table.name}, which is stored as {name}"
     weights = [value for segment in segments for value in _weights(segment)]
     names = {value: storage.name_of(value) for value in weights}
     spans = write_weights(directory / WEIGHTS, storage.tensors, progress)

@@ -6,15 +6,18 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ingot.artifact import AttentionStep, Program, SegmentStep, ValueFacts
+from ingot.artifact import AttentionStep, Program, RotaryTables, SegmentStep, ValueFacts
 from ingot.errors import BuildError
 from ingot.passes.partition_at_attention import CUT, segment_of
+
+WEIGHTS = "weights.safetensors"  # in the program's folder
 
 _DTYPES: dict[ir.DataType | None, Literal["float32", "float16", "int64"]] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",
     ir.DataType.INT64: "int64",
 }
+_ZERO_BY_DEFAULT = ("window", "query_column", "key_column", "value_column")
 _ROWS: dict[str, Literal["tokens", "logits"]] = {"T": "tokens", "R": "logits"}
 
 
@@ -118,7 +121,7 @@ def _segment_step(segment: ir.Model) -> SegmentStep:
 
 
 def _attention_step(node: ir.Node) -> AttentionStep:
-    query, key, value = (operand.name or "" for operand in _read(node))
+    query, key, value, *tables = (operand.name or "" for operand in _read(node))
     scale, softcap = node.attributes.get_float("scale"), node.attributes.get_float("softcap", 0.0)
     if scale is None or softcap is None:
         raise BuildError(f"attention {node.name!r} has no scale")
@@ -127,6 +130,10 @@ def _attention_step(node: ir.Node) -> AttentionStep:
         query=query,
         key=key,
         value=value,
+        query_column=_integer(node, "query_column"),
+        key_column=_integer(node, "key_column"),
+        value_column=_integer(node, "value_column"),
+        rotary=_rotary(node, *tables) if tables else None,
         output=node.outputs[0].name or "",
         num_heads=_integer(node, "num_heads"),
         num_kv_heads=_integer(node, "num_kv_heads"),
@@ -137,16 +144,26 @@ def _attention_step(node: ir.Node) -> AttentionStep:
     )
 
 
+def _rotary(node: ir.Node, cos: str, sin: str) -> RotaryTables:
+    return RotaryTables(file=f"program/{WEIGHTS}", cos=cos, sin=sin, rotary_dim=_integer(node, "rotary_dim"))
+
+
+def rotary_tables(model: ir.Model) -> list[ir.Value]:
+    """Initializers that attentions read, each once: cosines and sines of the rotary embedding."""
+    cuts = (node for node in model.graph if node.op_type == CUT)
+    return _unique(value for node in cuts for value in _read(node) if value.is_initializer())
+
+
 def _integer(node: ir.Node, name: str) -> int:
-    number = node.attributes.get_int(name, 0 if name == "window" else None)
+    number = node.attributes.get_int(name, 0 if name in _ZERO_BY_DEFAULT else None)
     if number is None:
         raise BuildError(f"attention {node.name!r} has no {name}")
     return number
 
 
 def _values(graph: ir.Graph, steps: Iterable[SegmentStep | AttentionStep]) -> Iterator[ir.Value]:
-    """The graph's values that the steps name, in graph order."""
-    named: set[str] = set()
+    """The graph's inputs, and its values that the steps name, in graph order."""
+    named = {value.name or "" for value in graph.inputs}
     for step in steps:
         if isinstance(step, SegmentStep):
             named.update((*step.inputs, *step.outputs))

@@ -24,7 +24,7 @@ TARGETS: dict[str, Target] = {
         name="cpu",
         engine="onnxruntime",
         summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
-        lowering=("lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
+        lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
     ),
 }
 

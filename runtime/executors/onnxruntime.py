@@ -13,11 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ingot.artifact import Artifact, AttentionStep, KVGeometry, ModelFacts, Program, SegmentStep
+from ingot.artifact import Artifact, AttentionStep, KVGeometry, ModelFacts, SegmentStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.executors.attention_operands import attention_operands, check_attention
 from ingot.runtime.executors.buffers import ValueBuffers
 from ingot.runtime.executors.invariance import MULTIPLES, find_row_multiple, padded
+from ingot.runtime.executors.rotary_tables import Rotations
 from ingot.runtime.executors.segment_runner import SegmentRunner
 from ingot.runtime.executors.thread_pool import use_thread_pool
 from ingot.runtime.kv_pool import KVPool
@@ -46,13 +48,14 @@ class OnnxRuntimeExecutor:
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
-        _check_attention(manifest.program, manifest.kv)
+        check_attention(manifest.program, manifest.kv)
         self.num_threads = use_thread_pool(num_threads)
         self._model, self._geometry = manifest.model, manifest.kv
         self._num_blocks, self._max_batch_tokens = num_blocks, max_batch_tokens
         self._pool = KVPool(manifest.kv, num_blocks)
         self._buffers = ValueBuffers(manifest.program, padded(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)
+        self._rotations = Rotations(artifact)
         self._steps = [self._load_step(artifact, step) for step in manifest.program.steps]
         finding = find_row_multiple(self._runners, self._buffers, manifest.model)
         self.row_multiple, self.batch_invariant = finding.row_multiple, finding.batch_invariant
@@ -103,7 +106,7 @@ class OnnxRuntimeExecutor:
         if self._steps:
             self._plans.clear()
             self._steps.clear()
-            del self._attention, self._buffers, self._pool
+            del self._attention, self._buffers, self._pool, self._rotations
 
     @property
     def _runners(self) -> list[SegmentRunner]:
@@ -113,8 +116,9 @@ class OnnxRuntimeExecutor:
         if isinstance(step, SegmentStep):
             values = artifact.manifest.program.values
             return SegmentRunner(artifact.file(step.file), step, values, self._buffers)
-        names = (step.query, step.key, step.value, step.output)
-        return self._attention.bind(step, *(self._buffers.floats(name) for name in names))
+        operands = attention_operands(step, self._buffers)
+        rotation = self._rotations[step.rotary] if step.rotary else None
+        return self._attention.bind(step, operands, self._buffers.floats(step.output), rotation)
 
     def _plan(self, tokens: int, rows: int) -> list[_Call]:
         """The calls of one step with these row counts, in order."""
@@ -153,37 +157,3 @@ class OnnxRuntimeExecutor:
         assert batch.query_starts[-1] == batch.num_tokens == len(batch.position_ids)
         assert batch.context_lens.max() <= self._model.context_tokens
         assert np.diff(batch.query_starts).min() > 0
-
-
-def _check_attention(program: Program, kv: KVGeometry) -> None:
-    """Refuse what the kernel would read or write out of bounds: it trusts the manifest's numbers."""
-    for step in program.steps:
-        if isinstance(step, AttentionStep):
-            _check_heads(step, kv)
-            _check_values(step, program)
-
-
-def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
-    own = (step.num_kv_heads, step.head_dim)
-    if step.layer >= kv.num_layers or own != (kv.num_kv_heads, kv.head_dim) or step.num_heads % step.num_kv_heads:
-        raise EngineError(
-            f"attention of layer {step.layer}: {step.num_heads} heads over {own[0]} of {own[1]} dimensions do not fit"
-            f" the KV pool's {kv.num_layers} layers of {kv.num_kv_heads} heads of {kv.head_dim} dimensions;"
-            " build the artifact again"
-        )
-
-
-def _check_values(step: AttentionStep, program: Program) -> None:
-    for name in (step.query, step.key, step.value, step.output):
-        facts = program.values[name]
-        if facts.dtype != "float32" or facts.rows != "tokens":
-            raise EngineError(
-                f"attention of layer {step.layer}: {name} is {facts.dtype} by {facts.rows}; "
-                "this executor attends in float32 over tokens; build the artifact for another engine or dtype"
-            )
-        columns = (step.num_heads if name in (step.query, step.output) else step.num_kv_heads) * step.head_dim
-        if facts.columns != columns:
-            raise EngineError(
-                f"attention of layer {step.layer}: {name} has {facts.columns} columns, but its heads take {columns};"
-                " build the artifact again"
-            )

@@ -14,6 +14,7 @@ from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.kv_pool import KVPool
 from ingot.runtime.native.binding import NativeAttention, isa_in_use, native_library
+from ingot.runtime.native.operands import Operands, Rotation
 from ingot.runtime.native.reference import ReferenceAttention
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,12 @@ class Attention(Protocol):
         ...
 
     def bind(
-        self, step: AttentionStep, query: FloatArray, key: FloatArray, value: FloatArray, output: FloatArray
+        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
     ) -> Callable[[], None]:
-        """Return the call that writes key and value into the pool, attends, and fills `output`."""
+        """Return the call that writes key and value into the pool, attends, and fills `output` [rows, heads * dim].
+
+        `rotation` turns queries and keys; its tables reach as far as any position of a batch.
+        """
         ...
 
 

@@ -6,7 +6,7 @@ no Python module.
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p, sizeof
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,6 +16,7 @@ from ingot.artifact import AttentionStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.kv_pool import KVPool
+from ingot.runtime.native.operands import Operands, Rotation
 
 
 class _Layer(Structure):
@@ -27,6 +28,12 @@ class _Layer(Structure):
         ("key", c_void_p),
         ("value", c_void_p),
         ("output", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("query_stride", c_int64),
+        ("key_stride", c_int64),
+        ("value_stride", c_int64),
+        ("rotary_dim", c_int32),
         ("layer", c_int32),
         ("num_layers", c_int32),
         ("num_heads", c_int32),
@@ -63,11 +70,21 @@ def native_library() -> ctypes.CDLL | None:
     except OSError as error:
         message = f"{spec.origin}: does not load ({error}); build it again, or remove it to use the numpy form"
         raise EngineError(message) from error
+    if _layer_bytes(library) != sizeof(_Layer):
+        raise EngineError(f"{spec.origin}: was built from another version of its source; install Ingot again")
     library.paged_attention.argtypes = (POINTER(_Layer), POINTER(_Step))
     library.paged_attention.restype = c_int
     library.paged_attention_isa.restype = c_char_p
     library.paged_attention_use_isa.argtypes = (c_char_p,)
     return library
+
+
+def _layer_bytes(library: ctypes.CDLL) -> int | None:
+    """What the library takes for the size of struct layer; None for one that does not say."""
+    try:
+        return int(library.paged_attention_layer_bytes())
+    except AttributeError:
+        return None
 
 
 def isa_in_use() -> str:
@@ -108,19 +125,24 @@ class NativeAttention:
         step.num_sequences, step.max_blocks = tables.shape
 
     def bind(
-        self, step: AttentionStep, query: FloatArray, key: FloatArray, value: FloatArray, output: FloatArray
+        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
     ) -> Callable[[], None]:
-        """Return the call that runs `step` on these buffers, [rows, heads * dim] each, C-contiguous float32."""
-        arrays = (query, key, value, output)
-        assert all(a.flags.c_contiguous and a.dtype == np.float32 for a in arrays)
+        """Return the call that runs `step` on these buffers."""
+        arrays = (*operands, output)
+        assert output.flags.c_contiguous
+        assert all(a.strides[1] == 4 and a.dtype == np.float32 for a in arrays)
         layer = _Layer(self._pool.blocks.ctypes.data, *(a.ctypes.data for a in arrays))
+        layer.query_stride, layer.key_stride, layer.value_stride = (a.strides[0] // 4 for a in operands)
+        if rotation is not None:
+            layer.cos, layer.sin = rotation.cos.ctypes.data, rotation.sin.ctypes.data
+            layer.rotary_dim = rotation.rotary_dim
         layer.layer, layer.num_layers = step.layer, self._pool.geometry.num_layers
         layer.num_heads, layer.num_kv_heads, layer.dim = step.num_heads, step.num_kv_heads, step.head_dim
         layer.block_tokens, layer.window = self._pool.geometry.block_tokens, step.window
         layer.scale, layer.softcap = step.scale, step.softcap
         call, layer_at, step_at = self._call, byref(layer), byref(self._step)
 
-        def attend(_held: tuple[object, ...] = (layer, arrays, self)) -> None:
+        def attend(_held: tuple[object, ...] = (layer, arrays, rotation, self)) -> None:
             if call(layer_at, step_at) != 0:
                 raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some")
 

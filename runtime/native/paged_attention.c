@@ -1,6 +1,7 @@
 /* Attention over a paged KV pool, float32, for the CPU engine. Plain C, called through ctypes (binding.py).
  *
- * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. What a
+ * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. Queries
+ * and keys may be turned by the rotary embedding as they are read. What a
  * row costs and how it is summed is in paged_attention_kernel.h, compiled here once per instruction set and chosen when
  * first used; thread_pool.h shares the work. A row's result depends on its own sequence alone, bit for bit.
  *
@@ -24,8 +25,11 @@
 /* The layer's constants; binding.py's _Layer mirrors it. */
 struct layer {
     float *pool; /* [blocks, num_layers, 2, num_kv_heads, block_tokens, dim] */
-    const float *query, *key, *value;
-    float *output;
+    const float *query, *key, *value; /* rows of strides floats: parts of one matrix, or three */
+    float *output;                    /* [rows, num_heads, dim] */
+    const float *cos, *sin;           /* [positions, rotary_dim / 2] */
+    int64_t query_stride, key_stride, value_stride;
+    int32_t rotary_dim;               /* leading elements of a head that are turned; 0 for none */
     int32_t layer, num_layers, num_heads, num_kv_heads, dim, block_tokens, window;
     float scale, softcap;
 };
@@ -143,6 +147,22 @@ static float *pool_row(const struct job *job, int s, int position, int head, int
     return l->pool + (heads * l->block_tokens + position % l->block_tokens) * l->dim;
 }
 
+/* target[d * step] = scale * the head's element d, turned by its position: elements d and d + rotary_dim / 2 are a pair
+ * (RoFormer, Su et al. 2021, with halves as pairs). Every product and sum is rounded, so the bits are the same anywhere. */
+static inline void turn(const struct layer *l, const float *restrict head, int position, float scale, int step,
+                        float *restrict target)
+{
+    const int half = l->rotary_dim / 2;
+    const float *cos = l->cos + (int64_t)position * half, *sin = l->sin + (int64_t)position * half;
+    for (int d = 0; d < half; d++) {
+        float first = head[d], second = head[d + half];
+        target[d * step] = (first * cos[d] - second * sin[d]) * scale;
+        target[(d + half) * step] = (second * cos[d] + first * sin[d]) * scale;
+    }
+    for (int d = 2 * half; d < l->dim; d++)
+        target[d * step] = head[d] * scale;
+}
+
 static void write_keys_and_values(const struct job *job)
 {
     const struct layer *l = job->layer;
@@ -151,10 +171,10 @@ static void write_keys_and_values(const struct job *job)
         int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
         for (int i = begin; i < end; i++)
             for (int h = 0; h < l->num_kv_heads; h++) {
-                int64_t source = ((int64_t)i * l->num_kv_heads + h) * l->dim;
                 int position = job->step->context_lens[s] - end + i;
-                memcpy(pool_row(job, s, position, h, 0), l->key + source, bytes);
-                memcpy(pool_row(job, s, position, h, 1), l->value + source, bytes);
+                const float *key = l->key + i * l->key_stride + h * l->dim;
+                turn(l, key, position, 1.0f, 1, pool_row(job, s, position, h, 0));
+                memcpy(pool_row(job, s, position, h, 1), l->value + i * l->value_stride + h * l->dim, bytes);
             }
     }
 }
@@ -180,9 +200,9 @@ static void start_rows(const struct job *job, struct scratch *m, int first_row, 
         size = group_rows(job->isa, rows - at);
         for (int r = 0; r < size; r++) {
             int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
-            int64_t head = (int64_t)(first_row + row / group) * l->num_heads + kv_head * group + row % group;
-            for (int d = 0; d < l->dim; d++)
-                packed[d * size + r] = l->query[head * l->dim + d] * l->scale;
+            int head = kv_head * group + row % group;
+            const float *query = l->query + (first_row + row / group) * l->query_stride + head * l->dim;
+            turn(l, query, first_position + row / group, l->scale, size, packed + r);
             m->position[at + r] = first_position + row / group;
             m->maximum[at + r] = MASKED;
         }
@@ -332,6 +352,9 @@ static double multiply_adds(const struct job *job)
     }
     return 2.0 * scores * job->layer->num_heads * job->layer->dim;
 }
+
+/* Bytes of struct layer, by which the binding knows a library that was built from another source. */
+int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
 
 /* Write keys and values into the pool, then attend. Returns 0, or -1 when there is no memory for the scratch space. */
 int paged_attention(const struct layer *layer, const struct step *step)

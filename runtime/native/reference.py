@@ -11,6 +11,7 @@ import numpy as np
 from ingot.artifact import AttentionStep
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int64Array
 from ingot.runtime.kv_pool import KVPool
+from ingot.runtime.native.operands import Operands, Rotation
 
 TILE = 64
 """Tokens of a tile; the same as the kernel's."""
@@ -31,16 +32,18 @@ class ReferenceAttention:
         self._batch = batch
 
     def bind(
-        self, step: AttentionStep, query: FloatArray, key: FloatArray, value: FloatArray, output: FloatArray
+        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
     ) -> Callable[[], None]:
-        """Return the call that runs `step` on these buffers, [rows, heads * dim] each."""
+        """Return the call that runs `step` on these buffers."""
 
         def attend() -> None:
             assert self._batch is not None
             for s in range(len(self._batch.context_lens)):
                 rows = slice(int(self._batch.query_starts[s]), int(self._batch.query_starts[s + 1]))
-                self._write(step, s, key[rows], value[rows])
-                self._attend(step, s, query[rows], output[rows])
+                positions = self._positions(s, rows.stop - rows.start)
+                query, key = (_turned(step, x[rows], positions, rotation) for x in operands[:2])
+                self._write(step, s, key, operands.value[rows])
+                self._attend(step, s, query, output[rows])
 
         return attend
 
@@ -94,6 +97,13 @@ class ReferenceAttention:
         assert self._batch is not None
         index, slot = np.divmod(positions, self._pool.geometry.block_tokens)
         return self._batch.block_tables[s][index].astype(np.int64), slot
+
+
+def _turned(step: AttentionStep, x: FloatArray, positions: Int64Array, rotation: Rotation | None) -> FloatArray:
+    """Rotate rows [n, heads * dim] of the tokens at `positions`."""
+    if rotation is None:
+        return x
+    return rotation.turn(x.reshape(len(x), -1, step.head_dim), positions).reshape(x.shape)
 
 
 def _softcapped(scores: FloatArray, softcap: float) -> FloatArray:

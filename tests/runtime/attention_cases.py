@@ -3,11 +3,15 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.kv_pool import KVPool
 from ingot.runtime.native.attention import Attention
+from ingot.runtime.native.operands import Operands, Rotation
+
+DoubleArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,11 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Case:
-    """One layer's shape, and sequences to attend over. The step is the second of two layers."""
+    """One layer's shape, and sequences to attend over. The step is the second of two layers.
+
+    rotary_dim   leading elements of each head that the rotary embedding turns; 0 for none
+    packed       query, key and value lie side by side in one matrix
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -31,6 +39,8 @@ class Case:
     window: int = 0
     lengths: tuple[int, ...] = (1, 20, 150)
     seed: int = 0
+    rotary_dim: int = 0
+    packed: bool = False
     sequences: tuple[Sequence, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +63,17 @@ class Case:
             head_dim=self.dim, scale=self.dim**-0.5, softcap=self.softcap, window=self.window,
         )  # fmt: skip
 
+    @property
+    def angles(self) -> FloatArray:
+        """Radians [positions, rotary_dim / 2] of the rotary embedding."""
+        frequencies = 0.7 ** np.arange(self.rotary_dim // 2, dtype=np.float32)
+        return np.outer(np.arange(max(self.lengths), dtype=np.float32), frequencies).astype(np.float32)
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """The tables, reaching as far as the longest sequence and no further."""
+        return Rotation(np.cos(self.angles), np.sin(self.angles)) if self.rotary_dim else None
+
     def pool(self) -> KVPool:
         """A pool that holds all sequences and 3 blocks more, filled with NaN: unwritten memory must not be read."""
         blocks = sum(-(-n // self.block_tokens) for n in self.lengths) + 3
@@ -65,7 +86,12 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
     """Attention of one sequence in float64, by the definition."""
     group, tokens = case.heads // case.kv_heads, len(sequence.query)
     q = sequence.query.reshape(tokens, case.heads, case.dim).astype(np.float64)
-    k, v = (x.reshape(tokens, case.kv_heads, case.dim).repeat(group, axis=1) for x in (sequence.key, sequence.value))
+    k, v = (
+        x.reshape(tokens, case.kv_heads, case.dim).repeat(group, axis=1).astype(np.float64)
+        for x in (sequence.key, sequence.value)
+    )
+    if case.rotary_dim:
+        q, k = turned(case, q), turned(case, k)
     scores = np.einsum("ihd,jhd->hij", q, k) * case.dim**-0.5
     if case.softcap:
         scores = np.tanh(scores / case.softcap) * case.softcap
@@ -76,6 +102,14 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
     weights /= weights.sum(axis=-1, keepdims=True)
     output: FloatArray = np.einsum("hij,jhd->ihd", weights, v).reshape(tokens, -1).astype(np.float32)
     return output
+
+
+def turned(case: Case, heads: DoubleArray) -> DoubleArray:
+    """Heads [tokens, heads, dim] from position 0 on, as complex numbers times exp(i * angle), in float64."""
+    half = case.rotary_dim // 2
+    angles = case.angles.astype(np.float64)[: len(heads), None]
+    pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * np.exp(1j * angles)
+    return np.concatenate((pairs.real, pairs.imag, heads[..., 2 * half :]), axis=-1)
 
 
 def tables(case: Case, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
@@ -108,6 +142,15 @@ def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray
     return run_plan(case, attention, [batch for batch in plan if batch], tables(case, seed + 1))
 
 
+def operands(case: Case, query: FloatArray, key: FloatArray, value: FloatArray) -> Operands:
+    """The arrays as they are, or as columns of one matrix."""
+    if not case.packed:
+        return Operands(query, key, value)
+    matrix = np.concatenate((query, key, value), axis=1)
+    widths = np.cumsum([query.shape[1], key.shape[1]])
+    return Operands(*np.split(matrix, widths, axis=1))
+
+
 def run_plan(
     case: Case,
     attention: Attention,
@@ -128,7 +171,7 @@ def run_plan(
         lens = np.array([part.stop for _, part in parts], np.int32)
         nothing = np.zeros(len(q), np.int64)
         attention.begin(ForwardBatch(nothing, nothing, nothing, starts, lens, table[[s for s, _ in batch]]))
-        attention.bind(case.step, q, k, v, result)()
+        attention.bind(case.step, operands(case, q, k, v), result, case.rotation)()
         for i, (s, part) in enumerate(parts):
             outputs[s][part] = result[starts[i] : starts[i + 1]]
             done[s] = part.stop

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact import Artifact, AttentionStep, Program, SegmentStep, ValueFacts
+from ingot.artifact import Artifact, AttentionStep, Program, RotaryTables, SegmentStep, ValueFacts
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.executors.buffers import ValueBuffers, inputs_of, outputs_of, plan_slots
@@ -196,6 +196,9 @@ def test_a_closed_executor_that_is_held_on_to_gives_back_the_pool(artifact: Arti
         ({"num_heads": 3}, "3 heads over 2 of 16 dimensions do not fit"),
         ({"num_heads": 8}, "q.1 has 64 columns, but its heads take 128"),
         ({"key": "q.0"}, "q.0 has 64 columns, but its heads take 32"),
+        ({"key_column": 1}, "k.1 has 32 columns, but its heads take 32 from 1 on"),
+        ({"key": "q.1", "value": "q.1"}, "q.1 has 64 columns, but its heads take 128 from 0, 0, 0 on"),
+        ({"rotary": RotaryTables(file="f", cos="c", sin="s", rotary_dim=18)}, "turns 18 of a head's 16 dimensions"),
     ],
 )
 def test_attention_that_would_leave_its_memory_is_refused(

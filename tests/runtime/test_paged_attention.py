@@ -13,7 +13,7 @@ from ingot.runtime.kv_pool import KVPool
 from ingot.runtime.native.attention import Attention, attention_backend, make_attention
 from ingot.runtime.native.binding import NativeAttention, isa_in_use, native_library, use_isa
 from ingot.runtime.native.reference import ReferenceAttention
-from tests.runtime.attention_cases import Case, expected, run_alone, run_shuffled
+from tests.runtime.attention_cases import Case, expected, run_alone, run_shuffled, tables, turned
 
 Backend = Callable[[KVPool], Attention]
 TOLERANCE = 2e-6  # float32 sums of up to 300 terms against float64
@@ -30,6 +30,11 @@ SHAPES = [
     Case(window=1),
     Case(window=37, lengths=(300, 20, 130)),
     Case(softcap=3.0, window=64, heads=6, dim=24),
+    Case(packed=True),
+    Case(rotary_dim=16, packed=True),
+    Case(heads=9, kv_heads=3, dim=64, rotary_dim=64, packed=True),
+    Case(heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
+    Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
 ]
 
 
@@ -73,12 +78,23 @@ def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: 
     kv_heads=st.integers(1, 3), group=st.integers(1, 9), dim=st.sampled_from([8, 16, 20, 32, 64, 80]),
     block_tokens=st.sampled_from([1, 7, 16, 64]), window=st.sampled_from([0, 0, 5, 64, 65]),
     softcap=st.sampled_from([0.0, 5.0]), lengths=st.lists(st.integers(1, 140), min_size=1, max_size=4),
-    seed=st.integers(0, 99),
+    seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(),
 )  # fmt: skip
 def test_any_shape_gives_the_same_bits_however_it_is_run(
-    kv_heads: int, group: int, dim: int, block_tokens: int, window: int, softcap: float, lengths: list[int], seed: int
+    kv_heads: int,
+    group: int,
+    dim: int,
+    block_tokens: int,
+    window: int,
+    softcap: float,
+    lengths: list[int],
+    seed: int,
+    quarters: int,
+    packed: bool,
 ) -> None:
-    case = Case(kv_heads * group, kv_heads, dim, block_tokens, softcap, window, tuple(lengths), seed)
+    rotary_dim = dim * quarters // 4
+    shape = (kv_heads * group, kv_heads, dim, block_tokens, softcap, window)
+    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed)
     alone = run_alone(case, native(1)(case.pool()))
     mixed = run_shuffled(case, native(2)(case.pool()), seed)
     assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
@@ -125,6 +141,30 @@ def test_numpy_and_kernel_agree_within_1e_6() -> None:
         ours, theirs = run_alone(case, native(1)(case.pool())), run_alone(case, ReferenceAttention(case.pool()))
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_rotation_and_packing_give_the_same_bits_as_rotating_and_splitting_first(backend: Backend) -> None:
+    case = Case(heads=6, kv_heads=2, dim=24, rotary_dim=16, packed=True)
+    rotation = case.rotation
+    assert rotation is not None
+    plain = Case(heads=6, kv_heads=2, dim=24)
+    for sequence, source_of in zip(plain.sequences, case.sequences, strict=True):
+        positions = np.arange(len(source_of.query))
+        for target, source in ((sequence.query, source_of.query), (sequence.key, source_of.key)):
+            target[:] = rotation.turn(source.reshape(len(positions), -1, 24), positions).reshape(target.shape)
+    before, after = run_alone(plain, backend(plain.pool())), run_alone(case, backend(case.pool()))
+    assert [x.tobytes() for x in before] == [x.tobytes() for x in after]
+
+
+def test_the_pool_holds_turned_keys_and_values_as_they_came(backend: Backend) -> None:
+    case = Case(lengths=(5,), rotary_dim=16, packed=True)
+    pool = case.pool()
+    run_alone(case, backend(pool))
+    block = int(tables(case)[0, 0])
+    keys, values = pool.blocks[block, 1, :, :, :5].transpose(0, 2, 1, 3)  # [tokens, kv heads, dim] each
+    expected_keys = turned(case, case.sequences[0].key.reshape(5, case.kv_heads, case.dim).astype(np.float64))
+    np.testing.assert_allclose(keys, expected_keys, atol=1e-6, rtol=0)
+    np.testing.assert_array_equal(values.reshape(5, -1), case.sequences[0].value)
 
 
 def test_keys_and_values_land_in_their_layer_and_slot_alone(backend: Backend) -> None:

@@ -13,6 +13,7 @@ from ingot.artifact.manifest import (
     Manifest,
     ModelFacts,
     Program,
+    RotaryTables,
     SegmentStep,
     ValueFacts,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Manifest",
     "ModelFacts",
     "Program",
+    "RotaryTables",
     "SegmentStep",
     "ValueFacts",
     "open_artifact",

@@ -66,10 +66,21 @@ class SegmentStep(_Frozen):
     outputs: tuple[str, ...]
 
 
+class RotaryTables(_Frozen):
+    """Float32 tensors [positions, rotary_dim / 2] of a safetensors file, and how much of each head they turn."""
+
+    file: str = Field(description="path below the artifact's folder, with forward slashes")
+    cos: str
+    sin: str
+    rotary_dim: int = Field(ge=2, description="leading elements of a head that are rotated, halves as pairs; even")
+
+
 class AttentionStep(_Frozen):
     """Write this step's keys and values into the KV pool, then attend: the IR's ingot::PagedAttention.
 
-    query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query.
+    query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand begins
+    at a column of the value it lies in, so that all three may lie in one. With `rotary`, queries and keys are turned by
+    their tokens' positions first; what the pool holds is turned.
     """
 
     kind: Literal["attention"] = "attention"
@@ -77,6 +88,10 @@ class AttentionStep(_Frozen):
     query: str
     key: str
     value: str
+    query_column: int = Field(default=0, ge=0)
+    key_column: int = Field(default=0, ge=0)
+    value_column: int = Field(default=0, ge=0)
+    rotary: RotaryTables | None = None
     output: str
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)

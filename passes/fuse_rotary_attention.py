@@ -1,0 +1,190 @@
+"""Paged attention that takes the rotary embedding, and the split of packed projections, with it.
+
+    Matched         q, k, v = Split(packed; axis=-1)                                 [T, H * D], and [T, KV * D] twice
+                    q', k' = Squeeze(RotaryEmbedding(Unsqueeze(.., 0), cos, sin, positions), 0)  of q and of k
+                    a = ingot::PagedAttention(q', k', v)
+
+    Replacement     a = ingot::PagedAttention(packed, packed, packed, cos, sin; query_column=0, key_column=H * D,
+                                              value_column=(H + KV) * D, rotary_dim=...)
+
+The columns say where in its input each operand begins. The kernel reads the operands where the matmul wrote them and
+turns queries and keys as it reads them: no copies, and six ops less in each layer. Each half is taken where it stands
+alone: the rotary embedding where a norm or nothing packed is before it, the split where a layer has no rotary
+embedding. The segments read no tables any more; these are stored beside the weights, and the executor reads them there.
+
+Refuses: queries and keys turned by different tables, or one of them alone; interleaved pairs; heads other than the
+attention's; positions that are not the graph's position_ids. Such a rotary embedding stays an op of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from ingot.passes.base import Pass, PassKind
+from ingot.passes.rewriting import (
+    Refusal,
+    make_node,
+    replace_nodes,
+    settle,
+    small_constant,
+    sole_consumer,
+    static_columns,
+)
+
+_COLUMNS = ("query_column", "key_column", "value_column")
+_ABSORBED = ("Squeeze", "RotaryEmbedding", "Unsqueeze", "Split")
+
+
+@dataclass(frozen=True)
+class FuseRotaryAttention(Pass):
+    """Has no options: what does not match stays as it is, and runs as well."""
+
+    name: ClassVar[str] = "fuse-rotary-attention"
+    kind: ClassVar[PassKind] = "lowering"
+    summary: ClassVar[str] = "Lets paged attention read packed projections and apply the rotary embedding itself."
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rotary embeddings first: what is split is seen behind them."""
+        refusals, modified = [], False
+        for match in list(_find(model.graph)):
+            refusal = _check(match)
+            if refusal is None:
+                _replace(model.graph, match)
+                modified = True
+            else:
+                refusals.append(refusal)
+        for attention in _attentions(model.graph):
+            modified |= _read_packed(model.graph, attention)
+        settle(self.name, refusals, strict=False, is_present=True)
+        return ir.passes.PassResult(model, modified)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """An attention, and the RotaryEmbedding behind its query and key; None where there is none."""
+
+    attention: ir.Node
+    query: ir.Node | None
+    key: ir.Node | None
+
+    @property
+    def rotations(self) -> tuple[tuple[ir.Node | None, str], ...]:
+        return (self.query, "num_heads"), (self.key, "num_kv_heads")
+
+
+def _attentions(graph: ir.Graph) -> list[ir.Node]:
+    return [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]
+
+
+def _find(graph: ir.Graph) -> Iterator[_Match]:
+    for attention in _attentions(graph):
+        query, key = (_rotation_of(attention.inputs[index]) for index in (0, 1))
+        if query is not None or key is not None:
+            yield _Match(attention, query, key)
+
+
+def _rotation_of(operand: ir.Value | None) -> ir.Node | None:
+    """The RotaryEmbedding whose only batch `operand` is."""
+    rotated = _behind(operand, "Squeeze")
+    rotation = rotated.producer() if rotated is not None else None
+    return rotation if rotation is not None and rotation.op_type == "RotaryEmbedding" else None
+
+
+def _behind(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    """What a Squeeze or Unsqueeze of axis 0 made `value` from; None for anything else."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != op_type or len(node.inputs) < 2 or small_constant(node.inputs[1]) != [0]:
+        return None
+    return node.inputs[0]
+
+
+def _check(match: _Match) -> Refusal | None:
+    if match.query is None or match.key is None:
+        return Refusal(match.attention.name or "", "has one of queries and keys rotated, and not the other")
+    for rotation, heads in match.rotations:
+        assert rotation is not None
+        reason = _why_not(rotation, match.attention, heads)
+        if reason:
+            return Refusal(rotation.name or "", reason)
+    if match.query.inputs[1:3] != match.key.inputs[1:3] or _rotary_dim(match, match.query) != _rotary_dim(
+        match, match.key
+    ):
+        return Refusal(match.key.name or "", f"turns keys otherwise than {match.query.name!r} turns queries")
+    return None
+
+
+def _why_not(rotation: ir.Node, attention: ir.Node, heads: str) -> str | None:
+    """Why the kernel cannot do what this RotaryEmbedding does."""
+    if rotation.attributes.get_int("interleaved", 0):
+        return "pairs neighbours (interleaved); the kernel pairs halves"
+    if rotation.attributes.get_int("num_heads", 0) != attention.attributes[heads].as_int():
+        return f"has another number of heads than the {heads} of {attention.name!r}"
+    if _behind(rotation.inputs[0], "Unsqueeze") is None:
+        return "reads a batch that no Unsqueeze made"
+    positions = _behind(rotation.inputs[3], "Unsqueeze") if len(rotation.inputs) > 3 else None
+    if positions is None or positions.name != "position_ids" or not positions.is_graph_input():
+        return "takes positions that are not the graph's position_ids"
+    tables = rotation.inputs[1:3]
+    if not all(_is_table(table) for table in tables):
+        return "has tables that are no float32 initializers"
+    return None
+
+
+def _is_table(table: ir.Value | None) -> bool:
+    return table is not None and table.is_initializer() and table.dtype == ir.DataType.FLOAT
+
+
+def _rotary_dim(match: _Match, rotation: ir.Node) -> int:
+    """Leading elements of a head that are turned; the op's 0 means all."""
+    return rotation.attributes.get_int("rotary_embedding_dim", 0) or match.attention.attributes["head_dim"].as_int()
+
+
+def _replace(graph: ir.Graph, match: _Match) -> None:
+    assert match.query is not None
+    assert match.key is not None
+    query, key = (_behind(rotation.inputs[0], "Unsqueeze") for rotation in (match.query, match.key))
+    inputs = [query, key, match.attention.inputs[2], *match.query.inputs[1:3]]
+    _rewrite(graph, match.attention, inputs, rotary_dim=_rotary_dim(match, match.query))
+
+
+def _read_packed(graph: ir.Graph, attention: ir.Node) -> bool:
+    """Read the operands before their Split where it splits for this attention alone; return whether it does."""
+    operands = attention.inputs[:3]
+    splits = {operand.producer() for operand in operands if operand is not None}
+    split = splits.pop()
+    if splits or split is None or split.op_type != "Split" or set(split.outputs) != set(operands):
+        return False
+    widths = [static_columns(output) for output in split.outputs]
+    is_last_axis = split.attributes.get_int("axis", 0) in (-1, 1)
+    if not is_last_axis or None in widths or any(sole_consumer(output) is None for output in split.outputs):
+        return False
+    begins = {output: sum(filter(None, widths[:index])) for index, output in enumerate(split.outputs)}
+    columns = {name: begins[operand] for name, operand in zip(_COLUMNS, operands, strict=True) if operand is not None}
+    _rewrite(graph, attention, [*[split.inputs[0]] * 3, *attention.inputs[3:]], **columns)
+    return True
+
+
+def _rewrite(graph: ir.Graph, attention: ir.Node, inputs: list[ir.Value | None], **attributes: int) -> None:
+    """Give the attention other inputs and more attributes; remove what only it read."""
+    read = list(attention.inputs)
+    kept: dict[str, Any] = {attribute.name: attribute.value for attribute in attention.attributes.values()}
+    outputs = list(attention.outputs)
+    new = make_node("PagedAttention", attention.name or "", inputs, outputs, domain="ingot", **{**kept, **attributes})
+    replace_nodes(graph, attention, [attention], [new], {outputs[0]: new.outputs[0]})
+    for value in read:
+        _drop_unread(graph, value)
+
+
+def _drop_unread(graph: ir.Graph, value: ir.Value | None) -> None:
+    """Remove the op that made the value, and those before it, as far as they were absorbed and nobody reads them."""
+    node = value.producer() if value is not None else None
+    if node is None or node.graph is not graph or node.op_type not in _ABSORBED:
+        return
+    if any(output.uses() or output.is_graph_output() for output in node.outputs):
+        return
+    before = list(node.inputs)
+    graph.remove(node, safe=True)
+    for source in before:
+        _drop_unread(graph, source)
