@@ -30,9 +30,9 @@ def expand_attention(
     node: ir.Node, inputs: list[ir.Value | None], sequence_tokens: int, add: AddOp, constant: AddConstant
 ) -> ir.Value:
     """Add the nodes; return what stands for the node's output, [B * S, heads * D]."""
-    query, key, value = inputs[:3]
-    if any(extra is not None for extra in inputs[3:]):
-        raise PassError(f"{node.name!r} has attention sinks; calibration does not know them")
+    query, key, value = (*inputs, None, None)[:3]
+    if None in (query, key, value) or any(extra is not None for extra in inputs[3:]):
+        raise PassError(f"{node.name!r} reads more than query, key and value; run calibrated passes before its fusions")
     heads, kv_heads, dim, window = (_int(node, name) for name in ("num_heads", "num_kv_heads", "head_dim", "window"))
     group = heads // kv_heads
 
