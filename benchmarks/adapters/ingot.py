@@ -11,6 +11,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
 from ingot.pipeline.compile import tool_versions
 from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.targets import get_target
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
 from ingot.runtime.sampling import SamplingParams
@@ -59,7 +60,8 @@ def build_int4(checkpoint: Path, work_folder: Path, block_size: int) -> Artifact
     """The artifact in `work_folder`, built when it is not there for this very recipe; it carries no evidence."""
     overrides = (f"checkpoint={checkpoint}", f"passes.quantize-weights.block_size={block_size}")
     recipe = load_recipe("int4-cpu", overrides)
-    key = hashlib.sha256(f"{recipe.resolved_yaml()}{tool_versions()}".encode()).hexdigest()[:12]
+    program = f"{recipe.resolved_yaml()}{get_target(recipe.target).lowering}{tool_versions()}"
+    key = hashlib.sha256(program.encode()).hexdigest()[:12]
     folder = work_folder / "ingot" / f"int4-block{block_size}-{key}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
