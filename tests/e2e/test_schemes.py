@@ -64,7 +64,7 @@ def test_every_choice_per_weight_runs_and_has_its_size(
     build_unmeasured: BuildArtifact, baseline: NDArray[np.float64], settings: str
 ) -> None:
     parts = [settings] if settings.startswith("overrides") else settings.split(",")
-    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, *(f"{OPTION}{part}" for part in parts))
+    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, *(f"{OPTION}{part}" for part in ("block_size=32", *parts)))
     assert divergence(baseline, logits_of(artifact)) <= KL_LIMITS[4]
     assert artifact.total_bytes / 1e6 == pytest.approx(SETTINGS[settings], abs=0.2)
 
