@@ -1,5 +1,6 @@
 """Sealing an artifact: written beside its final place, flushed, then renamed, so that nobody sees half of one."""
 
+import ctypes
 import errno
 import os
 import re
@@ -16,6 +17,7 @@ from ingot.errors import BuildError
 
 _PREFIX = ".ingot-build-"
 _REPLACED = "replaced"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 class ArtifactWriter:
@@ -115,6 +117,9 @@ class ArtifactWriter:
     def _take_place(self, aside: Path) -> None:
         """Rename to the final name; what stands there, perhaps only since a moment, is moved aside first."""
         while True:
+            if self.target.is_dir() and _exchange(self.path, self.target):
+                shutil.rmtree(self.path, ignore_errors=True)
+                return
             if self.target.exists() and not aside.exists():
                 self.target.rename(aside)
             try:
@@ -124,6 +129,12 @@ class ArtifactWriter:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 shutil.rmtree(aside, ignore_errors=True)  # another build sealed here after we had moved one aside
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, so that a reader always finds one of them; False where Linux's call is missing."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return call is not None and call(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0
 
 
 def _flush(path: Path) -> None:
