@@ -82,6 +82,10 @@ class CalibrationStage(Protocol):
         """Mean |x| of each channel [in] over all calibration tokens."""
         ...
 
+    def max_absolute(self, source: ir.Value) -> Float64Array:
+        """Largest |x| of each channel [in] over all calibration tokens; NaN where a channel holds one."""
+        ...
+
     def rows(self, source: ir.Value, count: int) -> Float32Array:
         """At most `count` rows of a group's input, evenly spread over the calibration tokens: [rows, in]."""
         ...

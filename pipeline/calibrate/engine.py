@@ -148,6 +148,11 @@ class _Stage:
         mean: Float64Array = np.sum(sums, axis=0) / self.walk.engine.data.sequences.size
         return mean
 
+    def max_absolute(self, source: ir.Value) -> Float64Array:
+        """Largest |x| of each channel."""
+        largest: Float64Array = np.max([np.abs(x).max(axis=0) for x in self._inputs(source)], axis=0).astype(np.float64)
+        return largest
+
     def rows(self, source: ir.Value, count: int) -> Float32Array:
         """Evenly spread rows."""
         total = self.walk.engine.data.sequences.size

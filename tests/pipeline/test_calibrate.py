@@ -40,6 +40,7 @@ def test_the_gram_matrix_is_x_transposed_times_x_of_what_the_layer_reads() -> No
     assert [node.name for node in group.linears] == [f"layers.0.{name}_proj" for name in "qkv"]
     np.testing.assert_allclose(stage.gram(group.source), inputs.T @ inputs, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(stage.mean_absolute(group.source), np.abs(inputs).mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(stage.max_absolute(group.source), np.abs(inputs).max(axis=0), rtol=1e-4)
     np.testing.assert_allclose(stage.rows(group.source, 3), inputs[[0, 639, 1279]], rtol=1e-4, atol=1e-5)
 
 
