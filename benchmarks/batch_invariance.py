@@ -56,7 +56,7 @@ class Outcome:
 def forms() -> Iterator[Form]:
     """All forms; 8 bits with float32 activations are left out, being far too slow to be used."""
     yield Form(32, 0, False, 0)
-    for bits, level in ((4, 4), (8, 4), (4, 0)):
+    for bits, level in ((2, 4), (4, 4), (8, 4), (2, 0), (4, 0)):
         for block_size in (16, 32, 64, 128, 256):
             for symmetric in (True, False):
                 yield Form(bits, block_size, symmetric, level)

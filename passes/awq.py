@@ -38,7 +38,7 @@ from ingot.passes.progress import report_progress
 from ingot.passes.quantize_weights import BlockSize
 from ingot.passes.rewriting import Refusal
 from ingot.passes.rounding import dequantize, round_weight
-from ingot.passes.scale_search import Scheme
+from ingot.passes.scale_search import Scheme, WeightBits
 from ingot.passes.weight_sites import weight_sites
 from ingot.settings import num_threads
 
@@ -78,7 +78,7 @@ class Awq(Pass):
     summary: ClassVar[str] = "Scales input channels so that quantization hurts least; rounds nothing itself."
     needs_calibration: ClassVar[bool] = True
 
-    bits: Literal[4, 8] = 4
+    bits: WeightBits = 4
     block_size: BlockSize = 32
     symmetric: bool = False
     rounding: Literal["nearest", "gptq"] = "nearest"

@@ -1,4 +1,4 @@
-"""The pass gptq: weight matrices to 4 or 8 bits, each rounded for the inputs that it is fed on calibration data.
+"""The pass gptq: weight matrices to 2, 3, 4 or 8 bits, each rounded for the inputs that it is fed on calibration data.
 
 Matched and Replacement are those of quantize-weights, whose options and statistics this pass has, too. How a weight is
 rounded is told in gptq_rounding.py (Frantar et al., GPTQ, arXiv:2210.17323).
@@ -55,7 +55,7 @@ class Gptq(QuantizeWeights):
 
     name: ClassVar[str] = "gptq"
     kind: ClassVar[PassKind] = "quantization"
-    summary: ClassVar[str] = "Rounds weight matrices to 4 or 8 bits for the inputs they get on calibration data."
+    summary: ClassVar[str] = "Rounds weight matrices to 2 to 8 bits for the inputs they get on calibration data."
     needs_calibration: ClassVar[bool] = True
 
     act_order: bool = True

@@ -1,4 +1,4 @@
-"""The pass quantize-weights: weight matrices to 4 or 8 bits, without data.
+"""The pass quantize-weights: weight matrices to 2, 3, 4 or 8 bits, without data.
 
     Matched         W = initializer [out, in], or Cast(initializer)
                     Gemm(x, W, b?, transB=1)                Gather(W, input_ids)
@@ -6,7 +6,8 @@
     Replacement     W' = DequantizeLinear(q, scale, zero_point?, axis=1, block_size)       per channel: axis=0
                     Gemm(x, W', b?, transB=1)               Gather(W', input_ids)
 
-    q            [out, in]              int4 | int8 symmetric, uint4 | uint8 asymmetric, named <weight>.q
+    q            [out, in]              int4 | int8 symmetric, uint4 | uint8 asymmetric, named <weight>.q;
+                                        2 and 3 bits are int4 | uint4 too, see quantized_tensors.py
     scale        [out, ceil(in/block)]  float32, <weight>.scale          per channel: [out]
     zero_point   as scale, dtype of q   asymmetric only, <weight>.zero_point
 
@@ -39,7 +40,7 @@ from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
 from ingot.passes.quantized_tensors import insert_dequantize
 from ingot.passes.rounding import RoundedWeight, round_weight
-from ingot.passes.scale_search import Scheme
+from ingot.passes.scale_search import Scheme, WeightBits
 from ingot.passes.scheme_overrides import Override, parse_overrides
 from ingot.passes.weight_sites import WeightSite, apply_to_array, drop_if_unused, weight_sites
 from ingot.settings import num_threads
@@ -47,7 +48,7 @@ from ingot.settings import num_threads
 QUANTIZATION_KEY = "ingot.quantization"  # model.metadata_props: JSON, see the module's docstring
 
 BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]
-Bits = Literal["none", 4, 8]
+Bits = Literal["none", 2, 3, 4, 8]
 Group = dict[tuple[ir.Value, Scheme], list[WeightSite]]
 Rounder = Callable[[NDArray[Any]], RoundedWeight]
 
@@ -56,21 +57,21 @@ Rounder = Callable[[NDArray[Any]], RoundedWeight]
 class QuantizeWeights(Pass):
     """Options:
 
-    bits          4 or 8
+    bits          2, 3, 4 or 8
     block_size    columns that share a scale: 16, 32, 64, 128, 256; 0 or "channel": a whole row
     symmetric     signed codes without a zero point; else unsigned codes with one
     clip          search the scale with the smallest error; else take it from the largest value
-    lm_head       4, 8, or "none" to leave the head as it is
-    embedding     4, 8, or "none" to leave the table as it is
+    lm_head       bits of the head, or "none" to leave it as it is
+    embedding     bits of the table, or "none" to leave it as it is
     overrides     pattern -> {bits, block_size, symmetric, clip}, or "none" or 16 to leave the weight as it is;
                   patterns are fnmatch's, on module paths and tensor names; the last that matches wins
     """
 
     name: ClassVar[str] = "quantize-weights"
     kind: ClassVar[PassKind] = "quantization"
-    summary: ClassVar[str] = "Rounds weight matrices to 4 or 8 bits with an error-minimising clip; needs no data."
+    summary: ClassVar[str] = "Rounds weight matrices to 2 to 8 bits with an error-minimising clip; needs no data."
 
-    bits: Literal[4, 8] = 4
+    bits: WeightBits = 4
     block_size: BlockSize = 32
     symmetric: bool = False
     clip: bool = True

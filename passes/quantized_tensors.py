@@ -1,4 +1,9 @@
-"""Quantized weights as ONNX: codes, scales and zero points as initializers, read by a DequantizeLinear."""
+"""Quantized weights as ONNX: codes, scales and zero points as initializers, read by a DequantizeLinear.
+
+Codes are INT4, UINT4, INT8 or UINT8. Opset 24 has no narrower type, so weights of 2 and 3 bits stand in the 4-bit ones,
+with codes of their own range (-2..1, 0..3, -4..3, 0..7), and the DequantizeLinear says how many bits are meant in its
+metadata "ingot.bits". What the engine then stores is the lowering's choice.
+"""
 
 from typing import Any
 
@@ -20,8 +25,11 @@ def pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:
     return packed
 
 
+BITS_KEY = "ingot.bits"  # metadata_props of a DequantizeLinear whose codes have fewer bits than their type
+
+
 def code_tensor(codes: CodeArray, bits: int, name: str) -> ir.TensorProtocol:
-    """Codes as INT4, UINT4, INT8 or UINT8; 4-bit codes are held packed."""
+    """Codes as INT4, UINT4, INT8 or UINT8; those of up to 4 bits are held packed."""
     if bits == 8:
         return ir.Tensor(codes, name=name)
     dtype = ir.DataType.INT4 if codes.dtype == np.int8 else ir.DataType.UINT4
@@ -45,8 +53,25 @@ def insert_dequantize(
         name=f"{base.removesuffix('.weight')}.dequantize",
         outputs=[float_value(f"{base}.dequantized", rounded.codes.shape)],
     )
+    mark_bits(node, scheme.bits)
     graph.insert_before(before, node)
     return node.outputs[0]
+
+
+def mark_bits(node: ir.Node, bits: int) -> None:
+    """Say on a DequantizeLinear how many bits its codes have, where their type does not."""
+    if bits not in (4, 8):
+        node.metadata_props[BITS_KEY] = str(bits)
+
+
+def weight_bits(node: ir.Node) -> int:
+    """Bits of the codes that a DequantizeLinear reads: 2, 3, 4 or 8."""
+    if BITS_KEY in node.metadata_props:
+        return int(node.metadata_props[BITS_KEY])
+    codes = node.inputs[0]
+    assert codes is not None
+    assert codes.dtype is not None
+    return int(codes.dtype.bitwidth)
 
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
+WeightBits = Literal[2, 3, 4, 8]
 
 _SHRINK_FACTORS = tuple(1.0 - 0.05 * step for step in range(11))  # 1.0 (no clip) down to 0.5
 _NO_CLIP = (1.0,)
@@ -20,14 +21,14 @@ _NO_CLIP = (1.0,)
 class Scheme:
     """How one weight is quantized. block_size 0: per channel. Symmetric: signed codes, no zero point."""
 
-    bits: Literal[4, 8]
+    bits: WeightBits
     block_size: int
     symmetric: bool
     clip: bool = True
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """Smallest and largest code: -8..7, 0..15, -128..127 or 0..255."""
+        """Smallest and largest code: -8..7 or 0..15 with 4 bits, and so on."""
         levels = 1 << self.bits
         return (-levels // 2, levels // 2 - 1) if self.symmetric else (0, levels - 1)
 

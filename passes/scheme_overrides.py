@@ -5,19 +5,20 @@ from typing import Literal, TypedDict
 
 from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.passes.options import convert_option
+from ingot.passes.scale_search import WeightBits
 
 
 class Override(TypedDict, total=False):
     """The fields of Scheme that an override sets."""
 
-    bits: Literal[4, 8]
+    bits: WeightBits
     block_size: int
     symmetric: bool
     clip: bool
 
 
 _FIELDS = {
-    "bits": Literal[4, 8],
+    "bits": WeightBits,
     "block_size": Literal[0, 16, 32, 64, 128, 256, "channel"],
     "symmetric": bool,
     "clip": bool,

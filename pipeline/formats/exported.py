@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.passes.quantized_tensors import weight_bits
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 
@@ -37,6 +38,7 @@ class QuantizedLayer:
     scales: FloatArray
     zero_points: NDArray[np.int16] | None
     block_size: int  # 0: a whole row
+    bits: int  # 2, 3, 4 or 8
 
     @property
     def module(self) -> str:
@@ -48,11 +50,6 @@ class QuantizedLayer:
         """[out, in]."""
         rows, columns = self.codes.shape.numpy()
         return rows, columns
-
-    @property
-    def bits(self) -> int:
-        """4 or 8."""
-        return int(self.codes.dtype.bitwidth)
 
     @property
     def symmetric(self) -> bool:
@@ -99,9 +96,10 @@ def _exported(initializers: Mapping[str, ir.Value], name: str) -> ExportedWeight
         return PlainWeight(name, _tensor(initializers[name]))
     codes, scales = _tensor(initializers[f"{name}.q"]), _values(initializers[f"{name}.scale"])
     zero_point = initializers.get(f"{name}.zero_point")
-    blocks = next(iter(initializers[f"{name}.q"].consumers())).attributes.get_int("block_size", 0)
+    node = next(iter(initializers[f"{name}.q"].consumers()))
+    blocks = node.attributes.get_int("block_size", 0)
     zeros = None if zero_point is None else _columns(_values(zero_point)).astype(np.int16)
-    return QuantizedLayer(name, codes, _columns(scales).astype(np.float32), zeros, blocks)
+    return QuantizedLayer(name, codes, _columns(scales).astype(np.float32), zeros, blocks, weight_bits(node))
 
 
 def _columns(values: NDArray[Any]) -> NDArray[Any]:

@@ -69,7 +69,7 @@ def dequantized(model: ir.Model, weight: str) -> NDArray[np.float32]:
 
 QUANTIZED = [
     {"bits": bits, "block_size": block, "symmetric": symmetric}
-    for bits in (4, 8)
+    for bits in (2, 3, 4, 8)
     for block in (16, 32, 64, 128, 256, "channel")
     for symmetric in (True, False)
 ]

@@ -156,10 +156,10 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_names() -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 3}, r"bits is 3; allowed: 4 or 8"),
+        ({"bits": 6}, r"bits is 6; allowed: 2 or 3 or 4 or 8"),
         ({"block_size": 24}, r"block_size is 24; allowed: 0 or 16"),
         ({"overrides": {"a": {"bitz": 4}}}, r"overrides\['a'\]: unknown key 'bitz'.*Did you mean 'bits'"),
-        ({"overrides": {"a": {"bits": 5}}}, r"overrides\['a'\]: bits is 5; allowed: 4 or 8"),
+        ({"overrides": {"a": {"bits": 5}}}, r"overrides\['a'\]: bits is 5; allowed: 2 or 3 or 4 or 8"),
         ({"overrides": {"a": "nothing"}}, r"overrides\['a'\] is 'nothing'; allowed"),
     ],
 )

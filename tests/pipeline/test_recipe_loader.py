@@ -64,7 +64,7 @@ threads: true
         "mine.yaml:4: engine.max_batch_tokens is 'many'; it must be a whole number",
         "mine.yaml:6: unknown key 'block_size' in engine; keys: block_tokens, max_batch_tokens.",
         "mine.yaml:8: passes: no pass is named 'fold-constant'",
-        "mine.yaml:10: passes: quantize-weights: bits is 5; allowed: 4 or 8",
+        "mine.yaml:10: passes: quantize-weights: bits is 5; allowed: 2 or 3 or 4 or 8",
         "mine.yaml:11: passes: quantize-weights: unknown option 'blok_size'",
         "mine.yaml:12: passes: {clean-up: 3} is no pass; write NAME or NAME: {option: value, ...}",
         "mine.yaml:13: latency.rounds is 1; it must be 2 or more",
