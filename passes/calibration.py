@@ -39,7 +39,13 @@ BlockRun = Callable[[Mapping[ir.Node, Float32Array]], Sequence[Float32Array]]
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """Which data a model was calibrated on: a text by name and digest, and what was drawn from it."""
+    """Which data a model was calibrated on: a text by name and digest, and what was drawn from it.
+
+    kind              "text", "jsonl" or "folder"
+    packing           "packed": sequences of `sequence_tokens`; "documents": one a document, which may be shorter
+    documents         those of the text that hold a token
+    missing_tokens    what sequences lack to `sequence_tokens`, all together
+    """
 
     text: str
     sha256: str
@@ -47,11 +53,15 @@ class CalibrationFacts:
     sequences: int
     sequence_tokens: int
     seed: int
+    kind: str = "text"
+    packing: str = "packed"
+    documents: int = 1
+    missing_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """Tokens that every layer sees."""
-        return self.sequences * self.sequence_tokens
+        return self.sequences * self.sequence_tokens - self.missing_tokens
 
     def record(self, model: ir.Model) -> None:
         """Write the facts into the IR's metadata."""

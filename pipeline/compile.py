@@ -1,6 +1,5 @@
 """The whole compile on one screen: checkpoint -> IR -> passes -> segments -> program on disk."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import write_program
 from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.sealed_checkpoint import seal_checkpoint
 from ingot.pipeline.targets import Target, get_target
 from ingot.progress import Progress, silent
 
@@ -56,7 +56,7 @@ def compile_recipe(
         with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             records = PassManager(passes, observe).run(model)
     program = write_program(model, folder, progress)
-    copy_tokenizer(checkpoint, folder / "tokenizer")
+    seal_checkpoint(checkpoint, folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     return Compiled(
         model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
@@ -68,13 +68,6 @@ def compile_recipe(
     )
 
 
-def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy the tokenizer's and generation's files as they are."""
-    folder.mkdir()
-    for file in checkpoint.tokenizer_files:
-        shutil.copyfile(file, folder / file.name)
-
-
 def tool_versions() -> dict[str, str]:
     """Versions of all that took part in the build."""
     return {"python": python_version(), **{name: version(name) for name in TOOLS}}
@@ -84,7 +77,7 @@ def calibration_engine(
     recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, passes: Sequence[Pass]
 ) -> CalibrationEngine | None:
     """The service for passes that need one, on the recipe's data."""
-    if recipe.calibration is None or not any(pass_.needs_calibration for pass_ in passes):
+    if recipe.calibration is None or not any(pass_.asks_calibration for pass_ in passes):
         return None
     options, facts = recipe.calibration, ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     if options.sequence_tokens > facts.context_tokens:
@@ -92,9 +85,17 @@ def calibration_engine(
             f"calibration.sequence_tokens is {options.sequence_tokens}; the model's context holds "
             f"{facts.context_tokens}: set it to that or less"
         )
-    sizes = (options.sequences, options.sequence_tokens)
-    text = recipe.calibration_text()
-    data = read_calibration_data(text, checkpoint.folder, *sizes, options.seed, facts.vocab_size)
+    data = read_calibration_data(
+        recipe.calibration_text(),
+        checkpoint.folder,
+        options.sequences,
+        options.sequence_tokens,
+        options.seed,
+        facts.vocab_size,
+        packing=options.packing,
+        chat_template=options.chat_template,
+        field=options.field,
+    )
     return CalibrationEngine(data, threads=recipe.threads)
 
 

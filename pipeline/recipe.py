@@ -84,10 +84,19 @@ class CalibrationOptions(_Frozen):
     """The data that passes such as gptq look at."""
 
     text: GivenPath | None = Field(
-        default=None, description="text file, given as `evaluation.text` is, and another one than that"
+        default=None,
+        description="text file, JSONL file or folder, given as `evaluation.text` is, and another one than that",
+    )
+    field: str | None = Field(
+        default=None, min_length=1, description="key of a JSONL record; null: text, messages, or prompt and completion"
+    )
+    chat_template: bool = Field(default=False, description="render messages by the checkpoint's chat template")
+    packing: Literal["packed", "documents"] = Field(
+        default="packed",
+        description="packed: documents end to end in sequences of one length; documents: each a sequence of its own",
     )
     sequences: int = Field(default=64, ge=1, description="sequences drawn from the text, without overlap")
-    sequence_tokens: int = Field(default=256, ge=2, description="tokens of each")
+    sequence_tokens: int = Field(default=256, ge=2, description="tokens of each, or the most for `documents`")
     seed: int = Field(default=0, ge=0, description="seed of the draw")
 
 
@@ -209,24 +218,24 @@ class Recipe(_Frozen):
         return self._text("evaluation.text", self.evaluation.text, advice)
 
     def calibration_text(self) -> Path:
-        """The calibration text's file. UsageError when the recipe names none, or it is not there."""
+        """The calibration text's file or folder. UsageError when the recipe names none, or it is not there."""
         text = self.calibration.text if self.calibration else None
         advice = "or leave the calibrated passes out"
         if text is None:
             raise UsageError(
                 f"recipe {self.name} names no calibration text; set it with --set calibration.text=FILE, {advice}"
             )
-        return self._text("calibration.text", text, advice)
+        return self._text("calibration.text", text, advice, folder=True)
 
-    def _text(self, key: str, text: RecipePath, advice: str) -> Path:
-        """The file of a text, which may lie in the checkpoint's folder."""
+    def _text(self, key: str, text: RecipePath, advice: str, folder: bool = False) -> Path:
+        """The file (or folder) of a text, which may lie in the checkpoint's folder."""
         path = text.path
         if text.given.startswith(IN_CHECKPOINT):
             path = self.require_checkpoint_folder() / text.given.removeprefix(IN_CHECKPOINT)
-        if not path.is_file():
+        if not path.is_file() and not (folder and path.is_dir()):
             raise UsageError(
-                f"recipe {self.name}: {key} {text.given!r} is no file (looked for {path}); "
-                f"set it with --set {key}=FILE, {advice}"
+                f"recipe {self.name}: {key} {text.given!r} is no file{' or folder' if folder else ''} "
+                f"(looked for {path}); set it with --set {key}=FILE, {advice}"
             )
         return path
 

@@ -37,6 +37,7 @@ _ALLOWED = {
     "less_than_equal": "{le} or less",
     "string_pattern_mismatch": "made of letters, digits, '.', '_' and '-', the first a letter or digit",
     "string_too_short": "a text of at least {min_length} character",
+    "literal_error": "{expected}",
     "too_short": "a list of at least {min_length} value",
 }
 
@@ -139,7 +140,7 @@ def _gate_problems(recipe: Located, metric: str, gate: Located) -> Iterator[Prob
 
 def calibration_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Problem]:
     """Passes that need calibration data in a recipe that gives none."""
-    needing = [entry.name for entry in passes if load_pass_class(entry.name).needs_calibration]
+    needing = [entry.name for entry in passes if entry.make().asks_calibration]
     if not needing or _has(recipe, "calibration"):
         return []
     message = f"passes: {needing[0]} needs the section `calibration`, which the recipe lacks; "

@@ -64,10 +64,20 @@ class Tokenizer:
         """The token that opens a sequence."""
         return self._special_id("bos_token")
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own token that ends a sequence."""
+        return self._special_id("eos_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """The token that stands for what the vocabulary lacks."""
+        return self._special_id("unk_token")
+
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sequence: those of generation_config.json and the tokenizer's own end token."""
-        own = self._special_id("eos_token")
+        own = self.eos_token_id
         return frozenset(self._config.eos_token_ids) | (frozenset() if own is None else {own})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

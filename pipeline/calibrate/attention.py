@@ -1,12 +1,14 @@
 """Attention over whole sequences in standard ONNX: what calibration runs in place of ingot::PagedAttention.
 
-All sequences have the same length S and lie end to end, so that nothing but shapes tells them apart:
+Sequences lie end to end. Where all have the same length S, nothing but shapes tells them apart; where they differ, rows
+are first laid out as sequences of the longest's length, and taken back behind it (chunks.py has these inputs):
 
     q, k, v      [B * S, heads * D] -> [B, KV, group, S, D], [B, KV, 1, D, S], [B, KV, 1, S, D]
     attended     Softmax(softcap(q @ k * scale) + mask) @ v                       mask [S, S]: 0, or -inf where not seen
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +18,10 @@ from ingot.passes.calibration import Float32Array
 
 AddOp = Callable[..., ir.Value]
 AddConstant = Callable[[np.ndarray[tuple[int, ...], np.dtype[np.generic]]], ir.Value]
+AddInput = Callable[[str, ir.DataType], ir.Value]
+
+LAYOUT_TOKENS, PADDED_ROWS, REAL_ROWS = "sequences.tokens", "sequences.padded", "sequences.real"
+_MASK = "sequences.mask."
 
 
 def causal_mask(sequence_tokens: int, window: int) -> Float32Array:
@@ -26,10 +32,59 @@ def causal_mask(sequence_tokens: int, window: int) -> Float32Array:
     return np.where(seen, np.float32(0), np.float32(-np.inf))
 
 
+def window_of_mask(name: str) -> int | None:
+    """The window of the mask that an input of this name is; None for another input."""
+    return int(name.removeprefix(_MASK)) if name.startswith(_MASK) else None
+
+
+@dataclass(frozen=True)
+class FixedLayout:
+    """All sequences have so many tokens."""
+
+    tokens: int
+    add: AddOp
+    constant: AddConstant
+
+    def shaped(self, x: ir.Value | None, *columns: int) -> ir.Value:
+        """x [B * S, columns' product] as [B, S, *columns]."""
+        return self.add("Reshape", [x, self.constant(np.array([-1, self.tokens, *columns], np.int64))])
+
+    def flat(self, x: ir.Value, columns: int) -> ir.Value:
+        """The way back: [B * S, columns]."""
+        return self.add("Reshape", [x, self.constant(np.array([-1, columns], np.int64))])
+
+    def mask(self, window: int) -> ir.Value:
+        """[S, S]."""
+        return self.constant(causal_mask(self.tokens, window))
+
+
+@dataclass(frozen=True)
+class RaggedLayout(FixedLayout):
+    """Each chunk says how long its sequences are; `tokens` is not used."""
+
+    read: AddInput
+
+    def shaped(self, x: ir.Value | None, *columns: int) -> ir.Value:
+        """x [tokens, columns' product] as [B, S, *columns], with S that of the chunk's longest."""
+        padded = self.add("Gather", [x, self.read(PADDED_ROWS, ir.DataType.INT64)], axis=0)
+        sizes = [np.array([-1], np.int64), np.array(columns, np.int64)]
+        first, last = map(self.constant, sizes)
+        shape = self.add("Concat", [first, self.read(LAYOUT_TOKENS, ir.DataType.INT64), last], axis=0)
+        return self.add("Reshape", [padded, shape])
+
+    def flat(self, x: ir.Value, columns: int) -> ir.Value:
+        """The way back, without the rows that are no tokens: [tokens, columns]."""
+        return self.add("Gather", [super().flat(x, columns), self.read(REAL_ROWS, ir.DataType.INT64)], axis=0)
+
+    def mask(self, window: int) -> ir.Value:
+        """[S, S], fed."""
+        return self.read(f"{_MASK}{window}", ir.DataType.FLOAT)
+
+
 def expand_attention(
-    node: ir.Node, inputs: list[ir.Value | None], sequence_tokens: int, add: AddOp, constant: AddConstant
+    node: ir.Node, inputs: list[ir.Value | None], layout: FixedLayout, add: AddOp, constant: AddConstant
 ) -> ir.Value:
-    """Add the nodes; return what stands for the node's output, [B * S, heads * D]."""
+    """Add the nodes; return what stands for the node's output, [tokens, heads * D]."""
     query, key, value = (*inputs, None, None)[:3]
     if None in (query, key, value) or any(extra is not None for extra in inputs[3:]):
         raise PassError(f"{node.name!r} reads more than query, key and value; run calibrated passes before its fusions")
@@ -37,8 +92,7 @@ def expand_attention(
     group = heads // kv_heads
 
     def by_head(x: ir.Value | None, group: int, perm: tuple[int, ...]) -> ir.Value:
-        shape = constant(np.array([-1, sequence_tokens, kv_heads, group, dim], np.int64))
-        return add("Transpose", [add("Reshape", [x, shape])], perm=perm)
+        return add("Transpose", [layout.shaped(x, kv_heads, group, dim)], perm=perm)
 
     def scalar(number: float | None) -> ir.Value:
         return constant(np.array(number, np.float32))
@@ -47,10 +101,10 @@ def expand_attention(
     scores = add("Mul", [product, scalar(node.attributes.get_float("scale"))])
     if softcap := node.attributes.get_float("softcap", 0.0):
         scores = add("Mul", [add("Tanh", [add("Div", [scores, scalar(softcap)])]), scalar(softcap)])
-    masked = add("Add", [scores, constant(causal_mask(sequence_tokens, window))])
+    masked = add("Add", [scores, layout.mask(window)])
     attended = add("MatMul", [add("Softmax", [masked], axis=-1), by_head(value, 1, (0, 2, 3, 1, 4))])
     by_token = add("Transpose", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, group, D]
-    return add("Reshape", [by_token, constant(np.array([-1, heads * dim], np.int64))])
+    return layout.flat(by_token, heads * dim)
 
 
 def _int(node: ir.Node, name: str) -> int:

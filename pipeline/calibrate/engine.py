@@ -21,12 +21,12 @@ from ingot.passes.calibration import (
 )
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.calibrate.activations import Activations, AnyArray
+from ingot.pipeline.calibrate.chunks import Chunk, chunks_of
 from ingot.pipeline.calibrate.data import CalibrationData
 from ingot.pipeline.calibrate.graph_runner import GraphRunner
 from ingot.pipeline.calibrate.levels import Level, levels, shared_nodes
 
 MEMORY_BYTES = 2 << 30
-_CHUNK_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,12 @@ class _Walk:
     store: Activations
     shared: frozenset[ir.Node] = field(init=False)
     levels: list[Level] = field(init=False)
+    chunks: Sequence[Chunk] = field(init=False)
 
     def __post_init__(self) -> None:
         self.shared = shared_nodes(self.graph)
         self.levels = levels(self.graph, self.shared)
-        for chunk, sequences in enumerate(self.chunks):
-            self.store.put("input_ids", chunk, sequences.reshape(-1))
-
-    @property
-    def chunks(self) -> list[AnyArray]:
-        """Token ids [sequences, sequence_tokens] of each chunk."""
-        sequences = self.engine.data.sequences
-        step = max(1, _CHUNK_TOKENS // sequences.shape[1])
-        return [sequences[at : at + step] for at in range(0, len(sequences), step)]
+        self.chunks = chunks_of(self.engine.data)
 
     def run(self, number: int) -> None:
         """Run a level, keep what later ones read, drop what none does."""
@@ -106,17 +99,14 @@ class _Walk:
 
     def runner(self, nodes: Sequence[ir.Node], values: Sequence[ir.Value]) -> GraphRunner:
         """A session over these nodes."""
-        tokens = self.engine.data.sequences.shape[1]
+        data = self.engine.data
+        tokens = data.sequences.shape[1] if data.lengths is None else None
         return GraphRunner(nodes, values, self.shared, tokens, self.engine.threads)
 
     def feeds(self, runner: GraphRunner, chunk: int) -> dict[str, AnyArray]:
         """What the session reads of a chunk."""
-        sequences, tokens = self.chunks[chunk].shape
-        rows = {
-            "position_ids": np.tile(np.arange(tokens), sequences),
-            "logits_indices": np.arange(sequences * tokens),
-        }
-        return {name: rows[name] if name in rows else self.store.get(name, chunk) for name in runner.activations}
+        given = {name: self.chunks[chunk].feed(name) for name in runner.activations}
+        return {name: self.store.get(name, chunk) if rows is None else rows for name, rows in given.items()}
 
     def _read_after(self, number: int) -> set[ir.Value]:
         later = (node for level in self.levels[number + 1 :] for node in level.nodes)
@@ -145,7 +135,7 @@ class _Stage:
     def mean_absolute(self, source: ir.Value) -> Float64Array:
         """Mean |x| of each channel."""
         sums = [np.abs(x).sum(axis=0, dtype=np.float64) for x in self._inputs(source)]
-        mean: Float64Array = np.sum(sums, axis=0) / self.walk.engine.data.sequences.size
+        mean: Float64Array = np.sum(sums, axis=0) / self.walk.engine.data.tokens
         return mean
 
     def max_absolute(self, source: ir.Value) -> Float64Array:
@@ -155,7 +145,7 @@ class _Stage:
 
     def rows(self, source: ir.Value, count: int) -> Float32Array:
         """Evenly spread rows."""
-        total = self.walk.engine.data.sequences.size
+        total = self.walk.engine.data.tokens
         wanted, taken, start = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)), [], 0
         for x in self._inputs(source):
             inside = wanted[(wanted >= start) & (wanted < start + len(x))]
@@ -164,12 +154,11 @@ class _Stage:
         return np.concatenate(taken)
 
     def block(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], tokens: int) -> BlockRun:
-        """A session over the nodes, and the first chunks that make up so many tokens."""
+        """A session over the nodes, and chunks that make up so many tokens, evenly spread."""
         walk = self.walk
         runner = walk.runner(nodes, outputs)
         own = {value: float32_values(value) for value in runner.weights}
-        per_chunk = walk.chunks[0].size
-        feeds = [walk.feeds(runner, chunk) for chunk in range(min(len(walk.chunks), -(-tokens // per_chunk)))]
+        feeds = [walk.feeds(runner, chunk) for chunk in _spread(tokens, walk.engine.data.tokens, len(walk.chunks))]
 
         def run(weights: Mapping[ir.Node, Float32Array]) -> Sequence[Float32Array]:
             replaced = {node.inputs[1]: array for node, array in weights.items()}
@@ -181,3 +170,9 @@ class _Stage:
 
     def _inputs(self, source: ir.Value) -> Iterator[Float32Array]:
         return (self.walk.store.get(source.name or "", chunk) for chunk in range(len(self.walk.chunks)))
+
+
+def _spread(tokens: int, all_tokens: int, chunks: int) -> list[int]:
+    """As many of the chunks as hold about so many tokens, evenly spread."""
+    count = min(chunks, -(-tokens * chunks // all_tokens))
+    return [at * chunks // count for at in range(count)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 from ingot.passes.rotary_rows import turn_rotary_rows
 from ingot.passes.weight_values import is_stored
-from ingot.pipeline.calibrate.attention import expand_attention
+from ingot.pipeline.calibrate.attention import FixedLayout, RaggedLayout, expand_attention
 from ingot.runtime.executors.segment_runner import session_options
 from ingot.runtime.executors.thread_pool import use_thread_pool
 
@@ -32,6 +32,8 @@ class GraphRunner:
 
     weights        stored values that are fed in float32
     activations    names of the values that are fed
+
+    `sequence_tokens` is the length of all sequences; None where it differs, see chunks.py for what is fed then.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class GraphRunner:
         nodes: Sequence[ir.Node],
         outputs: Sequence[ir.Value],
         shared: frozenset[ir.Node],
-        sequence_tokens: int,
+        sequence_tokens: int | None,
         num_threads: int | None = None,
     ) -> None:
         use_thread_pool(num_threads)
@@ -65,11 +67,16 @@ class GraphRunner:
 class _Copy:
     """Copies of nodes and of what they read, as they are met."""
 
-    def __init__(self, shared: frozenset[ir.Node], sequence_tokens: int) -> None:
+    def __init__(self, shared: frozenset[ir.Node], sequence_tokens: int | None) -> None:
         self.weights: list[ir.Value] = []
         self.activations: list[str] = []
         self._shared = shared
-        self._sequence_tokens = sequence_tokens
+        self._layout = (
+            RaggedLayout(0, self._add, self._constant, self._read)
+            if sequence_tokens is None
+            else FixedLayout(sequence_tokens, self._add, self._constant)
+        )
+        self._read_values: dict[str, ir.Value] = {}
         self._values: dict[ir.Value, ir.Value] = {}
         self._nodes: list[ir.Node] = []
         self._inputs: list[ir.Value] = []
@@ -90,7 +97,7 @@ class _Copy:
         """Copy a node and whatever constant it needs."""
         inputs = [None if value is None else self._value(value) for value in node.inputs]
         if (node.domain, node.op_type) == ("ingot", "PagedAttention"):
-            attended = expand_attention(node, inputs, self._sequence_tokens, self._add, self._constant)
+            attended = expand_attention(node, inputs, self._layout, self._add, self._constant)
             self._values[node.outputs[0]] = attended
             return
         self._values.update((value, _copy(value, value.dtype)) for value in node.outputs)
@@ -128,6 +135,13 @@ class _Copy:
         copy = _copy(value, dtype)
         self._inputs.append(copy)
         return copy
+
+    def _read(self, name: str, dtype: ir.DataType) -> ir.Value:
+        """An input that the chunk has and the model does not."""
+        if name not in self._read_values:
+            self.activations.append(name)
+            self._read_values[name] = self._input(ir.Value(name=name), dtype)
+        return self._read_values[name]
 
     def _add(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
         node = ir.node(op_type, inputs, attributes, name=f"expanded.{len(self._nodes)}")

@@ -1,6 +1,7 @@
 """The calibration engine: what it sums up, what it runs, what it keeps in memory, and the text that it reads."""
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from ingot.artifact import ModelFacts
-from ingot.errors import DataError, RecipeError, UsageError
+from ingot.errors import RecipeError, UsageError
 from ingot.passes import weight_values
 from ingot.passes.pack_projections import PackProjections
-from ingot.pipeline.calibrate import CalibrationEngine, engine, read_calibration_data
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, engine
 from ingot.pipeline.calibrate.activations import Activations
 from ingot.pipeline.calibrate.attention import causal_mask
 from ingot.pipeline.checkpoint import Checkpoint
@@ -61,6 +62,43 @@ def test_logits_of_every_kind_of_family_are_those_of_the_paged_reference(family:
     logits = np.concatenate(list(CalibrationEngine(data).logits(imported())))
     reference = np.concatenate(ReferenceRunner(imported()).run_ragged(data.sequences.tolist(), [(12, 12)]))
     assert within("parity.float32", float(np.abs(logits - reference).max()), scale=max(1.0, np.abs(reference).max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_sequences_of_different_lengths_run_together_as_each_does_alone(family: str) -> None:
+    def imported() -> ir.Model:
+        return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
+
+    vocab = ModelFacts.model_validate_json(imported().metadata_props["ingot.model"]).vocab_size
+    whole = calibration_data(sequences=5, tokens=24, vocab=vocab)
+    lengths = np.array([3, 7, 8, 20, 24])
+    logits = np.concatenate(list(CalibrationEngine(replace(whole, lengths=lengths)).logits(imported())))
+    alone = [
+        np.concatenate(list(CalibrationEngine(CalibrationData(whole.facts, row[None, :length])).logits(imported())))
+        for row, length in zip(whole.sequences, lengths, strict=True)
+    ]
+    reference = np.concatenate(alone)
+    assert logits.shape == reference.shape
+    assert within("parity.float32", float(np.abs(logits - reference).max()), scale=max(1.0, np.abs(reference).max()))
+
+
+def test_what_stands_behind_a_sequence_s_end_reaches_no_observer() -> None:
+    whole, lengths = calibration_data(sequences=4), np.array([5, 9, 17, 30])
+    other = whole.sequences.copy()
+    other[np.arange(32) >= lengths[:, None]] = 7
+    seen = []
+    for sequences in (whole.sequences, other):
+        service = CalibrationEngine(replace(whole, sequences=sequences, lengths=lengths))
+        for stage in service.stages(TinyDecoder().model):
+            source = stage.groups[0].source
+            seen.append((stage.gram(source), stage.mean_absolute(source), stage.rows(source, 99)))
+    half = len(seen) // 2
+    for one, same in zip(seen[:half], seen[half:], strict=True):
+        for first, second in zip(one, same, strict=True):
+            np.testing.assert_array_equal(first, second)
+    rows = seen[0][2].astype(np.float64)
+    assert len(rows) == 61
+    np.testing.assert_allclose(seen[0][0], rows.T @ rows, rtol=1e-4, atol=1e-4)
 
 
 def test_every_linear_layer_comes_once_in_the_order_of_the_graph() -> None:
@@ -124,33 +162,6 @@ def test_files_of_activations_go_when_their_values_do() -> None:
 def test_the_mask_shows_a_token_itself_and_the_window_before_it() -> None:
     np.testing.assert_array_equal(causal_mask(3, 0) == 0, np.tri(3, dtype=bool))
     np.testing.assert_array_equal(causal_mask(4, 2)[3] == 0, [False, False, True, True])
-
-
-def test_sequences_are_drawn_by_the_seed_without_overlap() -> None:
-    first, again = (read_calibration_data(TEXT, DEMO_MODEL, 50, 64, 1, 4096) for _ in range(2))
-    other = read_calibration_data(TEXT, DEMO_MODEL, 50, 64, 2, 4096)
-    np.testing.assert_array_equal(first.sequences, again.sequences)
-    assert not np.array_equal(first.sequences, other.sequences)
-    assert len(np.unique(first.sequences, axis=0)) == 50
-    assert first.facts.tokens == 3200
-
-
-def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> None:
-    (tmp_path / "short.txt").write_text("import os\n" * 100)
-    with pytest.raises(DataError, match=r"short.txt: the text has \d+ tokens, 4 sequences of 64; .* asks for 16"):
-        read_calibration_data(tmp_path / "short.txt", DEMO_MODEL, 16, 64, 0, 4096)
-
-
-def test_a_text_that_is_empty_missing_or_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "binary.txt").write_bytes(b"ab\xff")
-    for name, message in [
-        ("empty.txt", "has 0 tokens"),
-        ("binary.txt", "byte 2 is not UTF-8"),
-        ("none.txt", "cannot read"),
-    ]:
-        with pytest.raises(DataError, match=message):
-            read_calibration_data(tmp_path / name, DEMO_MODEL, 1, 64, 0, 4096)
 
 
 def test_a_recipe_with_a_calibrated_pass_and_no_data_is_refused_naming_both(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def _section(annotation: object) -> type[BaseModel] | None:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return "`null`" if value is None else f"`{value!r}`".replace("'", '"') if value == "" else f"`{value}`"

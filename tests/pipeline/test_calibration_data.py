@@ -1,0 +1,217 @@
+"""Calibration data: every kind of text, both packings, and one clear error for each text that cannot serve."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import DataError
+from ingot.pipeline.calibrate import CalibrationData, read_calibration_data
+from ingot.runtime import Tokenizer
+from tests.data_paths import DEMO_MODEL, shared_data
+
+TEXT = DEMO_MODEL / "heldout.txt"
+END = 0  # <|endoftext|> of the demo model
+WORDS = "import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], 'x')\n"
+TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def read(text: Path, sequences: int = 2, sequence_tokens: int = 16, **options: Any) -> CalibrationData:
+    folder = options.pop("tokenizer", DEMO_MODEL)
+    return read_calibration_data(text, folder, sequences, sequence_tokens, options.pop("seed", 0), 4096, **options)
+
+
+def write(file: Path, *records: object) -> Path:
+    file.write_text("".join(f"{r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)}\n" for r in records))
+    return file
+
+
+@pytest.fixture
+def chat_tokenizer(tmp_path: Path) -> Path:
+    """The demo model's tokenizer with a chat template."""
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(DEMO_MODEL / name, folder / name)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def test_sequences_are_drawn_by_the_seed_without_overlap() -> None:
+    first, again = (read(TEXT, 50, 64, seed=1) for _ in range(2))
+    other = read(TEXT, 50, 64, seed=2)
+    np.testing.assert_array_equal(first.sequences, again.sequences)
+    assert first.digest() == again.digest() != other.digest()
+    assert len(np.unique(first.sequences, axis=0)) == 50
+    assert first.facts.tokens == first.tokens == 3200
+
+
+def test_records_are_packed_end_to_end_with_the_end_token_between(tmp_path: Path) -> None:
+    text = write(tmp_path / "t.jsonl", {"text": WORDS, "id": 1}, "", {"text": WORDS}, {"text": " "})
+    encode = Tokenizer.load(DEMO_MODEL).encode
+    once = encode(WORDS)
+    data = read(text, 1, 2 * len(once) + 1)
+    assert data.sequences[0].tolist() == [*once, END, *once]
+    assert (data.facts.kind, data.facts.packing, data.facts.documents) == ("jsonl", "packed", 2)
+    assert data.facts.text_tokens == 2 * len(once)
+
+
+def test_a_sequence_opens_with_the_token_that_the_tokenizer_wants_there(tmp_path: Path) -> None:
+    stories = shared_data("models/stories260K")
+    tokenizer = Tokenizer.load(stories)
+    story = tokenizer.encode("Once upon a time", add_special_tokens=False)
+    text = write(tmp_path / "t.jsonl", *[{"text": "Once upon a time"}] * 3)
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    packed = read_calibration_data(text, stories, 1, 2 * len(story) + 3, 0, 512)
+    assert packed.sequences[0].tolist() == [start, *story, end, start, *story]
+    by_document = read_calibration_data(text, stories, 3, 64, 0, 512, packing="documents")
+    assert by_document.sequences.tolist() == [[start, *story]] * 3
+
+
+def test_documents_stay_by_themselves_the_shortest_first_cut_at_the_longest(tmp_path: Path) -> None:
+    text = write(tmp_path / "t.jsonl", {"text": WORDS * 9}, {"text": "import os"}, {"text": WORDS})
+    data = read(text, 3, 64, packing="documents")
+    assert data.lengths is not None
+    encode = Tokenizer.load(DEMO_MODEL).encode
+    short, middle = encode("import os"), encode(WORDS)
+    assert data.lengths.tolist() == [len(short), len(middle), 64]
+    assert data.sequences[0, : len(short)].tolist() == short
+    assert data.facts.tokens == data.tokens == len(short) + len(middle) + 64
+    assert data.facts.packing == "documents"
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths_whatever_the_order_on_disk(tmp_path: Path) -> None:
+    for folder, names in (("a", ("b.txt", "a/z.md", "c.jsonl")), ("b", ("c.jsonl", "b.txt", "a/z.md"))):
+        for name in names:
+            file = tmp_path / folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file, {"text": f"c {WORDS}"}) if name == "c.jsonl" else file.write_text(f"{name[0]} {WORDS}")
+        (tmp_path / folder / ".hidden.txt").write_text(WORDS)
+        (tmp_path / folder / "image.png").write_bytes(b"\xff\xfe")
+    first, second = read(tmp_path / "a"), read(tmp_path / "b")
+    assert first.facts.sha256 == second.facts.sha256
+    assert (first.facts.kind, first.facts.documents, first.facts.text) == ("folder", 3, "a")
+    assert first.digest() == second.digest()
+    (tmp_path / "b" / "b.txt").rename(tmp_path / "b" / "d.txt")
+    assert read(tmp_path / "b").facts.sha256 != first.facts.sha256
+
+
+def test_another_field_holds_text_or_messages(tmp_path: Path, chat_tokenizer: Path) -> None:
+    text = write(tmp_path / "t.jsonl", {"body": WORDS, "text": "no"})
+    assert read(text, 1, field="body").facts.text_tokens == len(Tokenizer.load(DEMO_MODEL).encode(WORDS))
+    chat = write(tmp_path / "c.jsonl", {"turns": [{"role": "user", "content": WORDS}]})
+    rendered = read(chat, 1, field="turns", chat_template=True, tokenizer=chat_tokenizer, packing="documents")
+    assert rendered.sequences[0, 0] == END
+
+
+def test_conversations_are_rendered_by_the_checkpoint_s_template_and_nothing_is_added(
+    tmp_path: Path, chat_tokenizer: Path
+) -> None:
+    turns = [{"role": "user", "content": "import"}, {"role": "assistant", "content": "os"}]
+    pair = {"prompt": "import", "completion": "os"}
+    text = write(tmp_path / "t.jsonl", {"messages": turns}, pair)
+    data = read(text, 2, 64, packing="documents", chat_template=True, tokenizer=chat_tokenizer)
+    encode = Tokenizer.load(DEMO_MODEL).encode
+    once = encode("<|endoftext|>user: import\n<|endoftext|>assistant: os\n")
+    assert [row[: len(once)].tolist() for row in data.sequences] == [once, once]
+    packed = read(text, 1, 2 * len(once), chat_template=True, tokenizer=chat_tokenizer)
+    assert packed.sequences[0].tolist() == once + once
+
+
+def test_a_prompt_and_its_completion_are_one_text_without_a_template(tmp_path: Path) -> None:
+    text = write(tmp_path / "t.jsonl", {"prompt": "import ", "completion": "os"})
+    assert read(text, 1, packing="documents").sequences[0].tolist() == Tokenizer.load(DEMO_MODEL).encode("import os")
+
+
+def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("import os\n" * 100)
+    with pytest.raises(DataError, match=r"short.txt: the text has \d+ tokens, 4 sequences of 64; .* asks for 16"):
+        read(tmp_path / "short.txt", 16, 64)
+    with pytest.raises(DataError, match=r"300 tokens, 1 documents; calibration asks for 16. .* set .*sequences to 1"):
+        read(tmp_path / "short.txt", 16, 64, packing="documents")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", r"empty\.txt: the calibration text is empty; give a file or folder with text in it"),
+        ("blank.txt", b" \n\t\n", r"the calibration text is empty"),
+        ("empty.jsonl", b'\n{"text": ""}\n{"messages": []}\n', r"the calibration text is empty"),
+        ("binary.txt", b"ab\nab\xff", r"binary\.txt:2: byte 5 is not UTF-8 \(invalid start byte\); convert"),
+        ("none.txt", None, r"none\.txt: cannot read the calibration text: No such file or directory; check the path"),
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n{"text": x}\n',
+            r"^a\.jsonl:2, column 10: no valid JSON: Expecting value",
+        ),
+        ("a.jsonl", b'["x"]\n', r'^a\.jsonl:1: a record is a JSON object such as {"text": "..."}; this is \["x"\]$'),
+        ("a.jsonl", b'{"txt": "x", "id": 1}\n', r"a\.jsonl:1: .* its keys: id, txt\. Did you mean 'txt'\? \(set calib"),
+        ("a.jsonl", b"{}\n", r"none of the keys text, messages, prompt, completion; its keys: none\."),
+        ("a.jsonl", b'\n{"text": 5}\n', r"^a\.jsonl:2: text is 5; it must be a text$"),
+        ("a.jsonl", b'{"messages": "hi"}\n', r'messages is "hi"; it must be a list of messages'),
+        ("a.jsonl", b'{"messages": [{"content": "hi"}]}\n', r'messages holds {"content": "hi"}; a message is an obj'),
+        ("a.jsonl", b'{"prompt": "hi"}\n', r"no key 'completion'; its keys: prompt\. \(both are needed\)"),
+        ("a.jsonl", b'{"prompt": "hi", "completion": 1}\n', r'prompt is "hi", completion is 1; both must be texts'),
+        (
+            "a.jsonl",
+            b'{"messages": [{"role": "user", "content": "a"}]}',
+            r"a\.jsonl:1: holds messages, which only a ch",
+        ),
+    ],
+)
+def test_a_text_that_cannot_serve_is_refused_by_its_place(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name, 1)
+
+
+def test_a_field_that_no_record_has_names_the_nearest(tmp_path: Path) -> None:
+    text = write(tmp_path / "t.jsonl", {"content": WORDS})
+    with pytest.raises(DataError, match=r"no key 'contents'; its keys: content\. Did you mean 'content'\?"):
+        read(text, 1, field="contents")
+
+
+def test_a_folder_without_text_says_what_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"")
+    (tmp_path / "b.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"no calibration text; read are files with .*\.txt.*; found: 2 with .bin"):
+        read(tmp_path, 1)
+
+
+def test_a_template_that_is_missing_and_a_text_that_has_no_messages_are_refused(
+    tmp_path: Path, chat_tokenizer: Path
+) -> None:
+    chat = write(tmp_path / "c.jsonl", {"messages": [{"role": "user", "content": WORDS}]})
+    with pytest.raises(DataError, match=r"c\.jsonl:1: calibration\.chat_template is true: the model has no chat templ"):
+        read(chat, 1, chat_template=True)
+    with pytest.raises(DataError, match=r"is true and this is plain text; give JSONL records with messages"):
+        read(TEXT, 1, chat_template=True, tokenizer=chat_tokenizer)
+
+
+@pytest.mark.parametrize("model", ["stories260K", "babyllama-105", "stdlib-llama-6m"])
+def test_a_text_in_an_alphabet_that_the_tokenizer_does_not_know_is_refused_with_the_numbers(
+    tmp_path: Path, model: str
+) -> None:
+    """Byte fallback, an unknown token, and a byte-level BPE."""
+    text = tmp_path / "georgian.txt"
+    text.write_text("ყველა ბედნიერი ოჯახი ერთმანეთს ჰგავს, ყველა უბედური ოჯახი თავისებურად უბედურია. " * 9)
+    with pytest.raises(DataError, match=r"georgian\.txt: \d\d% of the text's tokens \([\d,]+ of .* refused above 50%"):
+        read_calibration_data(text, shared_data(f"models/{model}"), 1, 16, 0, 4096)
+
+
+def test_a_text_with_some_of_another_alphabet_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = tmp_path / "mixed.txt"
+    text.write_text((WORDS * 5 + "ყველა ბედნიერი ოჯახი\n") * 5)
+    with caplog.at_level(logging.WARNING, "ingot.pipeline"):
+        read(text)
+    assert "of the text's tokens" in caplog.text
+    caplog.clear()
+    read(TEXT)
+    assert not caplog.text
