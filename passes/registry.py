@@ -31,6 +31,7 @@ PASSES: dict[str, str] = {
     "pack-projections": "ingot.passes.pack_projections:PackProjections",
     "partition-at-attention": "ingot.passes.partition_at_attention:PartitionAtAttention",
     "quantize-weights": "ingot.passes.quantize_weights:QuantizeWeights",
+    "rotate": "ingot.passes.rotate:Rotate",
     "round-scales": "ingot.passes.round_scales:RoundScales",
 }
 

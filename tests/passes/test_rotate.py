@@ -1,0 +1,228 @@
+"""rotate: the function stays, nothing stands out any more, heads part from tables where they must, refusals say why."""
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.awq import AWQ_KEY, Awq
+from ingot.passes.calibration import calibrate_with
+from ingot.passes.fold_constants import FoldConstants
+from ingot.passes.fuse_residual_norm import FuseResidualNorm
+from ingot.passes.gptq import Gptq
+from ingot.passes.manager import PassManager
+from ingot.passes.pack_projections import PackProjections
+from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.rotate import ROTATE_KEY, Rotate
+from tests.passes.calibration_data import calibration
+from tests.passes.snippets import Snippet, run
+from tests.passes.tiny_decoder import HEAD_DIM, HIDDEN, VOCAB, TinyDecoder, array
+from tests.tolerances import tolerance
+
+LAYER, HEAD = "layers.0.input_layernorm.weight", "lm_head.weight"
+
+
+def decoder(tied: bool = True, uniform_final_norm: bool = False) -> ir.Model:
+    """The tiny decoder with two columns much larger than the others in what reads the stream."""
+    model = TinyDecoder(tied).model
+    for name, value in model.graph.initializers.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            values = array(model, name).copy()
+            values[:, 5::30] *= 10
+            value.const_value = ir.tensor(values, name=name)
+    if uniform_final_norm:
+        norm = model.graph.initializers["norm.weight"]
+        norm.const_value = ir.tensor(np.full(HIDDEN, 1.25, np.float32), name=norm.name)
+    PassManager([FoldConstants()]).run(model)
+    return model
+
+
+def rotated(model: ir.Model, **options: Any) -> ir.Model:
+    PassManager([Rotate(**options)]).run(model)
+    return model
+
+
+def calibrated(passes: list[Any]) -> ir.Model:
+    model = decoder()
+    with calibrate_with(calibration()):
+        PassManager([PackProjections(), *passes]).run(model)
+    return model
+
+
+def logits(model: ir.Model) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.concatenate(list(calibration().logits(model)))
+
+
+def relative(measured: Any, exact: Any) -> float:
+    return float(np.linalg.norm(measured - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("matrix", ["hadamard", "random-hadamard", "orthogonal"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_function_stays_the_same(tied: bool, matrix: str) -> None:
+    exact = logits(decoder(tied))
+    assert relative(logits(rotated(decoder(tied), matrix=matrix)), exact) < 1e-5
+    assert relative(logits(rotated(decoder(tied), matrix=matrix, residual=False)), exact) < 1e-5
+    assert relative(logits(rotated(decoder(tied), matrix=matrix, values=False)), exact) < 1e-5
+
+
+def test_norm_weights_go_into_the_layers_behind_and_become_ones() -> None:
+    before, after = decoder(), rotated(decoder())
+    assert np.all(array(after, LAYER) == 1)
+    gate = "layers.0.gate_proj.weight"
+    folded = array(before, gate).astype(np.float32) * array(before, "layers.0.post_attention_layernorm.weight")
+    np.testing.assert_allclose(  # an orthogonal matrix keeps every product of two rows
+        array(after, gate) @ array(after, gate).T, folded @ folded.T, atol=1e-4
+    )
+
+
+def test_large_channels_are_spread_over_all() -> None:
+    def peak(model: ir.Model) -> float:
+        weight = np.abs(array(model, "layers.0.gate_proj.weight").astype(np.float32))
+        return float(weight.max(axis=1).mean() / weight.mean())
+
+    assert peak(rotated(decoder())) < 0.6 * peak(decoder())
+
+
+def test_values_of_each_kv_head_have_a_rotation_of_their_own() -> None:
+    weight = "layers.0.v_proj.weight"
+    before, after = decoder(), rotated(decoder(), residual=False)
+    turns = []
+    for rows in (slice(0, HEAD_DIM), slice(HEAD_DIM, 2 * HEAD_DIM)):
+        old, new = array(before, weight)[rows].astype(np.float32), array(after, weight)[rows]
+        turns.append(np.linalg.lstsq(old.T, new.T, rcond=None)[0])
+    assert not np.allclose(turns[0], turns[1], atol=0.1)
+    assert np.allclose(turns[0] @ turns[0].T, np.eye(HEAD_DIM), atol=1e-4)
+
+
+def test_a_tied_head_gets_a_tensor_of_its_own_and_the_log_says_its_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ingot.passes"):
+        model = rotated(decoder(tied=True))
+    size = VOCAB * HIDDEN * 4
+    assert f"the head gets a tensor of its own, {size} bytes" in caplog.text
+    assert json.loads(model.metadata_props[ROTATE_KEY])["separate_head"] == size
+    assert not np.allclose(array(model, HEAD), array(model, "model.embed_tokens.weight"))
+
+
+def test_a_final_norm_of_equal_elements_keeps_the_head_tied() -> None:
+    exact = logits(decoder(uniform_final_norm=True))
+    model = rotated(decoder(uniform_final_norm=True))
+    assert HEAD not in model.graph.initializers
+    assert np.all(array(model, "norm.weight") == np.float32(1.25))
+    assert relative(logits(model), exact) < 1e-5
+
+
+def test_weights_are_lazy_float32_and_keep_their_names() -> None:
+    before = set(decoder().graph.initializers)
+    model = rotated(decoder())
+    assert set(model.graph.initializers) == before | {HEAD}
+    weight = model.graph.initializers["layers.0.o_proj.weight"]
+    assert isinstance(weight.const_value, ir.LazyTensor)
+    assert weight.dtype == ir.DataType.FLOAT
+    assert not [node.name for node in model.graph if node.op_type == "Cast"]
+
+
+@pytest.mark.parametrize("behind", [QuantizeWeights(), Gptq()])
+def test_what_is_rounded_afterwards_loses_less(behind: Any) -> None:
+    exact = logits(decoder())
+    errors = [relative(logits(calibrated([*first, behind])), exact) for first in ([], [Rotate()])]
+    print(errors)
+    assert errors[1] < errors[0]
+
+
+def test_awq_finds_norms_of_ones_that_take_up_its_scale() -> None:
+    model = calibrated([Rotate(), Awq(), Gptq()])
+    layers = {layer for choice in json.loads(model.metadata_props[AWQ_KEY]) for layer in choice["layers"]}
+    assert "layers.0.gate_up_proj" in layers  # behind a norm
+    assert relative(logits(model), logits(decoder())) < tolerance("quantized.int4")
+
+
+def test_the_seed_decides_and_the_fixed_matrix_does_not_ask_it() -> None:
+    name = "layers.1.down_proj.weight"
+    first, again, other = (array(rotated(decoder(), seed=seed), name) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+    fixed = [array(rotated(decoder(), matrix="hadamard", seed=seed), name) for seed in (1, 2)]
+    np.testing.assert_array_equal(fixed[0], fixed[1])
+
+
+def test_a_second_rotation_is_refused() -> None:
+    with pytest.raises(PassError, match="rotate: the model is rotated already"):
+        rotated(rotated(decoder()))
+
+
+def test_quantized_weights_are_refused_by_name() -> None:
+    model = decoder()
+    PassManager([QuantizeWeights()]).run(model)
+    with pytest.raises(PassError, match=r"nothing in the model can be rotated: node 'layers.0.o_proj' has a weight"):
+        rotated(model)
+
+
+def test_a_fused_residual_is_left_alone_unless_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder()
+    PassManager([FuseResidualNorm()]).run(model)
+    with pytest.raises(PassError, match=r"fused already: rotate comes before.*; set residual"):
+        rotated(model, residual=True)
+    exact = logits(model)
+    with caplog.at_level(logging.WARNING, "ingot.passes"):
+        rotated(model)
+    assert "rotate: left alone: node 'layers.0." in caplog.text
+    assert json.loads(model.metadata_props[ROTATE_KEY])["residual"] is None
+    assert relative(logits(model), exact) < 1e-5
+
+
+def test_a_size_without_a_hadamard_matrix_is_refused_with_what_works() -> None:
+    with pytest.raises(PassError, match=r"no Hadamard matrix of size 6 is known .*; set matrix: orthogonal"):
+        rotated(branches(width=6))
+    model = branches(width=6)
+    rotated(model, matrix="orthogonal")
+
+
+def branches(width: int) -> ir.Model:
+    """A stream with two feed-forwards side by side behind one norm, weighted per token: as a mixture of experts."""
+    snippet, random = Snippet(), np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> ir.Value:
+        return snippet.weight(name, random.standard_normal(shape).astype(np.float32))
+
+    ids = ir.Value(name="input_ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["T"]))
+    snippet.graph.inputs.append(ids)
+    stream = snippet.node("Gather", "embed", [weight("table", 9, width), ids], "T", width, axis=0)
+    normed = snippet.node("RMSNormalization", "norm", [stream, weight("norm.weight", width)], "T", width, axis=-1)
+    for expert in "ab":
+        route = snippet.node("Gemm", f"{expert}.router", [normed, weight(f"{expert}.r", 1, width)], "T", 1, transB=1)
+        up = snippet.node("Gemm", f"{expert}.up", [normed, weight(f"{expert}.u", 8, width)], "T", 8, transB=1)
+        act = snippet.node("Relu", f"{expert}.act", [up], "T", 8)
+        down = snippet.node("Gemm", f"{expert}.down", [act, weight(f"{expert}.d", width, 8)], "T", width, transB=1)
+        routed = snippet.node("Mul", f"{expert}.routed", [down, route], "T", width)
+        stream = snippet.node("Add", f"{expert}.add", [stream, routed], "T", width)
+    last = snippet.node("RMSNormalization", "last", [stream, weight("last.weight", width)], "T", width, axis=-1)
+    snippet.graph.outputs.append(
+        snippet.node("Gemm", "head", [last, weight("head.weight", 9, width)], "T", 9, transB=1)
+    )
+    return snippet.model
+
+
+def test_readers_and_writers_are_found_in_a_graph_with_experts() -> None:
+    ids = np.array([1, 5, 2, 8])
+    (exact,) = run(branches(24), input_ids=ids)
+    model = rotated(branches(24), residual=True)
+    assert relative(run(model, input_ids=ids)[0], exact) < 1e-5
+    assert not np.allclose(array(model, "b.r"), array(branches(24), "b.r"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "rotate: seed is -1; allowed: 0 or more"),
+        ({"residual": False, "values": False}, "residual and values are both false"),
+        ({"matrix": "fourier"}, "rotate: matrix is 'fourier'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Rotate(**options)

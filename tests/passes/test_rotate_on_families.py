@@ -1,0 +1,49 @@
+"""Rotations on checkpoints of every family: same logits, whatever is rotated and with whatever matrix."""
+
+import json
+
+import onnx_ir as ir
+import pytest
+
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
+from ingot.passes.rotate import ROTATE_KEY
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.importer import import_checkpoint
+from tests.oracle.cases import CASES
+from tests.parity import CHECKPOINTS, LARGE_LOGIT, LOGITS, compare, load_logits
+from tests.reference_runner import ReferenceRunner
+from tests.tolerances import within
+
+CASES_BY_NAME = {case.name: case for case in CASES}
+NORMS_BEHIND = ("gemma2", "gemma3", "olmo2")  # norms stand between the layers and the residual stream
+
+
+def imported(name: str) -> ir.Model:
+    return import_checkpoint(Checkpoint.open(CHECKPOINTS / name), CASES_BY_NAME[name].context_tokens)
+
+
+def rotated(name: str, *passes: str, **options: object) -> ir.Model:
+    model = imported(name)
+    chain = [make_pass("fold-constants"), *map(make_pass, passes), make_pass("rotate", options)]
+    PassManager(chain).run(model)
+    return model
+
+
+def same_logits(name: str, model: ir.Model) -> bool:
+    tokens, _ = load_logits(CHECKPOINTS / name / LOGITS)
+    parity = compare(ReferenceRunner(model).run_ragged(tokens), ReferenceRunner(imported(name)).run_ragged(tokens))
+    return within("parity.float32", parity.worst, name, max(1.0, parity.largest / LARGE_LOGIT))
+
+
+@pytest.mark.parametrize("name", CASES_BY_NAME)
+def test_logits_stay_before_and_behind_pack_projections(name: str) -> None:
+    matrix = "orthogonal" if len(name) % 2 else "random-hadamard"
+    model = rotated(name, matrix=matrix, seed=len(name))
+    facts = json.loads(model.metadata_props[ROTATE_KEY])
+    print(name, facts)
+    assert bool(facts["residual"]) != name.startswith(NORMS_BEHIND)
+    assert facts["values"] == sum(node.op_type == "PagedAttention" for node in model.graph)
+    assert same_logits(name, model)
+    packed = rotated(name, "clean-up", "pack-projections", "fuse-gated-activation", matrix=matrix, seed=3)
+    assert same_logits(name, packed)
