@@ -37,7 +37,8 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.nbits_packing import QuantizedWeight
-from ingot.passes.quantized_tensors import add_initializer, float_value
+from ingot.passes.nbits_unpacking import BLOCKS_KEY, PER_CHANNEL
+from ingot.passes.quantized_tensors import BITS_KEY, add_initializer, float_value
 from ingot.passes.rotary_rows import turn_rotary_rows
 from ingot.passes.weight_sites import apply_to_array, drop_if_unused
 
@@ -81,6 +82,7 @@ class LowerOnnxruntimeCpu(Pass):
     def _lower_quantized(self, graph: ir.Graph, dequantize: ir.Node) -> None:
         """Replace every reader of a dequantized weight, then the DequantizeLinear and its initializers."""
         weight, readers = QuantizedWeight.read(dequantize), list(dequantize.outputs[0].uses())
+        hidden = _hidden_facts(dequantize)
         for node, index in readers:
             if (node.op_type, index) not in (("Gemm", 1), ("Gather", 0)):
                 raise PassError(
@@ -96,6 +98,7 @@ class LowerOnnxruntimeCpu(Pass):
             drop_if_unused(graph, value)
         for node, _ in readers:
             lowered = self._matmul(node, tensors) if node.op_type == "Gemm" else _gather(node, tensors)
+            lowered[0].metadata_props.update(hidden)
             _replace(graph, node, lowered)
 
     def _matmul(self, gemm: ir.Node, tensors: "_Tensors") -> list[ir.Node]:
@@ -110,6 +113,15 @@ class LowerOnnxruntimeCpu(Pass):
             "accuracy_level": self.accuracy_level,
         }
         return [ir.node("MatMulNBits", _trimmed(inputs), attributes, domain=MICROSOFT, name=gemm.name)]
+
+
+def _hidden_facts(dequantize: ir.Node) -> dict[str, str]:
+    """What the packed operands do not show, as metadata for their reader: see nbits_unpacking.py."""
+    facts = {key: value for key, value in dequantize.metadata_props.items() if key == BITS_KEY}
+    scale = dequantize.inputs[1]
+    if scale is not None and scale.shape is not None and len(scale.shape) == 1:
+        facts[BLOCKS_KEY] = PER_CHANNEL
+    return facts
 
 
 class _Tensors:

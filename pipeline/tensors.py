@@ -32,7 +32,7 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
     Raises CheckpointError for a tensor that is missing, of another shape, or left over, and for tied embeddings whose
     two copies differ.
     """
-    expected, shapes = dict(_expected(config)), checkpoint.shapes
+    expected, shapes = expected_tensors(config), checkpoint.shapes
     for name, wanted in expected.items():
         if name not in shapes:
             raise CheckpointError(_missing(checkpoint, config, name, wanted))
@@ -47,6 +47,11 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
         expected[HEAD] = expected[EMBEDDING]
     _refuse_left_over(checkpoint, set(expected))
     return tuple(name for name in expected if not (config.tied_embeddings and name == HEAD))
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, ExpectedTensor]:
+    """Every tensor that a configuration asks for, by name; no head where it shares the embedding's table."""
+    return dict(_expected(config))
 
 
 def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: ExpectedTensor) -> str:
