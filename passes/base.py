@@ -49,6 +49,11 @@ class Pass(ir.passes.InPlacePass):
         except (ir.passes.InvariantError, ir.passes.PassError) as error:
             raise PassError(f"{self.name}: {error.__cause__ or error}") from error
 
+    @property
+    def asks_calibration(self) -> bool:
+        """Whether it asks for calibration with the options that it has."""
+        return self.needs_calibration
+
     def requires(self, model: ir.Model) -> None:
         """Raise PassError when the model is not ready for this pass. By default every model is."""
 
