@@ -39,6 +39,9 @@ CHAINS = {
     "AWQ + RTN": ("awq", "quantize-weights"),
     "AWQ searched for RTN + GPTQ": ("awq", "gptq"),
     "AWQ + GPTQ": ("awq:gptq", "gptq"),
+    "rotate + RTN": ("rotate", "quantize-weights"),
+    "rotate + GPTQ": ("rotate", "gptq"),
+    "rotate + AWQ + GPTQ": ("rotate", "awq:gptq", "gptq"),
 }
 VARIANTS: dict[str, dict[str, object]] = {"": {}, "plain": {"refine": 0}, "gptq": {"rounding": "gptq", "steps": 5}}
 FloatArray = NDArray[np.float64]
@@ -62,8 +65,8 @@ def quantize(checkpoint: Path, passes: Sequence[str], block_size: int, service: 
     chain = [make_pass(name) for name in FUSIONS]
     for entry in passes:
         name, _, variant = entry.partition(":")
-        options: dict[str, object] = {"block_size": block_size}
-        options |= {} if name == "awq" else {"lm_head": "none", "embedding": "none"}
+        options: dict[str, object] = {} if name == "rotate" else {"block_size": block_size}
+        options |= {} if name in ("awq", "rotate") else {"lm_head": "none", "embedding": "none"}
         chain.append(make_pass(name, options | VARIANTS[variant]))
     with calibrate_with(service):
         PassManager(chain).run(model)

@@ -36,11 +36,13 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import LinearGroup
 from ingot.passes.channel_folds import Fold, find_fold
+from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.residual_rotation import plan_turns, turn_stream
 from ingot.passes.residual_stream import find_residual_stream
 from ingot.passes.rewriting import Refusal
 from ingot.passes.rotations import Matrix, make_rotation, of_heads, of_rows
 from ingot.passes.stored_weights import change_stored, stored_value
+from ingot.passes.weight_sites import weight_sites
 
 ROTATE_KEY = "ingot.rotate"  # model.metadata_props: JSON, see the module's docstring
 
@@ -84,9 +86,11 @@ class Rotate(Pass):
             raise UsageError(f"{self.name}: residual and values are both false; allowed: one of them, or both, not")
 
     def requires(self, model: ir.Model) -> None:
-        """The model is not rotated yet."""
+        """The model is not rotated yet, and every Gemm is x @ W.T + b."""
         if ROTATE_KEY in model.metadata_props:
             raise PassError("the model is rotated already, and a second rotation could undo the first; list it once")
+        for site in weight_sites(model):
+            require_plain_gemm(site.node)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rotate the values of every attention, then the residual stream."""
