@@ -26,7 +26,7 @@ from ingot.pipeline.finite import count_non_finite
 from ingot.pipeline.formats.encoded import EncodedTensor
 from ingot.pipeline.formats.gguf_checkpoint import gguf_config, gguf_tensors
 from ingot.pipeline.formats.gguf_file import read_gguf
-from ingot.pipeline.formats.quantized_folder import KEYS, SIDE_FILE, quantization_of, split_tensors
+from ingot.pipeline.formats.quantized_folder import KEYS, SIDE_FILE, quantization_of, scales_left_out, split_tensors
 from ingot.pipeline.safetensors_file import StoredTensor, read_header
 
 WEIGHTS = "model.safetensors"
@@ -51,6 +51,8 @@ class Checkpoint:
                                  the latter is empty where there is none
     tensors                      name -> where the tensor lies
     encoded                      name -> how to decode it, for the weights of a quantized checkpoint
+    quantization                 what config.json says of how weights are encoded; empty where nothing is said
+    scales                       name -> where it lies: a quantized checkpoint's scales of activations and KV cache
     """
 
     path: Path
@@ -58,6 +60,8 @@ class Checkpoint:
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     encoded: Mapping[str, EncodedTensor] = field(default_factory=dict)
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    scales: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -80,7 +84,8 @@ class Checkpoint:
             return cls(folder, config, _read_generation(folder), tensors)
         config = {key: value for key, value in config.items() if key not in KEYS}
         plain, encoded = split_tensors(tensors, quantization, str(folder / "config.json"))
-        return cls(folder, config, _read_generation(folder), plain, encoded)
+        scales = scales_left_out(tensors)
+        return cls(folder, config, _read_generation(folder), plain, encoded, quantization, scales)
 
     @classmethod
     def _open_gguf(cls, path: Path) -> Self:

@@ -34,6 +34,7 @@ def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *,
         scales=np.ascontiguousarray(scales.T.astype(np.float32)),
         group_size=group_columns,
         zero_points=np.ascontiguousarray(_unpack(qzeros).T.astype(np.int16)),
+        bits=BITS,
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.pipeline.formats.bits import num_words, pack_words, unpack_nibbles, unpack_words
-from ingot.pipeline.formats.float_codes import from_e2m1, from_e4m3, from_e8m0
+from ingot.pipeline.formats.float_codes import from_e2m1, from_e4m3, from_e8m0, to_e4m3
 from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -32,7 +32,7 @@ FORMATS = (
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
 )
-PACKED_BITS = (2, 3, 4, 8)
+PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)
 
 
 def decode(
@@ -54,14 +54,40 @@ def encode(weight: QuantizedWeight, bits: int) -> dict[str, NDArray[Any]]:
     """The tensors of one pack-quantized layer; codes are signed, [-2 ** (bits - 1), 2 ** (bits - 1))."""
     half = 1 << (bits - 1)
     tensors: dict[str, NDArray[Any]] = {
-        "weight_packed": pack_words(weight.codes.astype(np.int16) + half, bits),
+        "weight_packed": pack_words((weight.codes.astype(np.int16) + half).astype(np.uint8), bits),
         "weight_scale": weight.scales,
         "weight_shape": np.array(weight.codes.shape, np.int64),
     }
     if weight.zero_points is not None:
         shifted = np.ascontiguousarray(weight.zero_points.T) + np.int16(half)
         tensors["weight_zero_point"] = np.ascontiguousarray(pack_words(shifted, bits).T)
+    if weight.g_idx is not None:
+        tensors["weight_g_idx"] = weight.g_idx
     return tensors
+
+
+def encode_bytes(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[Any]]:
+    """The tensors of one int-quantized layer, codes int8."""
+    tensors: dict[str, NDArray[Any]] = {"weight": weight.codes.astype(np.int8)}
+    tensors["weight_scale"] = _shared(weight.scales, strategy, weight.group_size)
+    if weight.zero_points is not None:
+        tensors["weight_zero_point"] = _shared(weight.zero_points, strategy, weight.group_size).astype(np.int8)
+    return tensors
+
+
+def encode_floats(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[Any]]:
+    """The tensors of one float-quantized layer, codes as the bytes of e4m3."""
+    return {
+        "weight": to_e4m3(weight.codes),
+        "weight_scale": _shared(weight.scales, strategy, weight.group_size),
+    }
+
+
+def _shared(values: NDArray[Any], strategy: str, group_size: int) -> NDArray[Any]:
+    """[out, groups] without what the strategy says is repeated: [1] per tensor, every group_size-th row per block."""
+    if strategy == "tensor":
+        return np.ascontiguousarray(values[:1, 0])
+    return np.ascontiguousarray(values[::group_size]) if strategy == "block" else values
 
 
 def _packed(tensors: Tensors, bits: int, group_size: int | None) -> QuantizedWeight:
@@ -81,7 +107,7 @@ def _packed(tensors: Tensors, bits: int, group_size: int | None) -> QuantizedWei
         raise ValueError(f"weight_g_idx must hold {columns} numbers of groups from 0 to {scales.shape[1] - 1}")
     codes = (unpack_words(packed, bits, columns).astype(np.int16) - half).astype(np.int8)
     order = None if g_idx is None else g_idx.astype(np.int32)
-    return QuantizedWeight(codes, scales, group_columns, zero_points, g_idx=order).without_trivial_order()
+    return QuantizedWeight(codes, scales, group_columns, zero_points, g_idx=order, bits=bits).without_trivial_order()
 
 
 def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | None) -> QuantizedWeight:
@@ -91,19 +117,19 @@ def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | No
     rows, columns = codes.shape
     if block is not None:
         scales = np.repeat(tensors["weight_scale"].astype(np.float32), block[0], axis=0)[:rows]
-        return QuantizedWeight(codes, scales, block[1])
+        return QuantizedWeight(codes, scales, block[1], bits=8)
     scales, group_columns = _group_scales(tensors["weight_scale"], rows, columns, group_size)
     zero_points = None
     if "weight_zero_point" in tensors:
         zero_points = _group_scales(tensors["weight_zero_point"], rows, columns, group_size)[0].astype(np.int16)
-    return QuantizedWeight(codes, scales, group_columns, zero_points)
+    return QuantizedWeight(codes, scales, group_columns, zero_points, bits=8)
 
 
 def _fp4(packed: NDArray[Any], scales: FloatArray, group_size: int) -> QuantizedWeight:
     codes = from_e2m1(unpack_nibbles(packed))
     if scales.shape != (codes.shape[0], -(-codes.shape[1] // group_size)):
         raise ValueError(f"weight_scale {list(scales.shape)} does not fit a weight of {list(codes.shape)}")
-    return QuantizedWeight(codes, scales, group_size)
+    return QuantizedWeight(codes, scales, group_size, bits=4)
 
 
 def _group_scales(scales: NDArray[Any], rows: int, columns: int, group_size: int | None) -> tuple[FloatArray, int]:

@@ -1,7 +1,7 @@
 """EncodedTensor: a checkpoint's weight that must be decoded, and where its bytes are; reading stored tensors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import CheckpointError
+from ingot.pipeline.formats.activations import ActivationScheme
 from ingot.pipeline.formats.float_codes import FloatArray, from_bfloat16
 from ingot.pipeline.formats.quantized import QuantizedWeight
 from ingot.pipeline.safetensors_file import StoredTensor
@@ -29,12 +30,20 @@ _NUMPY = {
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A weight under its plain name and shape; `decode` reads and decodes it anew each time, holding nothing."""
+    """A weight under its plain name and shape; `decode` reads and decodes it anew each time, holding nothing.
+
+    parts          the tensors that it is decoded from, by their leaf names
+    storage        the format they are in, where a method has several
+    activations    how the layer's inputs are quantized, if they are
+    """
 
     name: str
     shape: tuple[int, ...]
     file: Path
     decode: Callable[[], QuantizedWeight | FloatArray]
+    parts: Mapping[str, StoredTensor] = field(default_factory=dict)
+    storage: str = ""
+    activations: ActivationScheme | None = None
 
     def read(self) -> QuantizedWeight | FloatArray:
         """Codes and scales, or the floats themselves. CheckpointError when they contradict one another or are not

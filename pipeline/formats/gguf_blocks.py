@@ -38,6 +38,7 @@ def decode_rows(raw: ByteArray, kind: BlockType, rows: int, columns: int) -> Qua
         scales=scales.reshape(rows, groups),
         group_size=kind.group,
         offsets=None if offsets is None else offsets.reshape(rows, groups),
+        bits=int(kind.name[1]),
     )
 
 

@@ -1,8 +1,10 @@
 """Writing a GGUF file: metadata, tokenizer, and every tensor in the type that holds it exactly.
 
-    4 bits symmetric, blocks of 32     Q4_0          8 bits symmetric, blocks of 32     Q8_0
-    4 bits asymmetric, blocks of 32    Q4_1, where every -zero_point * scale is a float16
+    codes within 4 bits symmetric      Q4_0          codes within 8 bits symmetric      Q8_0
+    4 bits asymmetric                  Q4_1, where every -zero_point * scale is a float16
     floats of rank 2                   F32, F16, BF16 as they are; norms and biases are F32
+
+Blocks are 32 columns; larger groups repeat their scale.
 
 Layout and names: gguf_file.py, gguf_checkpoint.py.
 """
@@ -17,17 +19,25 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import UsageError, one_of
+from ingot.errors import one_of
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.config import DecoderConfig, read_config
-from ingot.pipeline.formats.exported import ExportedWeight, PlainWeight, QuantizedLayer
+from ingot.pipeline.formats.exact import as_integers, regrouped, signed, unsigned
+from ingot.pipeline.formats.format_writer import AS_IT_IS, WriteOptions
 from ingot.pipeline.formats.gguf_blocks import BLOCK_TYPES, encode_rows
 from ingot.pipeline.formats.gguf_checkpoint import ARCHITECTURES, gguf_name, rows_of_neighbours
 from ingot.pipeline.formats.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, PLAIN_TYPES, SCALARS, STRING, VERSIONS
 from ingot.pipeline.formats.gguf_tokenizer import tokenizer_metadata
+from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, QuantizedLayer, minima_of
 from ingot.pipeline.formats.quantized import QuantizedWeight
-from ingot.pipeline.formats.refusals import require_float16_scales
+from ingot.pipeline.formats.refusals import (
+    SchemeError,
+    changed_forms,
+    quantized_layers,
+    require_float16_scales,
+    require_plain_order,
+)
 from ingot.pipeline.weights_file import needing_room
 from ingot.progress import Progress
 
@@ -60,54 +70,110 @@ class _Item:
         return -(-self.num_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
 
 
-def write_gguf(path: Path, checkpoint: Checkpoint, weights: Sequence[ExportedWeight], progress: Progress) -> None:
-    """Write the file, one tensor in memory at a time.
+@dataclass(frozen=True)
+class GgufPlan:
+    """The file's tensors, each with its type, and what changed its form."""
 
-    UsageError says what does not fit: an architecture, rope scaling, a tokenizer or a scheme without a place in GGUF.
+    items: Sequence[_Item]
+    notes: Sequence[str]
+
+
+def plan_gguf(config: DecoderConfig, weights: Sequence[ExportedWeight], options: WriteOptions = AS_IT_IS) -> GgufPlan:
+    """Choose every tensor's type. SchemeError says what does not fit: an architecture, rope scaling, a scheme."""
+    _require_architecture(config)
+    layers = quantized_layers(weights)
+    require_plain_order("gguf", layers)
+    items = [_Item(_name(weight), weight, _type_of(weight, options), _heads(config, weight)) for weight in weights]
+    require_float16_scales("gguf", layers, options)
+    types = {item.weight.name: item.type_name for item in items}
+    return GgufPlan(items, changed_forms(layers, lambda layer: _change(layer, types[layer.name])))
+
+
+def write_gguf(
+    path: Path,
+    checkpoint: Checkpoint,
+    weights: Sequence[ExportedWeight],
+    progress: Progress,
+    options: WriteOptions = AS_IT_IS,
+) -> Sequence[str]:
+    """Write the file, one tensor in memory at a time; return what changed its form.
+
+    UsageError says what does not fit: as plan_gguf, and a tokenizer without a place in GGUF.
     """
     config = read_config(checkpoint)
-    items = [_item(config, weight) for weight in weights]
-    require_float16_scales("gguf", [weight for weight in weights if isinstance(weight, QuantizedLayer)])
+    plan = plan_gguf(config, weights, options)
     metadata = {**_metadata(path.stem, config), **tokenizer_metadata(checkpoint, config)}
-    header = _header(metadata, items)
-    total, written = len(header) + sum(item.padded_bytes for item in items), len(header)
+    header = _header(metadata, plan.items)
+    total, written = len(header) + sum(item.padded_bytes for item in plan.items), len(header)
     with needing_room(path, "the weights", total), path.open("wb") as stream:
         stream.write(header)
-        for item in items:
+        for item in plan.items:
             _write_item(stream, item)
             written += item.padded_bytes
             progress("writing weights", written, total)
+    return plan.notes
 
 
-def _item(config: DecoderConfig, weight: ExportedWeight) -> _Item:
-    reordered = config.model_type in ARCHITECTURES and ARCHITECTURES[config.model_type].reordered
+def _name(weight: ExportedWeight) -> str:
+    try:
+        return gguf_name(weight.name)
+    except (KeyError, ValueError) as error:
+        raise SchemeError(f"gguf has no tensor for {weight.name!r}; write compressed-tensors or safetensors") from error
+
+
+def _heads(config: DecoderConfig, weight: ExportedWeight) -> int:
+    """Heads whose rows are reordered; 0 for a tensor in its natural order."""
     part = weight.name.rsplit(".", 2)[-2]
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(part, 0) if reordered else 0
-    _require_architecture(config)
-    return _Item(gguf_name(weight.name), weight, _type_of(weight), heads)
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+    return heads.get(part, 0) if ARCHITECTURES[config.model_type].reordered else 0
 
 
 def _require_architecture(config: DecoderConfig) -> None:
     if config.model_type not in ARCHITECTURES:
-        raise UsageError(f"gguf is written for {one_of(ARCHITECTURES)}, not for {config.model_type}")
+        raise SchemeError(f"gguf is written for {one_of(ARCHITECTURES)}, not for {config.model_type}")
     ropes = {layer.rope for layer in config.layers}
     if len(ropes) != 1 or None in ropes or any(rope and rope.kind != "default" for rope in ropes):
-        raise UsageError("gguf is written for plain rotary embeddings; this model scales them or leaves layers out")
+        raise SchemeError("gguf is written for plain rotary embeddings; this model scales them or leaves layers out")
     if any(layer.window for layer in config.layers):
-        raise UsageError("gguf is written for full attention; this model has sliding windows")
+        raise SchemeError("gguf is written for full attention; this model has sliding windows")
 
 
-def _type_of(weight: ExportedWeight) -> str:
+def _type_of(weight: ExportedWeight, options: WriteOptions) -> str:
     if isinstance(weight, PlainWeight):
         return _DTYPES[weight.tensor.dtype] if len(weight.shape) == 2 else "F32"
-    if weight.block_size != _BLOCK or weight.shape[1] % _BLOCK or (weight.bits == 8 and not weight.symmetric):
-        raise UsageError(
+    facts = weight.facts
+    as_it_is = facts.group_size == _BLOCK and (facts.bits == 4 or (facts.bits == 8 and facts.symmetric))
+    if weight.shape[1] % _BLOCK or facts.group_size % _BLOCK or not (as_it_is or options.widen):
+        raise SchemeError(
             f"gguf holds 4 and 8 bits symmetric and 4 bits asymmetric, all in whole blocks of {_BLOCK}, but "
             f"{weight.module} {list(weight.shape)} has {weight.scheme}; set block_size: {_BLOCK} and symmetric: true"
         )
-    if weight.bits == 8:
+    if facts.code_bits("middle", (4,)):
+        return "Q4_0"
+    if facts.bits <= 4 and (facts.q4_1 or (options.lossy and facts.bits_for["from zero"] is not None)):
+        return "Q4_1"
+    if facts.code_bits("middle", (8,)) and (facts.bits == 8 or options.widen):
         return "Q8_0"
-    return "Q4_0" if weight.symmetric else "Q4_1"
+    raise SchemeError(_no_type(weight))
+
+
+def _no_type(layer: QuantizedLayer) -> str:
+    if layer.facts.bits == 4 and not layer.facts.not_integers:
+        return (
+            f"gguf's Q4_1 stores -zero_point * scale as float16, and those of {layer.module} would change; set "
+            "symmetric: true"
+        )
+    why = layer.facts.not_integers or "its codes lie more than 127 from their zero points"
+    return f"gguf writes Q4_0, Q4_1 and Q8_0, which {layer.module} with {layer.scheme} does not fit: {why}"
+
+
+def _change(layer: QuantizedLayer, type_name: str) -> str:
+    bits = int(type_name[1])
+    if layer.facts.bits != bits or (type_name == "Q8_0" and not layer.facts.symmetric):
+        return f"{layer.scheme} stands in {type_name}"
+    if layer.facts.group_size != _BLOCK:
+        return f"scales of groups of {layer.facts.group_size} repeat for blocks of {_BLOCK}"
+    return ""
 
 
 def _metadata(name: str, config: DecoderConfig) -> dict[str, Any]:
@@ -186,14 +252,13 @@ def _content(item: _Item) -> NDArray[Any]:
 
 
 def _blocks(layer: QuantizedLayer, type_name: str) -> QuantizedWeight:
+    """The layer in the form of the type; Q4_1 has offsets in place of zero points."""
+    weight = regrouped(layer.read(), _BLOCK)
+    if type_name == "Q4_1" and weight.offsets is not None:
+        return weight
+    integers = as_integers(weight)
+    assert isinstance(integers, QuantizedWeight)
     if type_name != "Q4_1":
-        return layer.signed()
-    weight = layer.unsigned()
-    assert weight.zero_points is not None
-    offsets = -(weight.zero_points.astype(np.float32) * weight.scales)
-    if not np.array_equal(offsets.astype(np.float16).astype(np.float32), offsets):
-        raise UsageError(
-            f"gguf's Q4_1 stores -zero_point * scale as float16, and those of {layer.module} would change; set "
-            "symmetric: true"
-        )
-    return replace(weight, zero_points=None, offsets=offsets)
+        return signed(integers, int(type_name[1]), "middle")
+    nibbles = unsigned(integers, 4, "from zero")
+    return replace(nibbles, zero_points=None, offsets=minima_of(nibbles))

@@ -47,6 +47,7 @@ def decode(
         group_size=group_columns,
         zero_points=np.ascontiguousarray(zeros),
         g_idx=None if g_idx is None else g_idx.astype(np.int32),
+        bits=bits,
     ).without_trivial_order()
 
 

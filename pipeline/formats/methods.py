@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, did_you_mean, one_of
 from ingot.pipeline.formats import awq, compressed_tensors, gptq
+from ingot.pipeline.formats.activations import ActivationScheme, activations_of_config
 from ingot.pipeline.formats.bits import WORD_BITS
 from ingot.pipeline.formats.encoded import load
-from ingot.pipeline.formats.quantized import QuantizedWeight
+from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 from ingot.pipeline.safetensors_file import StoredTensor
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -34,8 +35,11 @@ class Method(Protocol):
     def shape(self, leaves: Stored) -> tuple[int, int]:
         """[out, in] of the layer."""
 
-    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight:
+    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight | FloatArray:
         """The layer's weight; ValueError when the tensors contradict one another."""
+
+    def says(self, module: str) -> tuple[str, ActivationScheme | None]:
+        """The storage format of a layer, where the method has several, and how its inputs are quantized."""
 
 
 IGNORED_LEAVES = frozenset({"input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", "output_scale"})
@@ -66,6 +70,9 @@ class Gptq:
         parts = arrays["qweight"], arrays["qzeros"], arrays["scales"], arrays.get("g_idx")
         return gptq.decode(*parts, bits=self.bits, group_size=self.group_size, version=self.version)
 
+    def says(self, module: str) -> tuple[str, ActivationScheme | None]:
+        return "", None
+
 
 @dataclass(frozen=True)
 class Awq:
@@ -86,6 +93,9 @@ class Awq:
     def decode(self, module: str, arrays: Arrays) -> QuantizedWeight:
         return awq.decode(arrays["qweight"], arrays["qzeros"], arrays["scales"], group_size=self.group_size)
 
+    def says(self, module: str) -> tuple[str, ActivationScheme | None]:
+        return "", None
+
 
 @dataclass(frozen=True)
 class LayerScheme:
@@ -96,6 +106,7 @@ class LayerScheme:
     bits: int
     group_size: int | None
     block: tuple[int, int] | None
+    activations: ActivationScheme | None
 
     def covers(self, module: str) -> bool:
         """By class name (all layers here are Linear), by regular expression, or by the module's name."""
@@ -128,13 +139,21 @@ class CompressedTensors:
         return rows, columns * 2 if packed else columns
 
     def decode(self, module: str, arrays: Arrays) -> QuantizedWeight:
-        scheme = next((scheme for scheme in self.schemes if scheme.covers(module)), None)
-        if scheme is None:
-            raise ValueError("is quantized, but no config group targets it")
+        scheme = self._scheme(module)
         _require(arrays, scheme.storage)
         return compressed_tensors.decode(
             arrays, scheme.storage, bits=scheme.bits, group_size=scheme.group_size, block=scheme.block
         )
+
+    def says(self, module: str) -> tuple[str, ActivationScheme | None]:
+        scheme = self._scheme(module)
+        return scheme.storage, scheme.activations
+
+    def _scheme(self, module: str) -> LayerScheme:
+        scheme = next((scheme for scheme in self.schemes if scheme.covers(module)), None)
+        if scheme is None:
+            raise ValueError("is quantized, but no config group targets it")
+        return scheme
 
 
 def read_method(config: Mapping[str, Any], place: str) -> Method:
@@ -219,12 +238,16 @@ def _scheme(keys: _Keys, name: str, group: Any) -> LayerScheme:
     if storage not in compressed_tensors.FORMATS:
         raise ConfigError(f"{place}: format is {storage!r}; Ingot reads {one_of(compressed_tensors.FORMATS)}")
     if storage == "pack-quantized" and bits not in compressed_tensors.PACKED_BITS:
-        raise ConfigError(f"{place}: num_bits is {bits}; pack-quantized is read with 2, 3, 4 and 8 bits")
+        raise ConfigError(f"{place}: num_bits is {bits}; pack-quantized is read with 2 to 8 bits")
     if storage in ("int-quantized", "float-quantized", "naive-quantized") and bits != 8:
         raise ConfigError(f"{place}: num_bits is {bits}; {storage} is read with 8 bits")
     block = _block(place, weights) if weights.get("strategy") == "block" else None
     group_size = weights.get("group_size") if weights.get("strategy") == "group" else None
-    return LayerScheme(tuple(map(str, targets)), storage, bits, group_size, block)
+    try:
+        activations = activations_of_config(group.get("input_activations"))
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    return LayerScheme(tuple(map(str, targets)), storage, bits, group_size, block, activations)
 
 
 def _block(place: str, weights: Mapping[str, Any]) -> tuple[int, int]:

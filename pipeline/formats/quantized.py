@@ -3,7 +3,7 @@
 W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ class QuantizedWeight:
     offsets        [out, groups]  float32, added last (GGUF's minima), or None
     group_size     columns that share a scale; the width of a row where a row shares one
     g_idx          [in]           the group of each column where groups are not contiguous (act-order), or None
+    bits           of a stored code; 0: not said
     """
 
     codes: NDArray[Any]
@@ -30,6 +31,7 @@ class QuantizedWeight:
     zero_points: NDArray[np.int16] | None = None
     offsets: FloatArray | None = None
     g_idx: NDArray[np.int32] | None = None
+    bits: int = 0
 
     def __post_init__(self) -> None:
         assert self.codes.ndim == self.scales.ndim == 2
@@ -63,12 +65,12 @@ class QuantizedWeight:
         if self.g_idx is None:
             return self
         plain = np.arange(len(self.g_idx)) // self.group_size
-        if not np.array_equal(self.g_idx, plain):
-            return self
-        return QuantizedWeight(self.codes, self.scales, self.group_size, self.zero_points, self.offsets)
+        return replace(self, g_idx=None) if np.array_equal(self.g_idx, plain) else self
 
     def rows_in_order(self, order: NDArray[np.intp]) -> "QuantizedWeight":
         """The same with its rows reordered."""
         zero_points = None if self.zero_points is None else self.zero_points[order]
         offsets = None if self.offsets is None else self.offsets[order]
-        return QuantizedWeight(self.codes[order], self.scales[order], self.group_size, zero_points, offsets, self.g_idx)
+        return replace(
+            self, codes=self.codes[order], scales=self.scales[order], zero_points=zero_points, offsets=offsets
+        )

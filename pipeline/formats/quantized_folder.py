@@ -9,7 +9,7 @@ from typing import Any
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.formats.encoded import EncodedTensor, load
 from ingot.pipeline.formats.methods import IGNORED_LEAVES, Method, Stored, read_method
-from ingot.pipeline.formats.quantized import QuantizedWeight
+from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 from ingot.pipeline.safetensors_file import StoredTensor
 
 KEYS = ("quantization_config", "compression_config")
@@ -73,10 +73,17 @@ def _layer(method: Method, module: str, leaves: Stored) -> tuple[EncodedTensor, 
     try:
         used = method.reads(leaves)
         shape = method.shape(used)
+        storage, activations = method.says(module)
     except (ConfigError, ValueError) as error:
         raise CheckpointError(f"{file}: the quantized layer {module!r}: {error}") from error
-    return EncodedTensor(f"{module}.weight", shape, file, partial(_decode, method, module, used)), used
+    decode = partial(_decode, method, module, used)
+    return EncodedTensor(f"{module}.weight", shape, file, decode, used, storage, activations), used
 
 
-def _decode(method: Method, module: str, leaves: Stored) -> QuantizedWeight:
+def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Scales of activations and of the KV cache, which belong to no weight."""
+    return {name: stored for name, stored in tensors.items() if name.rpartition(".")[2] in IGNORED_LEAVES}
+
+
+def _decode(method: Method, module: str, leaves: Stored) -> QuantizedWeight | FloatArray:
     return method.decode(module, {leaf: load(stored) for leaf, stored in leaves.items()})

@@ -21,6 +21,7 @@ Weights = dict[str, np.ndarray[Any, Any]]
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 24)
 CASES: dict[str, tuple[str, dict[str, Any] | None]] = {
     "gptq asymmetric": ("gptq", quantize()),
+    "gptq, blocks wider than rows": ("gptq", quantize(block_size=128)),
     "gptq 8 bits symmetric, whole rows": ("gptq", quantize(bits=8, block_size="channel", symmetric=True)),
     "awq asymmetric": ("awq", quantize()),
     "awq symmetric, one layer in floats": ("awq", quantize(symmetric=True, overrides={"*.1.mlp.up_proj": "none"})),

@@ -1,0 +1,149 @@
+"""The same weight in another form: what may change in codes, zero points and groups without changing a value.
+
+    shift       codes and zero points of a group move together: only their difference counts
+    width       codes of fewer bits stand in wider ones
+    groups      a scale that is shared by many columns is repeated for fewer
+    minima      q * d + m is (q - z) * d where m is a whole multiple -z of d (GGUF's Q4_1)
+    doubling    fp4 numbers are halves of integers: e2m1 * s is (2 * e2m1) * (s / 2)
+
+All of it is arithmetic on whole numbers, and float32 results stay the same bits (but for the sign of a zero).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
+
+GroupArray = NDArray[np.int16]  # [out, groups]
+# Zero points: all in the middle of the range (symmetric), from 0, or from 1 (GPTQ's version 1 stores them less one).
+Zeros = Literal["middle", "from zero", "from one"]
+MAX_BITS = 8
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Lowest and highest code - zero_point of each group, [out, groups]: all that a change of form has to respect."""
+
+    lowest: GroupArray
+    highest: GroupArray
+
+    def bits(self, zeros: Zeros) -> int | None:
+        """The fewest bits that hold the codes with such zero points; None: more than MAX_BITS."""
+        return next((bits for bits in range(2, MAX_BITS + 1) if self._fit(bits, zeros)), None)
+
+    def zero_points(self, bits: int, zeros: Zeros, wanted: GroupArray) -> GroupArray:
+        """Zero points of that width, those that are wanted where they are possible."""
+        least, most = self._bounds(bits, zeros)
+        return np.clip(wanted, least, most).astype(np.int16)
+
+    def _fit(self, bits: int, zeros: Zeros) -> bool:
+        least, most = self._bounds(bits, zeros)
+        return bool((least <= most).all())
+
+    def _bounds(self, bits: int, zeros: Zeros) -> tuple[GroupArray, GroupArray]:
+        """Least and largest zero point of each group so that all its codes lie in [0, 2 ** bits)."""
+        codes, middle = 1 << bits, 1 << (bits - 1)
+        first, last = {"middle": (middle, middle), "from zero": (0, codes - 1), "from one": (1, codes)}[zeros]
+        least = np.maximum(-self.lowest.astype(np.int32), first)
+        most = np.minimum(codes - 1 - self.highest.astype(np.int32), last)
+        return least.astype(np.int16), most.astype(np.int16)
+
+
+def differences(weight: QuantizedWeight) -> Differences:
+    """Of a weight with integer codes and without offsets."""
+    groups, codes = weight.groups_of_columns, weight.codes
+    if weight.g_idx is not None:
+        order = np.argsort(groups, kind="stable")
+        groups, codes = groups[order], codes[:, order]
+    starts = np.searchsorted(groups, np.arange(weight.scales.shape[1]))
+    points = np.int16(0) if weight.zero_points is None else weight.zero_points
+    lowest = np.minimum.reduceat(codes, starts, axis=1).astype(np.int16) - points
+    highest = np.maximum.reduceat(codes, starts, axis=1).astype(np.int16) - points
+    return Differences(lowest, highest)
+
+
+def as_integers(weight: QuantizedWeight) -> QuantizedWeight | str:
+    """The weight with integer codes and zero points alone, or the reason why there is none of the same values."""
+    if weight.kind == "float":
+        return _doubled(weight)
+    if weight.g_idx is not None and len(np.unique(weight.g_idx)) < weight.scales.shape[1]:
+        return "its order of columns leaves groups without a column"
+    return weight if weight.offsets is None else _with_whole_minima(weight)
+
+
+def unsigned(weight: QuantizedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> QuantizedWeight:
+    """Codes in [0, 2 ** bits) with such zero points; those that the weight has are kept where they are possible.
+
+    The caller has seen that Differences.bits allows it.
+    """
+    found = found or differences(weight)
+    points = found.zero_points(bits, zeros, _natural(weight, bits))
+    old = np.zeros_like(points) if weight.zero_points is None else weight.zero_points
+    shift = (points - old)[:, weight.groups_of_columns]
+    codes = (weight.codes.astype(np.int16) + shift).astype(np.uint8)
+    return replace(weight, codes=codes, zero_points=points, bits=bits)
+
+
+def signed(weight: QuantizedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> QuantizedWeight:
+    """Codes in [-2 ** (bits - 1), 2 ** (bits - 1)); without zero points where they are in the middle."""
+    shifted, half = unsigned(weight, bits, zeros, found), np.int16(1 << (bits - 1))
+    assert shifted.zero_points is not None
+    codes = (shifted.codes.astype(np.int16) - half).astype(np.int8)
+    points = None if zeros == "middle" else shifted.zero_points - half
+    return replace(shifted, codes=codes, zero_points=points)
+
+
+def regrouped(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
+    """The same in groups of that size, which divides the weight's groups: scales and zero points repeat."""
+    if group_size == weight.group_size:
+        return weight
+    assert weight.g_idx is None
+    starts = np.arange(0, weight.codes.shape[1], group_size) // weight.group_size
+
+    def repeated(values: Any) -> Any:
+        return None if values is None else np.ascontiguousarray(values[:, starts])
+
+    return replace(
+        weight,
+        scales=repeated(weight.scales),
+        zero_points=repeated(weight.zero_points),
+        offsets=repeated(weight.offsets),
+        group_size=group_size,
+    )
+
+
+def is_float16(values: FloatArray) -> bool:
+    """Whether float16 holds every number as it is."""
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
+
+
+def _natural(weight: QuantizedWeight, bits: int) -> GroupArray:
+    """The weight's own zero points, as they are when its codes are made unsigned in the usual way."""
+    shift = (1 << (bits - 1)) if weight.codes.dtype == np.int8 else 0
+    points = np.zeros(weight.scales.shape, np.int16) if weight.zero_points is None else weight.zero_points
+    return points + np.int16(shift)
+
+
+def _doubled(weight: QuantizedWeight) -> QuantizedWeight | str:
+    twice, half = weight.codes * np.float32(2), weight.scales * np.float32(0.5)
+    codes = np.rint(twice)
+    if not np.array_equal(codes, twice) or np.abs(codes).max() > 127:
+        return "its codes are floats (fp8)"
+    if not np.array_equal(half * np.float32(2), weight.scales):
+        return "half of its smallest scale is no float32"
+    return replace(weight, codes=codes.astype(np.int8), scales=half, bits=MAX_BITS)
+
+
+def _with_whole_minima(weight: QuantizedWeight) -> QuantizedWeight | str:
+    assert weight.offsets is not None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        points = np.nan_to_num(np.rint(-weight.offsets / weight.scales), nan=0.0, posinf=0.0, neginf=0.0)
+    points = np.clip(points, -(1 << 10), 1 << 10).astype(np.int16)
+    found = replace(weight, zero_points=points, offsets=None)
+    if not np.array_equal(found.dequantize(), weight.dequantize()):
+        return "its minima are no whole multiples of its scales"
+    return found
