@@ -16,7 +16,8 @@ weights whose settings agree share one quantized tensor. Where they differ each 
 left at 16 bits and the head at 4): that costs its bytes, and the statistics name the copy.
 
 Weights are read one at a time. Statistics go to the model's metadata "ingot.quantization" as JSON:
-{"weights": [{name, tensor, bits, block_size, symmetric, elements, mse, relative_error, clip, clipped_share}, ...]}.
+{"weights": [{name, tensor, bits, block_size, symmetric, elements, mse, relative_error, clip, clipped_share,
+and those of weight_statistics.py}, ...]}; `activations` where the layer's inputs are quantized, too.
 
 Refuses: a NaN or infinite weight, by name; a pattern of `overrides` that matches nothing; a Gemm that is not
 x @ W.T + b. What is already quantized is left alone.
@@ -35,6 +36,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
+from ingot.passes.activation_quantization import activation_facts
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
@@ -43,6 +45,7 @@ from ingot.passes.rounding import RoundedWeight, round_weight
 from ingot.passes.scale_search import Scheme, WeightBits
 from ingot.passes.scheme_overrides import Override, parse_overrides
 from ingot.passes.weight_sites import WeightSite, apply_to_array, drop_if_unused, weight_sites
+from ingot.passes.weight_statistics import weight_statistics
 from ingot.settings import num_threads
 
 QUANTIZATION_KEY = "ingot.quantization"  # model.metadata_props: JSON, see the module's docstring
@@ -146,7 +149,7 @@ class QuantizeWeights(Pass):
         tensor = weight.const_value
         assert tensor is not None, "the manager verifies that initializers hold tensors"
         try:
-            rounded = apply_to_array(tensor, rounder)
+            rounded, spread = apply_to_array(tensor, lambda values: _round(values, rounder, scheme))
         except ValueError as error:
             raise PassError(
                 f"{self.name}: weight {weight.name!r} holds {error} values; check the checkpoint, or leave this "
@@ -160,12 +163,17 @@ class QuantizeWeights(Pass):
                 site.node.outputs[0].dtype = ir.DataType.FLOAT  # a 16-bit table gave 16-bit rows
         for operand in operands:
             drop_if_unused(graph, operand)
-        return _statistics(sites[0], dequantized, rounded, scheme)
+        return {**_statistics(sites[0], dequantized, rounded, scheme), **spread, **activation_facts(sites[0].node)}
 
 
 def _elements(weight: ir.Value) -> int:
     assert weight.const_value is not None
     return weight.const_value.size
+
+
+def _round(weight: NDArray[Any], rounder: Rounder, scheme: Scheme) -> tuple[RoundedWeight, dict[str, float]]:
+    rounded = rounder(weight)
+    return rounded, weight_statistics(weight, rounded, scheme)
 
 
 def _statistics(site: WeightSite, dequantized: ir.Value, rounded: RoundedWeight, scheme: Scheme) -> dict[str, object]:
