@@ -7,6 +7,10 @@
     Cast(W16), any other                                     initializer in float32, widened when it is written
     Gemm(x, W32, b?, transB=1)                               stays
     RotaryEmbedding over [1, T, W]                           over [T, 1, W], see rotary_rows.py
+    Gemm(x', DequantizeLinear(int8 per channel), b?)         com.microsoft::QGemm, where x' is quantized to int8, too:
+                                                             lower_integer_matmul.py
+    DequantizeLinear(float8, s), a weight                    Mul(Cast(float8), s), which the engine computes at load:
+                                                             float8_weights.py
 
 A table and a head that share one quantized tensor go on sharing its bytes. Where the last block is partial,
 GatherBlockQuantized makes whole blocks of columns and a Slice cuts them off. CPU kernels for 16-bit floats do not
@@ -34,8 +38,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError
+from ingot.passes.activation_quantization import ACTIVATIONS_KEY
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.float8_weights import widen_float8_weights
 from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.lower_integer_matmul import lower_integer_matmuls
 from ingot.passes.nbits_packing import QuantizedWeight
 from ingot.passes.nbits_unpacking import BLOCKS_KEY, PER_CHANNEL
 from ingot.passes.quantized_tensors import BITS_KEY, add_initializer, float_value
@@ -60,8 +67,10 @@ class LowerOnnxruntimeCpu(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantized weights first, then what is left of 16-bit ones."""
         modified = turn_rotary_rows(model.graph)
+        modified |= lower_integer_matmuls(model.graph)
+        modified |= widen_float8_weights(model.graph)
         for node in list(model.graph):
-            if node.op_type == "DequantizeLinear":
+            if node.op_type == "DequantizeLinear" and ACTIVATIONS_KEY not in node.metadata_props:
                 self._lower_quantized(model.graph, node)
                 modified = True
         for node in list(model.graph):

@@ -85,5 +85,6 @@ def session_options() -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
     options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI, u8 x s8 would saturate
     options.log_severity_level = _FATAL_ONLY  # errors come as exceptions; nothing is printed beside them
     return options
