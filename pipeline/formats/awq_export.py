@@ -62,9 +62,8 @@ def export_awq(weights: Sequence[ExportedWeight], options: WriteOptions = AS_IT_
     require_integers("awq", layers)
     require_plain_order("awq", layers)
     for layer in layers:
-        if layer.facts.code_bits("from zero", (awq.BITS,)) is None or (
-            layer.facts.bits != awq.BITS and not options.widen
-        ):
+        needed = layer.facts.bits_for["from zero"]
+        if needed is None or needed > awq.BITS or not (layer.facts.bits == awq.BITS or options.widen):
             raise SchemeError(
                 f"awq holds 4 bits alone, but {layer.module} has {layer.scheme}; set bits to 4, or export to gptq"
             )

@@ -64,6 +64,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     config = {
         **architecture.extra,
         "model_type": architecture.model_type,
+        "architectures": [f"{architecture.model_type.capitalize()}ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": keys.need("feed_forward_length"),
         "num_hidden_layers": keys.need("block_count"),
@@ -91,7 +92,9 @@ def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, Enc
         if tensor.type_id in PLAIN_TYPES and not heads:
             plain[name] = _stored(file, tensor, name)
         else:
-            encoded[name] = EncodedTensor(name, tensor.shape, file.path, partial(_decode, file, tensor, heads))
+            storage, parts = _parts(file, tensor)
+            decode = partial(_decode, file, tensor, heads)
+            encoded[name] = EncodedTensor(name, tensor.shape, file.path, decode, parts, storage)
     return plain, encoded
 
 
@@ -174,6 +177,14 @@ def _reordered_heads(file: GgufFile, name: str) -> int:
 def _stored(file: GgufFile, tensor: GgufTensor, name: str) -> StoredTensor:
     dtype = PLAIN_TYPES[tensor.type_id][0]
     return StoredTensor(name, dtype, tensor.shape, file.path, tensor.offset, tensor.num_bytes)
+
+
+def _parts(file: GgufFile, tensor: GgufTensor) -> tuple[str, dict[str, StoredTensor]]:
+    """The type's name, and a quantized tensor's blocks as bytes, rows in the file's order."""
+    if tensor.type_id in PLAIN_TYPES:
+        return PLAIN_TYPES[tensor.type_id][0], {}
+    blocks = StoredTensor(tensor.name, "U8", (tensor.num_bytes,), file.path, tensor.offset, tensor.num_bytes)
+    return BLOCK_TYPES[tensor.type_id].name, {"blocks": blocks}
 
 
 def _decode(file: GgufFile, tensor: GgufTensor, heads: int) -> QuantizedWeight | FloatArray:

@@ -4,7 +4,7 @@
     4 bits asymmetric                  Q4_1, where every -zero_point * scale is a float16
     floats of rank 2                   F32, F16, BF16 as they are; norms and biases are F32
 
-Blocks are 32 columns; larger groups repeat their scale.
+Blocks are 32 columns; larger groups repeat their scale. Blocks of a GGUF file go into another as they are.
 
 Layout and names: gguf_file.py, gguf_checkpoint.py.
 """
@@ -24,7 +24,7 @@ from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.config import DecoderConfig, read_config
 from ingot.pipeline.formats.exact import as_integers, regrouped, signed, unsigned
-from ingot.pipeline.formats.format_writer import AS_IT_IS, WriteOptions
+from ingot.pipeline.formats.format_writer import AS_IT_IS, WriteOptions, stored_tensor
 from ingot.pipeline.formats.gguf_blocks import BLOCK_TYPES, encode_rows
 from ingot.pipeline.formats.gguf_checkpoint import ARCHITECTURES, gguf_name, rows_of_neighbours
 from ingot.pipeline.formats.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, PLAIN_TYPES, SCALARS, STRING, VERSIONS
@@ -84,7 +84,7 @@ def plan_gguf(config: DecoderConfig, weights: Sequence[ExportedWeight], options:
     layers = quantized_layers(weights)
     require_plain_order("gguf", layers)
     items = [_Item(_name(weight), weight, _type_of(weight, options), _heads(config, weight)) for weight in weights]
-    require_float16_scales("gguf", layers, options)
+    require_float16_scales("gguf", [layer for layer in layers if layer.storage not in _BLOCK_IDS], options)
     types = {item.weight.name: item.type_name for item in items}
     return GgufPlan(items, changed_forms(layers, lambda layer: _change(layer, types[layer.name])))
 
@@ -142,6 +142,8 @@ def _type_of(weight: ExportedWeight, options: WriteOptions) -> str:
     if isinstance(weight, PlainWeight):
         return _DTYPES[weight.tensor.dtype] if len(weight.shape) == 2 else "F32"
     facts = weight.facts
+    if weight.storage in _BLOCK_IDS:
+        return weight.storage
     as_it_is = facts.group_size == _BLOCK and (facts.bits == 4 or (facts.bits == 8 and facts.symmetric))
     if weight.shape[1] % _BLOCK or facts.group_size % _BLOCK or not (as_it_is or options.widen):
         raise SchemeError(
@@ -169,6 +171,8 @@ def _no_type(layer: QuantizedLayer) -> str:
 
 def _change(layer: QuantizedLayer, type_name: str) -> str:
     bits = int(type_name[1])
+    if layer.storage == type_name:
+        return ""
     if layer.facts.bits != bits or (type_name == "Q8_0" and not layer.facts.symmetric):
         return f"{layer.scheme} stands in {type_name}"
     if layer.facts.group_size != _BLOCK:
@@ -248,6 +252,8 @@ def _content(item: _Item) -> NDArray[Any]:
         wide = item.type_name == "F32"
         stored = apply_to_array(item.weight.tensor, lambda values: values.astype(np.float32) if wide else values[order])
         return np.ascontiguousarray(stored[order] if wide else stored)
+    if item.type_name == item.weight.storage:
+        return np.asarray(stored_tensor(item.weight.parts["blocks"]).numpy())
     return encode_rows(_blocks(item.weight, item.type_name).rows_in_order(order), item.type_name)
 
 

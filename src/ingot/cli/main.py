@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "passes": "ingot.cli.passes:passes_command",
     "recipes": "ingot.cli.recipes:recipes_command",
     "run": "ingot.cli.run:run_command",
+    "transcode": "ingot.cli.transcode:transcode_command",
     "validate": "ingot.cli.validate:validate_command",
 }
 
