@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from json import dumps
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +34,8 @@ CALIBRATION_KEY = "ingot.calibration"  # model.metadata_props: JSON of Calibrati
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
+Trial = Mapping[ir.Value, Callable[[], Float32Array]]  # what a layer reads as its weight -> another [out, in]
 BlockRun = Callable[[Mapping[ir.Node, Float32Array]], Sequence[Float32Array]]
 
 
@@ -84,6 +86,21 @@ class CalibrationStage(Protocol):
         """The stage's linear layers, by the value that they read."""
         ...
 
+    def recall(self) -> Arrays | None:
+        """What the pass remembered of this stage in a build that was cut off; None when it has to do its work.
+
+        It was the same pass with the same options on the same model and data. A pass that recalls changes the weights as
+        it did then and need not look at the stage's inputs; nothing is run for those that nobody looks at.
+        """
+        ...
+
+    def remember(self, arrays: Arrays) -> None:
+        """Keep what the pass decided, once a stage, when its work is done: enough to change the weights again.
+
+        A pass that never remembers starts from the beginning when a build was cut off.
+        """
+        ...
+
     def gram(self, source: ir.Value) -> Float64Array:
         """X^T X [in, in] of a group's input X [tokens, in], summed over all calibration tokens."""
         ...
@@ -105,6 +122,17 @@ class CalibrationStage(Protocol):
 
         The nodes may reach beyond the stage; what they read from outside must be known by now. The function's argument
         replaces the weights [out, in] of some of the linear layers among them.
+        """
+        ...
+
+    def divergences(self, trials: Sequence[Trial], tokens: int) -> Sequence[float]:
+        """KL(model || model with other weights) of each trial, in nats: the mean over all positions of about so many
+        calibration tokens, whole sequences, the same ones at every stage.
+
+        A trial names operands of linear layers of this stage or later ones, or of the embedding. The model that it is
+        compared with is the IR as it was when this was first asked: a pass that changes weights between two stages
+        finds what it has changed already in every later trial's loss. A weight is asked for once by each level that
+        reads it.
         """
         ...
 

@@ -5,6 +5,7 @@ is and the record of the pass that made it so. Printing and saving the IR are su
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -37,6 +38,13 @@ class PassRecord:
 Result = TypeVar("Result")
 Callback = Callable[[ir.Model, PassRecord], None]
 
+_history: ContextVar[tuple[str, ...]] = ContextVar("ingot.passes.manager", default=())
+
+
+def passes_so_far() -> tuple[str, ...]:
+    """str(pass) of the pass that runs now, and of all that ran before it on the same model; () outside of a manager."""
+    return _history.get()
+
 
 @dataclass(frozen=True)
 class PassManager:
@@ -49,11 +57,16 @@ class PassManager:
         """Run every pass; PassError, with the pass's name and what ran before it, stops at the first failure."""
         records: list[PassRecord] = []
         _guarded("import", [], partial(verify, model))
-        for pass_ in self.passes:
-            record = _guarded(pass_.name, records, partial(_run_one, pass_, model))
-            records.append(record)
-            if self.callback is not None:
-                self.callback(model, record)
+        outside = _history.get()
+        try:
+            for pass_ in self.passes:
+                _history.set((*_history.get(), str(pass_)))
+                record = _guarded(pass_.name, records, partial(_run_one, pass_, model))
+                records.append(record)
+                if self.callback is not None:
+                    self.callback(model, record)
+        finally:
+            _history.set(outside)
         return records
 
 

@@ -4,6 +4,7 @@ Each value is held in chunks, a few whole sequences each.
 """
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AnyArray = NDArray[Any]
+MEMORY_BYTES = 2 << 30
 
 
 class Activations:
@@ -22,6 +24,8 @@ class Activations:
         self._chunks: dict[str, dict[int, AnyArray]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files = 0
+        self.held_bytes = 0  # in memory
+        self.spilled_bytes = 0  # in files
 
     def __enter__(self) -> Self:
         return self
@@ -31,39 +35,53 @@ class Activations:
     ) -> None:
         self.close()
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes in memory; mapped files do not count."""
-        return sum(a.nbytes for chunks in self._chunks.values() for a in chunks.values() if not _is_mapped(a))
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Bytes on disk."""
-        return sum(a.nbytes for chunks in self._chunks.values() for a in chunks.values() if _is_mapped(a))
-
     def put(self, name: str, chunk: int, array: AnyArray) -> None:
-        """Keep a chunk of a value."""
+        """Keep a chunk of a value, in place of the one that is there."""
+        chunks = self._chunks.setdefault(name, {})
+        if chunk in chunks:
+            self._drop(chunks.pop(chunk))
         if array.nbytes + self.held_bytes > self._memory_bytes:
             array = self._spill(array)
-        self._chunks.setdefault(name, {})[chunk] = array
+            self.spilled_bytes += array.nbytes
+        else:
+            self.held_bytes += array.nbytes
+        chunks[chunk] = array
 
     def get(self, name: str, chunk: int) -> AnyArray:
         """The chunk; read only what was spilled."""
         return self._chunks[name][chunk]
 
-    def keep_only(self, names: set[str]) -> None:
-        """Drop every other value, and the files behind it."""
+    def holds(self, name: str) -> bool:
+        """Whether the value is here."""
+        return name in self._chunks
+
+    def items(self) -> Iterator[tuple[str, int, AnyArray]]:
+        """Name, chunk and array of everything."""
+        return ((name, chunk, array) for name, chunks in self._chunks.items() for chunk, array in chunks.items())
+
+    def keep_only(self, names: set[str], chunk: int | None = None) -> None:
+        """Drop every other value, or that chunk of it, and the files behind."""
         for name in [name for name in self._chunks if name not in names]:
-            for array in self._chunks.pop(name).values():
-                if isinstance(array, np.memmap) and array.filename is not None:
-                    Path(array.filename).unlink()
+            chunks = self._chunks[name]
+            for dropped in [chunk] if chunk is not None and chunk in chunks else list(chunks) if chunk is None else []:
+                self._drop(chunks.pop(dropped))
+            if not chunks:
+                del self._chunks[name]
 
     def close(self) -> None:
         """Drop everything."""
         self._chunks.clear()
+        self.held_bytes = self.spilled_bytes = 0
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+    def _drop(self, array: AnyArray) -> None:
+        if isinstance(array, np.memmap):
+            self.spilled_bytes -= array.nbytes
+            Path(str(array.filename)).unlink()
+        else:
+            self.held_bytes -= array.nbytes
 
     def _spill(self, array: AnyArray) -> AnyArray:
         if self._folder is None:
@@ -73,7 +91,3 @@ class Activations:
         file[...] = array
         file.flush()
         return file
-
-
-def _is_mapped(array: AnyArray) -> bool:
-    return isinstance(array, np.memmap)

@@ -1,9 +1,18 @@
 """How long work reports on itself: a callable, so that nothing below the command line knows of terminals."""
 
+import logging
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
 """progress(name, done, total): `done` of `total` units of the work called `name`; done == total ends it."""
+
+
+_notes = logging.getLogger("ingot.notes")
+
+
+def note(text: str) -> None:
+    """Tell the user something that is no warning: the command line shows it, other programs find it in the log."""
+    _notes.info("%s", text)
 
 
 def silent(name: str, done: int, total: int) -> None:

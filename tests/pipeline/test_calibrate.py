@@ -13,7 +13,7 @@ from ingot.artifact import ModelFacts
 from ingot.errors import RecipeError, UsageError
 from ingot.passes import weight_values
 from ingot.passes.pack_projections import PackProjections
-from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, engine
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, walk
 from ingot.pipeline.calibrate.activations import Activations
 from ingot.pipeline.calibrate.attention import causal_mask
 from ingot.pipeline.checkpoint import Checkpoint
@@ -135,9 +135,9 @@ def test_no_more_than_one_level_of_weights_is_in_memory(monkeypatch: pytest.Monk
         return result
 
     engine_values = weight_values.float32_values
-    monkeypatch.setattr(engine, "float32_values", counted)
-    for _ in calibration().stages(TinyDecoder(layers=6).model):
-        pass
+    monkeypatch.setattr(walk, "float32_values", counted)
+    for stage in calibration().stages(TinyDecoder(layers=6).model):
+        stage.gram(stage.groups[0].source)
     assert max(most) <= 2 * 172 * 64 * 4  # gate and up of one layer
 
 
