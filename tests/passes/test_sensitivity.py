@@ -83,7 +83,7 @@ def test_rounding_by_gptq_costs_less_than_rounding_to_the_nearest() -> None:
 
 @pytest.mark.parametrize("points", [1, 2])
 def test_what_is_not_run_is_inferred_from_the_error_of_the_outputs(points: int) -> None:
-    schemes = [Scheme(bits, block, False) for bits in (2, 3, 4, 8) for block in (128, 32)]  # type: ignore[arg-type]
+    schemes = [Scheme(bits, block, False) for bits in (2, 3, 4, 8) for block in (128, 32)]
     all_run = weight_sensitivities(TinyDecoder().model, calibration(), schemes)
     some = weight_sensitivities(TinyDecoder().model, calibration(), schemes, points=points)  # type: ignore[arg-type]
     for run, guessed in zip(all_run, some, strict=True):
@@ -145,7 +145,7 @@ def test_a_loss_too_large_for_exp_is_a_number() -> None:
 
 
 def test_points_are_taken_from_the_middle_of_what_there_is() -> None:
-    schemes = [Scheme(bits, block, False) for bits in (8, 4, 3, 2) for block in (32, 128)]  # type: ignore[arg-type]
+    schemes = [Scheme(bits, block, False) for bits in (8, 4, 3, 2) for block in (32, 128)]
     assert chosen_points(schemes, "all") == schemes
     assert chosen_points(schemes, 1) == [Scheme(4, 128, False)]
     assert len(set(chosen_points(schemes, 2))) == 2
