@@ -35,4 +35,4 @@ def _lazy_codes(source: EncodedTensor, form: IntegerForm) -> ir.LazyTensor:
         assert isinstance(again, IntegerForm), "it was one when the model was imported"
         return code_tensor(again.codes, again.bits, name)
 
-    return ir.LazyTensor(decode, ir.DataType[f"{kind}{form.bits}"], shape, name=name)
+    return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)

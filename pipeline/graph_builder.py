@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.passes.quantized_tensors import mark_bits
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.encoded_weights import float_tensor, form_tensors
 from ingot.pipeline.formats.encoded import EncodedTensor
@@ -126,9 +127,14 @@ class GraphBuilder:
         inputs = [self.graph.initializers[tensor.name or ""] for tensor in tensors]
         path = f"{source.name.removesuffix('.weight')}.dequantize"
         outputs: dict[str, Dims] = {f"{source.name}.dequantized": source.shape}
-        if not form.block_size:
-            return self.multi_op("DequantizeLinear", path, inputs, outputs, axis=0)[0]
-        return self.multi_op("DequantizeLinear", path, inputs, outputs, axis=1, block_size=form.block_size)[0]
+        if form.block_size:
+            made = self.multi_op("DequantizeLinear", path, inputs, outputs, axis=1, block_size=form.block_size)[0]
+        else:
+            made = self.multi_op("DequantizeLinear", path, inputs, outputs, axis=0)[0]
+        node = made.producer()
+        assert node is not None
+        mark_bits(node, form.bits)
+        return made
 
     def _initializer(self, tensor: ir.TensorProtocol) -> None:
         value = ir.Value(

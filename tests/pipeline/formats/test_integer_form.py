@@ -12,12 +12,14 @@ from ingot.pipeline.formats.quantized import QuantizedWeight
 RNG = np.random.default_rng(0)
 
 
-def weight(low: int, high: int, zeros: tuple[int, int] | None, group: int, columns: int = 192) -> QuantizedWeight:
+def weight(
+    low: int, high: int, zeros: tuple[int, int] | None, group: int, columns: int = 192, bits: int = 0
+) -> QuantizedWeight:
     groups = -(-columns // group)
     codes = RNG.integers(low, high, (8, columns)).astype(np.int8 if low < 0 else np.uint8)
     scales = RNG.uniform(0.1, 1, (8, groups)).astype(np.float32)
     points = None if zeros is None else RNG.integers(*zeros, (8, groups)).astype(np.int16)
-    return QuantizedWeight(codes, scales, group, points)
+    return QuantizedWeight(codes, scales, group, points, bits=bits)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,9 @@ def weight(low: int, high: int, zeros: tuple[int, int] | None, group: int, colum
         (weight(0, 16, (1, 16), 32), 4, 32, False),
         (weight(0, 16, (1, 17), 32), 8, 32, False),  # GPTQ version 1: the zero point 16
         (weight(0, 8, (0, 8), 96), 4, 32, False),  # 3 bits, groups of 96
+        (weight(0, 8, (4, 5), 64, bits=3), 3, 64, True),
+        (weight(0, 8, (1, 9), 64, bits=3), 4, 64, False),  # the zero point 8 takes a fourth bit
+        (weight(0, 4, (0, 4), 64, bits=2), 2, 64, False),
         (weight(-8, 8, (-8, 8), 64), 4, 64, False),  # compressed-tensors asymmetric
         (weight(-128, 128, None, 192), 8, 0, True),
         (weight(-32, 32, None, 16), 8, 16, True),  # Q6_K
@@ -46,8 +51,8 @@ def test_the_form_dequantizes_to_the_same_bits(made: QuantizedWeight, bits: int,
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"codes": np.ones((8, 192), np.float32)}, "its codes are floats"),
-        ({"offsets": np.ones((8, 3), np.float32)}, "its blocks have minima"),
+        ({"codes": np.full((8, 192), 0.25, np.float32), "zero_points": None}, "its codes are floats"),
+        ({"offsets": np.ones((8, 3), np.float32)}, "its minima are no whole multiples of its scales"),
         ({"g_idx": np.arange(192, dtype=np.int32) % 3}, "its groups are in activation order"),
         ({"zero_points": RNG.integers(1, 400, (8, 3)).astype(np.int16)}, "its zero points lie outside of 8 bits"),
     ],
