@@ -24,18 +24,27 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import CalibrationStage, Float32Array, Float64Array, LinearGroup, require_calibration
+from ingot.passes.calibration import (
+    Arrays,
+    CalibrationStage,
+    Float32Array,
+    Float64Array,
+    LinearGroup,
+    require_calibration,
+)
 from ingot.passes.channel_folds import Fold, Scalings, block_of, find_fold, weights_of
 from ingot.passes.gptq_rounding import damped_gram, gptq_round
 from ingot.passes.progress import report_progress
 from ingot.passes.quantize_weights import BlockSize
+from ingot.passes.recall import fact_arrays, recalled_facts
 from ingot.passes.rewriting import Refusal
 from ingot.passes.rounding import dequantize, round_weight
 from ingot.passes.scale_search import Scheme, WeightBits
@@ -98,14 +107,23 @@ class Awq(Pass):
         heads, total = {site.node for site in sites if site.role == "head"}, len(sites)
         scalings, choices, done = Scalings(), [], 0
         for stage in calibration.stages(model):
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
             for group in stage.groups:
-                found = None if heads & set(group.linears) else self._search(model.graph, stage, group)
+                name = group.linears[0].name or ""
+                found = None
+                if known is not None:
+                    found = _recalled(known, name, group)
+                elif not heads & set(group.linears):
+                    found = self._search(model.graph, stage, group)
                 if found is not None:
                     choice, fold, scale = found
                     scalings.add(group, fold, scale)
                     choices.append(choice)
+                    made |= {f"{name}.scale": scale, **fact_arrays(name, asdict(choice))}
                 done += len(group.linears)
                 report_progress(self.name, done, total)
+            if known is None:
+                stage.remember(made)
         if not choices:
             return ir.passes.PassResult(model, modified=False)
         scalings.apply(model.graph)
@@ -171,6 +189,15 @@ class Awq(Pass):
             parts.append(magnitude / np.maximum(np.repeat(largest, size, axis=1)[:, : weight.shape[1]], 1e-30))
         mean: Float64Array = np.concatenate(parts).mean(axis=0, dtype=np.float64)
         return mean
+
+
+def _recalled(arrays: Arrays, name: str, group: LinearGroup) -> tuple[Choice, Fold, Float64Array] | None:
+    """A group's choice from a build that was cut off; None where it was to leave the group alone."""
+    if f"{name}.scale" not in arrays:
+        return None
+    facts, fold = recalled_facts(arrays, name), find_fold(group)
+    assert isinstance(fold, Fold)
+    return Choice(**{**facts, "layers": tuple(facts["layers"])}), fold, arrays[f"{name}.scale"]
 
 
 def _around_one(scale: Float64Array) -> Float32Array:

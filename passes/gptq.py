@@ -7,7 +7,8 @@ Layers are taken in the order in which they run, and every input is made by what
 already quantized. A layer so makes up for the errors of those before it. The embedding is quantized first.
 
 What no calibration data can reach is rounded to the nearest, with the clip: the embedding table, a head that shares the
-table's tensor, a tensor that several layers share. Statistics of a weight gain
+table's tensor, a tensor that several layers share, a layer whose inputs are zero on all of the data. Statistics of a
+weight gain
 
     method           "gptq", or "round-to-nearest" with a `reason`
     output_error     ||X (W - W')^T|| / ||X W^T|| on the calibration data, damped as for the rounding;
@@ -15,10 +16,9 @@ table's tensor, a tensor that several layers share. Statistics of a weight gain
     damping          share of the mean diagonal that was added to X^T X
     tokens           calibration tokens that reached the layer
 
-Refuses: inputs that are zero on all data or not finite, and what quantize-weights refuses.
+Refuses: inputs that are not finite, and what quantize-weights refuses.
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -33,6 +33,7 @@ from ingot.passes.calibration import CalibrationStage, require_calibration
 from ingot.passes.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.progress import report_progress
 from ingot.passes.quantize_weights import Group, QuantizeWeights, append_statistics
+from ingot.passes.recall import Recalled, weight_arrays
 from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
 from ingot.passes.scale_search import FloatArray, Scheme
 from ingot.passes.weight_sites import WeightSite, weight_sites
@@ -40,8 +41,6 @@ from ingot.settings import num_threads
 
 Key = tuple[ir.Value, Scheme]
 Statistics = dict[str, object]
-
-_log = logging.getLogger("ingot.passes")
 
 
 @dataclass(frozen=True)
@@ -91,20 +90,28 @@ class Gptq(QuantizeWeights):
 
     def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
         """Quantize the stage's layers; those that read one input share its factorisation."""
+        known, made = stage.recall(), dict[str, NDArray[Any]]()
         for group in stage.groups:
             keys = work.keys_of(group.linears)
-            if not keys:
-                continue
-            damped = self._damped(stage, group.source)
-            _warn_of_few(self.name, group.source, len(damped.gram), tokens)
+            damped = self._damped(stage, group.source) if keys and known is None else None
             for key in keys:
-                rounder = _Rounder(damped, key[1], self.refine)
-                found = self._quantize(graph, *key, work.take(key, self.name), rounder)
-                yield {**found, "method": "gptq", **rounder.errors, "damping": damped.damping, "tokens": tokens}
+                sites = work.take(key, self.name)
+                name = sites[0].node.name or ""
+                rounder = _Rounder(damped, key[1], self.refine, tokens) if known is None else Recalled(known, name)
+                found = self._quantize(graph, *key, sites, rounder)
+                if isinstance(rounder, _Rounder):
+                    made |= weight_arrays(name, rounder.rounded, rounder.facts)
+                yield {**found, **rounder.facts}
+        if known is None:
+            stage.remember(made)
 
-    def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram:
+    def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram | None:
+        """The factorised X^T X; None where all inputs are zero."""
+        gram = stage.gram(source)
+        if not gram.any():
+            return None
         try:
-            return damped_gram(stage.gram(source), self.damping, self.act_order)
+            return damped_gram(gram, self.damping, self.act_order)
         except ValueError as error:
             raise PassError(f"{source.name!r} gives its linear layers {error}; give other calibration text") from error
 
@@ -141,35 +148,38 @@ def _why_not(sites: list[WeightSite]) -> str | None:
 
 @dataclass
 class _Rounder:
-    """Rounds one weight, and remembers the error of its outputs."""
+    """Rounds one weight, and remembers what it made of it."""
 
-    damped: DampedGram
+    damped: DampedGram | None
     scheme: Scheme
     refine: int
-    errors: Statistics = field(default_factory=dict)
+    tokens: int
+    facts: Statistics = field(default_factory=dict)
+    rounded: RoundedWeight = field(init=False)
 
     def __call__(self, values: NDArray[Any]) -> RoundedWeight:
         weight = values.astype(np.float32)
-        grid = round_weight(weight, self.scheme, num_threads())
-        rounded = gptq_round(weight, grid, self.damped, self.scheme, self.refine)
-        self.errors = {
-            "output_error": self._output_error(weight, rounded),
-            "output_error_nearest": self._output_error(weight, grid),
+        self.rounded = grid = round_weight(weight, self.scheme, num_threads())
+        if self.damped is None:
+            self.facts = {"method": "round-to-nearest", "reason": "its inputs are zero on all of the calibration data"}
+            return grid
+        self.rounded = gptq_round(weight, grid, self.damped, self.scheme, self.refine)
+        self.facts = {
+            "method": "gptq",
+            "output_error": self._output_error(weight, self.rounded, self.damped),
+            "output_error_nearest": self._output_error(weight, grid, self.damped),
+            "damping": self.damped.damping,
+            "tokens": self.tokens,
         }
-        return rounded
+        return self.rounded
 
-    def _output_error(self, weight: FloatArray, rounded: RoundedWeight) -> float:
+    def _output_error(self, weight: FloatArray, rounded: RoundedWeight, damped: DampedGram) -> float:
         block = self.scheme.block_columns(weight.shape[1])
         error = weight - dequantize(rounded.codes, rounded.scale, rounded.zero_point, block)
-        norm = output_error(weight, self.damped.gram)
-        return float((output_error(error, self.damped.gram) / norm) ** 0.5) if norm else 0.0
+        norm = output_error(weight, damped.gram)
+        return float((output_error(error, damped.gram) / norm) ** 0.5) if norm else 0.0
 
 
 def _elements(weight: ir.Value) -> int:
     assert weight.const_value is not None
     return weight.const_value.size
-
-
-def _warn_of_few(name: str, source: ir.Value, columns: int, tokens: int) -> None:
-    if tokens < columns:
-        _log.warning("%s: %r has %d channels and %d calibration tokens; give more", name, source.name, columns, tokens)

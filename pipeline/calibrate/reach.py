@@ -40,7 +40,7 @@ class ReachLog:
 
     def warn(self) -> None:
         """At the end of a way."""
-        parts = [part for part in (_few(self.seen.values()), _silent(self.seen.values())) if part]
+        parts = [part for part in (says(self.seen.values()) for says in (_few, _dead, _silent)) if part]
         message = "; ".join(parts)
         if message and message not in self._said:
             self._said.add(message)
@@ -59,13 +59,18 @@ def _few(seen: Iterable[Reach]) -> str:
     )
 
 
+def _dead(seen: Iterable[Reach]) -> str:
+    named = [f"{reach.layer} ({reach.channels:,} channels)" for reach in seen if reach.silent == reach.channels]
+    return f"nothing but zeros reaches {_layers(named)}; its weights are rounded without data" if named else ""
+
+
 def _silent(seen: Iterable[Reach]) -> str:
-    silent = [reach for reach in seen if reach.silent]
+    silent = [reach for reach in seen if 0 < reach.silent < reach.channels]
     if not silent:
         return ""
     named = [f"{reach.layer} ({reach.silent:,} of {reach.channels:,})" for reach in silent]
     total = sum(reach.silent for reach in silent)
-    return f"{total:,} input channels are zero on all of the data, in {_layers(named)}; they are rounded to the nearest"
+    return f"{total:,} input channels are zero on all of the data, in {_layers(named)}; their weights are rounded without it"
 
 
 def _layers(named: list[str]) -> str:

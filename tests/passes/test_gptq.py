@@ -161,11 +161,37 @@ def test_a_second_run_changes_nothing() -> None:
     assert not record.modified
 
 
-def test_too_few_tokens_for_a_layer_are_warned_of_with_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_tokens_for_layers_are_warned_of_once_with_numbers(caplog: pytest.LogCaptureFixture) -> None:
     few = CalibrationEngine(calibration_data(sequences=2, tokens=32))
-    with caplog.at_level(logging.WARNING, "ingot.passes"):
+    with caplog.at_level(logging.WARNING, "ingot"):
         quantized(Gptq(), few)
-    assert f"has {INNER} channels and 64 calibration tokens; give more" in caplog.text
+    (record,) = caplog.records
+    assert f"layers.0.down_proj (64 tokens, {INNER} channels), layers.1.down_proj" in record.getMessage()
+    assert f"until {INNER} tokens and more reach each" in record.getMessage()
+
+
+def test_a_layer_that_never_fires_is_rounded_to_the_nearest_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """And a channel that never fires is counted."""
+    model = TinyDecoder().model
+    np.asarray(model.graph.initializers["layers.1.up_proj.weight"].const_value.numpy())[...] = 0  # type: ignore[union-attr]
+    np.asarray(model.graph.initializers["layers.0.up_proj.weight"].const_value.numpy())[:5] = 0  # type: ignore[union-attr]
+    with calibrate_with(calibration()), caplog.at_level(logging.WARNING, "ingot"):
+        PassManager([Gptq()]).run(model)
+    found = statistics(model)["layers.1.down_proj"]
+    assert found["method"] == "round-to-nearest"
+    assert found["reason"] == "its inputs are zero on all of the calibration data"
+    assert statistics(model)["layers.0.down_proj"]["method"] == "gptq"
+    (record,) = caplog.records
+    assert "nothing but zeros reaches layers.1.down_proj (172 channels)" in record.getMessage()
+    assert "5 input channels are zero on all of the data, in layers.0.down_proj (5 of 172)" in record.getMessage()
+
+
+def test_inputs_that_are_not_finite_are_refused_by_name() -> None:
+    model = TinyDecoder(weight_dtype=np.float32).model
+    np.asarray(model.graph.initializers["layers.0.up_proj.weight"].const_value.numpy())[...] = 3e38  # type: ignore[union-attr]
+    message = r"gptq: 'layers.0.mul.out' gives its linear layers inputs .* not finite"
+    with calibrate_with(calibration()), np.errstate(all="ignore"), pytest.raises(PassError, match=message):
+        PassManager([Gptq()]).run(model)
 
 
 def test_without_data_it_says_how_to_give_some() -> None:
