@@ -5,7 +5,8 @@ generation_config.json             optional: token ids that end a text
 tokenizer.json, ...                optional here; the runtime wants them
 model.safetensors                  the tensors, or
 model.safetensors.index.json       the names of the shards that hold them
-quantize_config.json               optional: how a quantized checkpoint's layers are stored, unless config.json says so
+quantize_config.json               optional: how a quantized checkpoint's layers are stored, unless config.json says so;
+hf_quant_config.json               the same of ModelOpt
 
 A .gguf file, or a folder with one and without config.json, holds configuration and tensors in itself.
 """
@@ -26,7 +27,7 @@ from ingot.pipeline.finite import count_non_finite
 from ingot.pipeline.formats.encoded import EncodedTensor
 from ingot.pipeline.formats.gguf_checkpoint import gguf_config, gguf_tensors
 from ingot.pipeline.formats.gguf_file import read_gguf
-from ingot.pipeline.formats.quantized_folder import KEYS, SIDE_FILE, quantization_of, scales_left_out, split_tensors
+from ingot.pipeline.formats.quantized_folder import KEYS, SIDE_FILES, quantization_of, scales_left_out, split_tensors
 from ingot.pipeline.safetensors_file import StoredTensor, read_header
 
 WEIGHTS = "model.safetensors"
@@ -177,7 +178,7 @@ class Checkpoint:
     def digest(self) -> str:
         """SHA-256 over config.json, generation_config.json and every weight file, whatever the folder's name."""
         digest = hashlib.sha256()
-        beside = [self.folder / "generation_config.json", self.folder / SIDE_FILE]
+        beside = [self.folder / name for name in ("generation_config.json", *SIDE_FILES)]
         files = dict.fromkeys([self.config_file, *beside, *self.weight_files])
         for file in filter(Path.is_file, files):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())

@@ -5,6 +5,7 @@ was read back and every dequantized weight compared. To add a target: its line i
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,14 @@ from ingot.pipeline.formats.plain_floats import FLOATS
 from ingot.pipeline.formats.refusals import SchemeError
 from ingot.pipeline.formats.safetensors_export import export_plain
 from ingot.pipeline.proof import Proof, prove
+from ingot.pipeline.safetensors_file import StoredTensor
 from ingot.pipeline.source_weights import source_weights
 from ingot.pipeline.staging import staging_folder
 from ingot.pipeline.tensors import EMBEDDING, HEAD
 from ingot.pipeline.weights_file import write_weights
 from ingot.progress import Progress, silent
+
+_KV_OF_PROJECTION = re.compile(r"\.self_attn\.([kv])_proj\.[kv]_scale$")  # ModelOpt's place
 
 Weights = Sequence[ExportedWeight]
 Planner = Callable[[Checkpoint, Weights, WriteOptions], Export]
@@ -42,8 +46,14 @@ def _awq(checkpoint: Checkpoint, weights: Weights, options: WriteOptions) -> Exp
 
 
 def _compressed_tensors(checkpoint: Checkpoint, weights: Weights, options: WriteOptions) -> Export:
-    scales = [PlainWeight(name, stored_tensor(stored)) for name, stored in checkpoint.scales.items()]
+    scales = [_scale(stored) for stored in checkpoint.scales.values()]
     return export_compressed_tensors([*weights, *scales], options, checkpoint.quantization.get("kv_cache_scheme"))
+
+
+def _scale(stored: StoredTensor) -> PlainWeight:
+    """A scale of activations or of the KV cache under its name in compressed-tensors, with an axis at least."""
+    name = _KV_OF_PROJECTION.sub(r".self_attn.\1_scale", stored.name)
+    return PlainWeight(name, stored_tensor(replace(stored, shape=stored.shape or (1,)), name))
 
 
 def _gguf(checkpoint: Checkpoint, weights: Weights, options: WriteOptions) -> Export:

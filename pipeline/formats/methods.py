@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, did_you_mean, one_of
-from ingot.pipeline.formats import awq, compressed_tensors, gptq
+from ingot.pipeline.formats import awq, compressed_tensors, gptq, modelopt
 from ingot.pipeline.formats.activations import ActivationScheme, activations_of_config
 from ingot.pipeline.formats.bits import WORD_BITS
 from ingot.pipeline.formats.encoded import load
@@ -156,6 +156,29 @@ class CompressedTensors:
         return scheme
 
 
+@dataclass(frozen=True)
+class ModelOpt:
+    """quant_method modelopt, one quant_algo for all layers."""
+
+    algorithm: str
+
+    def owns(self, leaves: Collection[str]) -> bool:
+        return "weight_scale" in leaves
+
+    def reads(self, leaves: Stored) -> Stored:
+        return _pick(leaves, ("weight", "weight_scale"), ("weight_scale_2", "pre_quant_scale"))
+
+    def shape(self, leaves: Stored) -> tuple[int, int]:
+        rows, columns = leaves["weight"].shape
+        return modelopt.shape((rows, columns), self.algorithm)
+
+    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight | FloatArray:
+        return modelopt.decode(arrays, self.algorithm)
+
+    def says(self, module: str) -> tuple[str, ActivationScheme | None]:
+        return "", modelopt.activations(self.algorithm)
+
+
 def read_method(config: Mapping[str, Any], place: str) -> Method:
     """The method that a quantization_config asks for. ConfigError names what is not supported and what is."""
     name = config.get("quant_method") or config.get("method")
@@ -258,10 +281,21 @@ def _block(place: str, weights: Mapping[str, Any]) -> tuple[int, int]:
             raise ConfigError(f"{place}: block_structure is {found!r}; it must be [rows, columns]")
 
 
+def _modelopt(keys: _Keys) -> Method:
+    algorithm = keys.config.get("quant_algo")
+    if algorithm not in modelopt.ALGORITHMS:
+        near = did_you_mean(str(algorithm), modelopt.ALGORITHMS)
+        raise ConfigError(
+            f"{keys.place}: quant_algo is {algorithm!r}; Ingot reads {one_of(modelopt.ALGORITHMS)} of ModelOpt.{near}"
+        )
+    return ModelOpt(algorithm)
+
+
 METHODS: dict[str, Callable[[_Keys], Method]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
 }
 
 

@@ -13,28 +13,52 @@ from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 from ingot.pipeline.safetensors_file import StoredTensor
 
 KEYS = ("quantization_config", "compression_config")
-SIDE_FILE = "quantize_config.json"
+SIDE_FILE = "quantize_config.json"  # GPTQ
+MODELOPT_FILE = "hf_quant_config.json"
+SIDE_FILES = (SIDE_FILE, MODELOPT_FILE)
+_KV_CACHE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json, or the quantize_config.json beside it, says of quantization; None when nothing does.
+    """What config.json, or one of SIDE_FILES beside it, says of quantization; None when nothing does.
 
     ConfigError when both speak and contradict each other.
     """
     inside = next((config[key] for key in KEYS if config.get(key) is not None), None)
+    if inside is None and (folder / MODELOPT_FILE).is_file():
+        inside = {"quant_method": "modelopt", **_read(folder / MODELOPT_FILE).get("quantization", {})}
+    if inside is not None and inside.get("quant_method") == "modelopt":
+        return _of_modelopt(inside)
     file = folder / SIDE_FILE
     if not file.is_file():
         return inside
-    try:
-        beside = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
+    beside = _read(file)
     for key in ("bits", "group_size", "desc_act", "checkpoint_format"):
         if inside and key in inside and key in beside and inside[key] != beside[key]:
             raise ConfigError(
                 f"{file}: {key} is {beside[key]!r}, but config.json says {inside[key]!r}; remove the one that is wrong"
             )
     return {"quant_method": "gptq", **beside, **(inside or {})}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: is a JSON {type(found).__name__}, it must be an object")
+    return found
+
+
+def _of_modelopt(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the keys that compressed-tensors has for the same: ignore, kv_cache_scheme."""
+    found = dict(values)
+    if values.get("kv_cache_quant_algo") == "FP8":
+        found["kv_cache_scheme"] = _KV_CACHE
+    if "exclude_modules" in values:
+        found["ignore"] = list(values["exclude_modules"] or ())
+    return found
 
 
 def split_tensors(

@@ -1,4 +1,4 @@
-"""Every checkpoint that another package wrote builds, with its codes in the artifact where the engine has such codes."""
+"""Every checkpoint that a package wrote builds, with its codes in the artifact where the engine has such codes."""
 
 import json
 from pathlib import Path
