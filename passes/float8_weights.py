@@ -23,12 +23,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.passes.calibration import Float32Array
-from ingot.passes.quantized_tensors import add_initializer, float_value
+from ingot.passes.quantized_tensors import STRATEGY_KEY, add_initializer, float_value
 from ingot.passes.weight_sites import drop_if_unused
 
 FLOAT8 = ir.DataType.FLOAT8E4M3FN
 LARGEST = np.float32(448)
-STRATEGY_KEY = "ingot.strategy"  # metadata_props of a weight's DequantizeLinear: "tensor" for one scale
 
 _SHRINK_FACTORS = tuple(np.float32(1.0 - 0.05 * step) for step in range(11))
 _ZERO_BELOW = np.float32(1e-30)
@@ -74,6 +73,22 @@ def round_float8(weight: Float32Array, *, per_tensor: bool, clip: bool) -> Float
         squared_norm=float(np.square(weight, dtype=np.float64).sum()),
         clipped_share=float((factor < 1).mean()),
     )
+
+
+def insert_float8_weight(
+    graph: ir.Graph, name: str, before: ir.Node, rounded: Float8Weight, *, per_tensor: bool
+) -> ir.Value:
+    """Add the initializers and a DequantizeLinear in front of a node; return what it makes, [out, in] float32."""
+    base = name if f"{name}.q" not in graph.initializers else f"{before.name}.weight"
+    tensors = ir.Tensor(rounded.codes, name=f"{base}.q"), ir.Tensor(rounded.scale, name=f"{base}.scale")
+    inputs = [add_initializer(graph, tensor) for tensor in tensors]
+    made = float_value(f"{base}.dequantized", rounded.codes.shape)
+    path = f"{base.removesuffix('.weight')}.dequantize"
+    node = ir.node("DequantizeLinear", inputs, {"axis": 0}, name=path, outputs=[made])
+    if per_tensor:
+        node.metadata_props[STRATEGY_KEY] = "tensor"
+    graph.insert_before(before, node)
+    return made
 
 
 def widen_float8_weights(graph: ir.Graph) -> bool:

@@ -36,7 +36,7 @@ from ingot.passes.activation_quantization import (
 )
 from ingot.passes.activation_ranges import SAMPLE_ROWS, RangeMethod, static_scheme
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import CalibrationStage, require_calibration
+from ingot.passes.calibration import CalibrationStage, Float64Array, require_calibration
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
 from ingot.passes.quantize_weights import QUANTIZATION_KEY
@@ -164,13 +164,7 @@ class QuantizeActivations(Pass):
         return plan
 
     def _planned(self, stage: CalibrationStage, source: ir.Value, linears: tuple[ir.Node, ...]) -> Planned:
-        name, peaks = linears[0].name, stage.max_absolute(source)
-        if not np.isfinite(peaks).all():
-            channel = int(np.argmin(np.isfinite(peaks)))
-            raise PassError(
-                f"{name!r} reads {source.name!r}, whose channel {channel} is NaN or infinite on calibration data; "
-                "check the checkpoint, or compute in float32"
-            )
+        name, peaks = linears[0].name, finite_peaks(stage, source, linears)
         outliers = outlier_channels(peaks, self.outliers, self.outlier_threshold)
         rest = np.delete(peaks, outliers)
         if self.mode == "dynamic":
@@ -185,13 +179,25 @@ class QuantizeActivations(Pass):
         return Planned(source, linears, scheme, float(rest.max()), outliers)
 
 
+def finite_peaks(stage: CalibrationStage, source: ir.Value, linears: Sequence[ir.Node]) -> Float64Array:
+    """Largest |x| of each channel [in]; PassError when one is NaN or infinite."""
+    peaks = stage.max_absolute(source)
+    if not np.isfinite(peaks).all():
+        channel = int(np.argmin(np.isfinite(peaks)))
+        raise PassError(
+            f"{linears[0].name!r} reads {source.name!r}, whose channel {channel} is NaN or infinite on calibration "
+            "data; check the checkpoint with `ingot lint-checkpoint`"
+        )
+    return peaks
+
+
 def check_activation_options(options: QuantizeActivations) -> None:
     """UsageError for what is out of range or does not combine."""
     name = options.name
     if options.mode == "dynamic" and options.range != "absmax":
         raise UsageError(
             f"{name}: range is {options.range!r}, but dynamic scales are each token's largest value; "
-            "set mode: static, or leave range out"
+            "make them static, or leave range out"
         )
     if not 50 <= options.percentile <= 100:
         raise UsageError(f"{name}: percentile is {options.percentile}; allowed: 50 to 100 (99.99 is usual)")

@@ -25,6 +25,7 @@ def pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:
     return packed
 
 
+STRATEGY_KEY = "ingot.strategy"  # metadata_props of a DequantizeLinear: "tensor" when all rows have one scale
 BITS_KEY = "ingot.bits"  # metadata_props of a DequantizeLinear whose codes have fewer bits than their type
 
 

@@ -23,6 +23,7 @@ PASSES: dict[str, str] = {
     "awq": "ingot.passes.awq:Awq",
     "clean-up": "ingot.passes.clean_up:CleanUp",
     "fold-constants": "ingot.passes.fold_constants:FoldConstants",
+    "fp8": "ingot.passes.fp8:Fp8",
     "fuse-gated-activation": "ingot.passes.fuse_gated_activation:FuseGatedActivation",
     "fuse-residual-norm": "ingot.passes.fuse_residual_norm:FuseResidualNorm",
     "fuse-rotary-attention": "ingot.passes.fuse_rotary_attention:FuseRotaryAttention",
@@ -34,6 +35,7 @@ PASSES: dict[str, str] = {
     "quantize-weights": "ingot.passes.quantize_weights:QuantizeWeights",
     "rotate": "ingot.passes.rotate:Rotate",
     "round-scales": "ingot.passes.round_scales:RoundScales",
+    "smooth-quant": "ingot.passes.smooth_quant:SmoothQuant",
 }
 
 

@@ -79,6 +79,10 @@ def drop_if_unused(graph: ir.Graph, value: ir.Value) -> None:
         if value.is_initializer():
             graph.initializers.pop(value.name or "")
         return
+    if producer.graph is None:
+        return  # two of its readers were removed, and it went with the first
+    if any(output.uses() or output.is_graph_output() for output in producer.outputs):
+        return
     inputs = [operand for operand in producer.inputs if operand is not None]
     graph.remove(producer, safe=True)
     for operand in inputs:

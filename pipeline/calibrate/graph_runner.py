@@ -2,7 +2,7 @@
 
 What the nodes read is told apart by where it comes from:
 
-    a small initializer                                     a constant of the session
+    a small initializer that is no matrix                   a constant of the session
     another initializer, or one behind Cast, Dequantize     fed in float32 (`weights`)
     a node that depends on no token id                      made again inside
     anything else                                           fed (`activations`)
@@ -123,7 +123,7 @@ class _Copy:
 
     def _stored(self, value: ir.Value) -> ir.Value:
         tensor = value.const_value
-        if tensor is not None and (tensor.size <= _SMALL_ELEMENTS or tensor.dtype == ir.DataType.INT64):
+        if tensor is not None and _is_constant(tensor):
             copy = _copy(value, value.dtype)
             copy.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name)
             self._initializers.append(copy)
@@ -155,6 +155,12 @@ class _Copy:
         copy.shape = ir.Shape(array.shape)
         self._initializers.append(copy)
         return copy
+
+
+def _is_constant(tensor: ir.TensorProtocol) -> bool:
+    """Small, and no matrix: a pass may want to run its nodes with another one."""
+    is_matrix = tensor.dtype.is_floating_point() and len(tensor.shape) == 2
+    return tensor.dtype == ir.DataType.INT64 or (tensor.size <= _SMALL_ELEMENTS and not is_matrix)
 
 
 def _copy(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:

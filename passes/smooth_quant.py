@@ -1,0 +1,227 @@
+"""The pass smooth-quant: weights and activations of linear layers to 8 bits, large inputs moved into weights before.
+
+    Matched         y = Gemm(x, W, b?, transB=1), and others that read x
+
+    Replacement     y = Gemm(x', W', b?, transB=1)
+                    x'  of x / s, quantized as quantize-activations does it
+                    W'  of W * s, int8 symmetric as quantize-weights does it, per channel or per tensor
+                    1 / s in what makes x: channel_folds.py
+
+Xiao et al., SmoothQuant, arXiv:2211.10438. Inputs of a few channels are often far larger than the others and would set
+the scale for all; s moves that into the weights, which have room for it. smoothing.py says how s is found. Outlier
+channels can keep their precision besides (LLM.int8, arXiv:2208.07339).
+
+Three steps, each of which can be left out: `alpha: none`, `activations: none`, `weights: none`. So gptq can do weights:
+
+    - smooth-quant: {weights: none}
+    - gptq: {bits: 8, block_size: channel, symmetric: true}
+
+Head and embedding are not smoothed, and what the head reads is not rounded; their weights are, as `lm_head` and
+`embedding` say. Layers whose input nothing can take a scale from are left as they are, with the reason in the log. What
+was chosen stands in the model's metadata "ingot.smooth-quant": [{layers, alpha, error_before, error_after}, ...].
+
+Run it behind fold-constants and pack-projections. Refuses what quantize-activations and quantize-weights refuse.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import UsageError
+from ingot.passes.activation_ranges import RangeMethod
+from ingot.passes.base import Pass, PassKind
+from ingot.passes.calibration import CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.channel_folds import Fold, Scalings, find_fold
+from ingot.passes.progress import report_progress
+from ingot.passes.quantize_activations import QuantizeActivations, finite_peaks
+from ingot.passes.quantize_weights import Bits, QuantizeWeights, Rounder
+from ingot.passes.quantized_tensors import STRATEGY_KEY
+from ingot.passes.rewriting import Refusal
+from ingot.passes.rounding import RoundedWeight
+from ingot.passes.scale_search import Scheme
+from ingot.passes.smoothing import (
+    ActivationScale,
+    Rounding,
+    Smoothing,
+    WeightScale,
+    largest_weights,
+    migration,
+    round_per_tensor,
+    search,
+)
+from ingot.passes.weight_sites import WeightSite, weight_sites
+
+SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
+
+_log = logging.getLogger("ingot.passes")
+
+
+@dataclass(frozen=True)
+class SmoothQuant(Pass):
+    """Options:
+
+    alpha                how far inputs are moved into weights: 0 to 1; "auto": searched for each group of layers on its
+                         block's output; "none": not at all
+    weights              "channel" or "tensor": who shares a scale; "none": another pass rounds the weights
+    activations          "dynamic": a scale per token; "static": one per layer, from data; "none": left as they are
+    range, percentile    of static scales, as in quantize-activations
+    outliers, outlier_threshold    input channels that keep their precision, as in quantize-activations
+    clip                 search the weights' scales for the smallest error; else take them from the largest values
+    lm_head, embedding   bits of head and table, per channel; "none" to leave them as they are
+    exclude              patterns of layers whose weights and inputs stay as they are
+    steps                alphas between 0 and 1 that "auto" tries
+    search_tokens        calibration tokens that "auto" runs a block on, in whole sequences
+    """
+
+    name: ClassVar[str] = "smooth-quant"
+    kind: ClassVar[PassKind] = "quantization"
+    summary: ClassVar[str] = "Rounds weights and activations to 8 bits, after moving large inputs into the weights."
+    needs_calibration: ClassVar[bool] = True
+
+    alpha: float | Literal["auto", "none"] = 0.5
+    weights: WeightScale = "channel"
+    activations: ActivationScale = "dynamic"
+    range: RangeMethod = "absmax"
+    percentile: float = 99.99
+    outliers: float = 0.0
+    outlier_threshold: float = 0.0
+    clip: bool = True
+    lm_head: Bits = 8
+    embedding: Bits = 8
+    exclude: tuple[str, ...] = ()
+    steps: int = 10
+    search_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.alpha, float) and not 0 <= self.alpha <= 1:
+            raise UsageError(f'{self.name}: alpha is {self.alpha}; allowed: 0 to 1 (0.5 is usual), "auto" or "none"')
+        for option, value in (("steps", self.steps), ("search_tokens", self.search_tokens)):
+            if value < 1:
+                raise UsageError(f"{self.name}: {option} is {value}; allowed: 1 or more")
+        if (self.alpha, self.weights, self.activations) == ("none", "none", "none"):
+            raise UsageError(f'{self.name}: alpha, weights and activations are all "none"; set one of them')
+        if self.activations == "none" and (self.outliers or self.outlier_threshold):
+            raise UsageError(f"{self.name}: outliers are kept beside quantized activations, and activations is none")
+        self._quantize_activations()  # whose options are checked when it is made
+
+    @property
+    def asks_calibration(self) -> bool:
+        """Rounding to the nearest with dynamic scales needs no data."""
+        return self.alpha != "none" or (self.activations != "none" and self._quantize_activations().asks_calibration)
+
+    def requires(self, model: ir.Model) -> None:
+        """What the passes that it is made of require."""
+        self._quantize_weights().requires(model)
+        self._quantize_activations().requires(model)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Smooth, quantize activations, round weights: statistics of the weights then know their activations."""
+        modified = self.alpha != "none" and self._smooth(model)
+        if self.activations != "none":
+            modified |= self._quantize_activations().call(model).modified
+        if self.weights != "none":
+            modified |= self._quantize_weights().call(model).modified
+        return ir.passes.PassResult(model, modified)
+
+    def ensures(self, model: ir.Model) -> None:
+        """What should be quantized is."""
+        if self.activations != "none":
+            self._quantize_activations().ensures(model)
+        if self.weights != "none":
+            self._quantize_weights().ensures(model)
+
+    def _smooth(self, model: ir.Model) -> bool:
+        """Find all scales on the model as it is; then apply them at once."""
+        calibration = require_calibration(self.name)
+        sites = weight_sites(model)
+        left = {site.node for site in sites if site.role == "head" or site.is_quantized}
+        scalings, chosen, done = Scalings(), list[Smoothing](), 0
+        for stage in calibration.stages(model):
+            for group in stage.groups:
+                if not left & set(group.linears):
+                    chosen += self._add(model.graph, stage, group, scalings)
+                done += len(group.linears)
+                report_progress(self.name, done, len(sites))
+        if not chosen:
+            return False
+        scalings.apply(model.graph)
+        calibration.facts.record(model)
+        model.metadata_props[SMOOTHING_KEY] = json.dumps([asdict(smoothing) for smoothing in chosen])
+        return True
+
+    def _add(
+        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, scalings: Scalings
+    ) -> tuple[Smoothing, ...]:
+        """Choose a group's scale; nothing where nothing takes it up or none is better."""
+        fold = find_fold(group)
+        if isinstance(fold, Refusal):
+            _log.info("%s: left alone: %s", self.name, fold)
+            return ()
+        finite_peaks(stage, group.source, group.linears)
+        found = self._choose(graph, stage, group, fold)
+        if found is None:
+            return ()
+        scalings.add(group, fold, found[1].astype(np.float64))
+        return (found[0],)
+
+    def _choose(
+        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold
+    ) -> tuple[Smoothing, NDArray[np.float32]] | None:
+        if isinstance(self.alpha, float):
+            inputs, weights = fold.shared(stage.max_absolute(group.source)), fold.shared(largest_weights(group))
+            layers = tuple(node.name or "" for node in group.linears)
+            return Smoothing(layers, self.alpha, None, None), migration(inputs, weights, self.alpha)
+        alphas = [step / self.steps for step in range(self.steps + 1)]
+        rounding = Rounding(self.weights, self.activations, self.clip)
+        return search(graph, stage, group, fold, rounding, alphas, self.search_tokens)
+
+    def _quantize_activations(self) -> QuantizeActivations:
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in ("range", "percentile", "outliers", "outlier_threshold", "exclude")
+        }
+        mode = "dynamic" if self.activations == "none" else self.activations
+        return _Activations(mode=mode, **options)
+
+    def _quantize_weights(self) -> QuantizeWeights:
+        overrides: Mapping[str, object] = dict.fromkeys(self.exclude, "none")
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("clip", "lm_head", "embedding")}
+        made = _PerTensor if self.weights == "tensor" else QuantizeWeights
+        return made(bits=8, block_size="channel", symmetric=True, overrides=overrides, **options)
+
+
+class _Activations(QuantizeActivations):
+    """Speaks in this pass's name."""
+
+    name: ClassVar[str] = "smooth-quant"
+
+
+class _PerTensor(QuantizeWeights):
+    """Linear layers with one scale for the whole weight; the DequantizeLinear says so."""
+
+    def _quantize(
+        self,
+        graph: ir.Graph,
+        weight: ir.Value,
+        scheme: Scheme,
+        sites: list[WeightSite],
+        rounder: Rounder | None = None,
+    ) -> dict[str, object]:
+        if sites[0].role != "linear":
+            return super()._quantize(graph, weight, scheme, sites, rounder)
+        found = super()._quantize(graph, weight, scheme, sites, partial(_round, clip=scheme.clip))
+        dequantized = sites[0].operand.producer()
+        assert dequantized is not None
+        dequantized.metadata_props[STRATEGY_KEY] = "tensor"
+        return found | {"strategy": "tensor"}
+
+
+def _round(weight: NDArray[Any], clip: bool) -> RoundedWeight:
+    return round_per_tensor(weight.astype(np.float32), clip)
