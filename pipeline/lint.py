@@ -2,42 +2,29 @@
 
     files, configuration, shapes     what import refuses
     values                           NaN and Inf in tensors and scales, scales of zero
-    zero points                      symmetric GPTQ layers with zero points off by one: the wrong version is declared
+    zero points                      GPTQ layers whose zero points are off by one, or beyond the codes
+    act-order                        g_idx out of order though desc_act is false (missing: refused by name)
     exclude lists                    modules listed as left alone that are quantized, and the other way round
-    KV scales                        a kv_cache_scheme whose layers lack k_scale or v_scale
+    scales of inputs, KV cache       missing, zero or not finite, or there without a scheme
 
-To add a check: a generator of findings, and its line in lint_checkpoint.
+Checks of quantized layers are in lint_quantized.py. To add one: a generator of findings, and its line there or here.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.config import read_config
-from ingot.pipeline.formats.encoded import load
-from ingot.pipeline.formats.quantized import QuantizedWeight
-from ingot.pipeline.formats.quantized_folder import quantization_of
-from ingot.pipeline.safetensors_file import StoredTensor, read_header
+from ingot.pipeline.lint_quantized import Finding, checkpoint_findings, layer_findings
 from ingot.pipeline.tensors import HEAD, check_tensors
 from ingot.progress import Progress, silent
 
+__all__ = ["Finding", "lint_checkpoint"]
+
 _LAYER = re.compile(r"^model\.layers\.\d+\.(self_attn|mlp)\.\w+$")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong (error) or looks wrong (warning), and the tensor, module or file it is about."""
-
-    severity: Literal["error", "warning"]
-    where: str
-    message: str
 
 
 def lint_checkpoint(path: Path, progress: Progress = silent) -> list[Finding]:
@@ -47,17 +34,10 @@ def lint_checkpoint(path: Path, progress: Progress = silent) -> list[Finding]:
     except CheckpointError as error:
         return [Finding("error", str(path), str(error))]
     findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
-    quantization = _quantization(checkpoint)
     for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
-        findings += _layer(tensor.name, checkpoint, quantization)
+        findings += layer_findings(tensor, checkpoint.quantization)
         progress("decoding", done, len(checkpoint.encoded))
-    return [*findings, *_exclude_lists(checkpoint, quantization), *_kv_scales(checkpoint, quantization)]
-
-
-def _quantization(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    if checkpoint.path.is_file():
-        return {}
-    return quantization_of(checkpoint.folder, json.loads(checkpoint.config_file.read_bytes())) or {}
+    return [*findings, *_exclude_lists(checkpoint, checkpoint.quantization), *checkpoint_findings(checkpoint)]
 
 
 def _structure(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -72,36 +52,6 @@ def _plain_values(checkpoint: Checkpoint) -> Iterator[Finding]:
         checkpoint.check_finite()
     except CheckpointError as error:
         yield Finding("error", checkpoint.path.name, str(error))
-
-
-def _layer(name: str, checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
-    try:
-        weight = checkpoint.encoded[name].read()
-    except CheckpointError as error:
-        yield Finding("error", name, str(error))
-        return
-    if not isinstance(weight, QuantizedWeight):
-        return
-    zeros = int(np.count_nonzero(weight.scales == 0))
-    if zeros:
-        yield Finding("warning", name, f"{zeros} of {weight.scales.size} scales are 0: their weights are lost")
-    if weight.zero_points is not None and quantization.get("quant_method") == "gptq":
-        yield from _zero_points(name, weight.zero_points, quantization)
-
-
-def _zero_points(name: str, points: np.ndarray[Any, Any], quantization: Mapping[str, Any]) -> Iterator[Finding]:
-    middle, declared = 1 << (quantization["bits"] - 1), quantization.get("checkpoint_format", "gptq")
-    lowest, highest = int(points.min()), int(points.max())
-    if quantization.get("sym") and (lowest, highest) in ((middle - 1,) * 2, (middle + 1,) * 2):
-        other = "gptq" if declared == "gptq_v2" else "gptq_v2"
-        yield Finding(
-            "error",
-            name,
-            f"its zero points are {lowest}, but sym means {middle}: they are stored as {other} stores them, and "
-            f"checkpoint_format says {declared}",
-        )
-    elif quantization.get("sym") and (lowest, highest) != (middle, middle):
-        yield Finding("warning", name, f"sym means zero points of {middle}, but they go from {lowest} to {highest}")
 
 
 def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
@@ -128,19 +78,3 @@ def _matches(item: str, module: str) -> bool:
     if item.startswith("re:"):
         return re.match(item.removeprefix("re:"), module) is not None
     return module == item or item in module.split(".") or module.endswith(f".{item}")
-
-
-def _kv_scales(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
-    if not quantization.get("kv_cache_scheme"):
-        return
-    stored: dict[str, StoredTensor] = {}
-    for file in checkpoint.weight_files:
-        stored |= read_header(file)
-    attentions = {name.split(".self_attn.")[0] for name in stored if ".self_attn." in name}
-    for layer in sorted(attentions):
-        for scale in ("k_scale", "v_scale"):
-            name = f"{layer}.self_attn.{scale}"
-            if name not in stored:
-                yield Finding("error", name, "is missing, though kv_cache_scheme says that the cache is quantized")
-            elif not (np.isfinite(load(stored[name])).all() and (load(stored[name]) > 0).all()):
-                yield Finding("error", name, "must be finite and above 0")
