@@ -116,6 +116,10 @@ class QuantizeWeights(Pass):
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")
 
+    def plan(self, model: ir.Model) -> Group:
+        """What the pass would quantize, and how: (weight, scheme) -> the places that read it. Nothing is changed."""
+        return self._groups(weight_sites(model))
+
     def _groups(self, sites: Iterable[WeightSite]) -> Group:
         """Sites not yet quantized, by weight and scheme: those that agree share a tensor."""
         overrides = parse_overrides(self.name, self.overrides)

@@ -1,25 +1,33 @@
-"""Recipe -> a quantized checkpoint that other tools load: import, quantization, and a format's writer.
+"""A recipe, or a sealed artifact -> a quantized checkpoint that other tools load, by a format's writer.
 
-Only the recipe's quantization passes run: fusions and lowerings change the program and not what a weight is worth, and
-foreign formats have no place for them. To add a format: its function, its line of FORMATS, its section of
-docs/formats.md.
+Of a recipe only the quantization passes run: fusions and lowerings change the program and not what a weight is worth,
+and foreign formats have no place for them. An artifact is read back as it is (artifact_weights.py): no checkpoint, no
+calibration text is wanted. To add a format: its function, its line of FORMATS, its section of docs/formats.md.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact import Artifact
 from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.passes.base import Pass
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
+from ingot.pipeline.artifact_weights import artifact_weights
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.compile import calibration_engine
 from ingot.pipeline.config import read_config
-from ingot.pipeline.formats.exported import ExportedWeight, exported_weights
-from ingot.pipeline.formats.gguf_export import write_gguf
+from ingot.pipeline.formats.exported import exported_weights
+from ingot.pipeline.formats.format_writer import AS_IT_IS, WriteOptions
+from ingot.pipeline.formats.gguf_export import plan_gguf, write_gguf
+from ingot.pipeline.formats.gguf_tokenizer import tokenizer_metadata
+from ingot.pipeline.formats.layers import ExportedWeight
+from ingot.pipeline.formats.refusals import SchemeError
 from ingot.pipeline.formats.safetensors_export import (
     Export,
     export_awq,
@@ -28,13 +36,15 @@ from ingot.pipeline.formats.safetensors_export import (
     export_plain,
 )
 from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.planned_weights import planned_weights
 from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.sealed_checkpoint import sealed_checkpoint
 from ingot.pipeline.staging import staging_folder
 from ingot.pipeline.tensors import HEAD, check_tensors
 from ingot.pipeline.weights_file import write_weights
 from ingot.progress import Progress, silent
 
-SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[ExportedWeight]], Export]] = {
+SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[ExportedWeight], WriteOptions], Export]] = {
     "gptq": export_gptq,
     "awq": export_awq,
     "compressed-tensors": export_compressed_tensors,
@@ -43,46 +53,160 @@ SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[ExportedWeight]], Export]] 
 FORMATS = (*SAFETENSORS_FORMATS, "gguf")
 
 
+Note = Callable[[str], None]
+
+
+def _ignore(words: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: weights by the checkpoint's names, and the checkpoint for its configuration and tokenizer."""
+
+    checkpoint: Checkpoint
+    weights: Sequence[ExportedWeight]
+
+
 def export_checkpoint(
-    recipe: Recipe, folder: Path, format_name: str, *, round_scales: bool = False, progress: Progress = silent
+    recipe: Recipe,
+    folder: Path,
+    format_name: str,
+    *,
+    round_scales: bool = False,
+    widen: bool = False,
+    progress: Progress = silent,
+    note: Note = _ignore,
 ) -> Path:
     """Quantize the recipe's checkpoint and write it to the new folder `folder`, tokenizer included; return the folder.
 
     round_scales    round scales to float16 behind the quantization, which GPTQ, AWQ and GGUF store
+    widen           where the format has no place for a scheme, take another of its own that holds the same values
+    note            is told, in words, what stands in the folder in another form than before
 
     The folder appears whole or not at all, and holds weights that dequantize to the same float32 bits as the IR's. One
-    weight is in memory at a time. Raises UsageError when the format cannot hold the recipe's scheme (saying what would
-    fit) or the folder is there already, CheckpointError, PassError or BuildError.
+    weight is in memory at a time. Raises UsageError when the format cannot hold the recipe's scheme (saying which can,
+    before calibration where that is known by then) or the folder is there already, CheckpointError, PassError or
+    BuildError.
     """
-    if format_name not in FORMATS:
-        near = did_you_mean(format_name, FORMATS)
-        raise UsageError(f"no format is named {format_name!r}; formats: {one_of(FORMATS)}.{near}")
+    _require_format(format_name)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    weights = _quantized(checkpoint, recipe, round_scales, progress)
+    passes = [made for made in recipe.make_passes() if made.kind == "quantization"]
+    passes += [make_pass("round-scales")] if round_scales else []
+    options = WriteOptions(widen=widen)
+    _refuse_early(checkpoint, recipe, passes, format_name, options)
+    return _write(_quantized(checkpoint, recipe, passes, progress), folder, format_name, options, progress, note)
+
+
+def export_artifact(
+    artifact: Artifact,
+    folder: Path,
+    format_name: str,
+    *,
+    round_scales: bool = False,
+    widen: bool = False,
+    progress: Progress = silent,
+    note: Note = _ignore,
+) -> Path:
+    """Write the artifact's weights to the new folder `folder`, tokenizer included; return the folder.
+
+    The checkpoint dequantizes to the very numbers that the artifact's program computes with, unless scales are rounded.
+    Options are those of export_checkpoint.
+    Raises UsageError when the format cannot hold the artifact's scheme, the program has ops that cannot be read back,
+    the artifact is too old to know its configuration, or the folder is there already; ArtifactError or BuildError.
+    """
+    _require_format(format_name)
+    source = Source(sealed_checkpoint(artifact), artifact_weights(artifact))
+    return _write(source, folder, format_name, WriteOptions(widen=widen, lossy=round_scales), progress, note)
+
+
+def _require_format(name: str) -> None:
+    if name not in FORMATS:
+        raise UsageError(f"no format is named {name!r}; formats: {one_of(FORMATS)}.{did_you_mean(name, FORMATS)}")
+
+
+def require_fit(source: Source, format_name: str, options: WriteOptions = AS_IT_IS) -> None:
+    """SchemeError when the format cannot hold a weight: which one, what would fit, and which formats can."""
+    try:
+        _plan(source, format_name, options)
+    except SchemeError as error:
+        raise SchemeError(f"{error}. {_what_fits(source)}") from error
+
+
+def _what_fits(source: Source) -> str:
+    """The formats that hold the weights, by the least that has to be allowed."""
+    allowed = {
+        "As they are, these weights fit": AS_IT_IS,
+        "with --widen (the same values in another form)": WriteOptions(widen=True),
+        "with --widen --round-scales": WriteOptions(widen=True, lossy=True),
+    }
+    left = [name for name in FORMATS if name != "safetensors"]
+    said = []
+    for words, options in allowed.items():
+        fitting = [name for name in left if _holds(source, name, options)]
+        left = [name for name in left if name not in fitting]
+        if fitting or options == AS_IT_IS:
+            said.append(f"{words} {one_of(fitting) if fitting else 'no format but safetensors, which has floats'}")
+    return "; ".join(said)
+
+
+def _holds(source: Source, format_name: str, options: WriteOptions) -> bool:
+    try:
+        _plan(source, format_name, options)
+    except UsageError:
+        return False
+    return True
+
+
+def _plan(source: Source, format_name: str, options: WriteOptions) -> Export | None:
+    """What a safetensors format would write; None for gguf, of which it is only found out that it can."""
+    if format_name != "gguf":
+        return SAFETENSORS_FORMATS[format_name](source.weights, options)
+    config = read_config(source.checkpoint)
+    plan_gguf(config, source.weights, options)
+    tokenizer_metadata(source.checkpoint, config)
+    return None
+
+
+def _write(
+    source: Source, folder: Path, format_name: str, options: WriteOptions, progress: Progress, note: Note
+) -> Path:
+    require_fit(source, format_name, options)
+    checkpoint, weights = source.checkpoint, source.weights
     with staging_folder(folder) as staging:
         if format_name == "gguf":
-            write_gguf(staging / f"{folder.name}.gguf", checkpoint, weights, progress)
+            notes = write_gguf(staging / f"{folder.name}.gguf", checkpoint, weights, progress, options)
         else:
-            export = SAFETENSORS_FORMATS[format_name](weights)
+            export = SAFETENSORS_FORMATS[format_name](weights, options)
+            notes = export.notes
             write_weights(staging / "model.safetensors", export.tensors, progress, padded=False)
             _write_json(staging / "config.json", _config(checkpoint, weights, export))
             if format_name == "gptq":
                 _write_json(staging / "quantize_config.json", export.quantization)
         _copy(checkpoint, staging)
+    for words in notes:
+        note(words)
     return folder
 
 
-def _quantized(
-    checkpoint: Checkpoint, recipe: Recipe, round_scales: bool, progress: Progress
-) -> Sequence[ExportedWeight]:
-    passes = [made for made in recipe.make_passes() if made.kind == "quantization"]
-    passes += [make_pass("round-scales")] if round_scales else []
+def _refuse_early(
+    checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], format_name: str, options: WriteOptions
+) -> None:
+    """Before weights are checked and data is read, as far as the schemes are known by then."""
+    names = check_tensors(checkpoint, read_config(checkpoint))
+    model = import_checkpoint(checkpoint, recipe.context_tokens, check_weights=False)
+    weights = planned_weights(model, passes, names)
+    if weights is not None:
+        require_fit(Source(checkpoint, weights), format_name, options)
+
+
+def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> Source:
     names = check_tensors(checkpoint, read_config(checkpoint))
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)
         with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             PassManager(passes).run(model)
-    return list(exported_weights(model, names).values())
+    return Source(checkpoint, list(exported_weights(model, names).values()))
 
 
 def _config(checkpoint: Checkpoint, weights: Sequence[ExportedWeight], export: Export) -> dict[str, Any]:

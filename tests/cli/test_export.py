@@ -9,6 +9,7 @@ import pytest
 from ingot.cli.main import run
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.formats.gguf_file import read_gguf
+from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
 PASS = "[{quantize-weights: {block_size: 32, symmetric: %s}}]"
@@ -20,7 +21,8 @@ def test_a_gguf_file_with_its_tokenizer_is_written(tmp_path: Path, capsys: pytes
     out = tmp_path / "demo"
     assert run([*BASE, *SYMMETRIC, "--to", "gguf", "--round-scales", "-o", str(out), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"path": str(out), "format": "gguf", "bytes": sum(file.stat().st_size for file in out.iterdir())}
+    size = sum(file.stat().st_size for file in out.iterdir())
+    assert told == {"path": str(out), "format": "gguf", "bytes": size, "notes": []}
 
     metadata = read_gguf(out / "demo.gguf").metadata
     tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
@@ -57,3 +59,23 @@ def test_what_does_not_fit_is_a_usage_error(tmp_path: Path, capsys: pytest.Captu
     assert run([*BASE, "--set", f"passes={PASS % 'false'}", "--to", "gtpq", "-o", str(tmp_path / "out")]) == 2
     assert "Did you mean 'gptq'?" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_artifact_is_exported_without_its_checkpoint(
+    build_unmeasured: BuildArtifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = build_unmeasured("int4-cpu").path
+    out = tmp_path / "out"
+    assert run(["export", str(artifact), "--to", "compressed-tensors", "--widen", "-o", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"wrote {out} (compressed-tensors, ")
+    assert "becomes float32: compressed-tensors keeps it in floats" in printed.err
+    assert Checkpoint.open(out).encoded
+
+
+def test_a_setting_cannot_change_an_artifact(
+    build_unmeasured: BuildArtifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = build_unmeasured("int4-cpu").path
+    assert run(["export", str(artifact), "--to", "gguf", "-o", str(tmp_path / "x"), "--set", "seed=1"]) == 2
+    assert "--set seed=1 can only change what a recipe makes" in capsys.readouterr().err

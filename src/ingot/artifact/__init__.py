@@ -17,10 +17,11 @@ from ingot.artifact.manifest import (
     SegmentStep,
     ValueFacts,
 )
-from ingot.artifact.reader import Artifact, open_artifact
+from ingot.artifact.reader import MANIFEST, Artifact, open_artifact
 from ingot.artifact.writer import ArtifactWriter
 
 __all__ = [
+    "MANIFEST",
     "SCHEMA_VERSION",
     "Artifact",
     "ArtifactWriter",

@@ -1,0 +1,124 @@
+"""From an artifact to other tools' checkpoints: the same weights, the same tokens, refusals that say what would fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.errors import UsageError
+from ingot.pipeline.artifact_weights import artifact_weights
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.export import export_artifact, export_checkpoint
+from ingot.pipeline.recipe_loader import load_recipe
+from ingot.runtime import Engine, SamplingParams
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL, FIXTURES
+from tests.pipeline.test_artifact_weights import floats
+
+SCHEME = "bits: 4, block_size: 32, symmetric: true, embedding: none, lm_head: none"
+LLAMA = FIXTURES / "checkpoints" / "llama"
+CALIBRATION = (f"calibration.text={DEMO_MODEL / 'heldout.txt'}", "calibration.sequences=4")
+CHAINS = {
+    "round-to-nearest": f"[fold-constants, pack-projections, {{quantize-weights: {{{SCHEME}}}}}, round-scales]",
+    "gptq": f"[fold-constants, pack-projections, fuse-gated-activation, {{gptq: {{{SCHEME}}}}}, round-scales]",
+    "awq, gptq": f"[pack-projections, {{awq: {{bits: 4, block_size: 32, steps: 2}}}}, {{gptq: {{{SCHEME}}}}}, "
+    "round-scales]",
+}
+
+
+def demo(build: BuildArtifact, chain: str) -> Artifact:
+    """The demo model, quantized by that chain."""
+    return build("fp32-cpu", DEMO_MODEL, f"passes={CHAINS[chain]}", *CALIBRATION, "generate=null")
+
+
+def same_weights(folder: Path, artifact: Artifact) -> bool:
+    """Whether an exported checkpoint dequantizes to the artifact's numbers, to the last bit."""
+    checkpoint = Checkpoint.open(folder)
+    weights = artifact_weights(artifact)
+    assert set(checkpoint.shapes) == {weight.name for weight in weights}
+    for weight in weights:
+        encoded = checkpoint.encoded.get(weight.name)
+        found = encoded.dequantize() if encoded else np.asarray(checkpoint.external(weight.name).numpy())
+        if not np.array_equal(found.astype(np.float32), floats(weight)):
+            return False
+    return True
+
+
+def greedy_tokens(artifact: Artifact) -> tuple[int, ...]:
+    """32 tokens after a prompt of the demo model's kind."""
+    with Engine.load(artifact, num_threads=1) as engine:
+        return tuple(
+            engine.generate("def read_file(path):\n", SamplingParams(max_tokens=32, ignore_eos=True)).token_ids
+        )
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("format_name", ["gptq", "awq", "compressed-tensors", "gguf", "safetensors"])
+def test_an_exported_checkpoint_holds_the_artifacts_weights(
+    chain: str, format_name: str, build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    artifact = demo(build_unmeasured, chain)
+    folder = export_artifact(artifact, tmp_path / "out", format_name)
+    assert same_weights(folder, artifact)
+    assert (folder / "tokenizer.json").read_bytes() == (DEMO_MODEL / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_build_of_the_exported_checkpoint_gives_the_same_greedy_tokens(
+    chain: str, build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    artifact = demo(build_unmeasured, chain)
+    folder = export_artifact(artifact, tmp_path / "out", "compressed-tensors")
+    again = build_unmeasured("fp32-cpu", folder, "generate=null")
+    assert greedy_tokens(again) == greedy_tokens(artifact)
+
+
+def test_a_recipe_and_its_artifact_are_exported_to_the_same_weights(
+    build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    passes = f"passes=[{{quantize-weights: {{{SCHEME}}}}}]"
+    folder = export_checkpoint(
+        load_recipe("fp32-cpu", [f"checkpoint={LLAMA}", passes]), tmp_path / "recipe", "compressed-tensors"
+    )
+    artifact = build_unmeasured("fp32-cpu", LLAMA, passes, "generate=null")
+    export_artifact(artifact, tmp_path / "artifact", "compressed-tensors")
+    assert same_weights(folder, artifact)
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "artifact" / "model.safetensors").read_bytes()
+    assert (folder / "config.json").read_bytes() == (tmp_path / "artifact" / "config.json").read_bytes()
+
+
+def test_what_a_format_cannot_hold_is_said_with_the_formats_that_can(
+    build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    artifact = build_unmeasured("int4-cpu")
+    with pytest.raises(UsageError) as refused:
+        export_artifact(artifact, tmp_path / "out", "gptq")
+    assert "gptq keeps model.embed_tokens.weight in floats, but it has 8 bits asymmetric" in str(refused.value)
+    assert "with --widen (the same values in another form) compressed-tensors" in str(refused.value)
+    assert "with --widen --round-scales awq, gptq" in str(refused.value)
+    notes: list[str] = []
+    folder = export_artifact(artifact, tmp_path / "out", "compressed-tensors", widen=True, note=notes.append)
+    assert same_weights(folder, artifact)
+    assert notes == [
+        "model.embed_tokens.weight (8 bits asymmetric in blocks of 128) becomes float32: compressed-tensors keeps it "
+        "in floats"
+    ]
+
+
+def test_a_recipe_is_refused_before_its_calibration_text_is_read(tmp_path: Path) -> None:
+    recipe = load_recipe("int4-awq-gptq-cpu", [f"checkpoint={DEMO_MODEL}", f"calibration.text={tmp_path / 'none.txt'}"])
+    with pytest.raises(UsageError, match=r"gguf holds .* but model\.embed_tokens .*with --widen"):
+        export_checkpoint(recipe, tmp_path / "out", "gguf")
+
+
+def test_scales_that_float16_rounds_are_found_once_they_are_known(
+    build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    passes = f"passes=[{{quantize-weights: {{{SCHEME}}}}}]"
+    artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, passes, "generate=null")
+    with pytest.raises(
+        UsageError, match=r"stores scales as float16.*As they are, these weights fit compressed-tensors"
+    ):
+        export_artifact(artifact, tmp_path / "out", "gptq")
+    assert export_artifact(artifact, tmp_path / "out", "gptq", round_scales=True).is_dir()
