@@ -22,7 +22,8 @@ import yaml
 from ingot.errors import PassError
 from ingot.passes.options import check_options, plain_value
 
-PassKind = Literal["clean-up", "fusion", "quantization", "lowering"]
+PassKind = Literal["clean-up", "fusion", "quantization", "pruning", "lowering"]
+LOSSY: tuple[PassKind, ...] = ("quantization", "pruning")  # a baseline leaves them out, an export runs them alone
 
 
 @dataclass(frozen=True)

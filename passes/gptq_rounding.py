@@ -102,7 +102,10 @@ def output_error(error: FloatArray, gram: FloatArray) -> float:
 
 @dataclass
 class _State:
-    """Everything with columns first: weight, codes [in, out]; scale, zero [blocks, out]."""
+    """Everything with columns first: weight, codes, zeros [in, out]; scale, zero [blocks, out].
+
+    zeros    where the weight is exactly zero, which it stays: somebody pruned it
+    """
 
     weight: FloatArray
     codes: FloatArray
@@ -111,6 +114,7 @@ class _State:
     block_columns: int
     low: np.float32
     high: np.float32
+    zeros: NDArray[np.bool_]
 
     @classmethod
     def of(cls, weight: FloatArray, grid: RoundedWeight, scheme: Scheme) -> "_State":
@@ -118,13 +122,15 @@ class _State:
         zero = np.zeros_like(scale) if grid.zero_point is None else grid.zero_point.T.astype(np.float32)
         low, high = map(np.float32, scheme.code_range)
         columns = np.ascontiguousarray(weight.T)
-        return cls(columns, np.empty_like(columns), scale, zero, scheme.block_columns(weight.shape[1]), low, high)
+        block = scheme.block_columns(weight.shape[1])
+        return cls(columns, np.empty_like(columns), scale, zero, block, low, high, columns == 0)
 
     def nearest(self, column: int, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Codes of a column's values [out], and what they stand for."""
         block = column // self.block_columns
         scale, zero = self.scale[block], self.zero[block]
         codes = np.clip(np.rint(values / scale) + zero, self.low, self.high)
+        codes = np.where(self.zeros[column], zero, codes)
         return codes, (codes - zero) * scale
 
     def rounded(self) -> FloatArray:

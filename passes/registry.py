@@ -34,6 +34,8 @@ PASSES: dict[str, str] = {
     "quantize-activations": "ingot.passes.quantize_activations:QuantizeActivations",
     "quantize-weights": "ingot.passes.quantize_weights:QuantizeWeights",
     "rotate": "ingot.passes.rotate:Rotate",
+    "prune-structure": "ingot.passes.prune_structure:PruneStructure",
+    "prune-weights": "ingot.passes.prune_weights:PruneWeights",
     "round-scales": "ingot.passes.round_scales:RoundScales",
     "smooth-quant": "ingot.passes.smooth_quant:SmoothQuant",
 }

@@ -20,6 +20,7 @@ from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import write_program
 from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.pruned_config import as_pruned
 from ingot.pipeline.sealed_checkpoint import seal_checkpoint
 from ingot.pipeline.targets import Target, get_target
 from ingot.progress import Progress, silent
@@ -56,7 +57,7 @@ def compile_recipe(
         with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             records = PassManager(passes, observe).run(model)
     program = write_program(model, folder, progress)
-    seal_checkpoint(checkpoint, folder)
+    seal_checkpoint(as_pruned(checkpoint, model), folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     return Compiled(
         model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),

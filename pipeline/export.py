@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.artifact import Artifact
 from ingot.errors import UsageError, did_you_mean, one_of
-from ingot.passes.base import Pass
+from ingot.passes.base import LOSSY, Pass
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.progress import progress_to
@@ -37,10 +37,11 @@ from ingot.pipeline.formats.safetensors_export import (
 )
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.planned_weights import planned_weights
+from ingot.pipeline.pruned_config import as_pruned
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.sealed_checkpoint import sealed_checkpoint
 from ingot.pipeline.staging import staging_folder
-from ingot.pipeline.tensors import HEAD, check_tensors
+from ingot.pipeline.tensors import HEAD, check_tensors, tensor_names
 from ingot.pipeline.weights_file import write_weights
 from ingot.progress import Progress, silent
 
@@ -91,7 +92,7 @@ def export_checkpoint(
     """
     _require_format(format_name)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    passes = [made for made in recipe.make_passes() if made.kind == "quantization"]
+    passes = [made for made in recipe.make_passes() if made.kind in LOSSY]
     passes += [make_pass("round-scales")] if round_scales else []
     options = WriteOptions(widen=widen)
     _refuse_early(checkpoint, recipe, passes, format_name, options)
@@ -201,12 +202,13 @@ def _refuse_early(
 
 
 def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> Source:
-    names = check_tensors(checkpoint, read_config(checkpoint))
+    check_tensors(checkpoint, read_config(checkpoint))
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)
         with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             PassManager(passes).run(model)
-    return Source(checkpoint, list(exported_weights(model, names).values()))
+    checkpoint = as_pruned(checkpoint, model)
+    return Source(checkpoint, list(exported_weights(model, tensor_names(read_config(checkpoint))).values()))
 
 
 def _config(checkpoint: Checkpoint, weights: Sequence[ExportedWeight], export: Export) -> dict[str, Any]:

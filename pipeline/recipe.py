@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from ingot.errors import UsageError
-from ingot.passes.base import Pass
+from ingot.passes.base import LOSSY, Pass
 from ingot.passes.registry import load_pass_class, make_pass
 
 IN_CHECKPOINT = "checkpoint:"
@@ -253,7 +253,7 @@ class Recipe(_Frozen):
             checkpoint=self.checkpoint,
             target=self.target,
             context_tokens=self.context_tokens,
-            passes=tuple(entry for entry in self.passes if not _is_quantization(entry)),
+            passes=tuple(entry for entry in self.passes if not _is_lossy(entry)),
             engine=self.engine,
             threads=self.threads,
         )
@@ -277,8 +277,8 @@ class Recipe(_Frozen):
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
-def _is_quantization(entry: PassEntry) -> bool:
-    return load_pass_class(entry.name).kind == "quantization"
+def _is_lossy(entry: PassEntry) -> bool:
+    return load_pass_class(entry.name).kind in LOSSY
 
 
 def _pass_as_data(made: Pass) -> object:

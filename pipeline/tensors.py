@@ -46,7 +46,12 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
         _check_tied(checkpoint)
         expected[HEAD] = expected[EMBEDDING]
     _refuse_left_over(checkpoint, set(expected))
-    return tuple(name for name in expected if not (config.tied_embeddings and name == HEAD))
+    return tensor_names(config)
+
+
+def tensor_names(config: DecoderConfig) -> tuple[str, ...]:
+    """Names of the tensors to import of such a checkpoint."""
+    return tuple(dict(_expected(config)))
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, ExpectedTensor]:

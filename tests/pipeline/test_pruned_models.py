@@ -1,0 +1,108 @@
+"""Structured pruning on every family: the IR runs, and its export, read back by its config.json, computes the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.errors import PassError, UsageError
+from ingot.passes.calibration import calibrate_with
+from ingot.passes.manager import PassManager
+from ingot.passes.pruned_facts import STRUCTURE_KEY
+from ingot.pipeline.calibrate import CalibrationEngine
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.config import read_config
+from ingot.pipeline.export import export_checkpoint
+from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.pruned_config import as_pruned
+from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.recipe_loader import load_recipe
+from tests.oracle.cases import CASES
+from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
+from tests.passes.calibration_data import calibration_data
+from tests.reference_runner import ReferenceRunner
+from tests.tolerances import within
+
+CASES_BY_NAME = {case.name: case for case in CASES if case.context_tokens is None}
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> CalibrationEngine:
+    """Calibration sequences in place of a recipe's text: the fixtures have no tokenizer."""
+    engine = CalibrationEngine(calibration_data(sequences=4, tokens=24, vocab=64))
+    monkeypatch.setattr("ingot.pipeline.export.calibration_engine", lambda *_: engine)
+    return engine
+
+
+def recipe(folder: Path, checkpoint: Path, *passes: str | dict[str, Any]) -> Recipe:
+    """A recipe with these passes and a text for calibration."""
+    file = folder / "recipe.yaml"
+    (folder / "text.txt").write_text("text")
+    content = {"checkpoint": str(checkpoint), "passes": list(passes), "calibration": {"text": str(folder / "text.txt")}}
+    file.write_text(json.dumps(content))
+    return load_recipe(str(file))
+
+
+def options(name: str) -> dict[str, Any]:
+    """Half of the neurons, one KV head where they can go, one layer less."""
+    config = read_config(Checkpoint.open(CHECKPOINTS / name))
+    heads: dict[str, Any] = {} if config.family.qk_norm == "row" or config.num_kv_heads == 1 else {"kv_groups": 1}
+    return {"ffn": 0.5, "multiple": 4, "layers": len(config.layers) - 1, **heads}
+
+
+def compiled(made: Recipe, service: CalibrationEngine) -> ir.Model:
+    model = import_checkpoint(Checkpoint.open(made.require_checkpoint()))
+    with calibrate_with(service):
+        PassManager(made.make_passes()).run(model)
+    return model
+
+
+def logits(name: str, model: ir.Model) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    tokens, _ = load_logits(CHECKPOINTS / name / LOGITS)
+    return ReferenceRunner(model).run_ragged(tokens)
+
+
+@pytest.mark.parametrize("name", CASES_BY_NAME)
+def test_an_export_read_back_computes_what_the_pruned_program_does(
+    name: str, tmp_path: Path, service: CalibrationEngine
+) -> None:
+    fusions = ["fold-constants", "pack-projections", "fuse-gated-activation"]
+    made = recipe(tmp_path, CHECKPOINTS / name, *fusions, {"prune-structure": options(name)})
+    model = compiled(made, service)
+    folder = export_checkpoint(made, tmp_path / "out", "safetensors")
+    again = import_checkpoint(Checkpoint.open(folder))
+    assert again.metadata_props["ingot.kv"] == model.metadata_props["ingot.kv"]
+    ours, theirs = (ModelFacts.model_validate_json(found.metadata_props["ingot.model"]) for found in (model, again))
+    assert ours == theirs
+    print(name, json.loads(model.metadata_props[STRUCTURE_KEY])["layers"], ours.num_parameters)
+    parity = compare(logits(name, again), logits(name, model))
+    assert within("parity.float32", parity.worst, name, max(1.0, parity.largest / 4))
+
+
+def test_the_kv_geometry_shrinks(tmp_path: Path, service: CalibrationEngine) -> None:
+    made = recipe(tmp_path, CHECKPOINTS / "llama", {"prune-structure": options("llama")})
+    before = KVGeometry.model_validate_json(
+        import_checkpoint(Checkpoint.open(CHECKPOINTS / "llama")).metadata_props["ingot.kv"]
+    )
+    after = KVGeometry.model_validate_json(compiled(made, service).metadata_props["ingot.kv"])
+    assert after.num_layers == before.num_layers - 1
+    assert after.num_kv_heads == 1 < before.num_kv_heads
+
+
+def test_norms_over_all_heads_forbid_kv_groups_by_name(tmp_path: Path, service: CalibrationEngine) -> None:
+    made = recipe(tmp_path, CHECKPOINTS / "olmo2", {"prune-structure": {"kv_groups": 1}})
+    with pytest.raises(PassError, match=r"layers\.0\.self_attn\.q_norm.* \(RMSNormalization\) mixes channels"):
+        compiled(made, service)
+
+
+def test_feed_forwards_of_several_sizes_have_no_config(tmp_path: Path, service: CalibrationEngine) -> None:
+    made = recipe(tmp_path, CHECKPOINTS / "llama", {"prune-structure": {"ffn": 8}})
+    model = compiled(made, service)
+    facts = json.loads(model.metadata_props[STRUCTURE_KEY])
+    model.metadata_props[STRUCTURE_KEY] = json.dumps(facts | {"intermediate_sizes": [8, 16]})
+    with pytest.raises(UsageError, match=r"pruned to 8, 16 neurons, and config\.json has one intermediate_size"):
+        as_pruned(Checkpoint.open(CHECKPOINTS / "llama"), model)
