@@ -32,7 +32,7 @@ class GraphBuilder:
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint = checkpoint
-        self.graph = ir.Graph([], [], nodes=[], opset_imports=OPSETS, name=name)
+        self.graph = ir.Graph([], [], nodes=[], opset_imports=dict(OPSETS), name=name)
         self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats in place of its codes
         self._widened: dict[str, ir.Value] = {}
 

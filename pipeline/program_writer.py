@@ -36,8 +36,20 @@ def write_program(model: ir.Model, folder: Path, progress: Progress = silent) ->
     for value in weights:
         value.const_value = _external(value, spans[names[value]])
     for segment in segments:
-        _write_segment(segment, directory)
+        _write_onnx(segment, directory / f"{segment.graph.name}.onnx")
     return program
+
+
+def write_model(model: ir.Model, file: Path, progress: Progress = silent) -> Path:
+    """Write a whole model to `file`, its weights to weights.safetensors beside it; return the file."""
+    storage = _Storage()
+    weights = _weights(model)
+    names = {value: storage.name_of(value) for value in weights}
+    spans = write_weights(file.parent / WEIGHTS, storage.tensors, progress)
+    for value in weights:
+        value.const_value = _external(value, spans[names[value]])
+    _write_onnx(model, file, "the graph")
+    return file
 
 
 class _Storage:
@@ -89,8 +101,7 @@ def _external(value: ir.Value, span: Span) -> ir.ExternalTensor:
     return ir.ExternalTensor(WEIGHTS, span.offset, span.length, value.dtype, shape=shape, name=value.name or "")
 
 
-def _write_segment(segment: ir.Model, directory: Path) -> None:
-    content = ir.to_proto(segment).SerializeToString(deterministic=True)
-    path = directory / f"{segment.graph.name}.onnx"
-    with needing_room(path, "a segment", len(content)):
+def _write_onnx(model: ir.Model, path: Path, what: str = "a segment") -> None:
+    content = ir.to_proto(model).SerializeToString(deterministic=True)
+    with needing_room(path, what, len(content)):
         path.write_bytes(content)
