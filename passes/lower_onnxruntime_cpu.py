@@ -39,6 +39,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.activation_quantization import ACTIVATIONS_KEY
+from ingot.passes.assigned_schemes import require_used_schemes
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.float8_weights import widen_float8_weights
 from ingot.passes.gemm import require_plain_gemm
@@ -63,6 +64,10 @@ class LowerOnnxruntimeCpu(Pass):
     summary: ClassVar[str] = "Turns quantized and 16-bit weights into what onnxruntime runs best on a CPU."
 
     accuracy_level: Literal[0, 4] = 4
+
+    def requires(self, model: ir.Model) -> None:
+        """No weight waits for a quantizer."""
+        require_used_schemes(model)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantized weights first, then what is left of 16-bit ones."""

@@ -53,11 +53,11 @@ class QuantizedWeight:
             raise PassError(f"{node.name!r} dequantizes something that is no initializer")
         columns = int(codes.shape.numpy()[1])
         default = 0 if len(scale.shape) == 1 else columns
-        block_size = node.attributes.get_int("block_size", default) or _channel_block(columns)
+        block_size = node.attributes.get_int("block_size", default) or engine_block_size(columns)
         if block_size not in ENGINE_BLOCKS:
             allowed = ", ".join(map(str, ENGINE_BLOCKS))
             raise PassError(f"{node.name!r} has blocks of {block_size}; onnxruntime's are of {allowed}")
-        bits = _container_bits(weight_bits(node))
+        bits = container_bits(weight_bits(node))
         return cls(codes, scale, zero_point, (codes.name or "").removesuffix(".q"), block_size, bits)
 
     @property
@@ -141,12 +141,13 @@ def _pack(values: ByteArray, bits: int) -> ByteArray:
     return pack_nibbles(values) if bits == 4 else values
 
 
-def _container_bits(bits: int) -> int:
+def container_bits(bits: int) -> int:
+    """Bits of the engine's codes for codes of so many."""
     return 4 if bits == 3 else bits
 
 
-def _channel_block(columns: int) -> int:
-    """The smallest engine block that holds the row, CHANNEL_BLOCK at most."""
+def engine_block_size(columns: int) -> int:
+    """Of a weight per channel: the smallest engine block that holds the row, CHANNEL_BLOCK at most."""
     return next((block for block in ENGINE_BLOCKS if block >= min(columns, CHANNEL_BLOCK)), CHANNEL_BLOCK)
 
 

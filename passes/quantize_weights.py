@@ -11,7 +11,8 @@
     scale        [out, ceil(in/block)]  float32, <weight>.scale          per channel: [out]
     zero_point   as scale, dtype of q   asymmetric only, <weight>.zero_point
 
-`embedding` and `lm_head` choose bits for the table and the head; everything else is as for the other weights. Tied
+`embedding` and `lm_head` choose bits for the table and the head; everything else is as for the other weights. What
+mixed-precision assigned to a weight takes the place of these options (assigned_schemes.py); `overrides` come last. Tied
 weights whose settings agree share one quantized tensor. Where they differ each gets a copy of its own (say, the table
 left at 16 bits and the head at 4): that costs its bytes, and the statistics name the copy.
 
@@ -37,6 +38,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.activation_quantization import activation_facts
+from ingot.passes.assigned_schemes import assigned_scheme
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
@@ -134,7 +136,7 @@ class QuantizeWeights(Pass):
         block_size = 0 if self.block_size == "channel" else self.block_size
         bits = {"linear": self.bits, "head": self.lm_head, "embedding": self.embedding}[site.role]
         base = Scheme(self.bits if bits == "none" else bits, block_size, self.symmetric, self.clip)
-        scheme = None if bits == "none" else base
+        scheme = assigned_scheme(site.node, base, None if bits == "none" else base)
         for pattern, override in overrides.items():
             if any(fnmatchcase(name, pattern) for name in site.names):
                 scheme = None if override is None else replace(base, **override)

@@ -30,6 +30,7 @@ PASSES: dict[str, str] = {
     "gptq": "ingot.passes.gptq:Gptq",
     "lower-onnxruntime-cpu": "ingot.passes.lower_onnxruntime_cpu:LowerOnnxruntimeCpu",
     "pack-projections": "ingot.passes.pack_projections:PackProjections",
+    "mixed-precision": "ingot.passes.mixed_precision:MixedPrecision",
     "partition-at-attention": "ingot.passes.partition_at_attention:PartitionAtAttention",
     "quantize-activations": "ingot.passes.quantize_activations:QuantizeActivations",
     "quantize-weights": "ingot.passes.quantize_weights:QuantizeWeights",

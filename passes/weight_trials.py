@@ -1,12 +1,14 @@
 """One weight rounded in many ways: what each costs the model, run or inferred.
 
 Runs cost (weights x schemes x what lies behind the weight). `points` bounds them: with 1 or 2, only one or two schemes
-of a weight are run, and the others' KL comes from a power law in the squared error E of the weight's outputs, which
-costs no run. For small errors KL is a quadratic form in the change of the logits, hence
+of a weight are run, and the others' KL comes from the squared error E = sum (x (W - W')^T)^2 of the weight's outputs
+over calibration tokens, which costs no run. For small errors KL is a quadratic form in the change of the logits:
 
-    points: 1      KL = KL_1 * E / E_1                      points: 2      KL = KL_1 * (E / E_1)^a through both points
+    points: 1    KL = KL_1 * E / E_1
+    points: 2    the same below the finer point; KL = KL_1 * (E / E_1)^a above it, with a from both: the coarsest
+                 scheme's KL grows more slowly, or faster, than its error
 
-with E = sum (x (W - W')^T)^2 over calibration tokens. docs/log.md says how well that predicts.
+docs/log.md says how well that predicts.
 """
 
 import math
@@ -125,27 +127,27 @@ def _squared_error(error: Float32Array, gram: DampedGram | None) -> float:
 
 
 def chosen_points(schemes: Sequence[Scheme], points: Points) -> list[Scheme]:
-    """The schemes that are run: all, the middle one, or those at a quarter and five eighths, from coarse to fine."""
+    """The schemes that are run: all; or, from coarse to fine, the one at a quarter; or the first and the middle one."""
     ordered = sorted(schemes, key=lambda scheme: (scheme.bits, -(scheme.block_size or math.inf)))
     if points == "all" or len(ordered) <= points:
         return list(schemes)
-    places = (len(ordered) // 2,) if points == 1 else (len(ordered) // 4, len(ordered) * 5 // 8)
+    places = (len(ordered) // 4,) if points == 1 else (0, len(ordered) // 2)
     return [ordered[place] for place in places]
 
 
 def inferred(error: float, known: Sequence[tuple[float, float]]) -> float:
     """KL at a squared error, from one or two points (squared error, KL): see the module's docstring.
 
-    The exponent of two points is kept between 1/2 and 2: points that noise has brought close say nothing better.
+    The exponent is kept between 1/2 and 2: points that noise has brought close say nothing better.
     """
-    (first_error, first_kl), (last_error, last_kl) = known[0], known[-1]
-    if error <= 0 or min(first_error, last_error) <= 0 or min(first_kl, last_kl) <= 0:
-        return max(0.0, first_kl if error > 0 else 0.0)
+    (large, large_kl), (small, small_kl) = max(known), min(known)
+    if error <= 0 or small <= 0 or small_kl <= 0:
+        return 0.0 if error <= 0 else small_kl
     exponent = 1.0
-    if first_error != last_error:
-        exponent = min(2.0, max(0.5, math.log(first_kl / last_kl) / math.log(first_error / last_error)))
-    nearest_error, nearest_kl = min(known, key=lambda point: abs(math.log(point[0] / error)))
-    return nearest_kl * float((error / nearest_error) ** exponent)
+    if error > small and large > small:
+        exponent = min(2.0, max(0.5, math.log(large_kl / small_kl) / math.log(large / small)))
+    nearest, nearest_kl = min(known, key=lambda point: abs(math.log(point[0] / error)))
+    return nearest_kl * float((error / nearest) ** exponent)
 
 
 def trial_of(sites: Sequence[WeightSite], make: Callable[[], Float32Array]) -> Trial:

@@ -144,17 +144,18 @@ def test_a_loss_too_large_for_exp_is_a_number() -> None:
     assert 100 < kl < 1e4
 
 
-def test_points_are_taken_from_the_middle_of_what_there_is() -> None:
+def test_points_are_taken_from_the_coarse_end_and_the_middle() -> None:
     schemes = [Scheme(bits, block, False) for bits in (8, 4, 3, 2) for block in (32, 128)]
     assert chosen_points(schemes, "all") == schemes
-    assert chosen_points(schemes, 1) == [Scheme(4, 128, False)]
-    assert len(set(chosen_points(schemes, 2))) == 2
+    assert chosen_points(schemes, 1) == [Scheme(3, 128, False)]
+    assert chosen_points(schemes, 2) == [Scheme(2, 128, False), Scheme(4, 128, False)]
     assert chosen_points(schemes[:1], 2) == schemes[:1]
 
 
-def test_a_power_law_goes_through_its_points() -> None:
+def test_inferred_losses_go_through_their_points_and_fall_with_the_error_below_them() -> None:
     known = [(4.0, 0.02), (1.0, 0.004)]
     assert [inferred(error, known) for error, _ in known] == [0.02, 0.004]
     assert 0.004 < inferred(2.0, known) < 0.02
-    assert inferred(0.5, [(1.0, 0.004)]) == 0.002
+    assert inferred(0.25, known) == 0.001
+    assert inferred(3.0, [(1.0, 0.004)]) == pytest.approx(0.012)
     assert inferred(0.0, known) == 0.0
