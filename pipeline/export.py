@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from ingot.artifact import Artifact
 from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.passes.base import LOSSY, Pass
@@ -27,6 +29,7 @@ from ingot.pipeline.formats.format_writer import AS_IT_IS, WriteOptions
 from ingot.pipeline.formats.gguf_export import plan_gguf, write_gguf
 from ingot.pipeline.formats.gguf_tokenizer import tokenizer_metadata
 from ingot.pipeline.formats.layers import ExportedWeight
+from ingot.pipeline.formats.qdq_onnx import write_qdq_onnx
 from ingot.pipeline.formats.refusals import SchemeError
 from ingot.pipeline.formats.safetensors_export import (
     Export,
@@ -51,8 +54,9 @@ SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[ExportedWeight], WriteOptio
     "compressed-tensors": export_compressed_tensors,
     "safetensors": export_plain,
 }
-FORMATS = (*SAFETENSORS_FORMATS, "gguf")
-
+CHECKPOINT_FORMATS = (*SAFETENSORS_FORMATS, "gguf")
+ONNX = "onnx"  # a whole graph, which only a recipe has
+FORMATS = (*CHECKPOINT_FORMATS, ONNX)
 
 Note = Callable[[str], None]
 
@@ -95,6 +99,8 @@ def export_checkpoint(
     passes = [made for made in recipe.make_passes() if made.kind in LOSSY]
     passes += [make_pass("round-scales")] if round_scales else []
     options = WriteOptions(widen=widen)
+    if format_name == ONNX:
+        return _write_onnx(checkpoint, _quantized_model(checkpoint, recipe, passes, progress), folder, progress)
     _refuse_early(checkpoint, recipe, passes, format_name, options)
     return _write(_quantized(checkpoint, recipe, passes, progress), folder, format_name, options, progress, note)
 
@@ -117,6 +123,11 @@ def export_artifact(
     the artifact is too old to know its configuration, or the folder is there already; ArtifactError or BuildError.
     """
     _require_format(format_name)
+    if format_name == ONNX:
+        raise UsageError(
+            f"{artifact.path}: {ONNX} is written from a recipe, whose graph is standard operators; this program is "
+            f"lowered for its engine. Name the recipe, or one of {one_of(CHECKPOINT_FORMATS)}"
+        )
     source = Source(sealed_checkpoint(artifact), artifact_weights(artifact))
     return _write(source, folder, format_name, WriteOptions(widen=widen, lossy=round_scales), progress, note)
 
@@ -141,7 +152,7 @@ def _what_fits(source: Source) -> str:
         "with --widen (the same values in another form)": WriteOptions(widen=True),
         "with --widen --round-scales": WriteOptions(widen=True, lossy=True),
     }
-    left = [name for name in FORMATS if name != "safetensors"]
+    left = [name for name in CHECKPOINT_FORMATS if name != "safetensors"]
     said = []
     for words, options in allowed.items():
         fitting = [name for name in left if _holds(source, name, options)]
@@ -202,13 +213,27 @@ def _refuse_early(
 
 
 def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> Source:
+    model = _quantized_model(checkpoint, recipe, passes, progress)
+    checkpoint = as_pruned(checkpoint, model)
+    return Source(checkpoint, list(exported_weights(model, tensor_names(read_config(checkpoint))).values()))
+
+
+def _quantized_model(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> ir.Model:
     check_tensors(checkpoint, read_config(checkpoint))
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)
         with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             PassManager(passes).run(model)
+    return model
+
+
+def _write_onnx(checkpoint: Checkpoint, model: ir.Model, folder: Path, progress: Progress) -> Path:
     checkpoint = as_pruned(checkpoint, model)
-    return Source(checkpoint, list(exported_weights(model, tensor_names(read_config(checkpoint))).values()))
+    with staging_folder(folder) as staging:
+        write_qdq_onnx(model, staging, progress)
+        _write_json(staging / "config.json", checkpoint.config)
+        _copy(checkpoint, staging)
+    return folder
 
 
 def _config(checkpoint: Checkpoint, weights: Sequence[ExportedWeight], export: Export) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.formats.gguf_file import read_gguf
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
+from tests.sessions import plain_session
 
 PASS = "[{quantize-weights: {block_size: 32, symmetric: %s}}]"
 BASE = ["export", "fp32-cpu", "--set", f"checkpoint={DEMO_MODEL}"]
@@ -79,3 +80,20 @@ def test_a_setting_cannot_change_an_artifact(
     artifact = build_unmeasured("int4-cpu").path
     assert run(["export", str(artifact), "--to", "gguf", "-o", str(tmp_path / "x"), "--set", "seed=1"]) == 2
     assert "--set seed=1 can only change what a recipe makes" in capsys.readouterr().err
+
+
+def test_an_onnx_file_runs_on_input_ids_alone(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    assert run([*BASE, *SYMMETRIC, "--to", "onnx", "-o", str(out)]) == 0
+    assert {file.name for file in out.iterdir()} >= {"model.onnx", "weights.safetensors", "tokenizer.json"}
+    tokens = np.arange(10, dtype=np.int64).reshape(2, 5)
+    logits = plain_session(str(out / "model.onnx")).run(None, {"input_ids": tokens})[0]
+    assert logits.shape == (2, 5, json.loads((out / "config.json").read_text())["vocab_size"])
+
+
+def test_an_artifact_is_no_source_of_onnx(
+    tmp_path: Path, build_unmeasured: BuildArtifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = build_unmeasured("fp32-cpu")
+    assert run(["export", str(artifact.path), "--to", "onnx", "-o", str(tmp_path / "out")]) == 2
+    assert "onnx is written from a recipe" in capsys.readouterr().err

@@ -39,6 +39,7 @@ def export_command(
       ingot export int4-cpu --to compressed-tensors -o mine-w4 --set checkpoint=./my-model
           --set passes.quantize-weights.embedding=none --set passes.quantize-weights.lm_head=none
       ingot export fp32-cpu --to safetensors -o floats --set checkpoint=model-q4_0.gguf
+      ingot export int4-cpu --to onnx -o mine-onnx --set checkpoint=./my-model
     """
     notes: list[str] = []
     with progress_bars() as progress:
