@@ -9,7 +9,6 @@ token counts as prefill. An engine that cannot run is named, with the reason, an
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from benchmarks.adapters.base import Setup
 from benchmarks.bandwidth import measure_read_bandwidth
 from benchmarks.device import available_cores, device_facts
 from benchmarks.other_load import other_cores, read_times
-from benchmarks.peers import PEERS, PEERS_VENV, ROOT, PeerFailed, PeerProcess, tokens_per_second
+from benchmarks.peers import DEFAULT_WORK, PEERS, PEERS_VENV, ROOT, PeerFailed, PeerProcess, tokens_per_second
 from benchmarks.results_table import Result, make_table
 from benchmarks.rounds import Scenario, Spread, another_round, order_of_round, scenarios
 from benchmarks.shapes import SHAPES
@@ -34,7 +33,6 @@ from benchmarks.synthetic import write_checkpoint
 _SETTLE_SECONDS = 0.1
 # Cores that others may take before a measurement counts as disturbed: ticks are coarse, and a system is never idle.
 _NOISE = 0.15
-_DEFAULT_WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot" / "benchmarks"
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def write_json(path: Path, results: Sequence[Result], versions: dict[str, object
 @click.option(
     "--patience", type=float, default=5.0, show_default=True, help="Seconds to wait for other processes, per figure."
 )
-@click.option("--work", type=click.Path(path_type=Path), default=_DEFAULT_WORK, help="Checkpoints, converted models.")
+@click.option("--work", type=click.Path(path_type=Path), default=DEFAULT_WORK, help="Checkpoints, converted models.")
 @click.option("--peers-python", type=click.Path(path_type=Path), default=PEERS_VENV / "bin" / "python")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/cpu-decode.json"

@@ -5,6 +5,7 @@ its threads asleep, while another one is measured. To add an engine, write bench
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from benchmarks.rounds import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS_VENV = ROOT / ".venv-bench"
+DEFAULT_WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot" / "benchmarks"
 
 
 @dataclass(frozen=True)
