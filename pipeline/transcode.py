@@ -80,7 +80,7 @@ class Transcoded:
     """What was written, how it was proven, and what an attentive reader wants to know.
 
     notes       layers that stand in another form with the same values
-    left_out    what the target has no place for: scales of activations and of the KV cache
+    left_out    tensors of the source that are not in the target: scales of the KV cache, buffers, biases of zeros
     """
 
     folder: Path
@@ -129,9 +129,7 @@ def transcode(
                 f"{folder}: {proof.largest_in} reads back {proof.largest_difference:g} away from what {source} holds; "
                 "nothing is written. This is a fault of Ingot's; please report it"
             )
-    return Transcoded(
-        folder, target, proof, export.notes, [*read.left_out, *_left_out(checkpoint, read.weights, target)]
-    )
+    return Transcoded(folder, target, proof, export.notes, [*read.left_out, *_left_out(checkpoint, target)])
 
 
 def _require(name: str, known: Mapping[str, object], what: str) -> None:
@@ -189,15 +187,11 @@ def _config(checkpoint: Checkpoint, weights: Weights, export: Export, options: W
     return config
 
 
-def _left_out(checkpoint: Checkpoint, weights: Weights, target: str) -> list[str]:
-    if target == "compressed-tensors":
-        return []
-    schemes = {
-        weight.activations.words for weight in weights if isinstance(weight, QuantizedLayer) and weight.activations
-    }
-    found = [f"quantized inputs ({words}): {target} holds weights alone" for words in sorted(schemes)]
+def _left_out(checkpoint: Checkpoint, target: str) -> list[str]:
     caches = [name for name in checkpoint.scales if name.endswith((".k_scale", ".v_scale"))]
-    return found + ([f"{len(caches)} scales of a quantized KV cache, {caches[0]} the first"] if caches else [])
+    if target == "compressed-tensors" or not caches:
+        return []
+    return [f"{len(caches)} scales of a quantized KV cache, {caches[0]} the first"]
 
 
 def _write_json(file: Path, content: object) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ class ActivationScheme:
     strategy      one scale per token or per tensor
     scale         of a static scheme, float32; None where the checkpoint keeps it in a tensor of its own
     zero_point    of an asymmetric static scheme
+    outliers      input channels that are kept in floats
     """
 
     bits: int
@@ -29,6 +30,7 @@ class ActivationScheme:
     symmetric: bool = True
     scale: float | None = None
     zero_point: int | None = None
+    outliers: int = 0
 
     @property
     def words(self) -> str:
@@ -75,4 +77,7 @@ def activations_of_config(values: Any) -> ActivationScheme | None:
 
 def activations_of_node(metadata: Mapping[str, str]) -> ActivationScheme | None:
     """What a quantization pass left on a node under "ingot.activations"; None when it left nothing."""
-    return ActivationScheme(**json.loads(metadata[KEY])) if KEY in metadata else None
+    if KEY not in metadata:
+        return None
+    known = {field.name for field in fields(ActivationScheme)}
+    return ActivationScheme(**{key: value for key, value in json.loads(metadata[KEY]).items() if key in known})

@@ -15,6 +15,7 @@ from ingot.pipeline.formats.refusals import (
     SchemeError,
     changed_forms,
     common_group,
+    inputs_left_out,
     plain_linear_modules,
     quantized_layers,
     require_float16_scales,
@@ -81,4 +82,4 @@ def export_awq(weights: Sequence[ExportedWeight], options: WriteOptions = AS_IT_
         "modules_to_not_convert": plain_linear_modules(weights) or None,
     }
     tensors = layer_tensors(weights, form.layout, form.encode)
-    return Export(tensors, quantization, [*notes, *changed_forms(layers, form.change)])
+    return Export(tensors, quantization, [*notes, *changed_forms(layers, form.change), *inputs_left_out("awq", layers)])

@@ -100,6 +100,11 @@ def export_compressed_tensors(
 
 def _form(layer: QuantizedLayer, options: WriteOptions) -> _Form:
     facts = layer.facts
+    if layer.activations and layer.activations.outliers:
+        raise SchemeError(
+            f"compressed-tensors quantizes all of a layer's inputs, but {layer.module} keeps "
+            f"{layer.activations.outliers} channels in floats; set outliers to 0 in quantize-activations"
+        )
     if layer.storage in _FP4:
         strategy, group = _FP4[layer.storage]
         return _Form(layer.storage, 4, "float", "middle", strategy, group, False, layer.activations)

@@ -34,6 +34,7 @@ from ingot.pipeline.formats.quantized import QuantizedWeight
 from ingot.pipeline.formats.refusals import (
     SchemeError,
     changed_forms,
+    inputs_left_out,
     quantized_layers,
     require_float16_scales,
     require_plain_order,
@@ -86,7 +87,8 @@ def plan_gguf(config: DecoderConfig, weights: Sequence[ExportedWeight], options:
     items = [_Item(_name(weight), weight, _type_of(weight, options), _heads(config, weight)) for weight in weights]
     require_float16_scales("gguf", [layer for layer in layers if layer.storage not in _BLOCK_IDS], options)
     types = {item.weight.name: item.type_name for item in items}
-    return GgufPlan(items, changed_forms(layers, lambda layer: _change(layer, types[layer.name])))
+    changes = changed_forms(layers, lambda layer: _change(layer, types[layer.name]))
+    return GgufPlan(items, [*changes, *inputs_left_out("gguf", layers)])
 
 
 def write_gguf(

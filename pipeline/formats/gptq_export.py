@@ -16,6 +16,7 @@ from ingot.pipeline.formats.refusals import (
     SchemeError,
     changed_forms,
     common_group,
+    inputs_left_out,
     plain_linear_modules,
     quantized_layers,
     require_float16_scales,
@@ -87,7 +88,11 @@ def export_gptq(
         require_multiple("gptq", layer, 1, WORD_BITS)
     require_float16_scales("gptq", layers, options)
     tensors = layer_tensors(weights, form.layout, form.encode)
-    return Export(tensors, _quantization(form, layers), [*notes, *changed_forms(layers, form.change)])
+    return Export(
+        tensors,
+        _quantization(form, layers),
+        [*notes, *changed_forms(layers, form.change), *inputs_left_out("gptq", layers)],
+    )
 
 
 def _form(layers: Sequence[QuantizedLayer], versions: Sequence[int]) -> _Form:

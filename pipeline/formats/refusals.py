@@ -134,6 +134,12 @@ def changed_forms(layers: Sequence[QuantizedLayer], form: Callable[[QuantizedLay
     return [f"{said}: {len(names)} layers, {names[0]} the first" for said, names in found.items()]
 
 
+def inputs_left_out(name: str, layers: Sequence[QuantizedLayer]) -> list[str]:
+    """Notes on quantized inputs, which a format that holds weights alone leaves out."""
+    schemes = sorted({layer.activations.words for layer in layers if layer.activations})
+    return [f"quantized inputs ({words}) are left out: {name} holds weights alone" for words in schemes]
+
+
 def quantized_layers(weights: Sequence[ExportedWeight]) -> list[QuantizedLayer]:
     """Those of the weights that are quantized."""
     return [weight for weight in weights if isinstance(weight, QuantizedLayer)]

@@ -12,10 +12,12 @@ from ingot.pipeline.formats.format_writer import AS_IT_IS, Export, WriteOptions
 from ingot.pipeline.formats.gptq_export import export_gptq
 from ingot.pipeline.formats.layers import ExportedWeight
 from ingot.pipeline.formats.plain_floats import in_floats
+from ingot.pipeline.formats.refusals import inputs_left_out, quantized_layers
 
 __all__ = ["Export", "export_awq", "export_compressed_tensors", "export_gptq", "export_plain"]
 
 
 def export_plain(weights: Sequence[ExportedWeight], options: WriteOptions = AS_IT_IS) -> Export:
     """Every weight as floats: quantized ones as the float32 that their codes stand for, or in options.dtype."""
-    return Export([(weight.name, in_floats(weight, options)) for weight in weights], None)
+    notes = inputs_left_out("safetensors", quantized_layers(weights))
+    return Export([(weight.name, in_floats(weight, options)) for weight in weights], None, notes)

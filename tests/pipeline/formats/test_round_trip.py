@@ -1,5 +1,6 @@
 """What export writes, import reads: the same codes, the same bits, and the same logits from the engine's program."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,19 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ingot.errors import UsageError
+from ingot.passes.activation_quantization import (
+    ACTIVATIONS_KEY,
+    ActivationScheme,
+    insert_activation_quantization,
+)
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.export import export_checkpoint
+from ingot.pipeline.formats.compressed_export import export_compressed_tensors
 from ingot.pipeline.formats.encoded import load
+from ingot.pipeline.formats.exported import exported_weights
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import write_program
 from tests.pipeline.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
@@ -47,7 +56,7 @@ def in_ir(model: ir.Model) -> Weights:
     """Every two-dimensional weight of the IR as float32, by the checkpoint's name."""
     found = {}
     for node in model.graph:
-        if node.op_type == "DequantizeLinear":
+        if node.op_type == "DequantizeLinear" and node.inputs[0] is not None and node.inputs[0].is_initializer():
             codes, scale, *zero = (values(operand) for operand in node.inputs)
             block = node.attributes.get_int("block_size", codes.shape[1])
             columns = np.arange(codes.shape[1]) // block
@@ -122,3 +131,64 @@ def test_a_folder_that_is_there_is_not_replaced_and_a_refused_export_leaves_noth
     with pytest.raises(Exception, match="exists already"):
         export_checkpoint(made, tmp_path / "there", "compressed-tensors")
     assert {path.name for path in tmp_path.iterdir()} == {"model", "there", "recipe.yaml"}
+
+
+W8A8: list[str | dict[str, Any]] = [
+    quantize(bits=8, block_size="channel", symmetric=True),
+    {"quantize-activations": {"mode": "dynamic"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("passes", "storage", "inputs"),
+    [
+        (W8A8, "int-quantized", ("int", "token", True)),
+        ([{"fp8": {"activations": "dynamic"}}], "float-quantized", ("float", "token", True)),
+        ([{"fp8": {"weights": "tensor", "activations": "none"}}], "float-quantized", None),
+    ],
+)
+def test_eight_bit_weights_and_inputs_are_compressed_tensors(
+    passes: list[str | dict[str, Any]], storage: str, inputs: tuple[str, str, bool] | None, tmp_path: Path
+) -> None:
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *passes)
+    folder = export_checkpoint(made, tmp_path / "out", "compressed-tensors")
+    model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
+    PassManager(made.make_passes()).run(model)
+    expected, found = in_ir(model), dequantized(Checkpoint.open(folder))
+    assert all(np.array_equal(found[key], expected[key]) for key in expected)
+
+    group = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    said = group["input_activations"]
+    assert group["format"] == storage
+    assert (said and (said["type"], said["strategy"], said["dynamic"])) == inputs
+
+
+def test_a_static_scale_of_inputs_is_a_tensor_of_its_layer(tmp_path: Path) -> None:
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), W8A8[0])
+    model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
+    PassManager(made.make_passes()).run(model)
+    layer = next(node for node in model.graph if node.name == "layers.1.mlp.up_proj")
+    source = layer.inputs[0]
+    assert source is not None
+    insert_activation_quantization(model.graph, source, [layer], ActivationScheme("int", 0.125))
+    weights = list(exported_weights(model, Checkpoint.open(tmp_path / "model").shapes).values())
+    export = export_compressed_tensors(weights)
+    tensors = dict(export.tensors)
+    assert tensors["model.layers.1.mlp.up_proj.input_scale"].numpy().tolist() == [0.125]
+    assert tensors["model.layers.1.mlp.up_proj.weight"].dtype == ir.DataType.INT8
+    assert "model.layers.0.mlp.up_proj.weight_packed" in tensors
+    assert export.quantization is not None
+    assert export.quantization["format"] == "mixed-precision"
+
+
+def test_inputs_that_stay_in_floats_in_part_are_refused(tmp_path: Path) -> None:
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *W8A8)
+    model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
+    PassManager(made.make_passes()).run(model)
+    for node in model.graph:
+        if ACTIVATIONS_KEY in node.metadata_props:
+            facts = json.loads(node.metadata_props[ACTIVATIONS_KEY])
+            node.metadata_props[ACTIVATIONS_KEY] = json.dumps({**facts, "outliers": 3})
+    weights = list(exported_weights(model, Checkpoint.open(tmp_path / "model").shapes).values())
+    with pytest.raises(UsageError, match="keeps 3 channels in floats; set outliers to 0"):
+        export_compressed_tensors(weights)
