@@ -19,6 +19,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.util import find_spec
@@ -121,7 +122,8 @@ class WalkJournal:
             part.replace(final)
         except OSError as error:
             self.is_writing = False
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
             _log.warning("%s: %s: %s; this build cannot be resumed from here on", self.name, final, error.strerror)
 
 

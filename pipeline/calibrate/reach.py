@@ -70,7 +70,8 @@ def _silent(seen: Iterable[Reach]) -> str:
         return ""
     named = [f"{reach.layer} ({reach.silent:,} of {reach.channels:,})" for reach in silent]
     total = sum(reach.silent for reach in silent)
-    return f"{total:,} input channels are zero on all of the data, in {_layers(named)}; their weights are rounded without it"
+    where = f"{total:,} input channels are zero on all of the data, in {_layers(named)}"
+    return f"{where}; their weights are rounded without it"
 
 
 def _layers(named: list[str]) -> str:
