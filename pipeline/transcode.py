@@ -101,12 +101,14 @@ def transcode(
     target: str,
     *,
     lossy: bool = False,
+    floats: bool = False,
     dtype: str | None = None,
     progress: Progress = silent,
 ) -> Transcoded:
     """Write the checkpoint `source` to the new folder `folder` in the format `target`, and prove it.
 
     lossy    round what the target stores in 16 bits; without it a change of a value is refused
+    floats   compressed-tensors: write layers whose scheme it cannot hold as float32, in place of a refusal
     dtype    float32, float16 or bfloat16: the type of weights that are written as floats
 
     Two layers are in memory at most: the one that is read, and what is made of it. Raises UsageError when the target
@@ -116,7 +118,7 @@ def transcode(
     _require(target, TARGETS, "format")
     if dtype is not None:
         _require(dtype, FLOATS, "dtype")
-    options = WriteOptions(widen=True, lossy=lossy, dtype=FLOATS[dtype] if dtype else None)
+    options = WriteOptions(widen=True, lossy=lossy, floats=floats, dtype=FLOATS[dtype] if dtype else None)
     checkpoint = Checkpoint.open(source)
     read = source_weights(checkpoint, progress)
     export = _plan(checkpoint, read.weights, target, options)
@@ -147,7 +149,7 @@ def _plan(checkpoint: Checkpoint, weights: Weights, target: str, options: WriteO
 
 def _holds(checkpoint: Checkpoint, weights: Weights, target: str, options: WriteOptions) -> bool:
     try:
-        TARGETS[target](checkpoint, weights, replace(options, lossy=False, dtype=None))
+        TARGETS[target](checkpoint, weights, replace(options, lossy=False, floats=False, dtype=None))
     except UsageError:
         return False
     return True

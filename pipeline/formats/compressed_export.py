@@ -24,6 +24,7 @@ from ingot.pipeline.formats.refusals import (
     LEAST_GROUP,
     SchemeError,
     changed_forms,
+    layers_as_floats,
     plain_linear_modules,
     quantized_layers,
     require_layers,
@@ -78,9 +79,12 @@ def export_compressed_tensors(
     kv_cache    the model's kv_cache_scheme, whose k_scale and v_scale are among the weights
     """
     weights, notes = tables_as_floats("compressed-tensors", weights, options, (EMBEDDING,))
+    if options.floats:
+        weights, more = layers_as_floats("compressed-tensors", weights, _form)
+        notes += more
     layers = quantized_layers(weights)
     require_layers("compressed-tensors", layers)
-    forms = {layer.name: _form(layer, options) for layer in layers}
+    forms = {layer.name: _form(layer) for layer in layers}
     storages = {form.storage for form in forms.values()}
     quantization = {
         "quant_method": "compressed-tensors",
@@ -98,7 +102,7 @@ def export_compressed_tensors(
     return Export(tensors, quantization, [*notes, *changed_forms(layers, lambda layer: _change(layer, forms))])
 
 
-def _form(layer: QuantizedLayer, options: WriteOptions) -> _Form:
+def _form(layer: QuantizedLayer) -> _Form:
     facts = layer.facts
     if layer.activations and layer.activations.outliers:
         raise SchemeError(

@@ -23,11 +23,13 @@ class WriteOptions:
 
     widen    put it into another that holds the same values: more bits, smaller groups, tables as float32
     lossy    round scales and minima to the float16 that the format stores
+    floats   write a layer that the format cannot hold as float32, where it may leave layers in floats
     dtype    of weights that are written as floats; None: plain ones as they are, others float32
     """
 
     widen: bool = False
     lossy: bool = False
+    floats: bool = False
     dtype: ir.DataType | None = None
 
 

@@ -40,6 +40,26 @@ def tables_as_floats(
     return found, notes
 
 
+def layers_as_floats(
+    name: str, weights: Sequence[ExportedWeight], require: Callable[[QuantizedLayer], object]
+) -> tuple[list[ExportedWeight], list[str]]:
+    """The weights with layers that `require` refuses as float32, and a note per reason."""
+    found: list[ExportedWeight] = []
+    reasons: dict[str, str] = {}
+    for weight in weights:
+        try:
+            if isinstance(weight, QuantizedLayer):
+                require(weight)
+            found.append(weight)
+        except SchemeError:
+            assert isinstance(weight, QuantizedLayer)
+            why = weight.facts.not_integers or f"{name} has no place for {weight.scheme}"
+            reasons[weight.module] = f"float32 in place of codes ({why})"
+            found.append(as_floats(weight))
+    layers = [layer for layer in quantized_layers(weights) if layer.module in reasons]
+    return found, changed_forms(layers, lambda layer: reasons[layer.module])
+
+
 def require_layers(name: str, layers: Sequence[QuantizedLayer]) -> None:
     """Refuse a model without a quantized layer."""
     if not layers:

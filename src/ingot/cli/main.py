@@ -15,6 +15,7 @@ from ingot.errors import IngotError, UsageError, did_you_mean
 COMMANDS: dict[str, str] = {
     "build": "ingot.cli.build:build_command",
     "export": "ingot.cli.export:export_command",
+    "import": "ingot.cli.import_:import_command",
     "inspect": "ingot.cli.inspect:inspect_command",
     "lint-checkpoint": "ingot.cli.lint_checkpoint:lint_checkpoint_command",
     "passes": "ingot.cli.passes:passes_command",

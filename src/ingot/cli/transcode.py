@@ -16,10 +16,18 @@ from ingot.pipeline.transcode import TARGETS, Transcoded, transcode
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder to write.")
 @click.option("--proof", type=click.Path(path_type=Path), help="File to write the proof to, as JSON.")
 @click.option("--lossy", is_flag=True, help="Round scales, minima and floats that the format stores in 16 bits.")
+@click.option("--floats", is_flag=True, help="compressed-tensors: layers that it cannot hold become float32.")
 @click.option("--dtype", metavar="TYPE", help=f"Of weights written as floats: {', '.join(FLOATS)}.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def transcode_command(
-    source: Path, target: str, output: Path, proof: Path | None, lossy: bool, dtype: str | None, as_json: bool
+    source: Path,
+    target: str,
+    output: Path,
+    proof: Path | None,
+    lossy: bool,
+    floats: bool,
+    dtype: str | None,
+    as_json: bool,
 ) -> None:
     """Write the checkpoint SOURCE, a folder or a .gguf file, in another format without changing a weight.
 
@@ -33,16 +41,17 @@ def transcode_command(
       ingot transcode model-q4_0.gguf --to awq -o model-awq
     """
     with progress_bars() as progress:
-        outcome = transcode(source, output, target, lossy=lossy, dtype=dtype, progress=progress)
+        outcome = transcode(source, output, target, lossy=lossy, floats=floats, dtype=dtype, progress=progress)
     if proof is not None:
         proof.write_text(json.dumps({"source": str(source), **outcome.as_json()}, indent=2) + "\n", encoding="utf-8")
     if as_json:
         print_json({"source": str(source), **outcome.as_json()})
     else:
-        _print(outcome)
+        print_transcoded(outcome)
 
 
-def _print(outcome: Transcoded) -> None:
+def print_transcoded(outcome: Transcoded) -> None:
+    """What was written, in what form, and the proof."""
     console, proof = stdout(), outcome.proof
     for note in outcome.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
