@@ -19,12 +19,22 @@ def block_influence(
     """The influence of each layer on about so many calibration tokens; `report` is told how many layers are done."""
     influence: list[float] = []
     for stage in calibration.stages(model):
-        while len(influence) < len(layers) and _begins(stage, layers[len(influence)]):
-            influence.append(_influence(stage, layers[len(influence)], tokens))
+        here = [layer for layer in layers[len(influence) :] if _begins(stage, layer)]
+        if here:
+            influence += _of_stage(stage, here, tokens)
             report(len(influence))
         if len(influence) == len(layers):
             break
     return influence
+
+
+def _of_stage(stage: CalibrationStage, layers: Sequence[ResidualLayer], tokens: int) -> list[float]:
+    """Measured, or recalled from a build that was cut off."""
+    known = stage.recall()
+    if known is None:
+        known = {"influence": np.array([_influence(stage, layer, tokens) for layer in layers])}
+        stage.remember(known)
+    return [float(value) for value in known["influence"]]
 
 
 def _begins(stage: CalibrationStage, layer: ResidualLayer) -> bool:

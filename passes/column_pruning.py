@@ -10,7 +10,9 @@ structures ZipLM, arXiv:2302.04089). Without refitting the loss of a unit is tha
 tr(W_u H_uu W_u^T).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,16 @@ class KeptColumns:
     columns: Integers
     weight: NDArray[np.float32]
     output_error: float
+
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """As arrays, under names that begin with this one."""
+        return {f"{name}:{field.name}": np.asarray(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]], name: str) -> "KeptColumns":
+        """What `arrays` gave."""
+        units, columns, weight, error = (arrays[f"{name}:{field.name}"] for field in fields(cls))
+        return cls(units, columns, weight, float(error))
 
 
 def keep_columns(weight: Array, gram: Array, unit: int, keep: int, *, refit: bool, damping: float) -> KeptColumns:

@@ -24,17 +24,18 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.block_influence import block_influence
-from ingot.passes.calibration import Calibration, CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.calibration import Arrays, Calibration, CalibrationStage, LinearGroup, require_calibration
 from ingot.passes.channel_selection import ChannelSelection
-from ingot.passes.column_pruning import keep_columns
+from ingot.passes.column_pruning import Array, KeptColumns, keep_columns
 from ingot.passes.drop_layers import drop_layers
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.kept_share import Kept, check_kept, kept_count
@@ -136,11 +137,15 @@ class PruneStructure(Pass):
         sites: list[Site] = []
         total = len(weight_sites(model))
         for stage in calibration.stages(model):
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
             for group in stage.groups:
-                for site, cut in self._decide(stage, group):
+                for site, cut in self._decide(stage, group, known):
                     sites.append(site)
                     cuts.append(cut)
                     zero_columns(model.graph, cut)
+                    made |= cut.kept.arrays(site.name)
+            if known is None:
+                stage.remember(made)
             report_progress(self.name, len(sites), total)
         if not sites:
             raise PassError("nothing in the model looks like a feed-forward or an attention behind a linear layer")
@@ -150,7 +155,7 @@ class PruneStructure(Pass):
             cut.selection.apply(model.graph)
         return sites
 
-    def _decide(self, stage: CalibrationStage, group: LinearGroup) -> Iterator[tuple[Site, Cut]]:
+    def _decide(self, stage: CalibrationStage, group: LinearGroup, known: Arrays | None) -> Iterator[tuple[Site, Cut]]:
         """What stays of the inputs of a group's layers; nothing for a group that is no site or stays whole."""
         kind, unit = site_of(group)
         wanted = {"kv_groups": self.kv_groups, "ffn": self.ffn, None: "all"}[kind]
@@ -162,15 +167,18 @@ class PruneStructure(Pass):
         count = kept_count(kind, wanted, units, f"the {what} {name!r} are", multiple)
         if count == units:
             raise PassError(f"{kind} is {wanted}, which keeps all {units} of {name!r}; set it to less")
+        kept = KeptColumns.of(known, name) if known is not None else self._keep(stage, group, weight, unit, count)
+        selection = ChannelSelection()
+        selection.select(group.source, kept.columns, group.linears)
+        yield Site(name, kind, count, units, kept.output_error), Cut(group, kept, selection)
+
+    def _keep(self, stage: CalibrationStage, group: LinearGroup, weight: Array, unit: int, count: int) -> KeptColumns:
         try:
-            kept = keep_columns(weight, stage.gram(group.source), unit, count, refit=self.refit, damping=self.damping)
+            return keep_columns(weight, stage.gram(group.source), unit, count, refit=self.refit, damping=self.damping)
         except ValueError as error:
             raise PassError(
                 f"{group.source.name!r} gives its linear layers {error}; give other calibration text"
             ) from error
-        selection = ChannelSelection()
-        selection.select(group.source, kept.columns, group.linears)
-        yield Site(name, kind, count, units, kept.output_error), Cut(group, kept, selection)
 
 
 def _elements(model: ir.Model) -> int:

@@ -21,7 +21,7 @@ it changes is float32 and stays in memory until the program is written.
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError, did_you_mean
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import CalibrationStage, Float64Array, LinearGroup, require_calibration
+from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.gptq_rounding import damped_gram
 from ingot.passes.progress import report_progress
@@ -91,8 +91,14 @@ class PruneWeights(Pass):
         wanted = {site.node: site for site in self._sites(weight_sites(model))}
         statistics: list[dict[str, object]] = []
         for stage in calibration.stages(model):
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
             for group in stage.groups:
-                statistics += self._prune(model.graph, stage, group, wanted)
+                for node, pruned, error in self._prune(stage, group, wanted, known):
+                    made |= {f"{node.name}:weight": pruned, f"{node.name}:error": np.array(error)}
+                    change_stored(model.graph, wanted[node].weight, _Held(pruned))
+                    statistics.append(self._statistics(node, pruned, error))
+            if known is None:
+                stage.remember(made)
             report_progress(self.name, len(statistics), len(wanted))
         if not statistics:
             return ir.passes.PassResult(model, modified=False)
@@ -102,39 +108,46 @@ class PruneWeights(Pass):
         return ir.passes.PassResult(model, modified=True)
 
     def _prune(
-        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, wanted: dict[ir.Node, WeightSite]
-    ) -> Iterable[dict[str, object]]:
-        """Prune the layers of a group, which share their input's statistics."""
+        self, stage: CalibrationStage, group: LinearGroup, wanted: Mapping[ir.Node, WeightSite], known: Arrays | None
+    ) -> Iterator[tuple[ir.Node, FloatArray, float]]:
+        """The pruned weight of each of the group's layers, and the error of its outputs."""
         nodes = [node for node in group.linears if node in wanted]
+        if known is not None:
+            for node in nodes:
+                yield node, known[f"{node.name}:weight"], float(known[f"{node.name}:error"])
+            return
         if not nodes:
             return
-        gram, sparsity = stage.gram(group.source), self._parsed()
+        gram = stage.gram(group.source)
+        prune = self._pruner(nodes[0], gram)
+        for node in nodes:
+            weight = float32_values(wanted[node].weight)
+            pruned = prune(weight)
+            yield node, pruned, _error(weight, pruned, gram)
+
+    def _pruner(self, node: ir.Node, gram: Float64Array) -> Callable[[FloatArray], FloatArray]:
+        """What makes zeros in the weights of layers with this X^T X, which is factored once."""
+        if not gram.any():
+            raise PassError(
+                f"layer {node.name!r} gets inputs that are zero on all of the calibration data; give other text, or "
+                f"leave it out: leave: [{node.name!r}]"
+            )
+        if self.method == "wanda":
+            norms = np.sqrt(np.diagonal(gram)).astype(np.float32)
+            return lambda weight: wanda(weight, norms, self._parsed())
         try:
             damped = damped_gram(gram, self.damping, act_order=False)
         except ValueError as error:
-            raise PassError(
-                f"{group.source.name!r} gives its linear layers {error}; give other calibration text"
-            ) from error
-        norms = np.sqrt(np.diagonal(gram)).astype(np.float32)
-        for node in nodes:
-            stored = wanted[node].weight
-            weight = float32_values(stored)
-            pruned = (
-                sparse_gpt(weight, damped, sparsity) if self.method == "sparsegpt" else wanda(weight, norms, sparsity)
-            )
-            change_stored(graph, stored, _Held(pruned))
-            yield self._statistics(node, weight, pruned, gram)
+            raise PassError(f"layer {node.name!r} gets {error}; give other calibration text") from error
+        return lambda weight: sparse_gpt(weight, damped, self._parsed())
 
-    def _statistics(
-        self, node: ir.Node, weight: FloatArray, pruned: FloatArray, gram: Float64Array
-    ) -> dict[str, object]:
-        lost, norm = (float(np.einsum("oi,oi->", w @ gram, w)) for w in (weight - pruned, weight))
+    def _statistics(self, node: ir.Node, pruned: FloatArray, error: float) -> dict[str, object]:
         return {
             "name": node.name,
             "method": self.method,
             "sparsity": float(np.mean(pruned == 0)),
             "pattern": self.sparsity if isinstance(self.sparsity, str) else None,
-            "output_error": (max(lost, 0.0) / norm) ** 0.5 if norm > 0 else 0.0,
+            "output_error": error,
         }
 
     def _sites(self, sites: Iterable[WeightSite]) -> list[WeightSite]:
@@ -173,6 +186,12 @@ class PruneWeights(Pass):
             f"{self.name}: sparsity is {self.sparsity!r}; allowed: a share above 0 and below 1, or a quoted pattern "
             'n:m with n below m, such as "2:4"'
         )
+
+
+def _error(weight: FloatArray, pruned: FloatArray, gram: Float64Array) -> float:
+    """|| X (W - W')^T || / || X W^T ||"""
+    lost, norm = (float(np.einsum("oi,oi->", w @ gram, w)) for w in (weight - pruned, weight))
+    return float((max(lost, 0.0) / norm) ** 0.5) if norm > 0 else 0.0
 
 
 @dataclass(frozen=True)
