@@ -17,6 +17,7 @@ FOLDERS = (
     ("passes", "IR -> IR, one rewrite or one quantizer per file"),
     ("runtime", "artifact -> tokens"),
     ("validation", "artifact + baseline -> evidence, gates, report"),
+    ("kernels", "GPU kernels in Triton, compiled ahead of time"),
     ("benchmarks", "speed, side by side with peers"),
     ("examples", "the demo model and how it was made"),
 )

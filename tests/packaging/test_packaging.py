@@ -10,7 +10,7 @@ import pytest
 
 from tests.data_paths import ROOT
 
-FOLDERS = ("recipes", "pipeline", "passes", "runtime", "validation")
+FOLDERS = ("recipes", "pipeline", "passes", "runtime", "validation", "kernels")
 SUFFIXES = {".py", ".yaml", ".c", ".h", ".jinja"}
 
 

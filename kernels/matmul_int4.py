@@ -1,0 +1,120 @@
+"""Products of 16-bit rows with a 4-bit weight: y = x @ W^T + b, the weight dequantized in registers.
+
+    W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
+
+Codes are packed in spans of 64 columns, 32 bytes each: byte j of a span holds column j in its low half and column
+j + 32 in its high half. So either half of the bytes is a run of columns with one scale, and needs no shuffling before
+the product. Columns are padded to whole spans with codes equal to the zero point.
+
+Few rows leave the card waiting for weights: SPLITS programs share the columns of one tile, and add_splits joins what
+they found, in order. Many rows make it wait for multiplications: then the scale goes into the weight before the
+product (SCALE_WEIGHTS), not into every sum behind it.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _span(
+    x,
+    column,
+    codes,
+    zero,
+    scale,
+    row_mask,
+    COLUMNS: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """The product of 32 columns: rows of x from `column` on, codes [tile, 32]. x points at each row's beginning."""
+    at = column + tl.arange(0, 32)
+    rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None] & (at < COLUMNS)[None, :], other=0.0)
+    weight = codes.to(tl.float32) - zero[:, None]
+    if SCALE_WEIGHTS:
+        return tl.dot(rows.to(tl.float32).to(DTYPE), tl.trans((weight * scale[:, None]).to(DTYPE)))
+    return tl.dot(rows.to(tl.float32).to(DTYPE), tl.trans(weight.to(DTYPE))) * scale[None, :]
+
+
+@triton.jit
+def _group(scales, zero_points, n, group, inside, GROUPS: tl.constexpr, HAS_ZERO_POINTS: tl.constexpr):
+    """Scale and zero point [tile] of a group; 8 where a symmetric weight has none."""
+    known = inside & (group < GROUPS)
+    scale = tl.load(scales + n * GROUPS + group, mask=known, other=0.0).to(tl.float32)
+    zero = tl.zeros_like(scale) + 8.0
+    if HAS_ZERO_POINTS:
+        zero = tl.load(zero_points + n * GROUPS + group, mask=known, other=0).to(tl.float32)
+    return scale, zero
+
+
+@triton.jit
+def matmul_int4(
+    x,
+    codes,
+    scales,
+    zero_points,
+    bias,
+    out,
+    rows,
+    x_stride,
+    out_stride,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Grid (ceil(N / TILE), ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 32] uint8.
+
+    scales, zero_points    [N, GROUPS], any float and uint8
+    out                    [rows, N], or [SPLITS, rows, N] float32 without the bias when SPLITS is more than 1
+    """
+    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    m = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    split = tl.program_id(2)
+    inside, row_mask = n < N, m < rows
+    place = x + m.to(tl.int64) * x_stride
+    total = tl.zeros([TILE_ROWS, TILE], tl.float32)
+    for span in range(split * SPANS // SPLITS, (split + 1) * SPANS // SPLITS):
+        at = n.to(tl.int64)[:, None] * (SPANS * 32) + span * 32 + tl.arange(0, 32)[None, :]
+        packed = tl.load(codes + at, mask=inside[:, None], other=0)
+        scale, zero = _group(scales, zero_points, n, span * 64 // GROUP, inside, GROUPS, HAS_ZERO_POINTS)
+        total += _span(place, span * 64, packed & 15, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
+        if GROUP < 64:
+            scale, zero = _group(scales, zero_points, n, (span * 64 + 32) // GROUP, inside, GROUPS, HAS_ZERO_POINTS)
+        total += _span(place, span * 64 + 32, packed >> 4, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
+    if HAS_BIAS and SPLITS == 1:
+        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])
+
+
+@triton.jit
+def add_splits(
+    parts,
+    bias,
+    out,
+    rows,
+    out_stride,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Grid (rows, ceil(N / BLOCK)). parts [SPLITS, rows, N] float32, added in order; out [rows, N]."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(SPLITS):
+        total += tl.load(parts + (split * rows + row) * N + n, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + n, total.to(out.dtype.element_ty), mask=inside)

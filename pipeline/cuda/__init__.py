@@ -1,0 +1,1 @@
+"""What the CUDA targets build: kernels to cubins, ahead of time and without a card."""
