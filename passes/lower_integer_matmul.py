@@ -144,8 +144,8 @@ def _weight_operands(graph: ir.Graph, weight: ir.Node) -> list[ir.Value]:
         name = f"{codes.name}.rows"
         tensor = ir.Tensor(np.array(codes.const_value.numpy()), name=name)
         codes = graph.initializers.get(name) or add_initializer(graph, tensor)
-    zeros = constant(graph, f"activations.zero.{dtype.name.lower()}.{out}", np.zeros(out), dtype)
-    return [codes, scale, rest[0] if rest else zeros]
+    # One for each weight: where onnxruntime makes weights unsigned, it cannot do so with one that several share.
+    return [codes, scale, rest[0] if rest else constant(graph, f"{codes.name}.zero", np.zeros(out), dtype)]
 
 
 def _shape(value: ir.Value) -> tuple[int | str, ...]:

@@ -14,6 +14,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from ingot.artifact import SegmentStep, ValueFacts
 from ingot.errors import EngineError
 from ingot.runtime.executors.buffers import ValueBuffers
+from ingot.runtime.executors.integer_products import PRECISION_OPTION, products_saturate
 
 _KEPT_BINDINGS = 64
 _FATAL_ONLY = 4
@@ -85,6 +86,7 @@ def session_options() -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
     options.add_session_config_entry("session.use_env_allocators", "1")
-    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI, u8 x s8 would saturate
+    if products_saturate():
+        options.add_session_config_entry(PRECISION_OPTION, "1")
     options.log_severity_level = _FATAL_ONLY  # errors come as exceptions; nothing is printed beside them
     return options

@@ -15,11 +15,15 @@ from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL, shared_data
 
 NUM_REQUESTS = 64
+FEW_SEQUENCES = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=4")
 RECIPES = [
     ("fp32-cpu", ()),
     ("int4-cpu", ()),
     ("int4-cpu", ("passes.quantize-weights.block_size=32",)),
     ("int8-cpu", ()),
+    ("w8a8-cpu", ("passes.smooth-quant.alpha=none",)),
+    ("w8a8-cpu", (*FEW_SEQUENCES, "passes.smooth-quant={alpha: 0.5, activations: static, outliers: 2}")),
+    ("fp8-cpu-emulation", ()),
 ]
 
 
