@@ -12,6 +12,8 @@ from pydantic_core import ErrorDetails
 
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.errors import Problem, UsageError, did_you_mean, one_of
+from ingot.passes.mixed_precision import MixedPrecision
+from ingot.passes.quantize_weights import QuantizeWeights
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe_yaml import Located
@@ -146,6 +148,18 @@ def calibration_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list
     message = f"passes: {needing[0]} needs the section `calibration`, which the recipe lacks; "
     message += "add it (calibration: {text: FILE}), or take the pass out"
     return [recipe.entries["passes"].problem(message)]
+
+
+def scheme_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Problem]:
+    """Schemes that are assigned to weights and that no later pass quantizes by."""
+    made = [entry.make() for entry in passes]
+    unused = [
+        pass_
+        for at, pass_ in enumerate(made)
+        if isinstance(pass_, MixedPrecision) and not any(isinstance(later, QuantizeWeights) for later in made[at + 1 :])
+    ]
+    message = "passes: mixed-precision chooses bits for the pass that quantizes; put gptq or quantize-weights behind it"
+    return [recipe.entries["passes"].problem(message) for _ in unused]
 
 
 def _has(recipe: Located, section: str) -> bool:

@@ -16,6 +16,7 @@ from ingot.pipeline.recipe_checks import (
     gate_problems,
     read_passes,
     schema_problems,
+    scheme_problems,
     target_problems,
 )
 from ingot.pipeline.recipe_overrides import apply_overrides
@@ -58,6 +59,7 @@ def _checked(located: Located, default_name: str, problems: list[Problem]) -> Re
     problems.extend(target_problems(located))
     problems.extend(gate_problems(located))
     problems.extend(calibration_problems(located, passes))
+    problems.extend(scheme_problems(located, passes))
     try:
         return Recipe.model_validate(_as_fields(located, default_name, passes))
     except ValidationError as error:

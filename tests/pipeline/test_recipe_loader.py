@@ -275,3 +275,13 @@ def test_overrides_are_checked_together_with_the_file(tmp_path: Path) -> None:
 
 def test_an_override_can_repair_what_the_file_has_wrong(tmp_path: Path) -> None:
     assert load_recipe(written(tmp_path, "seed: -1"), ["seed=2"]).seed == 2
+
+
+def test_bits_that_no_later_pass_quantizes_by_are_refused(tmp_path: Path) -> None:
+    text = "checkpoint: model\ncalibration: {text: t.txt}\npasses: [quantize-weights, mixed-precision]\n"
+    assert the_problem(tmp_path, text) == (
+        "mine.yaml:3: passes: mixed-precision chooses bits for the pass that quantizes; "
+        "put gptq or quantize-weights behind it"
+    )
+    written(tmp_path, text.replace("mixed-precision", "mixed-precision, gptq"))
+    assert [entry.name for entry in load_recipe(tmp_path / "mine.yaml").passes][1:] == ["mixed-precision", "gptq"]

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
+from ingot.cli.assignment import note_prediction, print_assignment
 from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.evidence import print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
@@ -26,6 +27,7 @@ from ingot.validation.evidence_json import summary
 @click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or all.")
 @click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
 @click.option("--time-passes", is_flag=True, help="Print what each pass took and did.")
+@click.option("--no-resume", is_flag=True, help="Calibrate from the start, even where an earlier build was cut off.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, and any IR to stderr.")
 def build_command(
     recipe: str,
@@ -34,6 +36,7 @@ def build_command(
     print_ir_after: tuple[str, ...],
     save_ir: Path | None,
     time_passes: bool,
+    no_resume: bool,
     as_json: bool,
 ) -> None:
     """Build RECIPE, a shipped recipe's name or a YAML file, measure it, and seal it when its gates pass.
@@ -51,10 +54,10 @@ def build_command(
         if not as_json:
             print_evidence(evidence, report)
 
-    watch = _watch(print_ir_after, save_ir, to_stderr=as_json)
+    watch = _watch(print_ir_after, save_ir, as_json)
     try:
         with progress_bars() as progress:
-            result = build(recipe, overrides, output, Observers(watch, progress, measured))
+            result = build(recipe, overrides, output, Observers(watch, progress, measured), not no_resume)
     except GateError:
         if as_json:  # behind the bars, which would send it to where they are drawn
             print_json(_refused_facts(*seen[0]))
@@ -66,13 +69,16 @@ def build_command(
     if time_passes:
         header, *rows = timing_table(result.compiled.passes)
         print_table("Passes", header, rows)
+    note_prediction(result.compiled.facts, result.evidence)
     _print_artifact(result.artifact)
     _print_sample(result)
 
 
-def _watch(names: tuple[str, ...], folder: Path | None, to_stderr: bool) -> Observer:
-    """Print the IR after the passes of these names, and save it after every pass; the program stays the same."""
-    watchers = [print_after(names, lambda text: click.echo(text, nl=False, err=to_stderr))]
+def _watch(names: tuple[str, ...], folder: Path | None, as_json: bool) -> Observer:
+    """Print the IR after the passes of these names, and what mixed-precision chose; save the IR after every pass."""
+    watchers: list[Observer] = [print_after(names, lambda text: click.echo(text, nl=False, err=as_json))]
+    if not as_json:
+        watchers.append(print_assignment)
     if folder is not None:
         watchers.append(save_after_each(folder))
 
