@@ -42,8 +42,15 @@ CHAINS = {
     "rotate + RTN": ("rotate", "quantize-weights"),
     "rotate + GPTQ": ("rotate", "gptq"),
     "rotate + AWQ + GPTQ": ("rotate", "awq:gptq", "gptq"),
+    "mixed at this size + RTN": ("mixed-precision", "quantize-weights"),
+    "mixed at this size + GPTQ": ("mixed-precision:for-gptq", "gptq"),
 }
-VARIANTS: dict[str, dict[str, object]] = {"": {}, "plain": {"refine": 0}, "gptq": {"rounding": "gptq", "steps": 5}}
+VARIANTS: dict[str, dict[str, object]] = {
+    "": {},
+    "plain": {"refine": 0},
+    "gptq": {"rounding": "gptq", "steps": 5},
+    "for-gptq": {"rounding": "gptq"},
+}
 FloatArray = NDArray[np.float64]
 
 
@@ -65,12 +72,19 @@ def quantize(checkpoint: Path, passes: Sequence[str], block_size: int, service: 
     chain = [make_pass(name) for name in FUSIONS]
     for entry in passes:
         name, _, variant = entry.partition(":")
-        options: dict[str, object] = {} if name == "rotate" else {"block_size": block_size}
-        options |= {} if name in ("awq", "rotate") else {"lm_head": "none", "embedding": "none"}
-        chain.append(make_pass(name, options | VARIANTS[variant]))
+        chain.append(make_pass(name, _options(name, block_size) | VARIANTS[variant]))
     with calibrate_with(service):
         PassManager(chain).run(model)
     return model
+
+
+def _options(name: str, block_size: int) -> dict[str, object]:
+    if name == "rotate":
+        return {}
+    if name == "mixed-precision":
+        return {"same_size_as": {"bits": 4, "block_size": block_size}}
+    kept = {} if name == "awq" else {"lm_head": "none", "embedding": "none"}
+    return {"block_size": block_size, **kept}
 
 
 def log_probabilities(logits: Iterable[NDArray[np.float32]]) -> Iterator[FloatArray]:
