@@ -21,6 +21,7 @@ from ingot.passes.manager import PassManager
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
 from ingot.pipeline.artifact_weights import artifact_weights
+from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.compile import calibration_engine
 from ingot.pipeline.config import read_config
@@ -80,6 +81,7 @@ def export_checkpoint(
     *,
     round_scales: bool = False,
     widen: bool = False,
+    resume: bool = True,
     progress: Progress = silent,
     note: Note = _ignore,
 ) -> Path:
@@ -87,6 +89,7 @@ def export_checkpoint(
 
     round_scales    round scales to float16 behind the quantization, which GPTQ, AWQ and GGUF store
     widen           where the format has no place for a scheme, take another of its own that holds the same values
+    resume          go on with a calibration that an earlier run of the same recipe did in part
     note            is told, in words, what stands in the folder in another form than before
 
     The folder appears whole or not at all, and holds weights that dequantize to the same float32 bits as the IR's. One
@@ -99,10 +102,12 @@ def export_checkpoint(
     passes = [made for made in recipe.make_passes() if made.kind in LOSSY]
     passes += [make_pass("round-scales")] if round_scales else []
     options = WriteOptions(widen=widen)
-    if format_name == ONNX:
-        return _write_onnx(checkpoint, _quantized_model(checkpoint, recipe, passes, progress), folder, progress)
-    _refuse_early(checkpoint, recipe, passes, format_name, options)
-    return _write(_quantized(checkpoint, recipe, passes, progress), folder, format_name, options, progress, note)
+    if format_name != ONNX:
+        _refuse_early(checkpoint, recipe, passes, format_name, options)
+    with resumable(resume):
+        if format_name == ONNX:
+            return _write_onnx(checkpoint, _quantized_model(checkpoint, recipe, passes, progress), folder, progress)
+        return _write(_quantized(checkpoint, recipe, passes, progress), folder, format_name, options, progress, note)
 
 
 def export_artifact(

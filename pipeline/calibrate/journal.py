@@ -8,8 +8,11 @@ calibration token, the versions of the tools and the code of the passes. So a re
 file appears whole, by renaming; one that is damaged is left out with a warning. Activations that were not kept are made
 again, bit for bit.
 
-A build that ends well removes its records; what others left goes after STALE_DAYS. A disk that is full ends the journal
-and not the build.
+    with resumable():
+        ...                                     # opens a journal
+
+A build that ends well removes its records; one that fails or is cut off leaves them, for STALE_DAYS at most. A disk
+that is full ends the journal and not the build.
 """
 
 import json
@@ -18,8 +21,9 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.util import find_spec
@@ -33,6 +37,7 @@ from ingot.passes.calibration import Arrays
 from ingot.passes.manager import passes_so_far
 from ingot.pipeline.calibrate.data import CalibrationData
 from ingot.pipeline.calibrate.snapshots import SNAPSHOT_BYTES, SNAPSHOT_SECONDS, Snapshots
+from ingot.settings import cache_dir
 
 STALE_DAYS = 14
 _CODE = ("ingot.passes", "ingot.pipeline")
@@ -84,6 +89,37 @@ class BuildJournal:
         """The build ended well: forget what it kept."""
         for folder in self._walks:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+_opened: ContextVar[tuple[bool, list[BuildJournal]] | None] = ContextVar("ingot.pipeline.journal", default=None)
+
+
+@contextmanager
+def resumable(resume: bool = True) -> Iterator[None]:
+    """What is calibrated within the block is journaled, and forgotten when the block ends without an error.
+
+    `resume=False` throws away what an earlier build left, and starts afresh.
+    """
+    journals: list[BuildJournal] = []
+    token = _opened.set((resume, journals))
+    try:
+        yield
+    finally:
+        _opened.reset(token)
+    for journal in journals:
+        journal.remove()
+
+
+def open_journal(
+    checkpoint_digest: Callable[[], str], data: CalibrationData, tools: Mapping[str, str]
+) -> BuildJournal | None:
+    """The journal of a build of this checkpoint on this data; None outside of `resumable`."""
+    opened = _opened.get()
+    if opened is None:
+        return None
+    resume, journals = opened
+    journals.append(BuildJournal.open(cache_dir() / "calibration", checkpoint_digest(), data, tools, resume))
+    return journals[-1]
 
 
 @dataclass

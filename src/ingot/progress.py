@@ -7,12 +7,12 @@ Progress = Callable[[str, int, int], None]
 """progress(name, done, total): `done` of `total` units of the work called `name`; done == total ends it."""
 
 
-_notes = logging.getLogger("ingot.notes")
+NOTES = "ingot.notes"  # the logger behind `note`
 
 
 def note(text: str) -> None:
     """Tell the user something that is no warning: the command line shows it, other programs find it in the log."""
-    _notes.info("%s", text)
+    logging.getLogger(NOTES).info("%s", text)
 
 
 def silent(name: str, done: int, total: int) -> None:

@@ -15,6 +15,7 @@ from ingot.builder.description import describe_artifact
 from ingot.builder.options import build_notes, is_measured, measure_options
 from ingot.errors import DataError, GateError
 from ingot.passes.progress import progress_to
+from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.recipe_loader import load_recipe
@@ -56,18 +57,20 @@ def build(
     overrides: Sequence[str] = (),
     output: Path | str | None = None,
     observers: Observers | None = None,
+    resume: bool = True,
 ) -> BuildResult:
     """Build the recipe `source` (a shipped recipe's name or a file), with `key=value` overrides, into `output`.
 
     Raises RecipeError, CheckpointError, DataError, PassError or BuildError for what cannot be built, GateFailed and
-    GateUndecided for what was built and not let through. Whatever is raised, an artifact that stood at `output`
+    GateUndecided for what was built and not let through. A calibration that an earlier build of the same recipe did in
+    part is gone on with, unless `resume` is False. Whatever is raised, an artifact that stood at `output`
     stands there still, and nothing half-written is left.
     """
     observers = observers or Observers()
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
     _require_text(recipe)
-    with ArtifactWriter(target) as writer, progress_to(observers.progress):
+    with ArtifactWriter(target) as writer, progress_to(observers.progress), resumable(resume):
         compiled = compile_recipe(recipe, writer.path, observers.after_pass, observers.progress)
         describe_artifact(writer, recipe, compiled)
         evidence = _measure(recipe, compiled, writer, observers) if is_measured(recipe) else None

@@ -1,6 +1,7 @@
 """Where output goes: results to stdout, progress and errors to stderr; plain when nobody watches."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from ingot.progress import Progress, silent
+from ingot.progress import NOTES, Progress, silent
 
 PATIENCE_SECONDS = 2.0  # work that takes longer than this shows a bar
 
@@ -30,6 +31,26 @@ def print_error(message: str) -> None:
 def print_note(message: str) -> None:
     """Print a remark to stderr, so that piped results stay clean."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(message, style="dim"))
+
+
+class _LogLines(logging.Handler):
+    """Warnings, and what ingot.progress.note tells, as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record. Looked up anew each time, because bars put a stderr of their own in place."""
+        if record.levelno >= logging.WARNING:
+            console = Console(stderr=True, highlight=False, soft_wrap=True)
+            console.print(Text("warning: ", style="bold yellow") + Text(record.getMessage()))
+        elif record.name == NOTES:
+            print_note(record.getMessage())
+
+
+def show_log() -> None:
+    """Show warnings and notes of everything that is ours; called again it changes nothing."""
+    logger = logging.getLogger("ingot")
+    if not any(isinstance(handler, _LogLines) for handler in logger.handlers):
+        logger.addHandler(_LogLines())
+        logging.getLogger(NOTES).setLevel(logging.INFO)
 
 
 def print_json(value: object) -> None:

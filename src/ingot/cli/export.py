@@ -18,6 +18,7 @@ from ingot.pipeline.recipe_loader import load_recipe
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
 @click.option("--round-scales", is_flag=True, help="Round scales to float16, which gptq, awq and gguf store.")
 @click.option("--widen", is_flag=True, help="Same values in another form: tables in floats, smaller groups, more bits.")
+@click.option("--no-resume", is_flag=True, help="Calibrate from the start, even where an earlier run was cut off.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def export_command(
     source: str,
@@ -26,6 +27,7 @@ def export_command(
     overrides: tuple[str, ...],
     round_scales: bool,
     widen: bool,
+    no_resume: bool,
     as_json: bool,
 ) -> None:
     """Write ARTIFACT's weights, or those that RECIPE makes of its checkpoint, in another tool's format.
@@ -50,7 +52,9 @@ def export_command(
             folder = export_artifact(artifact, output, format_name, **options, progress=progress, note=notes.append)
         else:
             recipe = load_recipe(source, overrides)
-            folder = export_checkpoint(recipe, output, format_name, **options, progress=progress, note=notes.append)
+            folder = export_checkpoint(
+                recipe, output, format_name, **options, resume=not no_resume, progress=progress, note=notes.append
+            )
     size = sum(file.stat().st_size for file in folder.iterdir())
     if as_json:
         print_json({"path": str(folder), "format": format_name, "bytes": size, "notes": notes})

@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 import ingot
-from ingot.cli.console import print_error
+from ingot.cli.console import print_error, show_log
 from ingot.errors import IngotError, UsageError, did_you_mean
 
 COMMANDS: dict[str, str] = {
@@ -70,6 +70,7 @@ def main(args: list[str] | None = None) -> None:
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line; return its exit code. No traceback for a user's mistake."""
+    show_log()
     try:
         outcome = cli.main(args=args, prog_name="ingot", standalone_mode=False)
         return outcome if isinstance(outcome, int) else 0
