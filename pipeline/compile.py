@@ -15,7 +15,7 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
-from ingot.pipeline.calibrate import CalibrationEngine, read_calibration_data
+from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calibration_data
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import write_program
@@ -97,7 +97,8 @@ def calibration_engine(
         chat_template=options.chat_template,
         field=options.field,
     )
-    return CalibrationEngine(data, threads=recipe.threads)
+    journal = open_journal(checkpoint.digest, data, tool_versions())
+    return CalibrationEngine(data, threads=recipe.threads, journal=journal)
 
 
 def _kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
