@@ -69,6 +69,9 @@ class EvaluationOptions(_Frozen):
     )
     tokens: int = Field(default=61_440, ge=2, description="tokens to predict, rounded down to whole windows")
     window_tokens: int = Field(default=512, ge=1, description="tokens of context and of prediction per window")
+    layer_kl_tokens: int | None = Field(
+        default=None, ge=0, description="tokens for the KL of each weight quantized alone; 0: none, null: 2048 or fewer"
+    )
 
     @model_validator(mode="after")
     def _at_least_two_windows(self) -> Self:

@@ -5,6 +5,7 @@ write_evidence(evidence, folder)                    # JSON files, report.html, r
 raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,19 +16,28 @@ from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.accuracy_summary import accuracy_metrics
 from ingot.validation.engine_subject import EngineSubject
 from ingot.validation.environment import environment
-from ingot.validation.evidence_json import evidence_files
+from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
 from ingot.validation.gates import GateSpec, decide
 from ingot.validation.latency import LatencyResult, measure_latency
 from ingot.validation.latency_summary import latency_metrics
 from ingot.validation.measured import Measured
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
+from ingot.validation.quantization import Quantization
 from ingot.validation.report import render_html, render_markdown
 from ingot.validation.result import BuildNotes, Evidence, SubjectFacts
 from ingot.validation.sizes import SizeResult, artifact_size, size_metrics
 from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
 from ingot.validation.workload import LatencyOptions
 
-__all__ = ["BuildNotes", "Evidence", "MeasureOptions", "measure", "write_evidence"]
+__all__ = [
+    "BuildNotes",
+    "Evidence",
+    "MeasureOptions",
+    "measure",
+    "sealed_quantization",
+    "write_evidence",
+    "write_quantization",
+]
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,21 @@ def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
     return [folder / name for name in files]
+
+
+def write_quantization(found: Quantization, folder: Path) -> None:
+    """Write quantization.json alone into `folder` (made if missing); nothing where nothing was quantized."""
+    if found.weights:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / QUANTIZATION_FILE).write_text(quantization_text(found), encoding="utf-8")
+
+
+def sealed_quantization(artifact: Artifact) -> Quantization:
+    """What the artifact's build knew of its quantized weights; empty where it kept nothing."""
+    name = f"evidence/{QUANTIZATION_FILE}"
+    if not artifact.has(name):
+        return Quantization()
+    return Quantization.from_json(json.loads(artifact.file(name).read_bytes()))
 
 
 def _run_engines(

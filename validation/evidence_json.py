@@ -1,9 +1,10 @@
 """Evidence -> JSON: what a program, or a doubtful reader, recomputes the report from.
 
-summary.json      artifacts, every metric with its interval, gates, sizes, memory
-accuracy.json     one item per window
-latency.json      one record per request
-environment.json  machine and versions
+summary.json       artifacts, every metric with its interval, gates, sizes, memory
+accuracy.json      one item per window
+latency.json       one record per request
+quantization.json  one record per quantized weight
+environment.json   machine and versions
 """
 
 import json
@@ -15,10 +16,12 @@ from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
 from ingot.validation.latency_summary import summarize
 from ingot.validation.measured import Measured
+from ingot.validation.quantization import Quantization
 from ingot.validation.result import Evidence
 from ingot.validation.statistics import CONFIDENCE, POWER
 
 _MICROSECOND_DIGITS = 6
+QUANTIZATION_FILE = "quantization.json"
 
 
 def evidence_files(evidence: Evidence) -> dict[str, str]:
@@ -28,7 +31,14 @@ def evidence_files(evidence: Evidence) -> dict[str, str]:
         values["accuracy.json"] = _accuracy(evidence.accuracy)
     if evidence.latency:
         values["latency.json"] = _latency(evidence.latency)
+    if evidence.notes.quantization.weights:
+        values[QUANTIZATION_FILE] = evidence.notes.quantization.as_json()
     return {name: _dump(value) for name, value in values.items()}
+
+
+def quantization_text(found: Quantization) -> str:
+    """quantization.json, for an artifact of which nothing else was measured."""
+    return _dump(found.as_json())
 
 
 def summary(evidence: Evidence) -> dict[str, Any]:

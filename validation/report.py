@@ -19,6 +19,8 @@ from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult
 from ingot.validation.latency_summary import request_values, round_ratios, select, summarize
 from ingot.validation.measured import Measured
+from ingot.validation.quantization import Quantization
+from ingot.validation.quantization_text import COLUMNS, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
 
 _RATIO_ROWS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "throughput": "throughput"}
@@ -138,7 +140,16 @@ def _context(evidence: Evidence) -> dict[str, Any]:
         "latency_figures": latency_figures(evidence),
         "resource_figures": resource_figures(evidence),
         "levels": summarize(evidence.latency) if evidence.latency else [],
+        **_quantization(evidence.notes.quantization),
         "fmt": fmt,
+    }
+
+
+def _quantization(found: Quantization) -> dict[str, Any]:
+    return {
+        "columns": COLUMNS,
+        "quantized": [weight_cells(weight) for weight in found.worst_first],
+        "quantization_summary": summary_sentences(found),
     }
 
 

@@ -8,6 +8,7 @@ from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult
 from ingot.validation.measured import Measured
 from ingot.validation.memory import MemoryResult
+from ingot.validation.quantization import Quantization
 from ingot.validation.sizes import SizeResult
 
 Verdict = Literal["PASS", "FAIL", "UNDECIDED"]
@@ -78,22 +79,11 @@ class PassRow(Protocol):
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
-    """One weight that was quantized: its format, its bytes, and the relative error |W - Q| / |W| (Frobenius)."""
-
-    name: str
-    format: str
-    bytes_before: int
-    bytes_after: int
-    relative_error: float
-
-
-@dataclass(frozen=True)
 class BuildNotes:
-    """What only the build knows, for the report; empty when an artifact is measured again later."""
+    """What only the build knows, for the report. An artifact keeps its quantization, and is measured again with it."""
 
     passes: tuple[PassRow, ...] = ()
-    quantized: tuple[QuantizedWeight, ...] = ()
+    quantization: Quantization = field(default_factory=Quantization)
 
 
 @dataclass(frozen=True)

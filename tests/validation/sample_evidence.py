@@ -10,7 +10,8 @@ from ingot.validation.gates import GateSpec, decide
 from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
 from ingot.validation.memory import MemoryProbe, MemoryResult
 from ingot.validation.process_memory import ProcessMemory
-from ingot.validation.result import BuildNotes, Evidence, QuantizedWeight, SubjectFacts
+from ingot.validation.quantization import KlMeasurement, Quantization, QuantizedWeight
+from ingot.validation.result import BuildNotes, Evidence, SubjectFacts
 from ingot.validation.sizes import ArtifactSize, SizeResult
 from ingot.validation.windows import AccuracyOptions, EvaluationText
 from ingot.validation.workload import LatencyOptions, Run, ServiceLevel, schedule
@@ -118,8 +119,39 @@ def _notes() -> BuildNotes:
             PassNote("pack-projections", "pack-projections", 0.0042, 214, 178, 23_094_200, 23_094_200),
             PassNote("quantize-weights", "quantize-weights{bits=4}", 1.31, 178, 202, 23_094_200, 4_812_304),
         ),
-        quantized=(
-            QuantizedWeight("model.layers.0.mlp.down_proj.weight", "int4, block 32", 393_216, 110_592, 0.0713),
-            QuantizedWeight("model.layers.0.mlp.up_proj.weight", "int4, block 32", 393_216, 110_592, 0.0702),
+        quantization=Quantization(
+            (
+                QuantizedWeight(
+                    name="layers.0.mlp.down_proj",
+                    tensor="model.layers.0.mlp.down_proj.weight.q",
+                    bits=4,
+                    block_size=32,
+                    symmetric=True,
+                    elements=196_608,
+                    stored_bytes=110_592,
+                    method="gptq",
+                    relative_error=0.0713,
+                    output_error=0.0412,
+                    output_error_nearest=0.0809,
+                    scale_min=0.0021,
+                    scale_median=0.0134,
+                    scale_max=0.0712,
+                    outlier_share=0.00031,
+                    peak_over_rms=9.4,
+                    end_share=0.061,
+                    kl=0.0042,
+                ),
+                QuantizedWeight(
+                    "layers.0.mlp.up_proj",
+                    "model.layers.0.mlp.up_proj.weight.q",
+                    4,
+                    32,
+                    True,
+                    196_608,
+                    110_592,
+                    kl=0.001,
+                ),
+            ),
+            KlMeasurement("heldout.txt", "ab" * 32, 2048, 512, 3.2),
         ),
     )

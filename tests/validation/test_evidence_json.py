@@ -12,7 +12,7 @@ def files() -> dict[str, str]:
 
 
 def test_every_file_is_json_and_the_same_each_time(files: dict[str, str]) -> None:
-    assert set(files) == {"summary.json", "accuracy.json", "latency.json", "environment.json"}
+    assert set(files) == {"summary.json", "accuracy.json", "latency.json", "quantization.json", "environment.json"}
     for text in files.values():
         json.loads(text)
     assert evidence_files(sample_evidence()) == files

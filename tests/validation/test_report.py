@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ingot.validation.gates import GateSpec
+from ingot.validation.quantization_text import COLUMNS
 from ingot.validation.report import render_html, render_markdown
 from ingot.validation.result import Evidence
 from tests.validation.sample_evidence import sample_evidence
@@ -106,10 +107,12 @@ def test_evidence_without_gates_has_no_verdict() -> None:
     assert 'class="badge' not in page
 
 
-def test_the_summary_is_two_tables_of_markdown(evidence: Evidence) -> None:
+def test_the_summary_is_three_tables_of_markdown(evidence: Evidence) -> None:
     text = render_markdown(evidence)
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == (2 + len(evidence.gates)) + (2 + len(evidence.measured))
-    assert all(row.count("|") == 6 for row in rows)
+    tables = [len(evidence.gates), len(evidence.measured), len(evidence.notes.quantization.weights)]
+    assert len(rows) == sum(2 + table for table in tables)
+    widths = [row.count("|") for row in rows]
+    assert widths == [6] * (4 + tables[0] + tables[1]) + [1 + len(COLUMNS)] * (2 + tables[2])
     assert "**FAIL**" in text
     assert "exact" in text

@@ -7,20 +7,27 @@ NAME.rejected, so that its report can be read.
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import onnx_ir as ir
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
 from ingot.builder.description import describe_artifact
-from ingot.builder.options import build_notes, is_measured, measure_options
+from ingot.builder.options import is_measured, measure_options
+from ingot.builder.quantization_notes import quantization_of
+from ingot.builder.weight_watch import WeightWatch
 from ingot.errors import DataError, GateError
 from ingot.passes.progress import progress_to
 from ingot.pipeline.calibrate import resumable
+from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe
+from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.recipe_loader import load_recipe
 from ingot.progress import Progress, silent
-from ingot.validation.evidence import Evidence, measure, write_evidence
+from ingot.validation.evidence import BuildNotes, Evidence, measure, write_evidence, write_quantization
 from ingot.validation.gates import raise_for
 
 
@@ -71,15 +78,22 @@ def build(
     target = Path(output).expanduser() if output else recipe.output_folder
     _require_text(recipe)
     with ArtifactWriter(target) as writer, progress_to(observers.progress), resumable(resume):
-        compiled = compile_recipe(recipe, writer.path, observers.after_pass, observers.progress)
+        watch = WeightWatch(partial(_import, recipe), observers.after_pass)
+        compiled = compile_recipe(recipe, writer.path, watch, observers.progress)
+        notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, watch, writer.path))
+        write_quantization(notes.quantization, writer.path / "evidence")
         describe_artifact(writer, recipe, compiled)
-        evidence = _measure(recipe, compiled, writer, observers) if is_measured(recipe) else None
+        evidence = _measure(recipe, writer, observers, notes) if is_measured(recipe) else None
         if evidence:
             _admit(evidence, writer, observers)
             describe_artifact(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
     return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
+
+
+def _import(recipe: Recipe) -> ir.Model:
+    return import_checkpoint(Checkpoint.open(recipe.require_checkpoint()), recipe.context_tokens, check_weights=False)
 
 
 def _require_text(recipe: Recipe) -> None:
@@ -98,10 +112,10 @@ def rejected_folder(target: Path) -> Path:
     return target.with_name(f"{target.name}.rejected")
 
 
-def _measure(recipe: Recipe, compiled: Compiled, writer: ArtifactWriter, observers: Observers) -> Evidence:
+def _measure(recipe: Recipe, writer: ArtifactWriter, observers: Observers, notes: BuildNotes) -> Evidence:
     baseline = baseline_artifact(recipe, observers.progress)
     options = measure_options(recipe)
-    return measure(writer.path, baseline, options, observers.progress, build_notes(compiled))
+    return measure(writer.path, baseline, options, observers.progress, notes)
 
 
 def _admit(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:

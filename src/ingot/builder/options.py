@@ -1,21 +1,14 @@
 """A recipe's sections as validation's options: the one place that knows both."""
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
-from ingot.passes.quantize_weights import QUANTIZATION_KEY
-from ingot.pipeline.compile import Compiled
 from ingot.pipeline.recipe import GateLimit, LatencyOptions, Recipe
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
 from ingot.validation.memory import MemoryOptions
-from ingot.validation.result import BuildNotes, QuantizedWeight
 from ingot.validation.windows import AccuracyOptions
 from ingot.validation.workload import LatencyOptions as LatencyLoad
 from ingot.validation.workload import ServiceLevel
-
-FLOAT_BYTES = 4  # the baseline's weights are 32-bit floats
 
 
 def is_measured(recipe: Recipe) -> bool:
@@ -39,24 +32,6 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
 def gate_specs(gates: Mapping[str, GateLimit]) -> tuple[GateSpec, ...]:
     """The recipe's gates as validation decides them."""
     return tuple(GateSpec(metric, gate.bound, gate.limit) for metric, gate in gates.items())
-
-
-def build_notes(compiled: Compiled) -> BuildNotes:
-    """What the report tells of the passes and of each quantized weight."""
-    facts = json.loads(compiled.facts.get(QUANTIZATION_KEY, '{"weights": []}'))
-    return BuildNotes(passes=compiled.passes, quantized=tuple(map(_quantized, facts["weights"])))
-
-
-def _quantized(row: Mapping[str, Any]) -> QuantizedWeight:
-    block = f"blocks of {row['block_size']}" if row["block_size"] else "per channel"
-    kind = "symmetric" if row["symmetric"] else "asymmetric"
-    return QuantizedWeight(
-        name=row["name"],
-        format=f"{row['bits']} bits, {block}, {kind}",
-        bytes_before=row["elements"] * FLOAT_BYTES,
-        bytes_after=row["elements"] * row["bits"] // 8,
-        relative_error=row["relative_error"],
-    )
 
 
 def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:

@@ -10,7 +10,7 @@ from ingot.builder.options import is_measured, measure_options
 from ingot.errors import UsageError
 from ingot.pipeline.recipe_loader import load_recipe
 from ingot.progress import Progress, silent
-from ingot.validation.evidence import Evidence, measure
+from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 
 
 def remeasure(
@@ -38,7 +38,8 @@ def remeasure(
             "--set evaluation.text=FILE --set latency.rounds=5"
         )
     other = Path(baseline) if baseline else baseline_artifact(recipe, progress)
-    return measure(opened.path, other, measure_options(recipe), progress)
+    notes = BuildNotes(quantization=sealed_quantization(opened))
+    return measure(opened.path, other, measure_options(recipe), progress, notes)
 
 
 def _as_yaml(path: Path) -> str:

@@ -1,0 +1,122 @@
+"""KL of the model's predictions when one weight alone is quantized, on some windows of the evaluation text.
+
+Compared is the model just before its weights were quantized (scaled or rotated already, where a pass did so, which
+changes no function) with the same model and one weight as it was rounded. Everything is computed in float32: what the
+engine's own rounding of activations adds is in the report's other figures, not here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.artifact import ModelFacts
+from ingot.errors import DataError
+from ingot.passes.calibration import CalibrationFacts, Float32Array
+from ingot.passes.sensitivity import divergences_of_each
+from ingot.passes.weight_sites import weight_sites
+from ingot.passes.weight_values import float32_values
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
+from ingot.runtime import Tokenizer
+from ingot.validation.quantization import KlMeasurement
+from ingot.validation.windows import read_text
+
+AUTO_TOKENS = 2048
+LEAST_TOKENS = 64
+MOST_PRODUCTS = 1 << 42  # a minute or a few on two cores
+
+Weights = Mapping[str, Callable[[], Float32Array]]
+
+
+@dataclass(frozen=True)
+class KlOptions:
+    """Which tokens of a text to measure on, in whole windows that are spread evenly over its first `text_tokens`.
+
+    tokens    about so many; None: AUTO_TOKENS, or as many as MOST_PRODUCTS multiplications allow
+    """
+
+    text: Path
+    window_tokens: int
+    text_tokens: int
+    tokens: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerKl:
+    """KL by node name, nats per token, and how it was measured."""
+
+    kl: Mapping[str, float]
+    measurement: KlMeasurement
+
+
+def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOptions) -> LayerKl | str:
+    """Measure the model with each of these weights in turn, by the name of the node that reads it.
+
+    Returns the reason where no number of tokens was named and even LEAST_TOKENS would take too many multiplications.
+    DataError when the text is shorter than one window or cannot be read.
+    """
+    start, products = perf_counter(), _products_per_token(model, weights)
+    options = options if options.tokens is not None else _affordable(options, products)
+    if not options.tokens:
+        return (
+            f"{LEAST_TOKENS} tokens would take {products * LEAST_TOKENS:.1e} multiplications; "
+            "set evaluation.layer_kl_tokens to measure it all the same"
+        )
+    data = _windows(ModelFacts.model_validate_json(model.metadata_props["ingot.model"]), tokenizer, options)
+    engine = CalibrationEngine(data, threads=options.threads)
+    found = divergences_of_each(model, engine, weights, tokens=data.tokens, name="KL of single weights")
+    facts = data.facts
+    measurement = KlMeasurement(
+        facts.text, facts.sha256, facts.tokens, facts.sequence_tokens, round(perf_counter() - start, 3)
+    )
+    return LayerKl(found, measurement)
+
+
+def quantized_weights(before: ir.Model, after: ir.Model) -> Weights:
+    """Weights that are quantized in `after` and not in `before`, by node name: what their codes stand for."""
+    plain = {site.node.name for site in weight_sites(before) if not site.is_quantized}
+    return {
+        site.node.name or "": partial(float32_values, site.operand)
+        for site in weight_sites(after)
+        if site.is_quantized and site.node.name in plain
+    }
+
+
+def _products_per_token(model: ir.Model, weights: Weights) -> int:
+    """Multiplications that all of it takes per token: a weight costs itself and all that lies behind it."""
+    total = behind = 0
+    for site in reversed(weight_sites(model)):
+        behind += site.weight.const_value.size if site.weight.const_value is not None else 0
+        total += behind if site.node.name in weights else 0
+    return total
+
+
+def _affordable(options: KlOptions, products: int) -> KlOptions:
+    tokens = min(AUTO_TOKENS, MOST_PRODUCTS // max(products, 1))
+    if tokens < LEAST_TOKENS:
+        return replace(options, tokens=0)
+    return replace(options, tokens=tokens, window_tokens=min(options.window_tokens, tokens))
+
+
+def _windows(model: ModelFacts, tokenizer: Path, options: KlOptions) -> CalibrationData:
+    text, sha256 = read_text(options.text)
+    made = Tokenizer.load(tokenizer)
+    prefix = [token for token in made.encode("") if token == made.bos_token_id][:1]
+    tokens = made.encode(text, add_special_tokens=False)
+    size = min(options.window_tokens, model.context_tokens - len(prefix))
+    available = min(len(tokens), options.text_tokens) // size
+    if not available:
+        raise DataError(
+            f"{options.text.name}: the text has {len(tokens)} tokens, less than one window of {size}; give a longer "
+            "one, or set evaluation.layer_kl_tokens to 0"
+        )
+    count = min(max(1, (options.tokens or 0) // size), available)
+    chosen = np.unique(np.linspace(0, available - 1, count).astype(np.int64))
+    rows = np.array([prefix + tokens[at * size : (at + 1) * size] for at in chosen], np.int64)
+    facts = CalibrationFacts(options.text.name, sha256, len(tokens), len(rows), rows.shape[1], seed=0)
+    return CalibrationData(facts, rows)

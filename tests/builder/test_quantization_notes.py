@@ -1,0 +1,84 @@
+"""The quantization table of real builds: KL of single weights, stored bytes, and reasons where there is no KL."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.passes.weight_sites import weight_sites
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.importer import import_checkpoint
+from ingot.validation.evidence import sealed_quantization
+from ingot.validation.quantization import Quantization
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
+
+TEXT = DEMO_MODEL / "heldout.txt"
+EVALUATED = f"evaluation={{text: {TEXT}, tokens: 512, window_tokens: 128, layer_kl_tokens: 256}}"
+
+
+@pytest.fixture(scope="module")
+def found(build_unmeasured: BuildArtifact) -> Quantization:
+    """Of the demo model in 4 bits, head and table in 8."""
+    return sealed_quantization(build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null"))
+
+
+def test_every_weight_has_its_kl_and_its_figures(found: Quantization) -> None:
+    assert len(found.weights) == 1 + 6 * 4  # the tied table, and four packed layers of each of six
+    for weight in found.weights:
+        assert weight.kl is not None
+        assert weight.kl > 0
+        assert weight.relative_error is not None
+        assert weight.scale_min is not None
+        assert weight.scale_max is not None
+        assert weight.scale_min <= weight.scale_max
+    assert found.kl is not None
+    assert (found.kl.tokens, found.kl.window_tokens) == (256, 128)
+
+
+def test_eight_bits_cost_less_than_four(found: Quantization) -> None:
+    by_name = {weight.name: weight.kl or 0.0 for weight in found.weights}
+    assert by_name.pop("embed_tokens") < np.median(list(by_name.values()))
+
+
+def test_stored_bytes_are_those_of_the_weights_file(found: Quantization, build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null")
+    stored = sum(weight.stored_bytes or 0 for weight in found.weights)
+    file = artifact.file("program/weights.safetensors").stat().st_size
+    assert 0.8 * file < stored < file
+
+
+def test_an_artifact_without_evaluation_keeps_its_statistics(build_unmeasured: BuildArtifact) -> None:
+    sealed = sealed_quantization(build_unmeasured("int4-cpu"))
+    assert sealed.kl_absent == "the recipe has no evaluation text"
+    assert all(weight.kl is None and weight.end_share is not None for weight in sealed.weights)
+
+
+def test_a_build_without_quantization_keeps_no_table(build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("fp32-cpu")
+    assert sealed_quantization(artifact) == Quantization()
+    assert artifact.manifest.evidence is None
+
+
+def test_weights_that_are_scaled_after_a_rounding_have_no_kl(build_unmeasured: BuildArtifact) -> None:
+    passes = (
+        "passes=[{quantize-weights: {lm_head: none, overrides: {'*.mlp.*': none}}}, "
+        "{awq: {steps: 2}}, {quantize-weights: {lm_head: none}}]"
+    )
+    calibration = (f"calibration.text={TEXT}", "calibration.sequences=2")
+    artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, passes, EVALUATED, *calibration, "generate=null")
+    assert sealed_quantization(artifact).kl_absent == "awq changed weights when others were quantized already"
+
+
+def _mean_kl(artifact: Artifact) -> float:
+    accuracy = json.loads(artifact.file("evidence/accuracy.json").read_bytes())
+    return float(sum(item["kl"] for item in accuracy["items"])) / int(accuracy["predicted_tokens"])
+
+
+def test_single_weights_add_up_to_about_the_whole(found: Quantization, build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null")
+    total = sum(weight.kl or 0.0 for weight in found.weights)
+    assert 0.5 < total / _mean_kl(artifact) < 2
+    names = {site.node.name for site in weight_sites(import_checkpoint(Checkpoint.open(DEMO_MODEL)))}
+    assert {weight.name for weight in found.weights if "self_attn.o" in weight.name} <= names

@@ -1,0 +1,174 @@
+"""What quantization did, weight by weight, and which weights cost the model most.
+
+A figure that was not measured, or cannot be known from what is at hand, is None. To add one: its field here, its column
+in report.html.jinja, its line in docs/evidence.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FLOAT_BITS = 32  # the baseline's weights
+WORST = 5
+_LEAST_SHARE = 0.1  # of the summed KL, for a weight that advice is given on
+_MORE_BITS = 8
+_MOST_ADVICE = 3
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """One weight of the program.
+
+    name             the node that reads it, as "layers.0.mlp.down_proj"
+    tensor           its codes' name in the program
+    bits             of a code; block_size: columns that share a scale, 0 for a whole row
+    stored_bytes     of codes, scales and zero points in the artifact
+    method           how it was rounded: "gptq", "round-to-nearest"
+    relative_error   ||W - W'|| / ||W||, Frobenius norms
+    output_error     ||X (W - W')^T|| / ||X W^T|| on calibration data; output_error_nearest: rounded to the nearest
+    scale_min ...    smallest, median and largest scale
+    outlier_share    share of weights beyond 4 root mean squares; peak_over_rms: the largest |w| over it
+    end_share        share of codes at either end of their range
+    kl               mean KL per token, nats, of the model's predictions when this weight alone is quantized
+    """
+
+    name: str
+    tensor: str
+    bits: int
+    block_size: int
+    symmetric: bool
+    elements: int
+    stored_bytes: int | None = None
+    method: str | None = None
+    relative_error: float | None = None
+    output_error: float | None = None
+    output_error_nearest: float | None = None
+    scale_min: float | None = None
+    scale_median: float | None = None
+    scale_max: float | None = None
+    outlier_share: float | None = None
+    peak_over_rms: float | None = None
+    end_share: float | None = None
+    kl: float | None = None
+
+    @property
+    def format(self) -> str:
+        """The scheme in words."""
+        block = f"blocks of {self.block_size}" if self.block_size else "per channel"
+        return f"{self.bits} bits, {block}, {'symmetric' if self.symmetric else 'asymmetric'}"
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of the weight in the baseline."""
+        return self.elements * FLOAT_BITS // 8
+
+    @property
+    def effective_bits(self) -> float | None:
+        """Stored bits for each weight, scales and zero points included."""
+        return None if self.stored_bytes is None else 8 * self.stored_bytes / self.elements
+
+
+@dataclass(frozen=True)
+class KlMeasurement:
+    """How the KL of single weights was measured: on which text, on how many tokens, and how long it took."""
+
+    text: str
+    sha256: str
+    tokens: int
+    window_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """All quantized weights, in the program's order.
+
+    kl    how KL was measured; None where it was not, for the reason in `kl_absent`
+    """
+
+    weights: tuple[QuantizedWeight, ...] = ()
+    kl: KlMeasurement | None = None
+    kl_absent: str = ""
+
+    @property
+    def worst_first(self) -> list[QuantizedWeight]:
+        """By KL; else by the output's error, else by the weight's, else by the share of codes at the ends."""
+        return sorted(self.weights, key=_badness, reverse=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """What evidence/quantization.json holds."""
+        rows = [
+            {**asdict(weight), "format": weight.format, "effective_bits": weight.effective_bits}
+            for weight in self.weights
+        ]
+        return {
+            "summary": asdict(summarize(self)),
+            "kl": asdict(self.kl) if self.kl else None,
+            "kl_absent": self.kl_absent,
+            "weights": rows,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Quantization":
+        """The same again; derived figures are computed anew."""
+        names = QuantizedWeight.__dataclass_fields__
+        rows = [{key: value for key, value in row.items() if key in names} for row in values["weights"]]
+        kl = KlMeasurement(**values["kl"]) if values["kl"] else None
+        return cls(tuple(QuantizedWeight(**row) for row in rows), kl, values["kl_absent"])
+
+
+@dataclass(frozen=True)
+class QuantizationSummary:
+    """The whole in a few figures; `advice` are sentences.
+
+    effective_bits    stored bits per quantized weight, scales and zero points included
+    kl_sum            summed KL of all weights, each quantized alone; worst_share: of the WORST worst ones
+    """
+
+    num_weights: int
+    elements: int
+    float_bytes: int
+    stored_bytes: int | None
+    effective_bits: float | None
+    kl_sum: float | None
+    worst_share: float | None
+    advice: tuple[str, ...]
+
+
+def summarize(found: Quantization) -> QuantizationSummary:
+    """Sums over all weights, and what would gain most."""
+    weights = found.weights
+    elements = sum(weight.elements for weight in weights)
+    sizes = [weight.stored_bytes for weight in weights]
+    stored = None if None in sizes or not sizes else sum(size for size in sizes if size is not None)
+    kls = sorted((weight.kl for weight in weights if weight.kl is not None), reverse=True)
+    total = sum(kls) if kls else None
+    return QuantizationSummary(
+        num_weights=len(weights),
+        elements=elements,
+        float_bytes=sum(weight.float_bytes for weight in weights),
+        stored_bytes=stored,
+        effective_bits=8 * stored / elements if stored is not None and elements else None,
+        kl_sum=total,
+        worst_share=sum(kls[:WORST]) / total if total else None,
+        advice=tuple(_advice(found.worst_first, total, stored)) if total else (),
+    )
+
+
+def _badness(weight: QuantizedWeight) -> tuple[float, ...]:
+    figures = (weight.kl, weight.output_error, weight.relative_error, weight.end_share)
+    return tuple(-1.0 if figure is None else figure for figure in figures)
+
+
+def _advice(worst: Sequence[QuantizedWeight], total: float, stored: int | None) -> list[str]:
+    said = []
+    for weight in worst[:_MOST_ADVICE]:
+        share = (weight.kl or 0.0) / total
+        if share < _LEAST_SHARE or weight.bits >= _MORE_BITS:
+            continue
+        more = weight.elements * (_MORE_BITS - weight.bits) // 8
+        cost = f"{more / 1e3:,.0f} kB more" + (f" ({100 * more / stored:+.1f} %)" if stored else "")
+        said.append(
+            f"give {weight.name} {_MORE_BITS} bits: alone it makes {100 * share:.0f} % of the summed KL, for {cost}"
+        )
+    return said
