@@ -18,7 +18,7 @@ output of what stands before it, as the pass left it: already quantized.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from json import dumps
@@ -36,6 +36,7 @@ Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
 Trial = Mapping[ir.Value, Callable[[], Float32Array]]  # what a layer reads as its weight -> another [out, in]
+WeightSource = Callable[[ir.Value], Float32Array | None]  # the value to compute with; None: the one that the IR holds
 BlockRun = Callable[[Mapping[ir.Node, Float32Array]], Sequence[Float32Array]]
 
 
@@ -137,6 +138,26 @@ class CalibrationStage(Protocol):
         ...
 
 
+class Divergence(Protocol):
+    """KL(float model || model) on calibration data, batch by batch, for whatever its stored values are tried to be."""
+
+    @property
+    def batches(self) -> int:
+        """How many there are: whole sequences, of about so many tokens as were asked for."""
+        ...
+
+    def value(self, batch: int, weights: WeightSource) -> float:
+        """Mean over the batch's positions, in nats."""
+        ...
+
+    def gradients(self, batch: int, weights: WeightSource, receive: Callable[[ir.Value, Float32Array], None]) -> float:
+        """The same; `receive` gets the gradient by each wanted value, from the last layer to the first.
+
+        A value may be changed once its gradient was received: nothing more of this batch is computed with it.
+        """
+        ...
+
+
 class Calibration(Protocol):
     """Runs an IR on calibration data."""
 
@@ -147,6 +168,15 @@ class Calibration(Protocol):
 
     def stages(self, model: ir.Model) -> Iterator[CalibrationStage]:
         """Every stage in order, the head's among them. A stage is valid until the next one is asked for."""
+        ...
+
+    def divergence(
+        self, model: ir.Model, wanted: Sequence[ir.Value], batch_tokens: int
+    ) -> AbstractContextManager[Divergence]:
+        """The divergence from the model that the recipe began with, and gradients by the wanted stored values.
+
+        Each of these is read by one linear layer or norm. PassError where that model is not known.
+        """
         ...
 
 

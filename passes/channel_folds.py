@@ -54,12 +54,12 @@ def find_fold(group: LinearGroup) -> Fold | Refusal:
     """What can take up the scale of a group's input, or why nothing can."""
     name, producer = group.linears[0].name or "", group.source.producer()
     for linear in group.linears:
-        if not _is_own(linear.inputs[1]):
+        if not is_own(linear.inputs[1]):
             return Refusal(linear.name or "", "has a weight that others read too, or that is quantized already")
     if producer is None or set(group.source.consumers()) != set(group.linears) or group.source.is_graph_output():
         return Refusal(name, "reads what others read too")
     if producer.op_type == "RMSNormalization":
-        return Fold(producer) if _is_own(producer.inputs[1]) else Refusal(name, "follows a norm with a computed weight")
+        return Fold(producer) if is_own(producer.inputs[1]) else Refusal(name, "follows a norm with a computed weight")
     if producer.op_type == "Mul":
         return next(filter(None, map(_maker, producer.inputs)), Refusal(name, "reads a product of no linear layer"))
     if producer.op_type == "PagedAttention":
@@ -89,11 +89,11 @@ def _maker(value: ir.Value | None) -> Fold | None:
         producer = source.producer() if source is not None and len(source.uses()) == 1 else None
     if producer is None or producer.op_type != "Gemm" or not isinstance(columns, int):
         return None
-    own = all(_is_own(operand) for operand in producer.inputs[1:] if operand is not None)
+    own = all(is_own(operand) for operand in producer.inputs[1:] if operand is not None)
     return Fold(producer, slice(start, start + columns)) if own else None
 
 
-def _is_own(operand: ir.Value | None) -> bool:
+def is_own(operand: ir.Value | None) -> bool:
     """Whether a stored operand, and the tensor behind its Cast, has one reader."""
     if operand is None or not is_stored(operand) or len(operand.uses()) != 1:
         return False
@@ -129,11 +129,11 @@ class Scalings:
         for node in dict.fromkeys([*self.columns, *self.rows]):
             columns, rows = self.columns.get(node), self.rows.get(node)
             factor = _outer(rows, columns)
-            _replace(graph, node, 1, factor)
+            scale_stored(graph, node, 1, factor)
             if rows is not None and len(node.inputs) > 2:
-                _replace(graph, node, 2, (None, (1 / rows).astype(np.float32)))
+                scale_stored(graph, node, 2, (None, (1 / rows).astype(np.float32)))
         for node, scale in self.norms.items():
-            _replace(graph, node, 1, (None, (1 / scale).astype(np.float32)))
+            scale_stored(graph, node, 1, (None, (1 / scale).astype(np.float32)))
 
 
 Factors = tuple[Float32Array | None, Float32Array | None]  # [rows, 1] and [columns]
@@ -144,7 +144,7 @@ def _outer(rows: Float64Array | None, columns: Float64Array | None) -> Factors:
     return by_row, None if columns is None else columns.astype(np.float32)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, index: int, factors: Factors) -> None:
+def scale_stored(graph: ir.Graph, node: ir.Node, index: int, factors: Factors) -> None:
     """Make the stored operand the product; its Cast, where it has one, goes."""
     operand = node.inputs[index]
     assert operand is not None

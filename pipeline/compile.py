@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -19,8 +20,8 @@ from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calib
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.program_writer import write_program
-from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.pruned_config import as_pruned
+from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.sealed_checkpoint import seal_checkpoint
 from ingot.pipeline.targets import Target, get_target
 from ingot.progress import Progress, silent
@@ -97,8 +98,9 @@ def calibration_engine(
         chat_template=options.chat_template,
         field=options.field,
     )
+    start = partial(import_checkpoint, checkpoint, recipe.context_tokens, check_weights=False)
     journal = open_journal(checkpoint.digest, data, tool_versions())
-    return CalibrationEngine(data, threads=recipe.threads, journal=journal)
+    return CalibrationEngine(data, threads=recipe.threads, journal=journal, reference=start)
 
 
 def _kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:

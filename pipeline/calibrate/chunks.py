@@ -57,13 +57,13 @@ class Chunk:
         return self.rows.get(name) if window is None else causal_mask(int(self.lengths.max()), window)
 
 
-def chunks_of(data: CalibrationData) -> Sequence[Chunk]:
-    """The sequences in order, as many together as CHUNK_TOKENS hold with the longest of them, and at least one."""
+def chunks_of(data: CalibrationData, most_tokens: int = CHUNK_TOKENS) -> Sequence[Chunk]:
+    """The sequences in order, as many together as `most_tokens` hold with the longest of them, and at least one."""
     width = data.sequences.shape[1]
     lengths = np.full(len(data.sequences), width) if data.lengths is None else data.lengths
     chunks, start = [], 0
     for stop in range(1, len(lengths) + 1):
-        if stop == len(lengths) or (stop + 1 - start) * lengths[start : stop + 1].max() > CHUNK_TOKENS:
+        if stop == len(lengths) or (stop + 1 - start) * lengths[start : stop + 1].max() > most_tokens:
             real = np.arange(width) < lengths[start:stop, None]
             chunks.append(Chunk(data.sequences[start:stop][real], lengths[start:stop]))
             start = stop

@@ -6,15 +6,18 @@ is summed up from there. One level's weights are in memory at a time, in float32
 goes on where it stopped (journal.py).
 """
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ingot.errors import PassError
 from ingot.passes.calibration import CalibrationFacts, CalibrationStage, Float32Array
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
+from ingot.pipeline.calibrate.chunks import chunks_of
 from ingot.pipeline.calibrate.data import CalibrationData
+from ingot.pipeline.calibrate.divergence import Divergence
 from ingot.pipeline.calibrate.journal import BuildJournal, WalkJournal
 from ingot.pipeline.calibrate.reach import ReachLog
 from ingot.pipeline.calibrate.stage import Stage, Trials
@@ -29,12 +32,14 @@ class CalibrationEngine:
     memory_bytes    activations that are kept in memory; the others go to a temporary folder on disk
     threads         of onnxruntime's process-wide pool; None takes it as it is, else INGOT_THREADS or all cores
     journal         what earlier builds have done already, and this one does; None to do everything anew
+    reference       makes the model that divergences are measured from; None where nobody asks for one
     """
 
     data: CalibrationData
     memory_bytes: int = MEMORY_BYTES
     threads: int | None = None
     journal: BuildJournal | None = None
+    reference: Callable[[], ir.Model] | None = None
     _reach: ReachLog = field(default_factory=ReachLog, compare=False, repr=False)
 
     @property
@@ -69,6 +74,16 @@ class CalibrationEngine:
             walk = self._walk(model, store)
             walk.reach(len(walk.levels) - 1)
             yield from (outputs[0] for outputs in walk.outputs(walk.levels[-1].nodes, list(model.graph.outputs)))
+
+    @contextmanager
+    def divergence(self, model: ir.Model, wanted: Sequence[ir.Value], batch_tokens: int) -> Iterator[Divergence]:
+        """The divergence from `reference`."""
+        if self.reference is None:
+            raise PassError("the calibration service was given no reference model; CalibrationEngine(reference=...)")
+        with Activations(self.memory_bytes) as own, Activations(self.memory_bytes) as others:
+            student, reference = self._walk(model, own), self._walk(self.reference(), others)
+            student.chunks = reference.chunks = chunks_of(self.data, batch_tokens)
+            yield Divergence(student, reference, wanted)
 
     def _walk(self, model: ir.Model, store: Activations, journal: WalkJournal | None = None) -> Walk:
         return Walk(self.data, model.graph, store, self.threads, self.memory_bytes, journal)

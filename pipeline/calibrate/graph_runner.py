@@ -43,9 +43,10 @@ class GraphRunner:
         shared: frozenset[ir.Node],
         sequence_tokens: int | None,
         num_threads: int | None = None,
+        fed: frozenset[ir.Value] = frozenset(),
     ) -> None:
         use_thread_pool(num_threads)
-        copy = _Copy(shared, sequence_tokens)
+        copy = GraphCopy(shared, sequence_tokens, fed)
         for node in nodes:
             copy.node(node)
         self.weights, self.activations = tuple(copy.weights), tuple(copy.activations)
@@ -64,32 +65,38 @@ class GraphRunner:
         return results
 
 
-class _Copy:
-    """Copies of nodes and of what they read, as they are met."""
+class GraphCopy:
+    """Copies of nodes and of what they read, as they are met. `fed`: stored values that are inputs, however small."""
 
-    def __init__(self, shared: frozenset[ir.Node], sequence_tokens: int | None) -> None:
+    def __init__(
+        self,
+        shared: frozenset[ir.Node],
+        sequence_tokens: int | None,
+        fed: frozenset[ir.Value] = frozenset(),
+    ) -> None:
         self.weights: list[ir.Value] = []
         self.activations: list[str] = []
         self._shared = shared
+        self._fed = fed
         self._layout = (
-            RaggedLayout(0, self._add, self._constant, self._read)
+            RaggedLayout(0, self.add, self.constant, self._read)
             if sequence_tokens is None
-            else FixedLayout(sequence_tokens, self._add, self._constant)
+            else FixedLayout(sequence_tokens, self.add, self.constant)
         )
         self._read_values: dict[str, ir.Value] = {}
-        self._values: dict[ir.Value, ir.Value] = {}
-        self._nodes: list[ir.Node] = []
-        self._inputs: list[ir.Value] = []
-        self._initializers: list[ir.Value] = []
+        self.values: dict[ir.Value, ir.Value] = {}
+        self.nodes: list[ir.Node] = []
+        self.inputs: list[ir.Value] = []
+        self.initializers: list[ir.Value] = []
 
     def model(self, outputs: Sequence[ir.Value], source: ir.Graph | ir.Function | None) -> ir.Model:
         """The copies as a model."""
         assert source is not None
         opsets = {domain: version for domain, version in source.opset_imports.items() if domain != "ingot"}
         graph = ir.Graph(
-            self._inputs, [], nodes=self._nodes, initializers=self._initializers, opset_imports=opsets, name="stage"
+            self.inputs, [], nodes=self.nodes, initializers=self.initializers, opset_imports=opsets, name="stage"
         )
-        graph.outputs.extend(self._values[value] for value in outputs)
+        graph.outputs.extend(self.values[value] for value in outputs)
         turn_rotary_rows(graph)  # onnxruntime limits the tokens of a row to the positions of the table
         return ir.Model(graph, ir_version=11, producer_name="ingot")
 
@@ -97,18 +104,18 @@ class _Copy:
         """Copy a node and whatever constant it needs."""
         inputs = [None if value is None else self._value(value) for value in node.inputs]
         if (node.domain, node.op_type) == ("ingot", "PagedAttention"):
-            attended = expand_attention(node, inputs, self._layout, self._add, self._constant)
-            self._values[node.outputs[0]] = attended
+            attended = expand_attention(node, inputs, self._layout, self.add, self.constant)
+            self.values[node.outputs[0]] = attended
             return
-        self._values.update((value, _copy(value, value.dtype)) for value in node.outputs)
-        outputs = [self._values[value] for value in node.outputs]
+        self.values.update((value, _copy(value, value.dtype)) for value in node.outputs)
+        outputs = [self.values[value] for value in node.outputs]
         attributes = list(node.attributes.values())
-        self._nodes.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=node.name))
+        self.nodes.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=node.name))
 
     def _value(self, value: ir.Value) -> ir.Value:
-        if value not in self._values:
-            self._values[value] = self._outside(value)
-        return self._values[value]
+        if value not in self.values:
+            self.values[value] = self._outside(value)
+        return self.values[value]
 
     def _outside(self, value: ir.Value) -> ir.Value:
         """A value that no copied node makes."""
@@ -117,43 +124,46 @@ class _Copy:
             return self._stored(value)
         if producer is not None and producer in self._shared:
             self.node(producer)
-            return self._values[value]
+            return self.values[value]
         self.activations.append(value.name or "")
-        return self._input(value, value.dtype)
+        return self.input(value, value.dtype)
 
     def _stored(self, value: ir.Value) -> ir.Value:
         tensor = value.const_value
-        if tensor is not None and _is_constant(tensor):
+        if tensor is not None and _is_constant(tensor) and value not in self._fed:
             copy = _copy(value, value.dtype)
             copy.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name)
-            self._initializers.append(copy)
+            self.initializers.append(copy)
             return copy
         self.weights.append(value)
-        return self._input(value, ir.DataType.FLOAT)
+        return self.input(value, ir.DataType.FLOAT)
 
-    def _input(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    def input(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+        """An input of the session, of that name and shape."""
         copy = _copy(value, dtype)
-        self._inputs.append(copy)
+        self.inputs.append(copy)
         return copy
 
     def _read(self, name: str, dtype: ir.DataType) -> ir.Value:
         """An input that the chunk has and the model does not."""
         if name not in self._read_values:
             self.activations.append(name)
-            self._read_values[name] = self._input(ir.Value(name=name), dtype)
+            self._read_values[name] = self.input(ir.Value(name=name), dtype)
         return self._read_values[name]
 
-    def _add(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        node = ir.node(op_type, inputs, attributes, name=f"expanded.{len(self._nodes)}")
+    def add(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
+        """The output of a new node."""
+        node = ir.node(op_type, inputs, attributes, name=f"expanded.{len(self.nodes)}")
         node.outputs[0].name = node.name
-        self._nodes.append(node)
+        self.nodes.append(node)
         return node.outputs[0]
 
-    def _constant(self, array: np.ndarray[tuple[int, ...], np.dtype[Any]]) -> ir.Value:
-        tensor = ir.tensor(array, name=f"expanded.constant.{len(self._initializers)}")
+    def constant(self, array: np.ndarray[tuple[int, ...], np.dtype[Any]]) -> ir.Value:
+        """A constant of the session."""
+        tensor = ir.tensor(array, name=f"expanded.constant.{len(self.initializers)}")
         copy = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
         copy.shape = ir.Shape(array.shape)
-        self._initializers.append(copy)
+        self.initializers.append(copy)
         return copy
 
 
