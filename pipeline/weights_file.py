@@ -72,7 +72,8 @@ def write_weights(
 ) -> dict[str, Span]:
     """Write named tensors to a new file; return where each one's bytes are.
 
-    padded    align every tensor; without it the file holds the named tensors alone, as other tools want it
+    padded    align every tensor; without it the file holds the named tensors alone and in their order, as other tools
+              want it
 
     Holds one tensor in memory, two while a lazy one is made. The same tensors give the same bytes. BuildError when the
     disk is full says how many bytes were needed.
@@ -104,9 +105,9 @@ def needing_room(path: Path, what: str, num_bytes: int) -> Iterator[None]:
 
 
 def _layout(tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool) -> Iterator[_Entry]:
-    """Place the tensors one behind the other, aligned ones first."""
+    """Place the tensors one behind the other, when padded aligned ones first."""
     begin = paddings = 0
-    for name, tensor in sorted(tensors, key=lambda named: named[1].nbytes % ALIGNMENT != 0):
+    for name, tensor in sorted(tensors, key=lambda named: padded and named[1].nbytes % ALIGNMENT != 0):
         yield _Entry(name, tensor, begin, tensor.nbytes)
         begin += tensor.nbytes
         if padded and (missing := -begin % ALIGNMENT):

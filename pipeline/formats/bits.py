@@ -24,9 +24,11 @@ def unpack_words(words: NDArray[Any], bits: int, count: int) -> ByteArray:
     if bits == 8:
         return np.ascontiguousarray(stream[:, :count])
     if bits in (2, 4):
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (stream[:, :, None] >> shifts) & np.uint8((1 << bits) - 1)
-        return codes.reshape(len(words), -1)[:, :count]
+        per_byte, mask = 8 // bits, np.uint8((1 << bits) - 1)
+        codes = np.empty((len(words), stream.shape[1] * per_byte), np.uint8)
+        for place in range(per_byte):
+            codes[:, place::per_byte] = (stream >> np.uint8(bits * place)) & mask
+        return codes[:, :count]
     single = np.unpackbits(stream, axis=1, count=count * bits, bitorder="little").reshape(len(words), count, bits)
     return np.packbits(single, axis=2, bitorder="little")[:, :, 0]
 
@@ -34,10 +36,24 @@ def unpack_words(words: NDArray[Any], bits: int, count: int) -> ByteArray:
 def pack_words(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
     """Inverse of unpack_words: [rows, count] codes below 2 ** bits -> [rows, num_words(count, bits)] int32."""
     rows, count = codes.shape
+    if bits in (2, 4, 8):
+        return _pack_in_bytes(codes, bits)
     single = np.unpackbits(codes.astype(np.uint8)[:, :, None], axis=2, count=bits, bitorder="little")
     padded = np.zeros((rows, num_words(count, bits) * WORD_BITS), np.uint8)
     padded[:, : count * bits] = single.reshape(rows, -1)
     words: NDArray[np.int32] = np.packbits(padded, axis=1, bitorder="little").view("<i4").astype(np.int32, copy=False)
+    return words
+
+
+def _pack_in_bytes(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
+    """pack_words where no code crosses a byte."""
+    rows, count = codes.shape
+    per_byte = 8 // bits
+    stream = np.zeros((rows, num_words(count, bits) * WORD_BITS // 8), np.uint8)
+    for place in range(per_byte):
+        part = codes[:, place::per_byte].astype(np.uint8)
+        stream[:, : part.shape[1]] |= part << np.uint8(bits * place)
+    words: NDArray[np.int32] = stream.view("<i4").astype(np.int32, copy=False)
     return words
 
 

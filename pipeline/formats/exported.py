@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.errors import UsageError
+from ingot.passes.activation_outliers import split_layers
 from ingot.passes.quantized_tensors import weight_bits
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.formats.activations import ActivationScheme, activations_of_node
@@ -26,11 +28,21 @@ _CODE_TYPES = {
 def exported_weights(model: ir.Model, names: Iterable[str]) -> dict[str, ExportedWeight]:
     """The named weights of a model that no pass but quantization has changed, and a tied head's own copy if any.
 
-    Every quantized weight is read once for its facts.
+    Every quantized weight is read once for its facts. UsageError when layers keep outlier channels aside.
     """
+    _refuse_split_layers(model.graph)
     initializers = model.graph.initializers
     copies = [name for name in ("lm_head.weight",) if name in initializers or f"{name}.q" in initializers]
     return {name: _exported(initializers, name) for name in dict.fromkeys([*names, *copies])}
+
+
+def _refuse_split_layers(graph: ir.Graph) -> None:
+    split = split_layers(graph)
+    if split:
+        raise UsageError(
+            f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels beside their 8-bit inputs; no checkpoint "
+            "format has a place for them: set outliers and outlier_threshold to 0, or export to onnx"
+        )
 
 
 def _exported(initializers: Mapping[str, ir.Value], name: str) -> ExportedWeight:

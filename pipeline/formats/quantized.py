@@ -3,6 +3,7 @@
 W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -51,14 +52,23 @@ class QuantizedWeight:
 
     def dequantize(self) -> FloatArray:
         """The weight itself, [out, in] float32; every operation is rounded once, in the order of the formula."""
-        groups = self.groups_of_columns
+        rows, columns = self.codes.shape
         weight: FloatArray = self.codes.astype(np.float32)
-        if self.zero_points is not None:
-            weight -= self.zero_points.astype(np.float32)[:, groups]
-        weight *= self.scales[:, groups]
-        if self.offsets is not None:
-            weight += self.offsets[:, groups]
+        if self.g_idx is None and columns % self.group_size == 0:
+            grouped = weight.reshape(rows, -1, self.group_size)  # a view; what a group shares is broadcast
+            self._apply(grouped, lambda values: values[:, :, None])
+        else:
+            groups = self.groups_of_columns
+            self._apply(weight, lambda values: values[:, groups])
         return weight
+
+    def _apply(self, weight: FloatArray, spread: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+        """The formula in place, with `spread` from [out, groups] to the weight's shape."""
+        if self.zero_points is not None:
+            weight -= spread(self.zero_points.astype(np.float32))
+        weight *= spread(self.scales)
+        if self.offsets is not None:
+            weight += spread(self.offsets)
 
     def without_trivial_order(self) -> "QuantizedWeight":
         """Without g_idx where it says no more than contiguous groups do."""
