@@ -64,10 +64,10 @@ class Distill(Pass):
     summary: ClassVar[str] = "Tunes codes, scales and norms of a quantized model by the KL of its outputs."
     needs_calibration: ClassVar[bool] = True
 
-    epochs: int = 16
-    batch_tokens: int = 2048
+    epochs: int = 12
+    batch_tokens: int = 1024
     codes: bool = True
-    codes_rate: float = 0.02
+    codes_rate: float = 0.01
     scales_rate: float = 0.002
     keep_zeros: bool = False
     held_out: float = 0.1
