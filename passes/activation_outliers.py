@@ -24,6 +24,8 @@ from ingot.passes.quantized_tensors import add_initializer, float_value
 from ingot.passes.weight_sites import apply_to_array
 from ingot.passes.weight_values import float32_values
 
+OUTLIERS_KEY = "ingot.outliers"  # metadata_props of the second product: name of the layer that it belongs to
+
 Channels = NDArray[np.int64]
 
 
@@ -57,6 +59,11 @@ def split_outliers(graph: ir.Graph, source: ir.Value, readers: Sequence[ir.Node]
     return masked.outputs[0]
 
 
+def split_layers(graph: ir.Graph) -> list[str]:
+    """Names of the layers that have a second product."""
+    return [node.metadata_props[OUTLIERS_KEY] for node in graph if OUTLIERS_KEY in node.metadata_props]
+
+
 def _add_product(graph: ir.Graph, gemm: ir.Node, columns: ir.Value, channels: Channels) -> None:
     weight, result, path = gemm.inputs[1], gemm.outputs[0], f"{gemm.name}.outliers"
     assert weight is not None
@@ -64,6 +71,7 @@ def _add_product(graph: ir.Graph, gemm: ir.Node, columns: ir.Value, channels: Ch
     operand = add_initializer(graph, ir.Tensor(kept, name=f"{path}.weight"))
     shape = tuple(size if isinstance(size, int) else str(size) for size in result.shape or ())
     product = _node("MatMul", path, [columns, operand], shape)
+    product.metadata_props[OUTLIERS_KEY] = gemm.name or ""
     total = _node("Add", f"{path}.add", [result, product.outputs[0]], shape)
     result.replace_all_uses_with(total.outputs[0])
     total.replace_input_with(0, result)

@@ -40,8 +40,8 @@ def _refuse_split_layers(graph: ir.Graph) -> None:
     split = split_layers(graph)
     if split:
         raise UsageError(
-            f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels beside their 8-bit inputs; no checkpoint "
-            "format has a place for them: set outliers and outlier_threshold to 0, or export to onnx"
+            f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels beside their 8-bit inputs; no "
+            "checkpoint format has a place for them: set outliers and outlier_threshold to 0, or export to onnx"
         )
 
 

@@ -16,6 +16,7 @@ from ingot.passes.gptq import Gptq
 from ingot.passes.manager import PassManager
 from ingot.passes.quantize_activations import QuantizeActivations
 from ingot.passes.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.pipeline.formats.exported import exported_weights
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder, array
 
@@ -110,6 +111,13 @@ def test_a_weights_outlier_columns_go_to_the_second_product() -> None:
     weight = "layers.0.q_proj.weight"
     assert not array(model, weight)[:, 7].any()
     np.testing.assert_array_equal(array(model, "layers.0.q_proj.outliers.weight")[0], array(decoder(), weight)[:, 7])
+
+
+def test_checkpoint_formats_have_no_place_for_outlier_channels() -> None:
+    with pytest.raises(
+        UsageError, match=r"'layers.0.q_proj' and 13 more layers keep outlier channels .*export to onnx"
+    ):
+        exported_weights(quantized(decoder(), outliers=1), [])
 
 
 def test_number_share_and_threshold_choose_the_largest_channels() -> None:
