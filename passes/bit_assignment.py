@@ -1,7 +1,8 @@
 """Which scheme each weight gets: an exact knapsack over losses and stored bytes, and the table that explains it.
 
 The loss of an assignment is the sum of the losses of each weight alone. That holds as far as errors of different layers
-have nothing to do with each other; docs/log.md has predicted beside measured losses.
+have nothing to do with each other; docs/log.md has predicted beside measured losses. Weights that engines pack into one
+matmul get one scheme, packed or not, so that an export loads where they are packed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from ingot.errors import PassError
 from ingot.passes.knapsack import best_choice, cheapest
+from ingot.passes.pack_projections import PACKS
 from ingot.passes.scale_search import Scheme
 from ingot.passes.stored_bytes import Count, stored_bytes, unquantized_bytes
 from ingot.passes.weight_trials import Sensitivity
@@ -108,18 +110,34 @@ def assign(weights: Sequence[Sensitivity], budget: Budget, count: Count, may_sta
     PassError when there is none: it says what can be reached.
     """
     candidates = [candidates_of(weight, count, may_stay) for weight in weights]
-    items = [[_option(candidate, budget) for candidate in each] for each in candidates]
+    groups = together(weights)
+    items = [_options([candidates[at] for at in group], budget) for group in groups]
     limit = budget.kl if budget.bytes is None else float(budget.bytes)
     assert limit is not None, "a budget has one limit"
     chosen = best_choice(items, limit)
     if chosen is None:
         raise PassError(_out_of_reach(cheapest(items), budget, sum(map(elements_of, weights))))
-    return Assignment(weights, candidates, chosen)
+    of_weight = {at: option for group, option in zip(groups, chosen, strict=True) for at in group}
+    return Assignment(weights, candidates, tuple(of_weight[at] for at in range(len(weights))))
 
 
-def _option(candidate: Candidate, budget: Budget) -> tuple[float, float]:
-    by_bytes = (float(candidate.bytes), candidate.kl)
-    return by_bytes if budget.bytes is not None else by_bytes[::-1]
+def together(weights: Sequence[Sensitivity]) -> list[list[int]]:
+    """Places of the weights that get one scheme: those that engines pack into one matmul, and each other alone.
+
+    They are told by name, as pack-projections tells them: q, k and v of one module, gate and up of one module.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for at, weight in enumerate(weights):
+        parent, _, name = weight.name.rpartition(".")
+        pack = next((pack for pack, names in PACKS.items() if name in names), name)
+        groups.setdefault((parent, pack), []).append(at)
+    return list(groups.values())
+
+
+def _options(members: Sequence[Sequence[Candidate]], budget: Budget) -> list[tuple[float, float]]:
+    """Cost and loss of a group under each scheme."""
+    sums = [(sum(c.bytes for c in one), sum(c.kl for c in one)) for one in zip(*members, strict=True)]
+    return [(float(size), kl) if budget.bytes is not None else (kl, float(size)) for size, kl in sums]
 
 
 def _out_of_reach(least: float, budget: Budget, elements: int) -> str:

@@ -7,7 +7,8 @@ For each weight and each scheme the loss is measured: the mean KL of the model's
 weight alone is quantized so (sensitivity.py). An exact knapsack (knapsack.py) then finds the assignment with the
 smallest sum of losses within a budget of bytes, or the fewest bytes within a budget of KL. No weight is rounded here:
 quantize-weights or gptq must follow, and takes each weight's bits, block size and symmetry from it; the embedding and
-the head have that pass's own options unless they are asked for. All readers of one tensor get one scheme.
+the head have that pass's own options unless they are asked for. All readers of one tensor get one scheme, and so do q,
+k and v, or gate and up, of one module, which engines pack.
 
 Choosing bits by a measured sensitivity and an integer program follows HAWQ-V3 (Yao et al., arXiv:2011.10680), with the
 measured KL in the place of its Hessian trace.

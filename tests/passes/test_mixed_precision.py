@@ -171,6 +171,14 @@ def test_head_and_table_are_assigned_when_asked_and_together_where_they_are_tied
     assert all(site.is_quantized for site in weight_sites(model) if schemes(model)[site.node.name or ""]["bits"] != 16)
 
 
+def test_what_engines_pack_into_one_matmul_gets_one_scheme(assigned: ir.Model) -> None:
+    of_nodes = schemes(assigned)
+    for layer in range(2):
+        for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            assert len({str(of_nodes[f"layers.{layer}.{name}"]) for name in names}) == 1
+    assert len({str(scheme) for scheme in of_nodes.values()}) > 1
+
+
 def test_a_second_run_changes_nothing(assigned: ir.Model) -> None:
     with calibrate_with(calibration()):
         (record,) = PassManager([MixedPrecision()]).run(assigned)
