@@ -16,7 +16,7 @@ from ingot.pipeline.formats.format_writer import stored_tensor
 from ingot.pipeline.proof import Proof
 from ingot.pipeline.safetensors_file import read_header
 from ingot.pipeline.transcode import TARGETS, transcode
-from tests.data_paths import shared_data
+from tests.data_paths import ROOT, shared_data
 from tests.pipeline.formats.tiny_model import quantize, recipe, tiny_checkpoint
 from tests.pipeline.formats.whole_fixture import FIXTURES, LAYER, MODULES, whole_checkpoint
 from tests.pipeline.tiny_checkpoint import edit_json, edit_tensors
@@ -241,3 +241,14 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
         transcode(tmp_path, tmp_path / "out", "gguff")
     with pytest.raises(UsageError, match=r"no dtype is named 'float64'"):
         transcode(tmp_path, tmp_path / "out", "safetensors", dtype="float64")
+
+
+def test_the_documented_table_says_what_holds_what() -> None:
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    lines = text.partition("| source | gptq |")[2].partition("\n\n")[0].splitlines()
+    columns = ["gptq", *(cell.strip() for cell in lines[0].split("|") if cell.strip())]
+    said = {}
+    for line in lines[2:]:
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        said[name] = {column for column, cell in zip(columns, cells, strict=True) if cell == "yes"}
+    assert said == {name: set(held) & set(columns) for name, held in HELD.items()}
