@@ -16,6 +16,7 @@ from ingot.passes.base import Pass
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.gptq import Gptq
 from ingot.passes.manager import PassManager
+from ingot.passes.mixed_precision import MixedPrecision
 from ingot.passes.printing import model_to_text
 from ingot.passes.prune_structure import PruneStructure
 from ingot.passes.prune_weights import PruneWeights
@@ -30,6 +31,7 @@ CHAINS: dict[str, tuple[Pass, ...]] = {
     "gptq": (Gptq(refine=1),),
     "awq": (Awq(steps=2),),
     "awq+gptq": (Awq(steps=2), Gptq(refine=0)),
+    "mixed-precision": (MixedPrecision(budget_bits=5.0, lm_head=True, rounding="gptq", tokens=256),),
     "prune-structure": (PruneStructure(ffn=0.5, kv_groups=1),),
     "prune-weights": (PruneWeights(),),
 }
