@@ -14,22 +14,25 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 
+from ingot.passes.activation_quantization import ActivationScheme, insert_activation_quantization
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 100, 101, 128, 257, 511, 512)
 SHAPES = ((256, 256), (256, 172), (768, 2816))  # [out, in]; 172: the last block is partial
 ROWS = 512
+STATIC_SCALE = 0.03  # of int8 and float8 inputs that are normally distributed
 
 
 @dataclass(frozen=True)
 class Form:
-    """Bits 32: Gemm in float32, where the other fields say nothing."""
+    """Bits 32: Gemm in float32, whose other fields say nothing. activations: how inputs are quantized; None: not."""
 
     bits: int
     block_size: int
     symmetric: bool
     accuracy_level: int
+    activations: ActivationScheme | None = None
 
     def passes(self) -> list[tuple[str, dict[str, object]]]:
         """Names and options of the passes that make this form of a Gemm."""
@@ -60,6 +63,10 @@ def forms() -> Iterator[Form]:
         for block_size in (16, 32, 64, 128, 256):
             for symmetric in (True, False):
                 yield Form(bits, block_size, symmetric, level)
+    for scale in (None, STATIC_SCALE):
+        yield Form(32, 0, False, 0, ActivationScheme("float", scale))
+        for symmetric in (True, False):
+            yield Form(8, 0, symmetric, 4, ActivationScheme("int", scale))
 
 
 def matmul(form: Form, out_features: int, in_features: int) -> ir.Model:
@@ -76,6 +83,8 @@ def matmul(form: Form, out_features: int, in_features: int) -> ir.Model:
         [values["x"]], [values["y"]], nodes=[gemm], initializers=[values["w"]], opset_imports=opsets, name="one"
     )
     model = ir.Model(graph, ir_version=11)
+    if form.activations:
+        insert_activation_quantization(graph, values["x"], [gemm], form.activations)
     PassManager([make_pass(name, options) for name, options in form.passes()]).run(model)
     return model
 
@@ -119,14 +128,20 @@ def padding_needed(counts: tuple[int, ...]) -> str:
     return str(next(steps, "none helps"))
 
 
+def _inputs(scheme: ActivationScheme | None) -> str:
+    """Words for quantized inputs."""
+    return f", {scheme.kind}8 inputs, {'dynamic' if scheme.dynamic else 'static'}" if scheme else ""
+
+
 def main() -> None:
     """Print one line per form."""
     print("| weights | block | zero point | accuracy_level | pad rows to | counts that differ | largest difference |")
     print("|---|---|---|---|---|---|---|")
     for form in forms():
         found = probe(form)
-        quantized = (f"{form.block_size}", "no" if form.symmetric else "yes", f"{form.accuracy_level}")
+        quantized = (f"{form.block_size or 'channel'}", "no" if form.symmetric else "yes", f"{form.accuracy_level}")
         name, cells = (f"{form.bits} bits", quantized) if form.bits != 32 else ("float32 Gemm", ("-", "-", "-"))
+        name += _inputs(form.activations)
         where = " (last row)" if found.only_last and found.counts else ""
         counts = ", ".join(map(str, found.counts)) + where if found.counts else "none"
         print(f"| {name} | {' | '.join(cells)} | {padding_needed(found.counts)} | {counts} | {found.difference:.0e} |")
