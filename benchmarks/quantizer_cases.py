@@ -99,6 +99,7 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "GPTQ, plain": (Step("gptq", {"refine": 0}),),
     "GPTQ": (Step("gptq"),),
     "AWQ + GPTQ": (Step("awq", _SEARCHED_FOR_GPTQ), Step("gptq")),
+    "GPTQ + distill": (Step("gptq"), Step("distill")),
     "rotate + GPTQ": (Step("rotate"), Step("gptq")),
     "rotate + AWQ + GPTQ": (Step("rotate"), Step("awq", _SEARCHED_FOR_GPTQ), Step("gptq")),
 }

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -78,7 +79,8 @@ def open_bench(model: RealModel, sequences: int, sequence_tokens: int, tokens: i
     work.mkdir(parents=True, exist_ok=True)
     file = work / f"{model.name}-{hashlib.sha256(drawn.sequences.tobytes()).hexdigest()[:12]}.npy"
     np.save(file, drawn.sequences)
-    return Bench(model, CalibrationEngine(drawn), CalibrationEngine(scored), file)
+    start = partial(import_checkpoint, Checkpoint.open(model.checkpoint), check_weights=False)
+    return Bench(model, CalibrationEngine(drawn, reference=start), CalibrationEngine(scored), file)
 
 
 def measure_chain(bench: Bench, name: str, setting: Setting) -> Row:

@@ -13,7 +13,8 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,6 +40,7 @@ CHAINS = {
     "AWQ + RTN": ("awq", "quantize-weights"),
     "AWQ searched for RTN + GPTQ": ("awq", "gptq"),
     "AWQ + GPTQ": ("awq:gptq", "gptq"),
+    "GPTQ + distill": ("gptq", "distill"),
     "rotate + RTN": ("rotate", "quantize-weights"),
     "rotate + GPTQ": ("rotate", "gptq"),
     "rotate + AWQ + GPTQ": ("rotate", "awq:gptq", "gptq"),
@@ -73,13 +75,14 @@ def quantize(checkpoint: Path, passes: Sequence[str], block_size: int, service: 
     for entry in passes:
         name, _, variant = entry.partition(":")
         chain.append(make_pass(name, _options(name, block_size) | VARIANTS[variant]))
-    with calibrate_with(service):
+    start = partial(import_checkpoint, Checkpoint.open(checkpoint), check_weights=False)
+    with calibrate_with(replace(service, reference=start)):
         PassManager(chain).run(model)
     return model
 
 
 def _options(name: str, block_size: int) -> dict[str, object]:
-    if name == "rotate":
+    if name in ("rotate", "distill"):
         return {}
     if name == "mixed-precision":
         return {"same_size_as": {"bits": 4, "block_size": block_size}}
