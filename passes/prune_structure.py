@@ -40,7 +40,7 @@ from ingot.passes.drop_layers import drop_layers
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.kept_share import Kept, check_kept, kept_count
 from ingot.passes.progress import report_progress
-from ingot.passes.pruned_facts import record_structure
+from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
 from ingot.passes.residual_layers import residual_layers
 from ingot.passes.structure_cuts import Cut, SiteKind, own_weight, put_weights, site_of, zero_columns
 from ingot.passes.weight_sites import weight_sites
@@ -99,6 +99,8 @@ class PruneStructure(Pass):
         """Something is to be taken out, and every Gemm is x @ W.T + b."""
         if (self.ffn, self.kv_groups, self.layers) == ("all", "all", "all"):
             raise PassError('ffn, kv_groups and layers are all "all"; set what is to be taken out, say ffn: 0.75')
+        if self.refit:
+            refuse_to_fill_zeros(model)
         for site in weight_sites(model):
             require_plain_gemm(site.node)
 

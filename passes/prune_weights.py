@@ -36,12 +36,11 @@ from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, Lin
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.gptq_rounding import damped_gram
 from ingot.passes.progress import report_progress
+from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.stored_weights import change_stored, readers, stored_value
 from ingot.passes.weight_masks import Sparsity, sparse_gpt, wanda
 from ingot.passes.weight_sites import WeightSite, weight_sites
 from ingot.passes.weight_values import float32_values
-
-MASKS_KEY = "ingot.prune-weights"  # model.metadata_props: JSON, see the module's docstring
 
 _log = logging.getLogger("ingot.passes")
 FloatArray = NDArray[np.float32]

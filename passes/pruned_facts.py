@@ -11,6 +11,7 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import PassError
 
 STRUCTURE_KEY = "ingot.prune-structure"  # model.metadata_props: JSON of StructureFacts
+MASKS_KEY = "ingot.prune-weights"  # model.metadata_props: JSON, see prune_weights.py
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 
 
@@ -64,6 +65,12 @@ def record_structure(
     )
     model.metadata_props[STRUCTURE_KEY] = json.dumps(asdict(facts))
     _update(model, facts, removed)
+
+
+def refuse_to_fill_zeros(model: ir.Model) -> None:
+    """PassError for a pass that would put numbers in the place of the zeros that prune-weights has made."""
+    if MASKS_KEY in model.metadata_props:
+        raise PassError("the zeros that prune-weights has made would be lost; list prune-weights behind this pass")
 
 
 def _update(model: ir.Model, facts: StructureFacts, removed: int) -> None:

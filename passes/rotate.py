@@ -21,8 +21,9 @@ Run it behind fold-constants and before awq, gptq or quantize-weights. What was 
 "ingot.rotate" as JSON: {matrix, seed, residual: channels or null, values: layers, separate_head: bytes,
 left_alone: [reason, ...]}.
 
-Refuses a model that is rotated already. What cannot be rotated exactly is left alone with "auto", and the log says why;
-with true it is an error: norms behind the layers (Gemma 2, Gemma 3, OLMo 2), weights that are shared or quantized.
+Refuses a model that is rotated already, or whose weights prune-weights has made sparse. What cannot be rotated exactly
+is left alone with "auto", and the log says why; with true it is an error: norms behind the layers (Gemma 2, Gemma 3,
+OLMo 2), weights that are shared or quantized.
 """
 
 import json
@@ -37,6 +38,7 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import LinearGroup
 from ingot.passes.channel_folds import Fold, find_fold
 from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.pruned_facts import refuse_to_fill_zeros
 from ingot.passes.residual_rotation import plan_turns, turn_stream
 from ingot.passes.residual_stream import find_residual_stream
 from ingot.passes.rewriting import Refusal
@@ -86,9 +88,10 @@ class Rotate(Pass):
             raise UsageError(f"{self.name}: residual and values are both false; allowed: one of them, or both, not")
 
     def requires(self, model: ir.Model) -> None:
-        """The model is not rotated yet, and every Gemm is x @ W.T + b."""
+        """The model is not rotated yet, no zeros would be lost, and every Gemm is x @ W.T + b."""
         if ROTATE_KEY in model.metadata_props:
             raise PassError("the model is rotated already, and a second rotation could undo the first; list it once")
+        refuse_to_fill_zeros(model)
         for site in weight_sites(model):
             require_plain_gemm(site.node)
 

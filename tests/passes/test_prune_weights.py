@@ -18,8 +18,11 @@ from ingot.passes.gptq import Gptq
 from ingot.passes.gptq_rounding import damped_gram
 from ingot.passes.manager import PassManager
 from ingot.passes.pack_projections import PackProjections
-from ingot.passes.prune_weights import MASKS_KEY, PruneWeights
+from ingot.passes.prune_structure import PruneStructure
+from ingot.passes.prune_weights import PruneWeights
+from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.rotate import Rotate
 from ingot.passes.weight_masks import Sparsity, sparse_gpt, wanda
 from ingot.passes.weight_sites import weight_sites
 from ingot.passes.weight_values import float32_values
@@ -101,6 +104,17 @@ def test_zeros_stay_zeros_through_awq_and_gptq() -> None:
     before = weights(pruned(sparsity="2:4"))
     after = weights(pruned(Awq(), Gptq(), sparsity="2:4"))
     assert all(not after[name][weight == 0].any() for name, weight in before.items())
+
+
+@pytest.mark.parametrize("behind", [Rotate(), PruneStructure(ffn=0.5)])
+def test_passes_that_would_fill_the_zeros_are_refused(behind: Any) -> None:
+    with pytest.raises(PassError, match="zeros that prune-weights has made would be lost; list prune-weights behind"):
+        pruned(behind)
+
+
+def test_zeros_stay_where_structure_goes_without_a_fit() -> None:
+    model = pruned(PruneStructure(ffn=0.5, refit=False), sparsity="2:4")
+    assert float(np.mean(weights(model)["layers.0.down_proj"] == 0)) > 0.4
 
 
 def test_layers_that_are_to_be_left_stay() -> None:
