@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import UsageError
+from ingot.errors import ArtifactError, UsageError
 from ingot.progress import Progress, silent
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.accuracy_summary import accuracy_metrics
@@ -124,11 +124,18 @@ def write_quantization(found: Quantization, folder: Path) -> None:
 
 
 def sealed_quantization(artifact: Artifact) -> Quantization:
-    """What the artifact's build knew of its quantized weights; empty where it kept nothing."""
+    """What the artifact's build knew of its quantized weights; empty where it kept nothing.
+
+    ArtifactError for a file that is no such record.
+    """
     name = f"evidence/{QUANTIZATION_FILE}"
     if not artifact.has(name):
         return Quantization()
-    return Quantization.from_json(json.loads(artifact.file(name).read_bytes()))
+    file = artifact.file(name)
+    try:
+        return Quantization.from_json(json.loads(file.read_bytes()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{file}: is no record of quantized weights ({error}); build the artifact again") from error
 
 
 def _run_engines(

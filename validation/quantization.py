@@ -29,6 +29,7 @@ class QuantizedWeight:
     scale_min ...    smallest, median and largest scale
     outlier_share    share of weights beyond 4 root mean squares; peak_over_rms: the largest |w| over it
     end_share        share of codes at either end of their range
+    code_histogram   counts over the range of the codes, in up to 16 bins; () where codes were not read
     kl               mean KL per token, nats, of the model's predictions when this weight alone is quantized
     """
 
@@ -49,6 +50,7 @@ class QuantizedWeight:
     outlier_share: float | None = None
     peak_over_rms: float | None = None
     end_share: float | None = None
+    code_histogram: tuple[int, ...] = ()
     kl: float | None = None
 
     @property
@@ -113,6 +115,7 @@ class Quantization:
         """The same again; derived figures are computed anew."""
         names = QuantizedWeight.__dataclass_fields__
         rows = [{key: value for key, value in row.items() if key in names} for row in values["weights"]]
+        rows = [{**row, "code_histogram": tuple(row.get("code_histogram", ()))} for row in rows]
         kl = KlMeasurement(**values["kl"]) if values["kl"] else None
         return cls(tuple(QuantizedWeight(**row) for row in rows), kl, values["kl_absent"])
 

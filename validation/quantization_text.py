@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from ingot.validation import formatting as fmt
 from ingot.validation.quantization import WORST, Quantization, QuantizedWeight, summarize
 
+_BARS = " ▁▂▃▄▅▆▇█"
+
 
 @dataclass(frozen=True)
 class Column:
@@ -69,6 +71,14 @@ COLUMNS: Mapping[str, Column] = {
 def weight_cells(weight: QuantizedWeight) -> dict[str, str]:
     """The weight's row of the table, by column."""
     return {title: column.cell(weight) for title, column in COLUMNS.items()}
+
+
+def code_bars(weight: QuantizedWeight) -> str:
+    """How often each code is used, from the lowest to the highest, as a row of bars; "-" where it is not known."""
+    most = max(weight.code_histogram, default=0)
+    if not most:
+        return "-"
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in weight.code_histogram)
 
 
 def summary_sentences(found: Quantization) -> list[str]:

@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.artifact import open_artifact
+from ingot.artifact import Artifact, open_artifact
 from ingot.builder.baseline import baseline_artifact
 from ingot.builder.options import is_measured, measure_options
 from ingot.errors import UsageError
+from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.recipe_loader import load_recipe
 from ingot.progress import Progress, silent
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
@@ -30,8 +31,7 @@ def remeasure(
     opened = open_artifact(artifact)
     if checkpoint is None and baseline is None:
         raise UsageError("name what to compare with: --baseline ARTIFACT, or --checkpoint FOLDER to make one from")
-    source = [f"checkpoint={_as_yaml(Path(checkpoint).expanduser().absolute())}"] if checkpoint else []
-    recipe = load_recipe(opened.file("recipe.yaml"), [*source, *overrides])
+    recipe = with_checkpoint(opened, checkpoint, overrides)
     if not is_measured(recipe):
         raise UsageError(
             f"recipe {recipe.name} measures nothing: set evaluation.text or latency, as in "
@@ -40,6 +40,12 @@ def remeasure(
     other = Path(baseline) if baseline else baseline_artifact(recipe, progress)
     notes = BuildNotes(quantization=sealed_quantization(opened))
     return measure(opened.path, other, measure_options(recipe), progress, notes)
+
+
+def with_checkpoint(artifact: Artifact, checkpoint: Path | str | None, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe that the artifact carries, on this checkpoint where one is named."""
+    source = [f"checkpoint={_as_yaml(Path(checkpoint).expanduser().absolute())}"] if checkpoint else []
+    return load_recipe(artifact.file("recipe.yaml"), [*source, *overrides])
 
 
 def _as_yaml(path: Path) -> str:

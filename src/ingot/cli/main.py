@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "ingot.cli.inspect:inspect_command",
     "lint-checkpoint": "ingot.cli.lint_checkpoint:lint_checkpoint_command",
     "passes": "ingot.cli.passes:passes_command",
+    "quantize-report": "ingot.cli.quantize_report:quantize_report_command",
     "recipes": "ingot.cli.recipes:recipes_command",
     "run": "ingot.cli.run:run_command",
     "transcode": "ingot.cli.transcode:transcode_command",

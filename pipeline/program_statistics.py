@@ -1,0 +1,83 @@
+"""What can be told of an artifact's quantized weights from its program alone: no checkpoint, no configuration."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ingot.artifact import Artifact
+from ingot.passes.rounding import CodeArray
+from ingot.passes.weight_statistics import end_share, scale_range
+from ingot.pipeline.artifact_weights import program_operands
+from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.program_readers import Codes
+from ingot.pipeline.stored_bytes import stored_bytes
+from ingot.pipeline.tensors import EMBEDDING
+
+HISTOGRAM_BINS = 16
+_LARGEST_FLOAT8 = 448
+
+
+@dataclass(frozen=True)
+class ProgramWeight:
+    """One quantized weight. `name` is the layer's, as "layers.0.mlp.down_proj"; block_size 0: a scale for each row.
+
+    code_histogram    counts over the range of the codes, in at most HISTOGRAM_BINS bins of equal width
+    """
+
+    name: str
+    tensor: str
+    bits: int
+    block_size: int
+    symmetric: bool
+    elements: int
+    stored_bytes: int
+    scale_min: float
+    scale_median: float
+    scale_max: float
+    end_share: float
+    code_histogram: tuple[int, ...]
+    read: Callable[[], FloatArray]
+
+
+def program_statistics(artifact: Artifact) -> Iterator[ProgramWeight]:
+    """Every quantized weight in the program's order, one in memory at a time. UsageError for an op nobody can read."""
+    model = artifact.manifest.model
+    sizes = stored_bytes(artifact.path, artifact.manifest.program)
+    for operand in program_operands(artifact, {EMBEDDING: (model.vocab_size, model.hidden_size)}):
+        if isinstance(operand.content, Codes):
+            decode = partial(operand.content.decode, slice(0, operand.rows))
+            name = operand.name.removeprefix("model.").removesuffix(".weight")
+            yield _weight(name, operand.stored, decode, sizes[operand.stored.removesuffix(".q")])
+
+
+def _weight(name: str, tensor: str, decode: Callable[[], QuantizedWeight], num_bytes: int) -> ProgramWeight:
+    weight = decode()
+    low, high = _range(weight)
+    return ProgramWeight(
+        name=name,
+        tensor=tensor,
+        bits=weight.bits,
+        block_size=0 if weight.group_size == weight.codes.shape[1] else weight.group_size,
+        symmetric=weight.zero_points is None,
+        elements=weight.codes.size,
+        stored_bytes=num_bytes,
+        **scale_range(weight.scales),
+        end_share=end_share(weight.codes, low, high),
+        code_histogram=_histogram(weight.codes, low, high),
+        read=lambda: decode().dequantize(),
+    )
+
+
+def _range(weight: QuantizedWeight) -> tuple[int, int]:
+    if weight.kind == "float":
+        return -_LARGEST_FLOAT8, _LARGEST_FLOAT8
+    levels = 1 << weight.bits
+    return (-levels // 2, levels // 2 - 1) if weight.codes.dtype == np.int8 else (0, levels - 1)
+
+
+def _histogram(codes: CodeArray, low: int, high: int) -> tuple[int, ...]:
+    bins = min(HISTOGRAM_BINS, high - low + 1)
+    counts, _ = np.histogram(codes, bins=bins, range=(low, high + 1))
+    return tuple(int(count) for count in counts)

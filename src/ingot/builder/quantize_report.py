@@ -1,0 +1,143 @@
+"""What any artifact's quantization is worth: what its build kept, what its program shows, what can be measured again.
+
+    the artifact alone        bits, bytes, scales, codes; errors and KL as far as the build sealed them
+    and its checkpoint        errors and outliers of the weights
+    and a text                KL of each weight quantized alone
+
+The last two compare with the checkpoint's own weights, so they need an artifact whose weights were rounded and nothing
+else; where a pass scaled, rotated or pruned them, what the build sealed is what can be known.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.artifact import Artifact
+from ingot.builder.layer_kl import KlOptions, layer_kl
+from ingot.builder.remeasure import with_checkpoint
+from ingot.errors import UsageError, one_of
+from ingot.passes.manager import PassManager
+from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.weight_sites import weight_sites
+from ingot.passes.weight_statistics import outliers
+from ingot.passes.weight_values import float32_values
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.program_statistics import ProgramWeight, program_statistics
+from ingot.pipeline.recipe import Recipe
+from ingot.validation.evidence import sealed_quantization
+from ingot.validation.quantization import Quantization, QuantizedWeight
+
+_EXACT = ("clean-up", "fusion", "lowering")
+_KEEPS_WEIGHTS = ("round-scales", "quantize-activations", "mixed-precision")
+_WINDOW_TOKENS = 512
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """A text to measure KL on: about `tokens` of it; None: as many as a bounded amount of work allows."""
+
+    text: Path
+    tokens: int | None = None
+    threads: int | None = None
+
+
+def quantize_report(
+    artifact: Artifact, checkpoint: Path | None = None, text: TextOptions | None = None
+) -> tuple[Quantization, list[str]]:
+    """The artifact's table, and remarks on what could not be known.
+
+    Raises UsageError for a text without a checkpoint and for a program that nobody can read back, CheckpointError and
+    DataError for what is wrong with either.
+    """
+    if text is not None and checkpoint is None:
+        raise UsageError("--text is measured on the checkpoint's own weights; name it with --checkpoint FOLDER")
+    sealed = sealed_quantization(artifact)
+    known = {weight.tensor: weight for weight in sealed.weights}
+    program = list(program_statistics(artifact))
+    weights = tuple(_merged(weight, known.get(weight.tensor)) for weight in program)
+    found = replace(sealed, weights=weights, kl_absent="" if sealed.kl else sealed.kl_absent or "the build kept none")
+    if checkpoint is None:
+        return found, []
+    recipe = with_checkpoint(artifact, checkpoint)
+    changing = _changing_passes(recipe)
+    if changing:
+        return found, [
+            f"{one_of(changing)} changed the weights before they were rounded, so the checkpoint's own say nothing of "
+            "the rounding; shown is what the build measured"
+        ]
+    model, reads = _unquantized(recipe), {weight.name: weight.read for weight in program}
+    found = _with_errors(found, model, reads)
+    return (_with_kl(found, model, reads, artifact, recipe, text), []) if text else (found, [])
+
+
+def _merged(weight: ProgramWeight, sealed: QuantizedWeight | None) -> QuantizedWeight:
+    """What the program shows, with what only the build knew."""
+    shown = {name: value for name, value in vars(weight).items() if name != "read"}
+    if sealed is None:
+        return QuantizedWeight(**shown)
+    return replace(sealed, **{**shown, "name": sealed.name, "block_size": sealed.block_size})
+
+
+def _changing_passes(recipe: Recipe) -> list[str]:
+    return [
+        made.name
+        for made in recipe.make_passes()
+        if made.kind not in _EXACT and made.name not in _KEEPS_WEIGHTS and not isinstance(made, QuantizeWeights)
+    ]
+
+
+def _unquantized(recipe: Recipe) -> ir.Model:
+    """The checkpoint as the recipe's exact passes leave it: layers are packed and named as in the artifact."""
+    model = import_checkpoint(Checkpoint.open(recipe.require_checkpoint()), recipe.context_tokens)
+    PassManager([made for made in recipe.make_passes() if made.kind in _EXACT]).run(model)
+    return model
+
+
+def _with_errors(found: Quantization, model: ir.Model, reads: Mapping[str, Callable[[], FloatArray]]) -> Quantization:
+    operands = {site.node.name: site.operand for site in weight_sites(model) if not site.is_quantized}
+    weights = [
+        _with_error(weight, float32_values(operands[weight.name]), reads[weight.name]())
+        if weight.name in operands and weight.name in reads
+        else weight
+        for weight in found.weights
+    ]
+    return replace(found, weights=tuple(weights))
+
+
+def _with_error(weight: QuantizedWeight, original: FloatArray, rounded: FloatArray) -> QuantizedWeight:
+    norm = float(np.linalg.norm(original.astype(np.float64)))
+    error = float(np.linalg.norm(original.astype(np.float64) - rounded)) / norm if norm else 0.0
+    spread = outliers(original)
+    return replace(
+        weight,
+        relative_error=error,
+        outlier_share=spread["outlier_share"],
+        peak_over_rms=spread["peak_over_rms"],
+    )
+
+
+def _with_kl(
+    found: Quantization,
+    model: ir.Model,
+    reads: Mapping[str, Callable[[], FloatArray]],
+    artifact: Artifact,
+    recipe: Recipe,
+    text: TextOptions,
+) -> Quantization:
+    plain = {site.node.name for site in weight_sites(model) if not site.is_quantized}
+    weights = {weight.name: reads[weight.name] for weight in found.weights if weight.name in plain}
+    window = recipe.evaluation.window_tokens if recipe.evaluation else _WINDOW_TOKENS
+    size = text.text.stat().st_size if text.text.is_file() else 0  # no text has more tokens than bytes
+    options = KlOptions(text.text, window, size, text.tokens, text.threads)
+    measured = layer_kl(model, weights, artifact.path / "tokenizer", options)
+    if isinstance(measured, str):
+        return replace(found, kl=None, kl_absent=measured)
+    rows = tuple(replace(weight, kl=measured.kl.get(weight.name)) for weight in found.weights)
+    return replace(found, weights=rows, kl=measured.measurement, kl_absent="")

@@ -1,0 +1,99 @@
+"""quantize-report: what was sealed, what the program shows, and what is measured again with checkpoint and text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import Artifact, open_artifact
+from ingot.builder.quantize_report import TextOptions, quantize_report
+from ingot.errors import ArtifactError, UsageError
+from ingot.validation.evidence import sealed_quantization
+from tests.builder.test_quantization_notes import EVALUATED, TEXT
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact) -> Artifact:
+    """The demo model in 4 bits, with the KL of each weight."""
+    return build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null")
+
+
+def without_evidence(artifact: Artifact, folder: Path) -> Artifact:
+    """As an older Ingot sealed it: without the table."""
+    shutil.copytree(artifact.path, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("evidence/")}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return open_artifact(folder, verify=False)
+
+
+def test_the_program_and_the_sealed_table_agree(artifact: Artifact) -> None:
+    sealed = {weight.tensor: weight for weight in sealed_quantization(artifact).weights}
+    found, remarks = quantize_report(artifact)
+    assert remarks == []
+    assert len(found.weights) == len(sealed)
+    for weight in found.weights:
+        kept = sealed[weight.tensor]
+        assert (weight.name, weight.bits, weight.format, weight.kl) == (kept.name, kept.bits, kept.format, kept.kl)
+        assert (weight.scale_min, weight.scale_max, weight.end_share) == (
+            kept.scale_min,
+            kept.scale_max,
+            kept.end_share,
+        )
+        assert weight.stored_bytes == kept.stored_bytes
+        assert weight.code_histogram
+
+
+def test_the_checkpoint_gives_the_errors_that_the_build_found(artifact: Artifact, tmp_path: Path) -> None:
+    bare = without_evidence(artifact, tmp_path / "bare")
+    alone, _ = quantize_report(bare)
+    assert all(weight.relative_error is None and weight.end_share is not None for weight in alone.weights)
+    assert alone.kl_absent == "the build kept none"
+    sealed = {weight.name: weight for weight in sealed_quantization(artifact).weights}
+    found, _ = quantize_report(bare, DEMO_MODEL)
+    for weight in found.weights:
+        assert weight.relative_error == pytest.approx(sealed[weight.name].relative_error, rel=1e-5)
+        assert weight.outlier_share == sealed[weight.name].outlier_share
+
+
+def test_a_text_gives_the_kl_that_the_build_measured(artifact: Artifact, tmp_path: Path) -> None:
+    text = tmp_path / "beginning.txt"  # the build spreads its two windows over the first 512 tokens
+    text.write_text(TEXT.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
+    found, remarks = quantize_report(artifact, DEMO_MODEL, TextOptions(text, tokens=256))
+    assert remarks == []
+    assert found.kl is not None
+    assert (found.kl.text, found.kl.tokens, found.kl.window_tokens) == ("beginning.txt", 256, 128)
+    sealed = {weight.name: weight.kl for weight in sealed_quantization(artifact).weights}
+    first, again = found.worst_first[0], sum(weight.kl or 0 for weight in found.weights)
+    assert again == pytest.approx(sum(kl or 0 for kl in sealed.values()), rel=0.5)  # another text's windows
+    assert sealed[first.name] is not None
+
+
+def test_weights_that_were_scaled_are_not_compared_with_the_checkpoint(build_unmeasured: BuildArtifact) -> None:
+    passes = "passes=[{awq: {steps: 2}}, {quantize-weights: {lm_head: none, embedding: none}}]"
+    calibration = (f"calibration.text={TEXT}", "calibration.sequences=2")
+    scaled = build_unmeasured("fp32-cpu", DEMO_MODEL, passes, *calibration, "generate=null")
+    found, remarks = quantize_report(scaled, DEMO_MODEL, TextOptions(TEXT))
+    assert found.weights == quantize_report(scaled)[0].weights
+    assert remarks == [
+        "awq changed the weights before they were rounded, so the checkpoint's own say nothing of the rounding; "
+        "shown is what the build measured"
+    ]
+
+
+def test_a_text_without_a_checkpoint_says_what_is_missing(artifact: Artifact) -> None:
+    with pytest.raises(UsageError, match=r"name it with --checkpoint FOLDER"):
+        quantize_report(artifact, text=TextOptions(TEXT))
+
+
+def test_a_table_that_is_none_is_refused_by_its_file(artifact: Artifact, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(artifact.path, folder)
+    (folder / "evidence" / "quantization.json").write_text(
+        "[]".ljust(artifact.manifest.files["evidence/quantization.json"].bytes)
+    )
+    with pytest.raises(ArtifactError, match=r"quantization\.json: is no record of quantized weights"):
+        quantize_report(open_artifact(folder, verify=False))
