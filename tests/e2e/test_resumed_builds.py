@@ -1,0 +1,66 @@
+"""kill -9 in the middle of a calibration: the next build goes on there and ends in the same artifact."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import open_artifact
+from ingot.cli.main import run
+from tests.conftest import UNMEASURED
+from tests.data_paths import DEMO_MODEL
+
+STAGES = 25  # four of each of six layers, and the head; so many for awq and so many for gptq
+DATA = [f"calibration.text={DEMO_MODEL / 'heldout.txt'}", "calibration.sequences=8", "calibration.sequence_tokens=64"]
+PASSES = ["passes.awq.rounding=nearest", "passes.awq.steps=1", "passes.gptq.refine=0"]
+KILLS = 2
+
+
+def arguments(output: Path) -> list[str]:
+    """A build of the demo model that calibrates twice."""
+    settings = [f"checkpoint={DEMO_MODEL}", "generate=null", *UNMEASURED, *DATA, *PASSES]
+    return ["build", "int4-awq-gptq-cpu", "-o", str(output), *(part for each in settings for part in ("--set", each))]
+
+
+def build_and_kill(output: Path, cache: Path, records: int) -> None:
+    """Build in a process of its own; kill it as soon as so many records are on disk."""
+    environment = {**os.environ, "INGOT_CACHE": str(cache)}
+    child = subprocess.Popen([sys.executable, "-m", "ingot", *arguments(output)], env=environment)
+    while len(list(cache.glob("calibration/*/*.safetensors"))) < records:
+        assert child.poll() is None, "the build ended before it could be killed"
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_killed_twice_a_build_ends_in_the_same_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments(tmp_path / "whole")) == 0
+    cache, moments = tmp_path / "cache", sorted(random.Random(3).sample(range(2, 2 * STAGES - 5), KILLS))
+    for moment in moments:
+        build_and_kill(tmp_path / "killed", cache, moment)
+    capsys.readouterr()
+    monkeypatch.setenv("INGOT_CACHE", str(cache))
+    assert run(arguments(tmp_path / "killed")) == 0
+    shown = capsys.readouterr().err
+    assert "awq: all 25 stages were done already" in shown
+    assert "gptq: resumed at stage" in shown
+    whole, killed = (open_artifact(tmp_path / name).manifest.identity for name in ("whole", "killed"))
+    assert whole == killed
+    assert not list(cache.glob("calibration/*")), "what a build kept goes when it ends well"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cache", "killed", "whole"]
+
+
+def test_no_resume_starts_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_and_kill(tmp_path / "killed", tmp_path / "cache", 2)
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    assert run([*arguments(tmp_path / "killed"), "--no-resume"]) == 0
+    assert "resumed" not in capsys.readouterr().err
