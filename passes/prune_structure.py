@@ -39,11 +39,12 @@ from ingot.passes.column_pruning import Array, KeptColumns, keep_columns
 from ingot.passes.drop_layers import drop_layers
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.kept_share import Kept, check_kept, kept_count
-from ingot.passes.progress import report_progress
+from ingot.passes.progress import report_kept, report_progress
 from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
 from ingot.passes.residual_layers import residual_layers
 from ingot.passes.structure_cuts import Cut, SiteKind, own_weight, put_weights, site_of, zero_columns
 from ingot.passes.weight_sites import weight_sites
+from ingot.progress import note
 
 _log = logging.getLogger("ingot.passes")
 
@@ -116,6 +117,7 @@ class PruneStructure(Pass):
         if removed == 0:
             return ir.passes.PassResult(model, modified=False)
         calibration.facts.record(model)
+        note(f"{self.name}: {removed} of {before} parameters went; layers {kept} stay")
         record_structure(model, kept, influence, [asdict(site) for site in sites], removed)
         return ir.passes.PassResult(model, modified=True)
 
@@ -142,6 +144,7 @@ class PruneStructure(Pass):
             known, made = stage.recall(), dict[str, NDArray[Any]]()
             for group in stage.groups:
                 for site, cut in self._decide(stage, group, known):
+                    report_kept(self.name, site.name, site.kept, site.of, site.output_error)
                     sites.append(site)
                     cuts.append(cut)
                     zero_columns(model.graph, cut)

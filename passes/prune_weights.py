@@ -35,7 +35,7 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.gptq_rounding import damped_gram
-from ingot.passes.progress import report_progress
+from ingot.passes.progress import report_kept, report_progress
 from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.stored_weights import change_stored, readers, stored_value
 from ingot.passes.weight_masks import Sparsity, sparse_gpt, wanda
@@ -95,6 +95,7 @@ class PruneWeights(Pass):
                 for node, pruned, error in self._prune(stage, group, wanted, known):
                     made |= {f"{node.name}:weight": pruned, f"{node.name}:error": np.array(error)}
                     change_stored(model.graph, wanted[node].weight, _Held(pruned))
+                    report_kept(self.name, node.name or "", int(np.count_nonzero(pruned)), pruned.size, error)
                     statistics.append(self._statistics(node, pruned, error))
             if known is None:
                 stage.remember(made)
