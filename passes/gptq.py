@@ -31,7 +31,7 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.base import PassKind
 from ingot.passes.calibration import CalibrationStage, require_calibration
 from ingot.passes.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
-from ingot.passes.progress import report_progress
+from ingot.passes.progress import note_errors, report_error, report_progress
 from ingot.passes.quantize_weights import Group, QuantizeWeights, append_statistics
 from ingot.passes.recall import Recalled, weight_arrays
 from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
@@ -81,6 +81,7 @@ class Gptq(QuantizeWeights):
             statistics.append(self._nearest(model.graph, key, "no calibration data reaches it", work))
         if statistics:
             append_statistics(model, statistics)
+            note_errors(self.name, {str(row["name"]): pair for row in statistics if (pair := _errors(row))})
         return ir.passes.PassResult(model, modified=bool(statistics))
 
     def _nearest(self, graph: ir.Graph, key: Key, reason: str, work: "_Work") -> Statistics:
@@ -101,6 +102,8 @@ class Gptq(QuantizeWeights):
                 found = self._quantize(graph, *key, sites, rounder)
                 if isinstance(rounder, _Rounder):
                     made |= weight_arrays(name, rounder.rounded, rounder.facts)
+                if pair := _errors(rounder.facts):
+                    report_error(self.name, name, *pair)
                 yield {**found, **rounder.facts}
         if known is None:
             stage.remember(made)
@@ -178,6 +181,12 @@ class _Rounder:
         error = weight - dequantize(rounded.codes, rounded.scale, rounded.zero_point, block)
         norm = output_error(weight, damped.gram)
         return float((output_error(error, damped.gram) / norm) ** 0.5) if norm else 0.0
+
+
+def _errors(facts: Statistics) -> tuple[float, float] | None:
+    """Output errors, to the nearest and as rounded; None for what was rounded to the nearest."""
+    nearest, after = facts.get("output_error_nearest"), facts.get("output_error")
+    return (nearest, after) if isinstance(nearest, float) and isinstance(after, float) else None
 
 
 def _elements(weight: ir.Value) -> int:

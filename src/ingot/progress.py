@@ -8,11 +8,17 @@ Progress = Callable[[str, int, int], None]
 
 
 NOTES = "ingot.notes"  # the logger behind `note`
+DETAILS = "ingot.details"  # the logger behind `detail`
 
 
 def note(text: str) -> None:
     """Tell the user something that is no warning: the command line shows it, other programs find it in the log."""
     logging.getLogger(NOTES).info("%s", text)
+
+
+def detail(name: str, text: str) -> None:
+    """What came out of the last unit of the work called `name`: stands beside its bar, and in the log."""
+    logging.getLogger(DETAILS).info("%s: %s", name, text)
 
 
 def silent(name: str, done: int, total: int) -> None:

@@ -1,12 +1,15 @@
 """Where output goes, and the bars that show how far long work is."""
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
 
 from ingot.cli import console
-from ingot.cli.console import PATIENCE_SECONDS, human_bytes, print_table, progress_bars
+from ingot.cli.console import PATIENCE_SECONDS, human_bytes, print_table, progress_bars, show_log
+from ingot.passes.progress import note_errors, report_error
+from ingot.progress import note
 
 
 class Terminal(io.StringIO):
@@ -63,3 +66,34 @@ def test_a_piped_table_is_plain_and_as_wide_as_it_needs(capsys: pytest.CaptureFi
 )
 def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_what_came_out_of_the_last_layer_stands_beside_the_bar(terminal: Terminal) -> None:
+    with progress_bars() as progress:
+        for done in range(4):
+            progress("gptq", done, 10)
+            report_error("gptq", f"layers.{done}.mlp.down_proj", 0.1234, 0.0567)
+    assert "layers.3.mlp.down_proj 12.34% -> 5.67%" in terminal.getvalue()
+
+
+def test_warnings_and_notes_are_shown_and_details_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for details in (False, True, False):
+        show_log(details)
+        report_error("gptq", "layers.0.q_proj", 0.1, 0.05)
+    note("gptq: resumed at stage 7 of 19")
+    logging.getLogger("ingot.pipeline").warning("calibration: %d tokens", 5)
+    logging.getLogger("ingot.passes").info("left alone")
+    assert capsys.readouterr().err.splitlines() == [
+        "gptq: layers.0.q_proj 10.00% -> 5.00%",
+        "gptq: resumed at stage 7 of 19",
+        "warning: calibration: 5 tokens",
+    ]
+
+
+def test_what_a_pass_gained_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    show_log()
+    note_errors("gptq", {"a": (0.2, 0.1), "b": (0.4, 0.3)})
+    assert capsys.readouterr().err == (
+        "gptq: error of the outputs of 2 layers on the calibration data 20.00% on average, 30.00% when rounded to the "
+        "nearest; the largest 30.00%, b\n"
+    )

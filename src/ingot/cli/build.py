@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
 from ingot.cli.assignment import note_prediction, print_assignment
-from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, stdout
+from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, show_log, stdout
 from ingot.cli.evidence import print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, timing_table
@@ -27,6 +27,7 @@ from ingot.validation.evidence_json import summary
 @click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or all.")
 @click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
 @click.option("--time-passes", is_flag=True, help="Print what each pass took and did.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each layer's error as it is quantized.")
 @click.option("--no-resume", is_flag=True, help="Calibrate from the start, even where an earlier build was cut off.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, and any IR to stderr.")
 def build_command(
@@ -36,6 +37,7 @@ def build_command(
     print_ir_after: tuple[str, ...],
     save_ir: Path | None,
     time_passes: bool,
+    verbose: bool,
     no_resume: bool,
     as_json: bool,
 ) -> None:
@@ -47,6 +49,7 @@ def build_command(
       ingot build int4-cpu --set checkpoint=./my-model --set evaluation.text=text.txt -o artifacts/mine
     """
     _check_pass_names(print_ir_after)
+    show_log(details=verbose)
     seen: list[tuple[Evidence, Path]] = []
 
     def measured(evidence: Evidence, report: Path) -> None:

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from ingot.progress import NOTES, Progress, silent
+from ingot.progress import DETAILS, NOTES, Progress, silent
 
 PATIENCE_SECONDS = 2.0  # work that takes longer than this shows a bar
 
@@ -34,23 +34,28 @@ def print_note(message: str) -> None:
 
 
 class _LogLines(logging.Handler):
-    """Warnings, and what ingot.progress.note tells, as lines on stderr."""
+    """Warnings and what ingot.progress tells, as lines on stderr; its details only where they are asked for."""
+
+    details = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """One record. Looked up anew each time, because bars put a stderr of their own in place."""
         if record.levelno >= logging.WARNING:
             console = Console(stderr=True, highlight=False, soft_wrap=True)
             console.print(Text("warning: ", style="bold yellow") + Text(record.getMessage()))
-        elif record.name == NOTES:
+        elif record.name == NOTES or (record.name == DETAILS and self.details):
             print_note(record.getMessage())
 
 
-def show_log() -> None:
-    """Show warnings and notes of everything that is ours; called again it changes nothing."""
-    logger = logging.getLogger("ingot")
-    if not any(isinstance(handler, _LogLines) for handler in logger.handlers):
-        logger.addHandler(_LogLines())
-        logging.getLogger(NOTES).setLevel(logging.INFO)
+_lines = _LogLines()
+
+
+def show_log(details: bool = False) -> None:
+    """Show warnings and notes of everything that is ours on stderr, and details where they are asked for."""
+    _lines.details = details
+    logging.getLogger("ingot").addHandler(_lines)  # adds it once
+    for name in (NOTES, DETAILS):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def print_json(value: object) -> None:
@@ -81,7 +86,13 @@ def progress_bars() -> Iterator[Progress]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
-        yield _Reporter(bars)
+        reporter = _Reporter(bars)
+        logging.getLogger(DETAILS).addHandler(reporter.details)
+        logging.getLogger(DETAILS).setLevel(logging.INFO)
+        try:
+            yield reporter
+        finally:
+            logging.getLogger(DETAILS).removeHandler(reporter.details)
 
 
 class _Reporter:
@@ -89,6 +100,7 @@ class _Reporter:
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
+        self.details = _BarDetails(self)
         self._tasks: dict[str, tuple[TaskID, float]] = {}
 
     def __call__(self, name: str, done: int, total: int) -> None:
@@ -99,6 +111,24 @@ class _Reporter:
         if done >= total:
             self._bars.remove_task(task)
             del self._tasks[name]
+
+    def describe(self, name: str, text: str) -> None:
+        """Show a detail of the work beside its bar."""
+        if name in self._tasks:
+            self._bars.update(self._tasks[name][0], description=f"{name}  {text}")
+
+
+class _BarDetails(logging.Handler):
+    """What ingot.progress.detail tells, beside the bar of its work."""
+
+    def __init__(self, reporter: _Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record."""
+        name, _, text = record.getMessage().partition(": ")
+        self._reporter.describe(name, text)
 
 
 def human_bytes(count: float) -> str:
