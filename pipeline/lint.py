@@ -61,6 +61,7 @@ def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> I
     listed = [str(item) for key in ("ignore", "modules_to_not_convert") for item in quantization.get(key) or ()]
     quantized = {name.removesuffix(".weight") for name in checkpoint.encoded}
     modules = quantized | {name.removesuffix(".weight") for name in checkpoint.tensors if name.endswith(".weight")}
+    modules.add(HEAD.removesuffix(".weight"))  # a module of loaders even where it shares the table
     for item in listed:
         found = [module for module in modules if _matches(item, module)]
         if not found:
@@ -69,9 +70,15 @@ def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> I
             yield Finding("error", module, f"is excluded from quantization ({item}), but it is quantized")
     for module in sorted(modules - quantized):
         expected = _LAYER.match(module) and not module.endswith("norm")
-        head = f"{module}.weight" == HEAD and quantization.get("quant_method") == "compressed-tensors"
+        head = f"{module}.weight" == HEAD and _targets_all_linear(quantization)
         if (expected or head) and not any(_matches(item, module) for item in listed):
             yield Finding("error", module, "is in floats, but nothing excludes it from quantization: loaders will fail")
+
+
+def _targets_all_linear(quantization: Mapping[str, Any]) -> bool:
+    """Whether compressed-tensors takes every Linear for quantized, the head too."""
+    groups = quantization.get("config_groups") or {}
+    return any("Linear" in (group.get("targets") or ()) for group in groups.values() if isinstance(group, Mapping))
 
 
 def _matches(item: str, module: str) -> bool:

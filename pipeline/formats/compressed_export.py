@@ -99,7 +99,8 @@ def export_compressed_tensors(
         lambda layer: _layout(layer, forms[layer.name]),
         lambda layer: _encode(layer, forms[layer.name]),
     )
-    return Export(tensors, quantization, [*notes, *changed_forms(layers, lambda layer: _change(layer, forms))])
+    changes = changed_forms(layers, lambda layer: _change(layer, forms))
+    return Export(tensors, quantization, [*notes, *changes])
 
 
 def _form(layer: QuantizedLayer) -> _Form:
@@ -159,6 +160,8 @@ def _change(layer: QuantizedLayer, forms: Mapping[str, _Form]) -> str:
         return f"{layer.facts.bits} bits stand in codes of {form.bits}"
     if form.group_size is not None and layer.facts.group_size != form.group_size:
         return f"scales of groups of {layer.facts.group_size} repeat for groups of {form.group_size}"
+    if form.act_order:
+        return "activation order (weight_g_idx), which compressed-tensors 0.19 and later refuse and older ones load"
     return ""
 
 

@@ -166,8 +166,8 @@ def quantized_layers(weights: Sequence[ExportedWeight]) -> list[QuantizedLayer]:
 
 
 def plain_linear_modules(weights: Sequence[ExportedWeight]) -> list[str]:
-    """Linear layers, the head among them, that are left in floats."""
-    return [
+    """Linear layers that are left in floats, and the head among them, which may share the table and have no tensor."""
+    found = [
         weight.name.removesuffix(".weight")
         for weight in weights
         if isinstance(weight, PlainWeight)
@@ -175,3 +175,5 @@ def plain_linear_modules(weights: Sequence[ExportedWeight]) -> list[str]:
         and weight.name != EMBEDDING
         and weight.name.endswith(".weight")
     ]
+    head = HEAD.removesuffix(".weight")
+    return found if any(weight.name == HEAD for weight in weights) else [*found, head]

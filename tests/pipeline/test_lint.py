@@ -183,6 +183,16 @@ def test_exclude_lists_are_held_against_the_tensors(tmp_path: Path) -> None:
     ]
 
 
+def test_a_tied_head_that_loaders_take_for_quantized_is_found(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "model")
+    edit_tensors(source, {"lm_head.weight": ABSENT})
+    edit_json(source / "config.json", {"tie_word_embeddings": True})
+    folder = export_checkpoint(recipe(tmp_path, source, quantize()), tmp_path / "out", "compressed-tensors")
+    assert found(folder) == []
+    edit_quantization(folder, {"ignore": []})
+    assert [(severity, where) for severity, where, _ in found(folder)] == [("error", "lm_head")]
+
+
 def test_missing_kv_scales_are_found(tmp_path: Path) -> None:
     folder = exported(tmp_path, "compressed-tensors")
     edit_quantization(folder, {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
