@@ -14,21 +14,21 @@ JSON, [{layers, bits, kind, dynamic, strategy, scale?, peak?, outliers?}, ...], 
 Refuses: inputs that are NaN or infinite on calibration data; with `static`, inputs that are zero on all of it.
 """
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.activation_outliers import Channels, outlier_channels, split_outliers
+from ingot.passes.activation_outliers import outlier_channels, split_outliers
+from ingot.passes.activation_plan import Planned, finite_peaks, planned_arrays, recalled_plan, record_plan
 from ingot.passes.activation_quantization import (
-    ACTIVATIONS_KEY,
     ActivationScheme,
     Kind,
     dequantizer,
@@ -36,34 +36,14 @@ from ingot.passes.activation_quantization import (
 )
 from ingot.passes.activation_ranges import SAMPLE_ROWS, RangeMethod, static_scheme
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import CalibrationStage, Float64Array, require_calibration
+from ingot.passes.calibration import CalibrationStage, require_calibration
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
-from ingot.passes.quantize_weights import QUANTIZATION_KEY
 from ingot.passes.weight_sites import WeightSite, weight_sites
 
 KINDS: Mapping[str, Kind] = {"int8": "int", "float8": "float"}
 
 _log = logging.getLogger("ingot.passes")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What is to become of one input: the layers that read it, in graph order."""
-
-    source: ir.Value
-    linears: tuple[ir.Node, ...]
-    scheme: ActivationScheme
-    peak: float | None = None
-    outliers: Channels = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """As the metadata has them."""
-        facts = {**self.scheme.facts}
-        if self.peak is not None:
-            facts["peak"] = self.peak
-        return facts | ({"outliers": len(self.outliers)} if len(self.outliers) else {})
 
 
 @dataclass(frozen=True)
@@ -126,7 +106,7 @@ class QuantizeActivations(Pass):
                 source = split_outliers(model.graph, source, planned.linears, planned.outliers)
             insert_activation_quantization(model.graph, source, planned.linears, planned.scheme)
         if plan:
-            _record(model, plan)
+            record_plan(model, plan)
         return ir.passes.PassResult(model, modified=bool(plan))
 
     def ensures(self, model: ir.Model) -> None:
@@ -156,10 +136,14 @@ class QuantizeActivations(Pass):
         calibration = require_calibration(self.name)
         plan: list[Planned] = []
         for stage in calibration.stages(model):
-            for group in stage.groups:
-                if group.source in wanted:
-                    plan.append(self._planned(stage, group.source, wanted[group.source]))
-                    report_progress(self.name, len(plan), len(wanted))
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            for source in (group.source for group in stage.groups if group.source in wanted):
+                recalled = None if known is None else recalled_plan(known, source, wanted[source])
+                plan.append(recalled or self._planned(stage, source, wanted[source]))
+                made |= planned_arrays(plan[-1])
+                report_progress(self.name, len(plan), len(wanted))
+            if known is None:
+                stage.remember(made)
         calibration.facts.record(model)
         return plan
 
@@ -179,18 +163,6 @@ class QuantizeActivations(Pass):
         return Planned(source, linears, scheme, float(rest.max()), outliers)
 
 
-def finite_peaks(stage: CalibrationStage, source: ir.Value, linears: Sequence[ir.Node]) -> Float64Array:
-    """Largest |x| of each channel [in]; PassError when one is NaN or infinite."""
-    peaks = stage.max_absolute(source)
-    if not np.isfinite(peaks).all():
-        channel = int(np.argmin(np.isfinite(peaks)))
-        raise PassError(
-            f"{linears[0].name!r} reads {source.name!r}, whose channel {channel} is NaN or infinite on calibration "
-            "data; check the checkpoint with `ingot lint-checkpoint`"
-        )
-    return peaks
-
-
 def check_activation_options(options: QuantizeActivations) -> None:
     """UsageError for what is out of range or does not combine."""
     name = options.name
@@ -205,18 +177,3 @@ def check_activation_options(options: QuantizeActivations) -> None:
         raise UsageError(f"{name}: outliers is {options.outliers}; allowed: a share below 1, or a whole number")
     if options.outlier_threshold < 0:
         raise UsageError(f"{name}: outlier_threshold is {options.outlier_threshold}; allowed: 0 or more (6 is usual)")
-
-
-def _record(model: ir.Model, plan: Sequence[Planned]) -> None:
-    """Write the choices to the metadata, and into the statistics of weights that are quantized already."""
-    rows = [{"layers": [node.name for node in planned.linears], **planned.facts} for planned in plan]
-    before = json.loads(model.metadata_props.get(ACTIVATIONS_KEY, "[]"))
-    model.metadata_props[ACTIVATIONS_KEY] = json.dumps([*before, *rows])
-    if QUANTIZATION_KEY not in model.metadata_props:
-        return
-    by_layer = {node.name: planned.scheme.facts for planned in plan for node in planned.linears}
-    statistics = json.loads(model.metadata_props[QUANTIZATION_KEY])
-    for row in statistics["weights"]:
-        if row["name"] in by_layer:
-            row["activations"] = by_layer[row["name"]]
-    model.metadata_props[QUANTIZATION_KEY] = json.dumps(statistics)

@@ -27,7 +27,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,17 +34,17 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import UsageError
+from ingot.passes.activation_plan import finite_peaks
 from ingot.passes.activation_ranges import RangeMethod
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.calibration import Arrays, CalibrationStage, Float32Array, LinearGroup, require_calibration
 from ingot.passes.channel_folds import Fold, Scalings, find_fold
+from ingot.passes.per_tensor_weights import PerTensorWeights
 from ingot.passes.progress import report_progress
-from ingot.passes.quantize_activations import QuantizeActivations, finite_peaks
-from ingot.passes.quantize_weights import Bits, QuantizeWeights, Rounder
-from ingot.passes.quantized_tensors import STRATEGY_KEY
+from ingot.passes.quantize_activations import QuantizeActivations
+from ingot.passes.quantize_weights import Bits, QuantizeWeights
+from ingot.passes.recall import fact_arrays, recalled_facts
 from ingot.passes.rewriting import Refusal
-from ingot.passes.rounding import RoundedWeight
-from ingot.passes.scale_search import Scheme
 from ingot.passes.smoothing import (
     ActivationScale,
     Rounding,
@@ -53,10 +52,9 @@ from ingot.passes.smoothing import (
     WeightScale,
     largest_weights,
     migration,
-    round_per_tensor,
     search,
 )
-from ingot.passes.weight_sites import WeightSite, weight_sites
+from ingot.passes.weight_sites import weight_sites
 
 SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
 
@@ -145,11 +143,21 @@ class SmoothQuant(Pass):
         left = {site.node for site in sites if site.role == "head" or site.is_quantized}
         scalings, chosen, done = Scalings(), list[Smoothing](), 0
         for stage in calibration.stages(model):
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
             for group in stage.groups:
-                if not left & set(group.linears):
-                    chosen += self._add(model.graph, stage, group, scalings)
+                found = None if left & set(group.linears) else self._scale_of(model.graph, stage, group, known)
+                if found is not None:
+                    smoothing, fold, scale = found
+                    chosen.append(smoothing)
+                    scalings.add(group, fold, scale.astype(np.float64))
+                    made |= {
+                        f"{smoothing.layers[0]}.scale": scale,
+                        **fact_arrays(smoothing.layers[0], asdict(smoothing)),
+                    }
                 done += len(group.linears)
                 report_progress(self.name, done, len(sites))
+            if known is None:
+                stage.remember(made)
         if not chosen:
             return False
         scalings.apply(model.graph)
@@ -157,24 +165,24 @@ class SmoothQuant(Pass):
         model.metadata_props[SMOOTHING_KEY] = json.dumps([asdict(smoothing) for smoothing in chosen])
         return True
 
-    def _add(
-        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, scalings: Scalings
-    ) -> tuple[Smoothing, ...]:
-        """Choose a group's scale; nothing where nothing takes it up or none is better."""
+    def _scale_of(
+        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, known: Arrays | None
+    ) -> tuple[Smoothing, Fold, Float32Array] | None:
+        """A group's scale, chosen now or recalled; None where nothing takes it up or none is better."""
         fold = find_fold(group)
         if isinstance(fold, Refusal):
             _log.info("%s: left alone: %s", self.name, fold)
-            return ()
-        finite_peaks(stage, group.source, group.linears)
-        found = self._choose(graph, stage, group, fold)
-        if found is None:
-            return ()
-        scalings.add(group, fold, found[1].astype(np.float64))
-        return (found[0],)
+            return None
+        if known is not None:
+            found = _recalled(known, group)
+        else:
+            finite_peaks(stage, group.source, group.linears)
+            found = self._choose(graph, stage, group, fold)
+        return None if found is None else (found[0], fold, found[1])
 
     def _choose(
         self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold
-    ) -> tuple[Smoothing, NDArray[np.float32]] | None:
+    ) -> tuple[Smoothing, Float32Array] | None:
         if isinstance(self.alpha, float):
             inputs, weights = fold.shared(stage.max_absolute(group.source)), fold.shared(largest_weights(group))
             layers = tuple(node.name or "" for node in group.linears)
@@ -193,35 +201,19 @@ class SmoothQuant(Pass):
     def _quantize_weights(self) -> QuantizeWeights:
         overrides: Mapping[str, object] = dict.fromkeys(self.exclude, "none")
         options: dict[str, Any] = {name: getattr(self, name) for name in ("clip", "lm_head", "embedding")}
-        made = _PerTensor if self.weights == "tensor" else QuantizeWeights
+        made = PerTensorWeights if self.weights == "tensor" else QuantizeWeights
         return made(bits=8, block_size="channel", symmetric=True, overrides=overrides, **options)
+
+
+def _recalled(arrays: Arrays, group: LinearGroup) -> tuple[Smoothing, Float32Array] | None:
+    name = group.linears[0].name or ""
+    if f"{name}.scale" not in arrays:
+        return None
+    facts = recalled_facts(arrays, name)
+    return Smoothing(**{**facts, "layers": tuple(facts["layers"])}), arrays[f"{name}.scale"]
 
 
 class _Activations(QuantizeActivations):
     """Speaks in this pass's name."""
 
     name: ClassVar[str] = "smooth-quant"
-
-
-class _PerTensor(QuantizeWeights):
-    """Linear layers with one scale for the whole weight; the DequantizeLinear says so."""
-
-    def _quantize(
-        self,
-        graph: ir.Graph,
-        weight: ir.Value,
-        scheme: Scheme,
-        sites: list[WeightSite],
-        rounder: Rounder | None = None,
-    ) -> dict[str, object]:
-        if sites[0].role != "linear":
-            return super()._quantize(graph, weight, scheme, sites, rounder)
-        found = super()._quantize(graph, weight, scheme, sites, partial(_round, clip=scheme.clip))
-        dequantized = sites[0].operand.producer()
-        assert dequantized is not None
-        dequantized.metadata_props[STRATEGY_KEY] = "tensor"
-        return found | {"strategy": "tensor"}
-
-
-def _round(weight: NDArray[Any], clip: bool) -> RoundedWeight:
-    return round_per_tensor(weight.astype(np.float32), clip)

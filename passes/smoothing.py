@@ -25,8 +25,9 @@ from ingot.passes.activation_quantization import (
 )
 from ingot.passes.calibration import BlockRun, CalibrationStage, Float32Array, Float64Array, LinearGroup
 from ingot.passes.channel_folds import Fold, block_of, weights_of
+from ingot.passes.per_tensor_weights import round_per_tensor
 from ingot.passes.quantized_tensors import add_initializer, float_value
-from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.rounding import dequantize, round_weight
 from ingot.passes.scale_search import Scheme
 from ingot.passes.weight_sites import drop_if_unused
 from ingot.settings import num_threads
@@ -62,14 +63,6 @@ class Smoothing:
     alpha: float
     error_before: float | None
     error_after: float | None
-
-
-def round_per_tensor(weight: Float32Array, clip: bool) -> RoundedWeight:
-    """One scale for the whole weight [out, in], given once per row."""
-    whole = round_weight(weight.reshape(1, -1), Scheme(8, 0, True, clip))
-    scale = np.repeat(whole.scale, len(weight), axis=0)
-    codes = whole.codes.reshape(weight.shape)
-    return RoundedWeight(codes, scale, None, whole.squared_error, whole.squared_norm, whole.clipped_share)
 
 
 def migration(inputs: Float64Array, weights: Float64Array, alpha: float) -> Float32Array:

@@ -16,11 +16,12 @@ from ingot.passes.gptq import Gptq
 from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
 from ingot.passes.pack_projections import PackProjections
+from ingot.passes.per_tensor_weights import round_per_tensor
 from ingot.passes.printing import model_to_text
 from ingot.passes.quantize_weights import QUANTIZATION_KEY
 from ingot.passes.quantized_tensors import STRATEGY_KEY
 from ingot.passes.smooth_quant import SMOOTHING_KEY, SmoothQuant
-from ingot.passes.smoothing import LEAST, migration, round_per_tensor
+from ingot.passes.smoothing import LEAST, migration
 from ingot.passes.weight_sites import weight_sites
 from tests.passes.calibration_data import calibration
 from tests.passes.test_quantize_activations import dead

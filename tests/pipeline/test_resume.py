@@ -20,6 +20,7 @@ from ingot.passes.mixed_precision import MixedPrecision
 from ingot.passes.printing import model_to_text
 from ingot.passes.prune_structure import PruneStructure
 from ingot.passes.prune_weights import PruneWeights
+from ingot.passes.smooth_quant import SmoothQuant
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, WalkJournal
 from ingot.pipeline.calibrate.walk import Walk
@@ -32,6 +33,7 @@ CHAINS: dict[str, tuple[Pass, ...]] = {
     "awq": (Awq(steps=2),),
     "awq+gptq": (Awq(steps=2), Gptq(refine=0)),
     "mixed-precision": (MixedPrecision(budget_bits=5.0, lm_head=True, rounding="gptq", tokens=256),),
+    "smooth-quant": (SmoothQuant(alpha="auto", steps=2, activations="static", outliers=2),),
     "prune-structure": (PruneStructure(ffn=0.5, kv_groups=1),),
     "prune-weights": (PruneWeights(),),
 }
