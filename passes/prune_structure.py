@@ -114,8 +114,6 @@ class PruneStructure(Pass):
         if self.ffn != "all" or self.kv_groups != "all":
             sites = self._prune_columns(model, calibration)
         removed = before - _elements(model)
-        if removed == 0:
-            return ir.passes.PassResult(model, modified=False)
         calibration.facts.record(model)
         note(f"{self.name}: {removed} of {before} parameters went; layers {kept} stay")
         record_structure(model, kept, influence, [asdict(site) for site in sites], removed)
@@ -123,11 +121,13 @@ class PruneStructure(Pass):
 
     def _prune_layers(self, model: ir.Model, calibration: Calibration) -> tuple[list[int], list[float]]:
         """Numbers of the layers that stay, and the influence of all, where it was asked for."""
+        if self.layers == "all":
+            return list(range(sum(node.op_type == "PagedAttention" for node in model.graph))), []
         layers = residual_layers(model.graph)
         count = kept_count("layers", self.layers, len(layers), "the model's layers are")
         if count == len(layers):
-            return list(range(count)), []
-        report = partial(report_progress, self.name, total=count)
+            raise PassError(f"layers is {self.layers}, which keeps all {count}; set it to less")
+        report = partial(report_progress, self.name, total=len(layers))
         influence = block_influence(model, layers, calibration, self.tokens, report)
         kept = sorted(np.argsort(-np.array(influence), kind="stable")[:count].tolist())
         gone = sorted(set(range(len(layers))) - set(kept))
@@ -139,7 +139,7 @@ class PruneStructure(Pass):
         """Decide site by site, pruned columns being zeros until the walk is over; then make everything smaller."""
         cuts: list[Cut] = []
         sites: list[Site] = []
-        total = len(weight_sites(model))
+        total, done = sum(site.node.op_type == "Gemm" for site in weight_sites(model)), 0
         for stage in calibration.stages(model):
             known, made = stage.recall(), dict[str, NDArray[Any]]()
             for group in stage.groups:
@@ -151,7 +151,8 @@ class PruneStructure(Pass):
                     made |= cut.kept.arrays(site.name)
             if known is None:
                 stage.remember(made)
-            report_progress(self.name, len(sites), total)
+            done += sum(len(group.linears) for group in stage.groups)
+            report_progress(self.name, done, total)
         if not sites:
             raise PassError("nothing in the model looks like a feed-forward or an attention behind a linear layer")
         for cut in cuts:

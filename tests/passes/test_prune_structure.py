@@ -174,6 +174,11 @@ def test_a_share_that_rounds_to_all_is_refused() -> None:
         pruned(decoder(), kv_groups=0.9)
 
 
+def test_as_many_layers_as_there_are_is_refused() -> None:
+    with pytest.raises(PassError, match="layers is 2, which keeps all 2; set it to less"):
+        pruned(decoder(), layers=2, ffn=0.5)
+
+
 def test_quantized_and_fused_models_are_refused_by_name() -> None:
     with pytest.raises(PassError, match=r"layer 'layers.0.down_proj' has a weight that is computed or quantized"):
         pruned(decoder(QuantizeWeights()), ffn=0.5)
