@@ -2,6 +2,7 @@
 
     Matched         y = Gemm(x, W, b?, transB=1), and others that read x      x made by a norm, a product, an attention
     Replacement     y = Gemm(x / s, W * s, b?, transB=1)                      1 / s in what makes x: channel_folds.py
+                                                                              or, `fold: always`, in a Mul
 
 Lin et al., AWQ, arXiv:2306.00978. A large input magnifies the rounding error of its column; a column that is scaled
 up is rounded more finely beside its neighbours in the block. For each group of layers that read one input, the scale
@@ -15,14 +16,15 @@ block_size and symmetric; before gptq, `rounding: gptq` searches for what gptq w
 fold-constants and pack-projections. Its kind is quantization because a model that is not quantized has no use for it:
 the baseline leaves it out.
 
-Left alone, with the reason in the log: weights that are shared or quantized, inputs that others read too, norms whose
-weight is computed (run fold-constants before); and the head. What was chosen stands in the model's metadata "ingot.awq"
-as JSON: [{layers, exponent, by_weights, error_before, error_after}, ...], errors relative to the block's output.
+Left alone, with the reason in the log: weights that are shared or quantized, inputs that are zero on all data; without
+a Mul, inputs that others read too, norms whose weight is computed (run fold-constants before); and the head, which is
+mostly left at 8 bits or more. What was chosen stands in the model's metadata "ingot.awq" as JSON: [{layers, exponent,
+by_weights, error_before, error_after}, ...], errors relative to the block's output.
 """
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +34,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.block_error import Weights, block_error
 from ingot.passes.calibration import (
     Arrays,
     CalibrationStage,
@@ -40,8 +43,8 @@ from ingot.passes.calibration import (
     LinearGroup,
     require_calibration,
 )
-from ingot.passes.channel_folds import Fold, Scalings, block_of, find_fold, weights_of
-from ingot.passes.gptq_rounding import damped_gram, gptq_round
+from ingot.passes.channel_folds import Fold, OwnMul, Scalings, can_scale, find_fold, weights_of
+from ingot.passes.gptq_rounding import DampedGram, damped_gram, gptq_round
 from ingot.passes.progress import report_progress
 from ingot.passes.quantize_weights import BlockSize
 from ingot.passes.recall import fact_arrays, recalled_facts
@@ -53,8 +56,7 @@ from ingot.settings import num_threads
 
 AWQ_KEY = "ingot.awq"  # model.metadata_props: JSON, see the module's docstring
 
-Weights = dict[ir.Node, Float32Array]
-Loss = Callable[[Weights], float]
+Taker = Fold | OwnMul
 
 _log = logging.getLogger("ingot.passes")
 _LEAST = 1e-4
@@ -80,6 +82,9 @@ class Awq(Pass):
     rounding                       "nearest" or "gptq": how each trial is rounded; the latter takes its time
     steps                          exponents to try between 0 and 1
     search_tokens                  calibration tokens that a block is run on, in whole sequences
+    fold                           "exact": only where what makes the input takes up the scale; "always": else by a Mul,
+                                   which no checkpoint format has a place for
+    least_gain                     share of the block's error that such a Mul must take away
     """
 
     name: ClassVar[str] = "awq"
@@ -93,12 +98,16 @@ class Awq(Pass):
     rounding: Literal["nearest", "gptq"] = "nearest"
     steps: int = 10
     search_tokens: int = 2048
+    fold: Literal["exact", "always"] = "exact"
+    least_gain: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for option, value in (("steps", self.steps), ("search_tokens", self.search_tokens)):
             if value < 1:
                 raise UsageError(f"{self.name}: {option} is {value}; allowed: 1 or more")
+        if not 0 <= self.least_gain < 1:
+            raise UsageError(f"{self.name}: least_gain is {self.least_gain}; allowed: from 0 to below 1")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Search group by group on the model as it is; then scale everything at once."""
@@ -112,7 +121,7 @@ class Awq(Pass):
                 name = group.linears[0].name or ""
                 found = None
                 if known is not None:
-                    found = _recalled(known, name, group)
+                    found = _recalled(known, name, self._fold(group))
                 elif not heads & set(group.linears):
                     found = self._search(model.graph, stage, group)
                 if found is not None:
@@ -133,42 +142,67 @@ class Awq(Pass):
 
     def _search(
         self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup
-    ) -> tuple[Choice, Fold, Float64Array] | None:
+    ) -> tuple[Choice, Taker, Float64Array] | None:
         """The best scale of a group; None where nothing can take it up, or none is better than no scale."""
-        fold = find_fold(group)
+        fold = self._fold(group)
         if isinstance(fold, Refusal):
             _log.info("%s: left alone: %s", self.name, fold)
             return None
-        weights = weights_of(group)
-        loss = _loss(graph, stage, group, weights, self.search_tokens)
-        gram = stage.gram(group.source) if self.rounding == "gptq" else None
-        one = np.ones(len(next(iter(weights.values()))[0]), np.float32)
-        before = best = loss({node: self._rounded(weight, one, gram) for node, weight in weights.items()})
+        gram = stage.gram(group.source)
+        if not gram.any():
+            _log.info("%s: left alone: %s is fed nothing but zeros", self.name, group.linears[0].name)
+            return None
+        weights, damped = weights_of(group), self._damped(gram, group)
+        loss = block_error(graph, stage, group, weights, gram, self.search_tokens)
+        one = np.ones(len(gram), np.float32)
+        before = best = loss({node: self._rounded(weight, one, damped) for node, weight in weights.items()})
         found: tuple[float, bool, Float64Array] | None = None
         for exponent, by_weights, scale in self._candidates(stage, group, fold, weights):
-            error = loss({node: self._rounded(weight, scale, gram) for node, weight in weights.items()})
+            error = loss({node: self._rounded(weight, scale, damped) for node, weight in weights.items()})
             if error < best:
                 best, found = error, (exponent, by_weights, scale.astype(np.float64))
-        if found is None:
+        if found is None or self._is_too_little(group, fold, before, best):
             return None
         layers = tuple(node.name or "" for node in group.linears)
         return Choice(layers, found[0], found[1], before, best), fold, found[2]
 
-    def _rounded(self, weight: Float32Array, scale: Float32Array, gram: Float64Array | None) -> Float32Array:
+    def _fold(self, group: LinearGroup) -> Taker | Refusal:
+        """What takes up the scale of a group's input."""
+        fold = find_fold(group)
+        return OwnMul() if isinstance(fold, Refusal) and self.fold == "always" and can_scale(group) else fold
+
+    def _is_too_little(self, group: LinearGroup, fold: Taker, before: float, after: float) -> bool:
+        """Whether a Mul costs more than it gains."""
+        if not isinstance(fold, OwnMul) or after <= (1 - self.least_gain) * before:
+            return False
+        _log.info(
+            "%s: left alone: a Mul before %s gains %.1f %%",
+            self.name,
+            group.linears[0].name,
+            100 * (1 - after / before),
+        )
+        return True
+
+    def _damped(self, gram: Float64Array, group: LinearGroup) -> DampedGram | None:
+        """X^T X factorised, once for all trials; None where they are rounded to the nearest."""
+        if not np.isfinite(gram).all():
+            raise PassError(f"{group.source.name!r} gives its linear layers inputs that are not finite")
+        return damped_gram(gram, DAMPING, act_order=True) if self.rounding == "gptq" else None
+
+    def _rounded(self, weight: Float32Array, scale: Float32Array, damped: DampedGram | None) -> Float32Array:
         """The weight, scaled, rounded as the options say, and scaled back: what the layer would compute with."""
         block_size = 0 if self.block_size == "channel" else self.block_size
         scheme = Scheme(self.bits, block_size, self.symmetric)
         scaled = weight * scale
         rounded = round_weight(scaled, scheme, num_threads())
-        if gram is not None:
-            damped = damped_gram(gram / np.outer(scale, scale), DAMPING, act_order=True)
-            rounded = gptq_round(scaled, rounded, damped, scheme, refine=0)
+        if damped is not None:
+            rounded = gptq_round(scaled, rounded, damped.scaled(scale), scheme, refine=0)
         block = scheme.block_columns(weight.shape[1])
         restored: Float32Array = dequantize(rounded.codes, rounded.scale, rounded.zero_point, block) / scale
         return restored
 
     def _candidates(
-        self, stage: CalibrationStage, group: LinearGroup, fold: Fold, weights: Weights
+        self, stage: CalibrationStage, group: LinearGroup, fold: Taker, weights: Weights
     ) -> Iterator[tuple[float, bool, Float32Array]]:
         """Exponent, whether weights count, and s [in] around 1."""
         inputs = np.maximum(fold.shared(stage.mean_absolute(group.source)), _LEAST)
@@ -191,12 +225,12 @@ class Awq(Pass):
         return mean
 
 
-def _recalled(arrays: Arrays, name: str, group: LinearGroup) -> tuple[Choice, Fold, Float64Array] | None:
+def _recalled(arrays: Arrays, name: str, fold: Taker | Refusal) -> tuple[Choice, Taker, Float64Array] | None:
     """A group's choice from a build that was cut off; None where it was to leave the group alone."""
     if f"{name}.scale" not in arrays:
         return None
-    facts, fold = recalled_facts(arrays, name), find_fold(group)
-    assert isinstance(fold, Fold)
+    assert not isinstance(fold, Refusal)
+    facts = recalled_facts(arrays, name)
     return Choice(**{**facts, "layers": tuple(facts["layers"])}), fold, arrays[f"{name}.scale"]
 
 
@@ -204,31 +238,3 @@ def _around_one(scale: Float64Array) -> Float32Array:
     """Geometric middle of the extremes at 1."""
     centred: Float32Array = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
     return centred
-
-
-def _loss(graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, weights: Weights, search_tokens: int) -> Loss:
-    """Error of the block's output, relative to its norm, as a function of the group's weights."""
-    nodes, outputs = block_of(graph, group)
-    if not outputs:
-        raise PassError(f"{group.linears[0].name!r} adds nothing to a residual stream; awq knows no objective for it")
-    if set(nodes) == set(group.linears):
-        return _gram_loss(stage.gram(group.source), weights)
-    run = stage.block(nodes, outputs, search_tokens)
-    exact = [np.array(output) for output in run({})]
-    norm = sum(float(np.square(output, dtype=np.float64).sum()) for output in exact) or 1.0
-
-    def loss(trial: Weights) -> float:
-        results = zip(run(trial), exact, strict=True)
-        return float((sum(float(np.square(a - b, dtype=np.float64).sum()) for a, b in results) / norm) ** 0.5)
-
-    return loss
-
-
-def _gram_loss(gram: Float64Array, weights: Weights) -> Loss:
-    """The same from X^T X over all calibration tokens, where the block is linear."""
-
-    def squared(arrays: Weights) -> float:
-        return float(sum(np.einsum("oi,oi->", array @ gram, array) for array in arrays.values()))
-
-    norm = squared(weights) or 1.0
-    return lambda trial: float((squared({node: weights[node] - array for node, array in trial.items()}) / norm) ** 0.5)

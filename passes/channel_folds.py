@@ -8,7 +8,10 @@ x / s costs nothing where what makes x can take it up:
     x = Mul(activation, up), up rows of Gemm(h, U, b?)      those rows of U and b / s
     x = PagedAttention(q, k, v), v rows of Gemm(h, V, b?)   those rows of V and b / s, one s for a group's heads
 
-In exact arithmetic nothing changes; what is quantized afterwards does.
+In exact arithmetic nothing changes; what is quantized afterwards does. Where nothing can take it up, a Mul can stand in
+front of the layers, which costs a pass over the activations when the model runs:
+
+    x -> Mul(x, 1 / s) -> Gemm(.., W * s)
 """
 
 from collections.abc import Iterable
@@ -19,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.passes.calibration import Float32Array, Float64Array, LinearGroup
+from ingot.passes.quantized_tensors import add_initializer
 from ingot.passes.rewriting import Refusal, small_constant
 from ingot.passes.weight_sites import apply_to_array, drop_if_unused
 from ingot.passes.weight_values import float32_values, is_stored
@@ -48,6 +52,23 @@ class Fold:
         if self.heads is None:
             return scale
         return scale.reshape(self.heads)[:, 0].reshape(-1)
+
+
+@dataclass(frozen=True)
+class OwnMul:
+    """A Mul by 1 / s in front of the layers."""
+
+    def shared(self, channels: Float64Array) -> Float64Array:
+        """Per channel of x [in]: each has a scale of its own."""
+        return channels
+
+
+INPUT_SCALE = ".input_scale"  # how the name of a Mul's constant ends
+
+
+def can_scale(group: LinearGroup) -> bool:
+    """Whether the columns of all of the group's layers can be scaled, whatever takes up the inverse."""
+    return all(is_own(linear.inputs[1]) for linear in group.linears)
 
 
 def find_fold(group: LinearGroup) -> Fold | Refusal:
@@ -111,10 +132,14 @@ class Scalings:
     columns: dict[ir.Node, Float64Array] = field(default_factory=dict)
     rows: dict[ir.Node, Float64Array] = field(default_factory=dict)
     norms: dict[ir.Node, Float64Array] = field(default_factory=dict)
+    inputs: dict[LinearGroup, Float64Array] = field(default_factory=dict)
 
-    def add(self, group: LinearGroup, fold: Fold, scale: Float64Array) -> None:
+    def add(self, group: LinearGroup, fold: Fold | OwnMul, scale: Float64Array) -> None:
         """W * s for the group's layers, 1 / s for what makes their input."""
         self.columns.update(dict.fromkeys(group.linears, scale))
+        if isinstance(fold, OwnMul):
+            self.inputs[group] = scale
+            return
         if fold.rows is None:
             self.norms[fold.node] = scale
             return
@@ -132,8 +157,22 @@ class Scalings:
             scale_stored(graph, node, 1, factor)
             if rows is not None and len(node.inputs) > 2:
                 scale_stored(graph, node, 2, (None, (1 / rows).astype(np.float32)))
+        for group, scale in self.inputs.items():
+            _multiply_input(graph, group, (1 / scale).astype(np.float32))
         for node, scale in self.norms.items():
             scale_stored(graph, node, 1, (None, (1 / scale).astype(np.float32)))
+
+
+def _multiply_input(graph: ir.Graph, group: LinearGroup, factor: Float32Array) -> None:
+    """Put one Mul between the group's input and its layers."""
+    first = group.linears[0]
+    constant = add_initializer(graph, ir.Tensor(factor, name=f"{first.name}{INPUT_SCALE}"))
+    scaled = ir.Value(name=f"{first.name}.scaled_input", type=group.source.type, shape=group.source.shape)
+    graph.insert_before(
+        first, ir.node("Mul", [group.source, constant], outputs=[scaled], name=f"{first.name}.scale_input")
+    )
+    for linear in group.linears:
+        linear.replace_input_with(0, scaled)
 
 
 Factors = tuple[Float32Array | None, Float32Array | None]  # [rows, 1] and [columns]

@@ -44,6 +44,11 @@ class DampedGram:
     order: NDArray[np.int64]
     damping: float
 
+    def scaled(self, scale: FloatArray) -> "DampedGram":
+        """That of the inputs x / s, in the same order, from the same factorisation: U^T U turns into s U^T U s."""
+        gram = self.gram / np.outer(scale, scale)
+        return replace(self, gram=gram, factor=self.factor * scale[self.order])
+
 
 def damped_gram(gram: Float64Array, damping: float, act_order: bool) -> DampedGram:
     """Damp and factor a Gram matrix; where Cholesky fails, with 10, 100, 1000 times the damping.

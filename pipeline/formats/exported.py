@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import UsageError
 from ingot.passes.activation_outliers import split_layers
+from ingot.passes.channel_folds import INPUT_SCALE
 from ingot.passes.quantized_tensors import weight_bits
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.formats.activations import ActivationScheme, activations_of_node
@@ -28,9 +29,10 @@ _CODE_TYPES = {
 def exported_weights(model: ir.Model, names: Iterable[str]) -> dict[str, ExportedWeight]:
     """The named weights of a model that no pass but quantization has changed, and a tied head's own copy if any.
 
-    Every quantized weight is read once for its facts. UsageError when layers keep outlier channels aside.
+    Every quantized weight is read once for its facts. UsageError when layers keep channels aside or scale inputs.
     """
     _refuse_split_layers(model.graph)
+    _refuse_input_scales(model.graph)
     initializers = model.graph.initializers
     copies = [name for name in ("lm_head.weight",) if name in initializers or f"{name}.q" in initializers]
     return {name: _exported(initializers, name) for name in dict.fromkeys([*names, *copies])}
@@ -42,6 +44,15 @@ def _refuse_split_layers(graph: ir.Graph) -> None:
         raise UsageError(
             f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels beside their 8-bit inputs; no "
             "checkpoint format has a place for them: set outliers and outlier_threshold to 0, or export to onnx"
+        )
+
+
+def _refuse_input_scales(graph: ir.Graph) -> None:
+    scaled = [name.removesuffix(INPUT_SCALE) for name in graph.initializers if name.endswith(INPUT_SCALE)]
+    if scaled:
+        raise UsageError(
+            f"{scaled[0]!r} and {len(scaled) - 1} more layers have their inputs scaled by a Mul; no checkpoint "
+            "format has a place for it: give awq `fold: exact`, or export to onnx"
         )
 
 

@@ -13,6 +13,7 @@ from ingot.passes.awq import AWQ_KEY, Awq
 from ingot.passes.calibration import Float32Array, calibrate_with
 from ingot.passes.fold_constants import FoldConstants
 from ingot.passes.gptq import Gptq
+from ingot.passes.gptq_rounding import damped_gram
 from ingot.passes.manager import PassManager
 from ingot.passes.pack_projections import PackProjections
 from ingot.passes.quantize_weights import QuantizeWeights
@@ -106,6 +107,58 @@ def test_quantized_weights_are_left_alone_and_told(caplog: pytest.LogCaptureFixt
     )
 
 
+def norms_in_common() -> ir.Model:
+    """Both layers' first norms read one weight, which neither may scale."""
+    model = decoder()
+    first, second = (node for node in model.graph if (node.name or "").endswith("input_layernorm"))
+    second.replace_input_with(1, first.inputs[1])
+    return model
+
+
+def test_where_nothing_takes_up_the_scale_a_mul_does_if_it_may() -> None:
+    exact, left = logits(norms_in_common()), scaled(norms_in_common())
+    assert not [node for node in left.graph if (node.name or "").endswith("scale_input")]
+    model = scaled(norms_in_common(), fold="always")
+    muls = [node for node in model.graph if (node.name or "").endswith("scale_input")]
+    assert [node.name for node in muls] == ["layers.0.q_proj.scale_input", "layers.1.q_proj.scale_input"]
+    assert all(len(node.outputs[0].uses()) == 3 for node in muls)
+    assert np.linalg.norm(logits(model) - exact) / np.linalg.norm(exact) < 2e-5
+    errors = []
+    for each in (left, model):
+        with calibrate_with(calibration()):
+            PassManager([QuantizeWeights(lm_head="none", embedding="none")]).run(each)
+        errors.append(np.linalg.norm(logits(each) - exact))
+    print(f"error of the logits: {errors[0]:.4f} without the Muls, {errors[1]:.4f} with them")
+    assert errors[1] < errors[0]
+
+
+def test_a_mul_that_gains_too_little_is_not_put(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ingot.passes"):
+        model = scaled(norms_in_common(), fold="always", least_gain=0.95)
+    assert not [node for node in model.graph if (node.name or "").endswith("scale_input")]
+    assert "awq: left alone: a Mul before layers.0.q_proj gains" in caplog.text
+
+
+def test_layers_that_are_fed_zeros_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder()
+    norm = next(node for node in model.graph if node.name == "layers.1.input_layernorm")
+    name = norm.inputs[1].name if norm.inputs[1] else ""
+    model.graph.initializers[name or ""].const_value = ir.tensor(np.zeros(64, np.float32), name=name)
+    with caplog.at_level(logging.INFO, "ingot.passes"):
+        scaled(model, rounding="gptq", steps=2)
+    assert "awq: left alone: layers.1.q_proj is fed nothing but zeros" in caplog.text
+
+
+def test_a_factorisation_is_scaled_instead_of_made_anew() -> None:
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((200, 24)) * np.linspace(0.2, 3, 24)
+    scale = random.uniform(0.3, 3, 24).astype(np.float32)
+    damped = damped_gram(inputs.T @ inputs, 0.01, act_order=True).scaled(scale)
+    order = damped.order
+    product = damped.factor.T @ damped.factor @ damped.gram[np.ix_(order, order)]
+    np.testing.assert_allclose(product, np.eye(24), atol=1e-4)
+
+
 def test_the_same_data_gives_the_same_scales() -> None:
     first, second = scaled(decoder()), scaled(decoder())
     assert first.metadata_props[AWQ_KEY] == second.metadata_props[AWQ_KEY]
@@ -121,3 +174,5 @@ def test_without_data_it_says_how_to_give_some() -> None:
 def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(UsageError, match="awq: steps is 0; allowed: 1 or more"):
         Awq(steps=0)
+    with pytest.raises(UsageError, match=r"awq: least_gain is 1\.0; allowed: from 0 to below 1"):
+        Awq(least_gain=1.0)
