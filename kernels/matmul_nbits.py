@@ -1,10 +1,10 @@
-"""Products of 16-bit rows with a 4-bit weight: y = x @ W^T + b, the weight dequantized in registers.
+"""Products of 16-bit rows with a 4- or 8-bit weight: y = x @ W^T + b, the weight dequantized in registers.
 
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
 
-Codes are packed in spans of 64 columns, 32 bytes each: byte j of a span holds column j in its low half and column
-j + 32 in its high half. So either half of the bytes is a run of columns with one scale, and needs no shuffling before
-the product. Columns are padded to whole spans with codes equal to the zero point.
+Codes are stored in spans of 64 columns. With 8 bits a span is 64 bytes, column by column; with 4 bits it is 32 bytes,
+and byte j holds column j in its low half and column j + 32 in its high half. So either half of a span is a run of
+columns with one scale, and needs no shuffling before the product. Columns are padded to whole spans.
 
 Few rows leave the card waiting for weights: SPLITS programs share the columns of one tile, and add_splits joins what
 they found, in order. Many rows make it wait for multiplications: then the scale goes into the weight before the
@@ -37,18 +37,27 @@ def _span(
 
 
 @triton.jit
-def _group(scales, zero_points, n, group, inside, GROUPS: tl.constexpr, HAS_ZERO_POINTS: tl.constexpr):
-    """Scale and zero point [tile] of a group; 8 where a symmetric weight has none."""
+def _group(
+    scales,
+    zero_points,
+    n,
+    group,
+    inside,
+    BITS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+):
+    """Scale and zero point [tile] of a group; the middle code where a symmetric weight has none."""
     known = inside & (group < GROUPS)
     scale = tl.load(scales + n * GROUPS + group, mask=known, other=0.0).to(tl.float32)
-    zero = tl.zeros_like(scale) + 8.0
+    zero = tl.zeros_like(scale) + (8.0 if BITS == 4 else 128.0)
     if HAS_ZERO_POINTS:
         zero = tl.load(zero_points + n * GROUPS + group, mask=known, other=0).to(tl.float32)
     return scale, zero
 
 
 @triton.jit
-def matmul_int4(
+def matmul_nbits(
     x,
     codes,
     scales,
@@ -66,12 +75,13 @@ def matmul_int4(
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Grid (ceil(N / TILE), ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 32] uint8.
+    """Grid (ceil(N / TILE), ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 8 * BITS] uint8.
 
     scales, zero_points    [N, GROUPS], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 without the bias when SPLITS is more than 1
@@ -83,13 +93,19 @@ def matmul_int4(
     place = x + m.to(tl.int64) * x_stride
     total = tl.zeros([TILE_ROWS, TILE], tl.float32)
     for span in range(split * SPANS // SPLITS, (split + 1) * SPANS // SPLITS):
-        at = n.to(tl.int64)[:, None] * (SPANS * 32) + span * 32 + tl.arange(0, 32)[None, :]
-        packed = tl.load(codes + at, mask=inside[:, None], other=0)
-        scale, zero = _group(scales, zero_points, n, span * 64 // GROUP, inside, GROUPS, HAS_ZERO_POINTS)
-        total += _span(place, span * 64, packed & 15, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
+        place_of_codes = codes + (n.to(tl.int64)[:, None] * SPANS + span) * (8 * BITS) + tl.arange(0, 32)[None, :]
+        low = tl.load(place_of_codes, mask=inside[:, None], other=0)
+        if BITS == 4:
+            low, high = low & 15, low >> 4
+        else:
+            high = tl.load(place_of_codes + 32, mask=inside[:, None], other=0)
+        scale, zero = _group(scales, zero_points, n, span * 64 // GROUP, inside, BITS, GROUPS, HAS_ZERO_POINTS)
+        total += _span(place, span * 64, low, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
         if GROUP < 64:
-            scale, zero = _group(scales, zero_points, n, (span * 64 + 32) // GROUP, inside, GROUPS, HAS_ZERO_POINTS)
-        total += _span(place, span * 64 + 32, packed >> 4, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
+            scale, zero = _group(
+                scales, zero_points, n, (span * 64 + 32) // GROUP, inside, BITS, GROUPS, HAS_ZERO_POINTS
+            )
+        total += _span(place, span * 64 + 32, high, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
     if HAS_BIAS and SPLITS == 1:
         total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]

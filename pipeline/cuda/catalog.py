@@ -1,7 +1,8 @@
 """Every kernel's launch signature: its arguments in order with their types. What is not listed is a constant.
 
-    T      activations and plain weights: fp16 or bf16            KV    elements of the KV pool
-    C      codes of a quantized operand                           S     scales and bias of a quantized operand
+    T      activations and plain weights: fp16 or bf16            KV     elements of the KV pool
+    C      codes of a quantized operand                           S      scales of a quantized operand
+    OUT    what a product is stored as: T, or fp32 for logits and for parts that are still to be added
 
 Names and order are those of the kernel's function, which a test compares. To add a kernel: its file in kernels/, its
 line here.
@@ -43,6 +44,7 @@ CATALOG: Mapping[str, Signature] = {
     "gated_activation": _signature(
         "gated_activation.gated_activation", "gate_up out: *T; gate_up_stride out_stride: i32"
     ),
+    "add_rows": _signature("elementwise.add_rows", "left right out: *T; left_stride right_stride out_stride: i32"),
     "rotary_kv_write": _signature(
         "rotary_kv_write.rotary_kv_write",
         "qkv: *T; positions slots: *i64; cos sin: *fp32; q_out: *T; pool: *KV; scales: *fp16; "
@@ -62,14 +64,14 @@ CATALOG: Mapping[str, Signature] = {
         "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; sinks: *fp32; "
         f"out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}",
     ),
-    "matmul_int4": _signature(
-        "matmul_int4.matmul_int4",
+    "matmul_nbits": _signature(
+        "matmul_nbits.matmul_nbits",
         "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32",
     ),
-    "add_splits": _signature("matmul_int4.add_splits", "parts: *fp32; bias out: *T; rows out_stride: i32"),
+    "add_splits": _signature("matmul_nbits.add_splits", "parts: *fp32; bias: *T; out: *OUT; rows out_stride: i32"),
     "matmul": _signature(
         "matmul.matmul",
-        "x weight: *C; x_scales weight_scales: *fp32; bias out: *T; rows x_stride out_stride: i32",
+        "x weight: *C; x_scales weight_scales: *fp32; bias: *T; out: *OUT; rows x_stride out_stride: i32",
     ),
     "quantize_rows": _signature("matmul.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32"),
     "greedy": _signature("sampling.greedy", "logits: *fp32; tokens: *i64; stride: i32"),

@@ -7,37 +7,42 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from ingot.kernels.matmul import matmul, quantize_rows
-from ingot.kernels.matmul_int4 import add_splits, matmul_int4
+from ingot.kernels.matmul_nbits import add_splits, matmul_nbits
 from tests.kernels.reference import FLOAT, FP8, INT8, numpy64
 
 SPAN = 64
 
 
 def packed_spans(codes: NDArray[np.uint8]) -> torch.Tensor:
-    """Codes [N, whole spans] as matmul_int4 reads them."""
+    """Codes [N, whole spans] as matmul_nbits reads 4-bit ones."""
     halves = codes.reshape(len(codes), -1, 2, SPAN // 2)
     return torch.from_numpy((halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(len(codes), -1))
 
 
 @pytest.mark.parametrize("scale_weights", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "n", "columns", "group", "splits", "symmetric"),
+    ("bits", "rows", "n", "columns", "group", "splits", "symmetric"),
     [
-        (1, 48, 256, 128, 1, True),
-        (1, 40, 320, 64, 3, False),
-        (5, 33, 172, 32, 1, False),
-        (17, 96, 192, 32, 2, True),
-        (64, 32, 128, 128, 1, False),
+        (4, 1, 48, 256, 128, 1, True),
+        (4, 1, 40, 320, 64, 3, False),
+        (4, 5, 33, 172, 32, 1, False),
+        (4, 17, 96, 192, 32, 2, True),
+        (4, 64, 32, 128, 128, 1, False),
+        (8, 3, 40, 172, 32, 2, True),
+        (8, 1, 33, 128, 128, 1, False),
     ],
 )
-def test_int4_equals_the_dequantized_product(
-    rows: int, n: int, columns: int, group: int, splits: int, symmetric: bool, scale_weights: bool
+def test_the_product_is_that_of_the_dequantized_weight(
+    bits: int, rows: int, n: int, columns: int, group: int, splits: int, symmetric: bool, scale_weights: bool
 ) -> None:
     rng = np.random.default_rng(rows)
     spans, groups = -(-columns // SPAN), -(-columns // group)
-    codes = rng.integers(0, 16, (n, spans * SPAN), np.uint8)
+    levels = 1 << bits
+    codes = rng.integers(0, levels, (n, spans * SPAN), np.uint8)
     scales = rng.uniform(0.01, 0.1, (n, groups)).astype(np.float16)
-    zeros = np.full((n, groups), 8, np.uint8) if symmetric else rng.integers(0, 16, (n, groups), np.uint8)
+    zeros = rng.integers(0, levels, (n, groups), np.uint8)
+    if symmetric:
+        zeros[:] = levels // 2
     x = torch.from_numpy(rng.standard_normal((rows, columns)).astype(np.float32))
     bias = torch.from_numpy(rng.standard_normal(n).astype(np.float32))
     group_of = np.arange(columns) // group
@@ -45,8 +50,13 @@ def test_int4_equals_the_dequantized_product(
     out = torch.full((rows, n), torch.nan)
     parts = torch.full((splits, rows, n), torch.nan) if splits > 1 else out
     tile, tile_rows = 32, 16
-    matmul_int4[(-(-n // tile), -(-rows // tile_rows), splits)](
-        *(x, packed_spans(codes), torch.from_numpy(scales), None if symmetric else torch.from_numpy(zeros)),
+    matmul_nbits[(-(-n // tile), -(-rows // tile_rows), splits)](
+        *(
+            x,
+            packed_spans(codes) if bits == 4 else torch.from_numpy(codes),
+            torch.from_numpy(scales),
+            None if symmetric else torch.from_numpy(zeros),
+        ),
         *(bias, parts, rows, columns, n),
         N=n,
         COLUMNS=columns,
@@ -56,6 +66,7 @@ def test_int4_equals_the_dequantized_product(
         SPLITS=splits,
         TILE_ROWS=tile_rows,
         TILE=tile,
+        BITS=bits,
         HAS_ZERO_POINTS=not symmetric,
         HAS_BIAS=True,
         SCALE_WEIGHTS=scale_weights,

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from ingot.kernels.elementwise import add_rows
 from ingot.kernels.gated_activation import GELU_ERF, GELU_TANH, SILU, gated_activation
 from ingot.kernels.gather import gather_quantized_rows, gather_rows
 from ingot.kernels.norm import rms_norm
@@ -61,6 +62,13 @@ def test_quantized_rows_are_gathered_exactly(symmetric: bool) -> None:
     values = codes.to(torch.float32) - (0 if symmetric else zeros.to(torch.float32)[:, group])
     assert torch.equal(out[:2], (values * scales[:, group])[[8, 0]])
     assert (out[2] == 0).all()
+
+
+def test_rows_are_added() -> None:
+    rng = np.random.default_rng(8)
+    left, right, out = random(rng, 3, 100), random(rng, 3, 100), torch.full((3, 100), torch.nan)
+    add_rows[(3, 2)](left, right, out, 100, 100, 100, COLUMNS=100, BLOCK=64)
+    assert torch.equal(out, left + right)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(SILU, "silu"), (GELU_ERF, "none"), (GELU_TANH, "tanh")])

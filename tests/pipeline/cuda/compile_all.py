@@ -13,7 +13,15 @@ KV_TYPES = ("fp16", FLOAT8, "i8", "u8")  # by kernels/kv_precision.py
 CODE_TYPES = ("bf16", FLOAT8, "i8")
 HEADS: dict[str, Constant] = {"DIM": 64, "BLOCK_DIM": 64, "BLOCK_TOKENS": 16}
 ATTENTION: dict[str, Constant] = {**HEADS, "TILE": 32, "DTYPE": "fp16"}
-INT4: dict[str, Constant] = {"N": 64, "COLUMNS": 128, "SPANS": 2, "GROUP": 32, "GROUPS": 4, "TILE_ROWS": 16, "TILE": 32}
+NBITS: dict[str, Constant] = {
+    "N": 64,
+    "COLUMNS": 128,
+    "SPANS": 2,
+    "GROUP": 32,
+    "GROUPS": 4,
+    "TILE_ROWS": 16,
+    "TILE": 32,
+}
 
 
 def requests() -> Iterator[KernelRequest]:
@@ -29,15 +37,17 @@ def requests() -> Iterator[KernelRequest]:
         yield from pool_requests(kind, {"T": "fp16", "KV": pool})
     joined: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "CHUNK": 64, "HAS_SINKS": True}
     yield KernelRequest("join_chunks", half, joined)
-    int4: dict[str, Constant] = {**INT4, "SPLITS": 2, "HAS_ZERO_POINTS": True, "HAS_BIAS": False, "DTYPE": "bf16"}
+    nbits: dict[str, Constant] = {**NBITS, "SPLITS": 2, "HAS_ZERO_POINTS": True, "HAS_BIAS": False, "DTYPE": "bf16"}
     types = {**half, "S": "fp16", "OUT": "fp32"}
-    for scale_weights in (False, True):
-        yield KernelRequest("matmul_int4", types, {**int4, "SCALE_WEIGHTS": scale_weights}, frozenset({"x_stride"}))
-    yield KernelRequest("add_splits", half, {"N": 64, "SPLITS": 2, "BLOCK": 64, "HAS_BIAS": True})
+    for bits, scale_weights in ((4, False), (4, True), (8, False)):
+        form = {**nbits, "BITS": bits, "SCALE_WEIGHTS": scale_weights}
+        yield KernelRequest("matmul_nbits", types, form, frozenset({"x_stride"}))
+    yield KernelRequest("add_rows", half, rows)
+    yield KernelRequest("add_splits", {**half, "OUT": "fp32"}, {"N": 64, "SPLITS": 2, "BLOCK": 64, "HAS_BIAS": True})
     for kind, codes in enumerate(CODE_TYPES):
         tiles: dict[str, Constant] = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4}
         constants = {"N": 64, "COLUMNS": 128, **tiles, "KIND": kind, "HAS_BIAS": True, "UPCAST": False}
-        yield KernelRequest("matmul", {**half, "C": codes}, constants)
+        yield KernelRequest("matmul", {**half, "C": codes, "OUT": "bf16"}, constants)
         if kind:
             yield KernelRequest("quantize_rows", {**half, "C": codes}, {**rows, "KIND": kind})
     for kernel in ("greedy", "draw"):

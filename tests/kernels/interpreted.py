@@ -1,0 +1,82 @@
+"""Runs launch programs in Triton's interpreter, as the CUDA runtime runs their cubins: slowly, and with any type."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from numpy.typing import NDArray
+
+from ingot.pipeline.cuda.catalog import CATALOG
+from ingot.pipeline.cuda.kv_layout import KVLayout
+from ingot.pipeline.cuda.launch_program import Argument, Launch, LaunchProgram
+from ingot.pipeline.cuda.lowering import Lowered
+from ingot.pipeline.cuda.program_builder import Weight
+
+TORCH_TYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+_DOT_TYPES = {"fp32": tl.float32, "fp16": tl.float16}
+
+
+class InterpretedModel:
+    """A lowered model with memory of its own: arena, weights, and a KV pool of so many blocks."""
+
+    def __init__(self, lowered: Lowered, blocks: int) -> None:
+        self.programs = {(program.attention, program.rows): program for program in lowered.programs}
+        self.kv: KVLayout = lowered.kv
+        self._weights = {name: _tensor(weight) for name, weight in lowered.weights.items()}
+        self._arena = torch.zeros(max(program.arena_bytes for program in lowered.programs) // 4, dtype=torch.float32)
+        self._pool = torch.zeros(blocks * lowered.kv.block_bytes // 4, dtype=torch.float32)
+
+    def run(
+        self, program: LaunchProgram, inputs: Mapping[str, NDArray[Any] | Sequence[int]], vocabulary: int
+    ) -> NDArray[np.float32]:
+        """logits [rows, vocabulary] of one step; what an input lacks to the bucket is padding."""
+        external = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()}
+        external["logits"] = torch.full((program.rows * vocabulary,), torch.nan)
+        for launch in program.launches:
+            self._launch(program, launch, external)
+        return external["logits"].reshape(program.rows, vocabulary).numpy()
+
+    def _launch(self, program: LaunchProgram, launch: Launch, external: Mapping[str, torch.Tensor]) -> None:
+        module, _, name = CATALOG[launch.kernel].function.partition(".")
+        function = getattr(import_module(f"ingot.kernels.{module}"), name)
+        constants = {key: _constant(key, value) for key, value in launch.constants.items()}
+        arguments = [self._argument(program, argument, external) for argument in launch.arguments]
+        function[launch.grid](*arguments, **constants)
+
+    def _argument(self, program: LaunchProgram, argument: Argument, external: Mapping[str, torch.Tensor]) -> Any:
+        if argument.kind == "number":
+            return argument.value
+        if argument.kind == "null":
+            return torch.zeros(1, dtype=TORCH_TYPES[argument.type])
+        dtype = TORCH_TYPES[argument.type]
+        if argument.kind == "weight":
+            return self._weights[argument.name]
+        if argument.name in ("kv_pool", "kv_scales"):
+            return self._pool.view(dtype)[argument.offset :]
+        if argument.name in external:
+            return external[argument.name].to(dtype) if argument.name != "logits" else external["logits"]
+        place = program.places[argument.name]
+        part = self._arena[place.offset // 4 : (place.offset + place.bytes + 3) // 4]
+        return part.view(dtype)[argument.offset :]
+
+
+def _tensor(weight: Weight) -> torch.Tensor:
+    return torch.from_numpy(np.array(weight.make())).to(TORCH_TYPES[weight.type])
+
+
+def _constant(name: str, value: Any) -> Any:
+    """Constants by name; products are float32, whatever the card would take them in."""
+    if name == "UPCAST":
+        return True
+    return _DOT_TYPES[value] if isinstance(value, str) else value
