@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class Peer:
     package    its virtual environment's name, and what its adapter is called in benchmarks/adapters
     method     one that the adapter knows
     bits       what it can do
+    is_ours    runs in this very environment
     """
 
     label: str
@@ -40,6 +42,11 @@ class Peer:
     method: str
     symmetric: bool
     bits: tuple[int, ...] = (4, 3)
+    is_ours: bool = False
+
+    def python(self, venvs: Path) -> Path:
+        """Interpreter that has the package."""
+        return Path(sys.executable) if self.is_ours else venvs / self.package / "bin" / "python"
 
     @property
     def adapter(self) -> str:
@@ -128,22 +135,22 @@ def job_of(peer: Peer, case: Case, output: Path) -> Job:
 
 def run_adapter(peer: Peer, job: Job, venvs: Path) -> Outcome:
     """Start the adapter in its environment and wait for its answer."""
-    python = venvs / peer.package / "bin" / "python"
+    return Outcome(
+        **json.loads(run_in(peer.python(venvs), peer.adapter, json.dumps(asdict(job), default=str), job.threads))
+    )
+
+
+def run_in(python: Path, module: str, argument: str, threads: int = 1) -> str:
+    """Run a module of this repository in another environment: the last line that it prints. PeerFailed otherwise."""
     if not python.is_file():
         raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.setup_quantizers")
-    threads = {name: str(job.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    environment = {**os.environ, **threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    environment = {**os.environ, **limits, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryFile("w+") as errors:
-        finished = subprocess.run(
-            [str(python), "-m", peer.adapter, json.dumps(asdict(job), default=str)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
+        command = [str(python), "-m", module, argument]
+        finished = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
         errors.seek(0)
         words = errors.read().strip().splitlines()
-    if finished.returncode:
-        raise PeerFailed(f"{peer.label}: {words[-1] if words else 'it ended without a word'}")
-    return Outcome(**json.loads(finished.stdout.splitlines()[-1]))
+    if finished.returncode or not finished.stdout.strip():
+        raise PeerFailed(words[-1].strip() if words else "it ended without a word")
+    return finished.stdout.splitlines()[-1]

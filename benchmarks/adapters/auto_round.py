@@ -14,7 +14,7 @@ def quantize(job: Job) -> None:
     torch.set_num_threads(job.threads)
     model = AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=torch.float32)
     ids = torch.from_numpy(job.token_ids())
-    batches = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in ids.split(_BATCH)]
+    batches = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in torch.split(ids, _BATCH)]
     rounding = AutoRound(
         model,
         AutoTokenizer.from_pretrained(job.checkpoint),

@@ -7,7 +7,7 @@ from llmcompressor import oneshot
 from llmcompressor.modifiers import Modifier
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
-from llmcompressor.modifiers.transform.awq import AWQModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier, default_mappings
 from llmcompressor.pipelines.cache import IntermediatesCache
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -44,12 +44,19 @@ def _recipe(job: Job) -> list[Modifier]:
         "gptq": GPTQModifier(config_groups=scheme, ignore=ignore),
         "awq": QuantizationModifier(config_groups=scheme, ignore=ignore),
     }
+    # It divides by the loss of each scaled group, which is zero where nothing of the group is quantized.
+    scaled = [mapping for mapping in default_mappings if not _is_kept(mapping.balance_layers, job.keep)]
     recipes = {
         "gptq": [rounding["gptq"]],
-        "awq": [AWQModifier(), rounding["awq"]],
-        "awq+gptq": [AWQModifier(), rounding["gptq"]],
+        "awq": [AWQModifier(mappings=scaled), rounding["awq"]],
+        "awq+gptq": [AWQModifier(mappings=scaled), rounding["gptq"]],
     }
     return recipes[job.method]
+
+
+def _is_kept(patterns: list[str], keep: tuple[str, ...]) -> bool:
+    """Whether every layer of a group stays as it is; its patterns end like "down_proj$"."""
+    return bool(keep) and all(pattern.removesuffix("$").endswith(keep) for pattern in patterns)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""Ingot's own quantizers as the packages' are run: a checkpoint and token ids in, a compressed-tensors folder out."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+
+from benchmarks.adapters.quantizing import Job, answer
+from benchmarks.quantizer_cases import CHAINS, Setting
+from ingot.passes.calibration import CalibrationFacts, calibrate_with
+from ingot.passes.manager import PassManager
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.config import read_config
+from ingot.pipeline.formats.exported import exported_weights
+from ingot.pipeline.formats.safetensors_export import export_compressed_tensors
+from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.tensors import tensor_names
+from ingot.pipeline.weights_file import write_weights
+
+
+def quantize(job: Job) -> None:
+    """Methods: the names of CHAINS. Runs what `ingot export` runs: the quantization passes, without fusions."""
+    os.environ["INGOT_THREADS"] = str(job.threads)
+    checkpoint = Checkpoint.open(job.checkpoint)
+    model = import_checkpoint(checkpoint)
+    setting = Setting(job.bits, job.group_size, job.symmetric, job.keep)
+    with calibrate_with(CalibrationEngine(_data(job))):
+        PassManager([step.make(setting) for step in CHAINS[job.method]]).run(model)
+    weights = list(exported_weights(model, tensor_names(read_config(checkpoint))).values())
+    export = export_compressed_tensors(weights)
+    job.output.mkdir(parents=True)
+    write_weights(job.output / "model.safetensors", export.tensors, padded=False)
+    config = {**checkpoint.config, "quantization_config": export.quantization}
+    (job.output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in checkpoint.tokenizer_files:
+        shutil.copy(file, job.output)
+
+
+def _data(job: Job) -> CalibrationData:
+    ids = job.token_ids()
+    sequences, tokens = ids.shape
+    facts = CalibrationFacts(job.sequences.name, "", ids.size, sequences, tokens, seed=0)
+    return CalibrationData(facts, np.ascontiguousarray(ids))
+
+
+if __name__ == "__main__":
+    answer(quantize, ("onnxruntime", "numpy"))
