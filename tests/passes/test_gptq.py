@@ -112,6 +112,38 @@ def test_inputs_that_say_nothing_are_refused(bad: np.ndarray[Any, np.dtype[np.fl
         damped_gram(bad, 0.01, act_order=True)
 
 
+def degenerate(kind: str, columns: int = 172) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """X^T X of inputs that leave Cholesky little to hold on to."""
+    random = np.random.default_rng(4)
+    inputs = random.standard_normal((300, columns))
+    if kind == "one token":
+        inputs = inputs[:1]
+    elif kind == "fewer tokens than channels":
+        inputs = inputs[:20]
+    elif kind == "channels that are copies":
+        inputs[:, 1::2] = inputs[:, ::2]
+    elif kind == "huge range":
+        inputs *= 10.0 ** random.uniform(-9, 9, columns)
+    elif kind == "one channel fires":
+        inputs[:, 1:] = 0
+    return np.asarray(inputs.T @ inputs)
+
+
+@pytest.mark.parametrize("refine", [0, 2])
+@pytest.mark.parametrize(
+    "kind",
+    ["one token", "fewer tokens than channels", "channels that are copies", "huge range", "one channel fires"],
+)
+def test_inputs_that_hardly_define_a_matrix_still_lose_no_more_than_the_nearest(kind: str, refine: int) -> None:
+    weight, scheme = toy_weight(), Scheme(3, 64, symmetric=False)  # blocks that do not divide 172 columns
+    damped, grid = damped_gram(degenerate(kind), 0.01, act_order=True), round_weight(weight, scheme)
+    rounded = gptq_round(weight, grid, damped, scheme, refine)
+    assert np.isfinite(rounded.scale).all()
+    assert (rounded.scale > 0).all()
+    assert rounded.codes.max() <= 7
+    assert error_of(weight, rounded, damped, scheme) <= error_of(weight, grid, damped, scheme) * (1 + 1e-5)
+
+
 def test_every_layer_s_outputs_are_nearer_than_with_rounding_to_the_nearest() -> None:
     rows = [row for row in statistics(quantized(Gptq())).values() if row["method"] == "gptq"]
     assert len(rows) == 14
