@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class ProgramWeight:
     block_size: int
     symmetric: bool
     elements: int
+    kind: Literal["integer", "float"]
+    activations: str
     stored_bytes: int
     scale_min: float
     scale_median: float
@@ -49,10 +52,13 @@ def program_statistics(artifact: Artifact) -> Iterator[ProgramWeight]:
         if isinstance(operand.content, Codes):
             decode = partial(operand.content.decode, slice(0, operand.rows))
             name = operand.name.removeprefix("model.").removesuffix(".weight")
-            yield _weight(name, operand.stored, decode, sizes[operand.stored.removesuffix(".q")])
+            activations = operand.content.activations.words if operand.content.activations else ""
+            yield _weight(name, operand.stored, decode, sizes[operand.stored.removesuffix(".q")], activations)
 
 
-def _weight(name: str, tensor: str, decode: Callable[[], QuantizedWeight], num_bytes: int) -> ProgramWeight:
+def _weight(
+    name: str, tensor: str, decode: Callable[[], QuantizedWeight], num_bytes: int, activations: str
+) -> ProgramWeight:
     weight = decode()
     low, high = _range(weight)
     return ProgramWeight(
@@ -62,6 +68,8 @@ def _weight(name: str, tensor: str, decode: Callable[[], QuantizedWeight], num_b
         block_size=0 if weight.group_size == weight.codes.shape[1] else weight.group_size,
         symmetric=weight.zero_points is None,
         elements=weight.codes.size,
+        kind=weight.kind,
+        activations=activations,
         stored_bytes=num_bytes,
         **scale_range(weight.scales),
         end_share=end_share(weight.codes, low, high),

@@ -6,7 +6,7 @@ in report.html.jinja, its line in docs/evidence.md.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 FLOAT_BITS = 32  # the baseline's weights
 WORST = 5
@@ -21,6 +21,8 @@ class QuantizedWeight:
 
     name             the node that reads it, as "layers.0.mlp.down_proj"
     tensor           its codes' name in the program
+    kind             codes are integers, or floats (fp8 e4m3)
+    activations      how the layer's inputs are quantized, as "int8 dynamic per token"; "" where they are not
     bits             of a code; block_size: columns that share a scale, 0 for a whole row
     stored_bytes     of codes, scales and zero points in the artifact
     method           how it was rounded: "gptq", "round-to-nearest"
@@ -39,6 +41,8 @@ class QuantizedWeight:
     block_size: int
     symmetric: bool
     elements: int
+    kind: Literal["integer", "float"] = "integer"
+    activations: str = ""
     stored_bytes: int | None = None
     method: str | None = None
     relative_error: float | None = None
@@ -57,7 +61,9 @@ class QuantizedWeight:
     def format(self) -> str:
         """The scheme in words."""
         block = f"blocks of {self.block_size}" if self.block_size else "per channel"
-        return f"{self.bits} bits, {block}, {'symmetric' if self.symmetric else 'asymmetric'}"
+        sides = "" if self.kind == "float" else f", {'symmetric' if self.symmetric else 'asymmetric'}"
+        bits = f"fp{self.bits}" if self.kind == "float" else f"{self.bits} bits"
+        return f"{bits}, {block}{sides}" + (f"; inputs {self.activations}" if self.activations else "")
 
     @property
     def float_bytes(self) -> int:

@@ -74,10 +74,19 @@ def test_a_build_of_the_exported_checkpoint_gives_the_same_greedy_tokens(
     assert greedy_tokens(again) == greedy_tokens(artifact)
 
 
+@pytest.mark.parametrize(
+    "chain",
+    [
+        f"[{{quantize-weights: {{{SCHEME}}}}}]",
+        "[{fp8: {activations: dynamic}}]",
+        "[{quantize-weights: {bits: 8, block_size: channel, symmetric: true, embedding: none, lm_head: none}}, "
+        "{quantize-activations: {mode: dynamic}}]",
+    ],
+)
 def test_a_recipe_and_its_artifact_are_exported_to_the_same_weights(
-    build_unmeasured: BuildArtifact, tmp_path: Path
+    chain: str, build_unmeasured: BuildArtifact, tmp_path: Path
 ) -> None:
-    passes = f"passes=[{{quantize-weights: {{{SCHEME}}}}}]"
+    passes = f"passes={chain}"
     folder = export_checkpoint(
         load_recipe("fp32-cpu", [f"checkpoint={LLAMA}", passes]), tmp_path / "recipe", "compressed-tensors"
     )
@@ -86,6 +95,23 @@ def test_a_recipe_and_its_artifact_are_exported_to_the_same_weights(
     assert same_weights(folder, artifact)
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "artifact" / "model.safetensors").read_bytes()
     assert (folder / "config.json").read_bytes() == (tmp_path / "artifact" / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        f"[{{rotate: {{}}}}, {{quantize-weights: {{{SCHEME}}}}}]",
+        f"[{{prune-structure: {{ffn: 512}}}}, {{quantize-weights: {{{SCHEME}}}}}]",
+        "[{smooth-quant: {embedding: none, lm_head: none}}]",
+    ],
+)
+def test_weights_that_a_pass_scaled_turned_or_cut_come_out_as_they_are_in_the_program(
+    chain: str, build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    settings = [f"passes={chain}", CALIBRATION[0], "calibration.sequences=2"]
+    recipe = load_recipe("fp32-cpu", [f"checkpoint={DEMO_MODEL}", *settings])
+    export_checkpoint(recipe, tmp_path / "out", "compressed-tensors")
+    assert same_weights(tmp_path / "out", build_unmeasured("fp32-cpu", DEMO_MODEL, *settings, "generate=null"))
 
 
 def test_what_a_format_cannot_hold_is_said_with_the_formats_that_can(

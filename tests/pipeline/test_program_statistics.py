@@ -7,6 +7,7 @@ from ingot.artifact import Artifact
 from ingot.pipeline.artifact_weights import artifact_weights
 from ingot.pipeline.formats.layers import QuantizedLayer
 from ingot.pipeline.program_statistics import ProgramWeight, program_statistics
+from ingot.validation.evidence import sealed_quantization
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 from tests.pipeline.test_artifact_weights import floats
@@ -62,3 +63,13 @@ def test_bytes_count_padding_scales_and_zero_points(build_unmeasured: BuildArtif
 
 def test_an_artifact_without_quantization_has_none(build_unmeasured: BuildArtifact) -> None:
     assert not list(program_statistics(build_unmeasured("fp32-cpu", LLAMA, "generate=null")))
+
+
+def test_float8_weights_and_what_is_done_to_their_inputs_are_told(build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, "passes=[{fp8: {activations: dynamic}}]", "generate=null")
+    found = list(program_statistics(artifact))
+    assert {(weight.kind, weight.bits, weight.block_size) for weight in found} == {("float", 8, 0)}
+    assert {weight.activations for weight in found} == {"fp8 dynamic per token"}
+    sealed = {weight.tensor: weight for weight in sealed_quantization(artifact).weights}
+    assert all(sealed[weight.tensor].format == "fp8, per channel; inputs fp8 dynamic per token" for weight in found)
+    assert all(sealed[weight.tensor].end_share == weight.end_share for weight in found)

@@ -10,6 +10,7 @@ from ingot.builder.layer_kl import KlOptions, LayerKl, layer_kl, quantized_weigh
 from ingot.builder.weight_watch import WeightWatch
 from ingot.passes.quantize_weights import QUANTIZATION_KEY
 from ingot.pipeline.compile import Compiled
+from ingot.pipeline.formats.activations import ActivationScheme
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.stored_bytes import stored_bytes
 from ingot.validation.quantization import Quantization, QuantizedWeight
@@ -35,7 +36,13 @@ def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, fold
 
 def _weight(row: Mapping[str, Any], sizes: Mapping[str, int]) -> QuantizedWeight:
     known = {"block_size": 0, "symmetric": True} | {key: value for key, value in row.items() if key in _FIELDS}
+    known["activations"] = _words(row["activations"]) if "activations" in row else ""
     return QuantizedWeight(**known, stored_bytes=sizes.get(row["tensor"].removesuffix(".q")))
+
+
+def _words(activations: Mapping[str, Any]) -> str:
+    keys = [field.name for field in fields(ActivationScheme)]
+    return ActivationScheme(**{key: activations[key] for key in keys if key in activations}).words
 
 
 def _why_no_kl(recipe: Recipe, watch: WeightWatch) -> str:
