@@ -1,5 +1,6 @@
 """The whole compile on one screen: checkpoint -> IR -> passes -> segments -> program on disk."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,10 +10,10 @@ from platform import python_version
 
 import onnx_ir as ir
 
-from ingot.artifact import KVGeometry, ModelFacts, Program
+from ingot.artifact import CALIBRATION_FILE, KVGeometry, ModelFacts, Program
 from ingot.errors import UsageError
 from ingot.passes.base import Pass
-from ingot.passes.calibration import calibrate_with
+from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
@@ -45,7 +46,8 @@ class Compiled:
 def compile_recipe(
     recipe: Recipe, folder: Path, observe: Observer | None = None, progress: Progress = silent
 ) -> Compiled:
-    """Compile the recipe's checkpoint into `folder`: program/, tokenizer/ and recipe.yaml.
+    """Compile the recipe's checkpoint into `folder`: program/, tokenizer/ and recipe.yaml, and calibration.json where a
+    pass looked at data.
 
     `observe` is called after every pass with the IR as it then is. Raises CheckpointError, PassError or BuildError;
     the folder is the caller's to remove.
@@ -60,6 +62,9 @@ def compile_recipe(
     program = write_program(model, folder, progress)
     seal_checkpoint(as_pruned(checkpoint, model), folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
+    if CALIBRATION_KEY in model.metadata_props:
+        facts = json.dumps(json.loads(model.metadata_props[CALIBRATION_KEY]), indent=2)
+        (folder / CALIBRATION_FILE).write_text(f"{facts}\n", encoding="utf-8")
     return Compiled(
         model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
         kv=_kv_geometry(model, recipe),

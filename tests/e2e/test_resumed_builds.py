@@ -1,16 +1,18 @@
 """kill -9 in the middle of a calibration: the next build goes on there and ends in the same artifact."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from ingot.artifact import open_artifact
+from ingot.artifact import CALIBRATION_FILE, open_artifact
 from ingot.cli.main import run
 from tests.conftest import UNMEASURED
 from tests.data_paths import DEMO_MODEL
@@ -53,6 +55,11 @@ def test_killed_twice_a_build_ends_in_the_same_artifact(
     assert "gptq: resumed at stage" in shown
     whole, killed = (open_artifact(tmp_path / name).manifest.identity for name in ("whole", "killed"))
     assert whole == killed
+    data = json.loads((tmp_path / "killed" / CALIBRATION_FILE).read_text())
+    assert (data["text"], data["tokens"], data["packing"], data["kind"]) == ("heldout.txt", 512, "packed", "text")
+    assert data["sha256"] == sha256((DEMO_MODEL / "heldout.txt").read_bytes()).hexdigest()
+    assert run(["inspect", str(tmp_path / "killed")]) == 0
+    assert "on 512 of 174,674 tokens of heldout.txt (SHA-256" in capsys.readouterr().out
     assert not list(cache.glob("calibration/*")), "what a build kept goes when it ends well"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cache", "killed", "whole"]
 
@@ -64,3 +71,14 @@ def test_no_resume_starts_afresh(
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     assert run([*arguments(tmp_path / "killed"), "--no-resume"]) == 0
     assert "resumed" not in capsys.readouterr().err
+
+
+def test_one_thread_and_two_calibrate_to_the_same_bits(tmp_path: Path) -> None:
+    identities = set()
+    for threads in ("1", "2"):
+        names = ("INGOT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        environment = {**os.environ, "INGOT_CACHE": str(tmp_path / "cache"), **dict.fromkeys(names, threads)}
+        output = tmp_path / threads
+        subprocess.run([sys.executable, "-m", "ingot", *arguments(output)], env=environment, check=True)
+        identities.add(open_artifact(output).manifest.identity)
+    assert len(identities) == 1

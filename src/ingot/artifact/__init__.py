@@ -5,6 +5,7 @@ Compiler and runtime both stand on this package and on nothing of each other.
 """
 
 from ingot.artifact.manifest import (
+    CALIBRATION_FILE,
     SCHEMA_VERSION,
     AttentionStep,
     FileEntry,
@@ -21,6 +22,7 @@ from ingot.artifact.reader import MANIFEST, Artifact, open_artifact
 from ingot.artifact.writer import ArtifactWriter
 
 __all__ = [
+    "CALIBRATION_FILE",
     "MANIFEST",
     "SCHEMA_VERSION",
     "Artifact",

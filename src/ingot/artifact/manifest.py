@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
+CALIBRATION_FILE = "calibration.json"  # the data that passes looked at: name, digest, counts; absent where none did
 
 
 class _Frozen(BaseModel):

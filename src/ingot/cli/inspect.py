@@ -1,8 +1,10 @@
 """`ingot inspect`: what an artifact is, what it holds, and how it was judged."""
 
+import json
+
 import click
 
-from ingot.artifact import Artifact, AttentionStep, open_artifact
+from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
 from ingot.cli.console import human_bytes, print_json, print_table, stdout
 from ingot.cli.gates import print_gates
 
@@ -48,11 +50,22 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "size": f"{human_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
+    if artifact.has(CALIBRATION_FILE):
+        rows["calibrated"] = _calibration(artifact)
     console = stdout()
     for key, value in rows.items():
         console.print(f"{key:<11}{value}", markup=False)
     if artifact.has("evidence/report.html"):
         console.print(f"{'report':<11}{artifact.path / 'evidence/report.html'}", markup=False)
+
+
+def _calibration(artifact: Artifact) -> str:
+    facts = json.loads((artifact.path / CALIBRATION_FILE).read_text(encoding="utf-8"))
+    digest = facts["sha256"][:16]
+    return (
+        f"on {facts['tokens']:,} of {facts['text_tokens']:,} tokens of {facts['text']} (SHA-256 {digest}): "
+        f"{facts['sequences']} sequences of {facts['documents']:,} documents, {facts['packing']}, seed {facts['seed']}"
+    )
 
 
 def _print_program(artifact: Artifact) -> None:
