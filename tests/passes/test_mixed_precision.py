@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -23,7 +24,7 @@ from ingot.passes.weight_sites import weight_sites
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder
 
-KEPT = {"lm_head": "none", "embedding": "none"}
+KEPT: dict[str, object] = {"lm_head": "none", "embedding": "none"}
 
 
 def mixed(*behind: str, tied: bool = True, **options: Any) -> ir.Model:
@@ -98,6 +99,19 @@ def test_the_quantizer_that_follows_takes_each_weight_s_scheme(quantizer: str) -
     chosen = {name: (scheme["bits"], scheme["block_size"]) for name, scheme in schemes(model).items()}
     assert len(set(chosen.values())) > 1
     assert quantized(model) == chosen
+
+
+@pytest.mark.parametrize("before", ["awq", "rotate"])
+def test_it_works_behind_the_passes_that_prepare_weights(before: str) -> None:
+    model = TinyDecoder(tied=False, weight_dtype=np.float32).model
+    exact = np.concatenate(list(calibration().logits(model)))
+    names = ("fold-constants", "pack-projections", before, "mixed-precision", "gptq")
+    options: dict[str, dict[str, object]] = {"mixed-precision": {"budget_bits": 5.0}, "gptq": KEPT}
+    with calibrate_with(calibration()):
+        PassManager([make_pass(name, options.get(name)) for name in names]).run(model)
+    assert quantized(model) == {name: (one["bits"], one["block_size"]) for name, one in schemes(model).items()}
+    error = np.concatenate(list(calibration().logits(model))) - exact
+    assert np.square(error).mean() < 0.05 * exact.var()
 
 
 @pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
