@@ -1,13 +1,14 @@
 """A recipe, or a sealed artifact -> a quantized checkpoint that other tools load, by a format's writer.
 
-Of a recipe only the quantization passes run: fusions and lowerings change the program and not what a weight is worth,
-and foreign formats have no place for them. An artifact is read back as it is (artifact_weights.py): no checkpoint, no
+Of a recipe only the quantization and pruning passes run: fusions and lowerings change the program and not what a weight
+is worth, and foreign formats have no place for them. An artifact is read back as it is (artifact_weights.py): no checkpoint, no
 calibration text is wanted. To add a format: its function, its line of FORMATS, its section of docs/formats.md.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ from ingot.progress import Progress, silent
 
 SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[ExportedWeight], WriteOptions], Export]] = {
     "gptq": export_gptq,
+    "gptq-v1": partial(export_gptq, version=1),
+    "gptq-v2": partial(export_gptq, version=2),
     "awq": export_awq,
     "compressed-tensors": export_compressed_tensors,
     "safetensors": export_plain,
@@ -157,7 +160,7 @@ def _what_fits(source: Source) -> str:
         "with --widen (the same values in another form)": WriteOptions(widen=True),
         "with --widen --round-scales": WriteOptions(widen=True, lossy=True),
     }
-    left = [name for name in CHECKPOINT_FORMATS if name != "safetensors"]
+    left = [name for name in CHECKPOINT_FORMATS if name not in ("safetensors", "gptq-v1", "gptq-v2")]
     said = []
     for words, options in allowed.items():
         fitting = [name for name in left if _holds(source, name, options)]
@@ -198,7 +201,7 @@ def _write(
             notes = export.notes
             write_weights(staging / "model.safetensors", export.tensors, progress, padded=False)
             _write_json(staging / "config.json", _config(checkpoint, weights, export))
-            if format_name == "gptq":
+            if format_name.startswith("gptq"):
                 _write_json(staging / "quantize_config.json", export.quantization)
         _copy(checkpoint, staging)
     for words in notes:
