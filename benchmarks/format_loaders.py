@@ -50,13 +50,14 @@ class Case:
         return f"4 bits, {'symmetric' if self.symmetric else 'asymmetric'}, blocks of {self.block_size}"
 
 
-_GPTQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_gptq", "auto_gptq"))
+_GPTQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_gptq", "auto_gptq"))  # symmetric: version 1, which both load
 _AWQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_awq", "auto_awq"))
 _COMPRESSED = (("load_transformers", "llm_compressor"),)
 _LLAMA = (("load_llama_cpp", ""),)  # "": the peers' environment
 CASES = (
     Case("gptq", True, 128, _GPTQ),
-    Case("gptq", False, 128, _GPTQ),
+    Case("gptq", False, 128, _GPTQ[:1]),  # version 2
+    Case("gptq-v1", False, 128, _GPTQ[1:]),
     Case("awq", True, 128, _AWQ),
     Case("awq", False, 128, _AWQ),
     Case("compressed-tensors", True, 128, _COMPRESSED),

@@ -69,7 +69,8 @@ def export_gptq(
 ) -> Export:
     """2, 3, 4, 8 bits, one scheme, every layer but the head, act-order too.
 
-    version    1 or 2; None: 1, unless zero points of 0, which it cannot store, would take more bits than with 2
+    version    1 or 2; None: 1 for symmetric weights, which every package loads; for others 2, since gptqmodel loads
+               asymmetric ones of version 1 from itself alone and others read their zero points each in its own way
     """
     weights, notes = tables_as_floats("gptq", weights, options)
     layers = quantized_layers(weights)
@@ -81,7 +82,7 @@ def export_gptq(
         raise SchemeError(
             f"gptq quantizes every linear layer, but {left[0]} is in floats; export to compressed-tensors"
         )
-    form = _form(layers, (version,) if version else (1, 2))
+    form = _form(layers, (version,) if version else (2, 1))
     for layer in layers:
         # 32 codes of 3 bits fill 3 words; of 2, 4, 8 bits, 32 / bits fill one.
         require_multiple("gptq", layer, 0, WORD_BITS if form.bits == 3 else WORD_BITS // form.bits)
@@ -103,9 +104,10 @@ def _form(layers: Sequence[QuantizedLayer], versions: Sequence[int]) -> _Form:
             f"gptq {' and '.join(_VERSION_NAMES[version] for version in versions)} holds 2, 3, 4 and 8 bits, but "
             f"{worst.module} has {worst.scheme}, whose codes and zero points take more"
         )
-    bits, version = min(found)
+    bits, version = min(found, key=lambda form: form[0])
     middle = _bits(layers, "middle")
-    return _Form(bits, version, common_group("gptq", layers), middle is not None and middle <= bits)
+    symmetric = middle is not None and middle <= bits
+    return _Form(bits, min(versions) if symmetric else version, common_group("gptq", layers), symmetric)
 
 
 def _bits(layers: Sequence[QuantizedLayer], zeros: Zeros) -> int | None:

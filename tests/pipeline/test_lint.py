@@ -75,9 +75,9 @@ def test_asymmetric_zero_points_of_the_other_version_show_in_the_average(
 ) -> None:
     folder = exported(tmp_path, "gptq")
     if declared is None:  # written as version 2, which an absent key does not mean
-        folder = transcode(folder, tmp_path / "v2", "gptq-v2").folder
         edit_quantization(folder, {"checkpoint_format": ABSENT})
     else:
+        folder = transcode(folder, tmp_path / "v1", "gptq-v1").folder
         edit_quantization(folder, {"checkpoint_format": declared})
     messages = [message for _, _, message in found(folder)]
     assert len(messages) == 14
@@ -87,7 +87,7 @@ def test_asymmetric_zero_points_of_the_other_version_show_in_the_average(
 
 
 def test_zero_points_beyond_the_codes_are_found(tmp_path: Path) -> None:
-    folder = exported(tmp_path, "gptq")
+    folder = transcode(exported(tmp_path, "gptq"), tmp_path / "v1", "gptq-v1").folder
     qzeros = load_file(folder / "model.safetensors")[f"{LAYER}.qzeros"]
     qzeros[0, 0] |= np.int32(15)
     edit_tensors(folder, {f"{LAYER}.qzeros": qzeros})

@@ -127,7 +127,8 @@ def test_a_format_that_cannot_says_why_and_which_ones_can(
 def test_a_checkpoint_in_its_own_format_keeps_the_packages_tensors(
     name: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = transcode(sources[name], tmp_path / "out", native(name) if "v2" not in name else "gptq-v2").folder
+    own = {"gptq": "gptq-v2" if "v2" in name else "gptq-v1"}.get(native(name), native(name))
+    folder = transcode(sources[name], tmp_path / "out", own).folder
     before, after = (read_header(path / "model.safetensors") for path in (sources[name], folder))
     assert set(after) == {key for key in before if not key.endswith("_proj.bias")}
     for key, tensor in after.items():
@@ -149,6 +150,16 @@ def test_compressed_tensors_configuration_says_what_the_package_said(
     for part in ("weights", "input_activations"):
         for key in ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic"):
             assert (ours[part] or {}).get(key) == (theirs[part] or {}).get(key), (part, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("autogptq-w4-sym", "gptq"), ("autogptq-w4-asym", "gptq_v2"), ("autogptq-w3-asym", "gptq_v2")]
+)
+def test_asymmetric_weights_are_written_as_version_2_and_symmetric_ones_as_1(
+    name: str, version: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = transcode(sources[name], tmp_path / "out", "gptq").folder
+    assert json.loads((folder / "quantize_config.json").read_text())["checkpoint_format"] == version
 
 
 def test_codes_of_fewer_bits_and_larger_groups_say_in_what_form_they_stand(
