@@ -27,7 +27,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +58,8 @@ from ingot.passes.weight_sites import weight_sites
 
 SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
 
+TABLE_BLOCK: Final = 64  # the widest in which a head of 8 bits needs no rows of padding: lower_onnxruntime_cpu.py
+
 _log = logging.getLogger("ingot.passes")
 
 
@@ -72,7 +74,7 @@ class SmoothQuant(Pass):
     range, percentile    of static scales, as in quantize-activations
     outliers, outlier_threshold    input channels that keep their precision, as in quantize-activations
     clip                 search the weights' scales for the smallest error; else take them from the largest values
-    lm_head, embedding   bits of head and table, per channel; "none" to leave them as they are
+    lm_head, embedding   bits of head and table, in blocks of TABLE_BLOCK; "none" to leave them as they are
     exclude              patterns of layers whose weights and inputs stay as they are
     steps                alphas between 0 and 1 that "auto" tries
     search_tokens        calibration tokens that "auto" runs a block on, in whole sequences
@@ -117,7 +119,7 @@ class SmoothQuant(Pass):
 
     def requires(self, model: ir.Model) -> None:
         """What the passes that it is made of require."""
-        self._quantize_weights().requires(model)
+        self._quantize_weights()[0].requires(model)
         self._quantize_activations().requires(model)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -125,16 +127,16 @@ class SmoothQuant(Pass):
         modified = self.alpha != "none" and self._smooth(model)
         if self.activations != "none":
             modified |= self._quantize_activations().call(model).modified
-        if self.weights != "none":
-            modified |= self._quantize_weights().call(model).modified
+        for weights in self._quantize_weights() if self.weights != "none" else ():
+            modified |= weights.call(model).modified
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
         """What should be quantized is."""
         if self.activations != "none":
             self._quantize_activations().ensures(model)
-        if self.weights != "none":
-            self._quantize_weights().ensures(model)
+        for weights in self._quantize_weights() if self.weights != "none" else ():
+            weights.ensures(model)
 
     def _smooth(self, model: ir.Model) -> bool:
         """Find all scales on the model as it is; then apply them at once."""
@@ -198,11 +200,15 @@ class SmoothQuant(Pass):
         mode = "dynamic" if self.activations == "none" else self.activations
         return _Activations(mode=mode, **options)
 
-    def _quantize_weights(self) -> QuantizeWeights:
+    def _quantize_weights(self) -> tuple[QuantizeWeights, QuantizeWeights]:
+        """First for linear layers; then, with those done, for head and table."""
         overrides: Mapping[str, object] = dict.fromkeys(self.exclude, "none")
-        options: dict[str, Any] = {name: getattr(self, name) for name in ("clip", "lm_head", "embedding")}
+        common: dict[str, Any] = {"bits": 8, "symmetric": True, "clip": self.clip, "overrides": overrides}
         made = PerTensorWeights if self.weights == "tensor" else QuantizeWeights
-        return made(bits=8, block_size="channel", symmetric=True, overrides=overrides, **options)
+        linears = made(block_size="channel", lm_head="none", embedding="none", **common)
+        return linears, QuantizeWeights(
+            block_size=TABLE_BLOCK, lm_head=self.lm_head, embedding=self.embedding, **common
+        )
 
 
 def _recalled(arrays: Arrays, group: LinearGroup) -> tuple[Smoothing, Float32Array] | None:
