@@ -1,8 +1,9 @@
 """A recipe, or a sealed artifact -> a quantized checkpoint that other tools load, by a format's writer.
 
 Of a recipe only the quantization and pruning passes run: fusions and lowerings change the program and not what a weight
-is worth, and foreign formats have no place for them. An artifact is read back as it is (artifact_weights.py): no checkpoint, no
-calibration text is wanted. To add a format: its function, its line of FORMATS, its section of docs/formats.md.
+is worth, and foreign formats have no place for them. An artifact is read back as it is (artifact_weights.py): no
+checkpoint, no calibration text is wanted. To add a format: its function, its line of FORMATS, its section of
+docs/formats.md.
 """
 
 import json
