@@ -22,7 +22,7 @@ from ingot.passes.pack_projections import PACKS
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.config import read_config
 from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, QuantizedLayer, facts_of
-from ingot.pipeline.program_readers import ONE_PLUS, WIDENED, Codes, Operand, read_operands
+from ingot.pipeline.program_readers import ONE_PLUS, WIDENED, Codes, Operand, read_operands, require_known
 from ingot.pipeline.sealed_checkpoint import sealed_checkpoint
 from ingot.pipeline.tensors import EMBEDDING, HEAD, expected_tensors
 
@@ -54,12 +54,17 @@ def artifact_weights(artifact: Artifact) -> list[ExportedWeight]:
     return [_narrowed(found[name], dtype) for name in names]
 
 
-def program_operands(artifact: Artifact, shapes: Shapes) -> list[Operand]:
-    """The weights that the program's nodes read, each once, in the program's order."""
+def program_operands(artifact: Artifact, shapes: Shapes, complete: bool = True) -> list[Operand]:
+    """The weights that the program's nodes read, each once, in the program's order.
+
+    complete    refuse a program with a weight that nobody can read back (UsageError); otherwise leave it out
+    """
     found: dict[str, Operand] = {}
     for step in artifact.manifest.program.steps:
         if isinstance(step, SegmentStep):
             for node in ir.load(artifact.file(step.file)).graph:
+                if complete:
+                    require_known(node)
                 for operand in read_operands(node, lambda name: shapes.get(name, shapes[EMBEDDING])[1]):
                     found.setdefault(operand.stored, operand)  # a tied table is read by the embedding first
     return _with_own_heads(found.values())

@@ -70,15 +70,20 @@ class Reader:
 
 
 def read_operands(node: ir.Node, columns: Columns) -> Iterator[Operand]:
-    """The weights that a node reads. UsageError for one that its row of READERS does not name."""
+    """The weights that a node reads, as far as its row of READERS names them."""
+    reader = READERS.get((node.domain, node.op_type), _NO_WEIGHTS)
+    yield from reader.read(node, reader.operands, columns)
+
+
+def require_known(node: ir.Node) -> None:
+    """UsageError when the node reads a stored vector or matrix through an operand that its row does not name."""
     reader = READERS.get((node.domain, node.op_type), _NO_WEIGHTS)
     for index, value in enumerate(node.inputs):
         if value is not None and value.is_initializer() and index not in reader.operands and not _is_small(value):
             raise UsageError(
-                f"{node.name!r} ({node.op_type}) reads {value.name!r}, which is no tensor of a checkpoint; programs "
-                f"are read back with weights of {one_of(sorted({op for _, op in READERS}))}. Export the recipe instead"
+                f"{node.name!r} ({node.op_type}) reads {value.name!r}, which no checkpoint has a tensor for; programs "
+                f"are read back with weights of {one_of(sorted({op for _, op in READERS}))}"
             )
-    yield from reader.read(node, reader.operands, columns)
 
 
 def _is_small(value: ir.Value) -> bool:

@@ -45,10 +45,14 @@ class ProgramWeight:
 
 
 def program_statistics(artifact: Artifact) -> Iterator[ProgramWeight]:
-    """Every quantized weight in the program's order, one in memory at a time. UsageError for an op nobody can read."""
+    """Every quantized weight in the program's order, one in memory at a time.
+
+    Weights of ops that nobody can read back are left out.
+    """
     model = artifact.manifest.model
     sizes = stored_bytes(artifact.path, artifact.manifest.program)
-    for operand in program_operands(artifact, {EMBEDDING: (model.vocab_size, model.hidden_size)}):
+    shapes = {EMBEDDING: (model.vocab_size, model.hidden_size)}
+    for operand in program_operands(artifact, shapes, complete=False):
         if isinstance(operand.content, Codes):
             decode = partial(operand.content.decode, slice(0, operand.rows))
             name = operand.name.removeprefix("model.").removesuffix(".weight")

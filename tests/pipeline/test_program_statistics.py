@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
+from ingot.pipeline import program_readers
 from ingot.pipeline.artifact_weights import artifact_weights
 from ingot.pipeline.formats.layers import QuantizedLayer
+from ingot.pipeline.program_readers import READERS
 from ingot.pipeline.program_statistics import ProgramWeight, program_statistics
 from ingot.validation.evidence import sealed_quantization
 from tests.conftest import BuildArtifact
@@ -73,3 +75,13 @@ def test_float8_weights_and_what_is_done_to_their_inputs_are_told(build_unmeasur
     sealed = {weight.tensor: weight for weight in sealed_quantization(artifact).weights}
     assert all(sealed[weight.tensor].format == "fp8, per channel; inputs fp8 dynamic per token" for weight in found)
     assert all(sealed[weight.tensor].end_share == weight.end_share for weight in found)
+
+
+def test_weights_of_an_op_that_nobody_reads_back_are_left_out(
+    build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, found = built(build_unmeasured, "bits: 4, block_size: 32")
+    key = ("com.microsoft", "MatMulNBits")
+    monkeypatch.setattr(program_readers, "READERS", {op: row for op, row in READERS.items() if op != key})
+    assert [weight.name for weight in program_statistics(artifact)] == ["embed_tokens"]
+    assert len(found) > 1

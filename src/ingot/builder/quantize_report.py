@@ -20,7 +20,10 @@ from ingot.artifact import Artifact
 from ingot.builder.layer_kl import KlOptions, layer_kl
 from ingot.builder.remeasure import with_checkpoint
 from ingot.errors import UsageError, one_of
+from ingot.passes.base import Pass
+from ingot.passes.fp8 import Fp8
 from ingot.passes.manager import PassManager
+from ingot.passes.quantize_activations import QuantizeActivations
 from ingot.passes.quantize_weights import QuantizeWeights
 from ingot.passes.weight_sites import weight_sites
 from ingot.passes.weight_statistics import outliers
@@ -33,7 +36,7 @@ from ingot.validation.evidence import sealed_quantization
 from ingot.validation.quantization import Quantization, QuantizedWeight
 
 _EXACT = ("clean-up", "fusion", "lowering")
-_KEEPS_WEIGHTS = ("round-scales", "quantize-activations", "mixed-precision")
+_KEEPS_WEIGHTS = ("round-scales", "mixed-precision")
 _WINDOW_TOKENS = 512
 
 FloatArray = NDArray[np.float32]
@@ -53,8 +56,7 @@ def quantize_report(
 ) -> tuple[Quantization, list[str]]:
     """The artifact's table, and remarks on what could not be known.
 
-    Raises UsageError for a text without a checkpoint and for a program that nobody can read back, CheckpointError and
-    DataError for what is wrong with either.
+    Raises UsageError for a text without a checkpoint, CheckpointError and DataError for what is wrong with either.
     """
     if text is not None and checkpoint is None:
         raise UsageError("--text is measured on the checkpoint's own weights; name it with --checkpoint FOLDER")
@@ -86,11 +88,14 @@ def _merged(weight: ProgramWeight, sealed: QuantizedWeight | None) -> QuantizedW
 
 
 def _changing_passes(recipe: Recipe) -> list[str]:
-    return [
-        made.name
-        for made in recipe.make_passes()
-        if made.kind not in _EXACT and made.name not in _KEEPS_WEIGHTS and not isinstance(made, QuantizeWeights)
-    ]
+    return [made.name for made in recipe.make_passes() if made.kind not in _EXACT and not _keeps_weights(made)]
+
+
+def _keeps_weights(made: Pass) -> bool:
+    """Whether the pass rounds weights, or leaves them as they are, and does nothing else to them."""
+    if isinstance(made, QuantizeActivations):
+        return not (made.outliers or made.outlier_threshold)  # else columns are moved into a product of their own
+    return made.name in _KEEPS_WEIGHTS or isinstance(made, QuantizeWeights | Fp8)
 
 
 def _unquantized(recipe: Recipe) -> ir.Model:
