@@ -1,11 +1,12 @@
 """Activations of the calibration set between two stages: in memory up to a limit, on disk beyond it.
 
-Each value is held in chunks, a few whole sequences each.
+Each value is held in chunks, a few whole sequences each. What goes to disk goes into one file without a name, which the
+system removes whatever becomes of the process; it is mapped only while somebody looks at it.
 """
 
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,16 +17,56 @@ AnyArray = NDArray[Any]
 MEMORY_BYTES = 2 << 30
 
 
+@dataclass(frozen=True)
+class _Spilled:
+    """Where an array lies in the file."""
+
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class _SpillFile:
+    """Arrays in one temporary file; the place of one that was dropped is given to the next of its size."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="ingot-calibrate-")  # noqa: SIM115 (`close` closes it)
+        self._free: dict[int, list[int]] = {}
+        self._end = 0
+
+    def write(self, array: AnyArray) -> _Spilled:
+        """Append the array, or put it into a free place."""
+        places = self._free.get(array.nbytes)
+        offset = places.pop() if places else self._end
+        self._end = max(self._end, offset + array.nbytes)
+        self._file.seek(offset)
+        self._file.write(np.ascontiguousarray(array).data)
+        self._file.flush()
+        return _Spilled(offset, array.dtype, array.shape, array.nbytes)
+
+    def read(self, spilled: _Spilled) -> AnyArray:
+        """The array, mapped; valid until it is dropped."""
+        return np.memmap(self._file, spilled.dtype, "r+", spilled.offset, spilled.shape)
+
+    def drop(self, spilled: _Spilled) -> None:
+        """Its place is free."""
+        self._free.setdefault(spilled.nbytes, []).append(spilled.offset)
+
+    def close(self) -> None:
+        """Give the disk back."""
+        self._file.close()
+
+
 class Activations:
-    """Value name -> its chunks. What goes over `memory_bytes` is written to files in a folder that `close` removes."""
+    """Value name -> its chunks. What goes over `memory_bytes` is written to a file that `close` removes."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
-        self._chunks: dict[str, dict[int, AnyArray]] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._files = 0
+        self._chunks: dict[str, dict[int, AnyArray | _Spilled]] = {}
+        self._file: _SpillFile | None = None
         self.held_bytes = 0  # in memory
-        self.spilled_bytes = 0  # in files
+        self.spilled_bytes = 0  # on disk
 
     def __enter__(self) -> Self:
         return self
@@ -41,15 +82,16 @@ class Activations:
         if chunk in chunks:
             self._drop(chunks.pop(chunk))
         if array.nbytes + self.held_bytes > self._memory_bytes:
-            array = self._spill(array)
+            self._file = self._file or _SpillFile()
+            chunks[chunk] = self._file.write(array)
             self.spilled_bytes += array.nbytes
         else:
+            chunks[chunk] = array
             self.held_bytes += array.nbytes
-        chunks[chunk] = array
 
     def get(self, name: str, chunk: int) -> AnyArray:
         """The chunk; read only what was spilled."""
-        return self._chunks[name][chunk]
+        return self._read(self._chunks[name][chunk])
 
     def holds(self, name: str) -> bool:
         """Whether the value is here."""
@@ -57,7 +99,8 @@ class Activations:
 
     def items(self) -> Iterator[tuple[str, int, AnyArray]]:
         """Name, chunk and array of everything."""
-        return ((name, chunk, array) for name, chunks in self._chunks.items() for chunk, array in chunks.items())
+        for name, chunks in self._chunks.items():
+            yield from ((name, chunk, self._read(kept)) for chunk, kept in chunks.items())
 
     def keep_only(self, names: set[str], chunk: int | None = None) -> None:
         """Drop every other value, or that chunk of it, and the files behind."""
@@ -72,22 +115,20 @@ class Activations:
         """Drop everything."""
         self._chunks.clear()
         self.held_bytes = self.spilled_bytes = 0
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _drop(self, array: AnyArray) -> None:
-        if isinstance(array, np.memmap):
-            self.spilled_bytes -= array.nbytes
-            Path(str(array.filename)).unlink()
+    def _read(self, kept: AnyArray | _Spilled) -> AnyArray:
+        if not isinstance(kept, _Spilled):
+            return kept
+        assert self._file is not None
+        return self._file.read(kept)
+
+    def _drop(self, kept: AnyArray | _Spilled) -> None:
+        if isinstance(kept, _Spilled):
+            assert self._file is not None
+            self._file.drop(kept)
+            self.spilled_bytes -= kept.nbytes
         else:
-            self.held_bytes -= array.nbytes
-
-    def _spill(self, array: AnyArray) -> AnyArray:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="ingot-calibrate-")
-        self._files += 1
-        file = np.memmap(Path(self._folder.name) / f"{self._files}.bin", array.dtype, "w+", shape=array.shape)
-        file[...] = array
-        file.flush()
-        return file
+            self.held_bytes -= kept.nbytes

@@ -149,14 +149,22 @@ def test_activations_beyond_the_limit_go_to_disk_and_change_nothing() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_files_of_activations_go_when_their_values_do() -> None:
+def test_what_is_spilled_is_read_back_and_its_place_is_used_again() -> None:
     with Activations(memory_bytes=100) as store:
         store.put("small", 0, np.ones(10, np.float32))
         store.put("large", 0, np.arange(100.0))
-        assert (store.held_bytes, store.spilled_bytes) == (40, 800)
+        store.put("large", 1, np.arange(100.0).reshape(4, 25) * 2)
+        assert (store.held_bytes, store.spilled_bytes) == (40, 1600)
         np.testing.assert_array_equal(store.get("large", 0), np.arange(100.0))
+        np.testing.assert_array_equal(store.get("large", 1), np.arange(100.0).reshape(4, 25) * 2)
+        store.keep_only({"small"}, 0)
+        assert store.spilled_bytes == 800
+        store.put("other", 0, np.arange(100.0) + 5)
+        assert {(name, chunk) for name, chunk, _ in store.items()} == {("small", 0), ("large", 1), ("other", 0)}
+        np.testing.assert_array_equal(store.get("other", 0), np.arange(100.0) + 5)
+        np.testing.assert_array_equal(store.get("large", 1), np.arange(100.0).reshape(4, 25) * 2)
         store.keep_only({"small"})
-        assert store.spilled_bytes == 0
+        assert (store.held_bytes, store.spilled_bytes) == (40, 0)
 
 
 def test_the_mask_shows_a_token_itself_and_the_window_before_it() -> None:

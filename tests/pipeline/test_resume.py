@@ -64,6 +64,11 @@ def bits(model: ir.Model) -> dict[str, object]:
     return {**tensors, "": model_to_text(model), **model.metadata_props}
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the user is told of resuming."""
+    return [message for message in caplog.messages if "stage" in message]
+
+
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> Any:
     """kill_at(passes, root, stage, written): cut a build off when that stage, of all passes', ends."""
@@ -120,7 +125,7 @@ def test_a_resumed_build_does_nothing_twice_and_says_where_it_goes_on(
     levels_run.clear()
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["gptq"], journal(tmp_path))
-    assert caplog.messages == ["gptq: resumed at stage 4 of 5"]
+    assert told(caplog) == ["gptq: resumed at stage 4 of 5"]
     assert levels_run == [3, 4]
 
 
@@ -131,7 +136,7 @@ def test_a_build_that_was_cut_off_behind_its_passes_runs_no_level_at_all(
     levels_run.clear()
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq+gptq"], journal(tmp_path))
-    assert caplog.messages == ["awq: all 5 stages were done already", "gptq: all 5 stages were done already"]
+    assert told(caplog) == ["awq: all 5 stages were done already", "gptq: all 5 stages were done already"]
     assert not levels_run
 
 
@@ -141,7 +146,7 @@ def test_a_pass_behind_another_goes_on_without_the_other_s_work(
     kill_at(CHAINS["awq+gptq"], journal(tmp_path), STAGES + 3, written=True)
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq+gptq"], journal(tmp_path))
-    assert caplog.messages == ["awq: all 5 stages were done already", "gptq: resumed at stage 4 of 5"]
+    assert told(caplog) == ["awq: all 5 stages were done already", "gptq: resumed at stage 4 of 5"]
 
 
 @pytest.mark.parametrize("change", ["option", "pass before", "data", "checkpoint"])
@@ -161,7 +166,7 @@ def test_nothing_is_recalled_for_another_build(
         kept = BuildJournal.open(tmp_path, "another", calibration_data(), {"tool": "1"})
     with caplog.at_level(logging.INFO, "ingot.notes"):
         found = bits(built(passes, kept, sequences))
-    assert not caplog.messages
+    assert not told(caplog)
     assert found == bits(built(passes, None, sequences))
 
 
@@ -171,7 +176,7 @@ def test_a_pass_that_follows_changes_nothing_for_those_before_it(
     built(CHAINS["awq"], journal(tmp_path))
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq"] + CHAINS["gptq"], journal(tmp_path))
-    assert caplog.messages == ["awq: all 5 stages were done already"]
+    assert told(caplog) == ["awq: all 5 stages were done already"]
 
 
 def test_a_damaged_record_and_damaged_activations_are_done_again_with_a_warning(
@@ -198,7 +203,7 @@ def test_to_start_afresh_what_was_kept_is_thrown_away(
     kill_at(CHAINS["gptq"], journal(tmp_path), 4, written=True)
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["gptq"], journal(tmp_path, resume=False))
-    assert not caplog.messages
+    assert not told(caplog)
 
 
 def test_a_build_that_ends_well_removes_what_it_kept_and_old_folders_go(tmp_path: Path) -> None:
