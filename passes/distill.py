@@ -4,10 +4,11 @@
     Replacement     the same with other codes q and scales, of the same bits and blocks     with another w
 
 Run it behind the quantizer; gptq is the best. Quantizers look at one layer or block at a time. What counts is the sum
-of their errors in the logits, where they cancel or add up; this pass follows its gradient. Scales and norms' weights are
-tuned as in EfficientQAT's end-to-end phase (Chen et al., arXiv:2407.11062), codes with a straight-through gradient from
-where the float weight was; the loss is that of knowledge distillation (Hinton et al., arXiv:1503.02531), the teacher
-the model that the recipe began with, on the calibration data. Rates fall to zero along a cosine.
+of their errors in the logits, where they cancel or add up; this pass follows its gradient. Scales and norms are
+tuned as in EfficientQAT's end-to-end phase (Chen et al., arXiv:2407.11062), codes with a straight-through gradient; the
+loss is that of knowledge distillation (Hinton et al., arXiv:1503.02531), the teacher the model that the recipe began
+with, on the calibration data. Rates fall to zero along a cosine. A code begins in the middle of what rounds to it, so
+that only a gradient that goes the same way in most steps changes it (docs/log.md).
 
 The last `held_out` share of the batches is not learned from. The divergence on them before and after decides: where it
 did not fall, the model stays as it was. The model's metadata "ingot.distill" has JSON {epochs, steps, kl_before,
@@ -43,6 +44,7 @@ DISTILL_KEY = "ingot.distill"  # model.metadata_props: JSON, see the module's do
 _log = logging.getLogger("ingot.passes")
 _MOST_BITS = 4
 _WARM_UP_STEPS = 8
+_FULL_STEPS = 100  # beyond, chance alone would take codes further and further
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Distill(Pass):
     epochs         times that every batch is learned from
     batch_tokens   tokens of a step, in whole sequences
     codes          tune codes, too; else scales and norms alone, which needs far less memory
-    codes_rate     size of a step of a code, in codes
+    codes_rate     size of a step of a code, in codes, up to 100 steps; smaller by the root of what is beyond
     scales_rate    size of a step of a scale or a norm's weight, as a share of it
     keep_zeros     codes that stand for zero stay: for weights that were pruned
     held_out       share of the batches that the result is judged on, at least one batch
@@ -67,7 +69,7 @@ class Distill(Pass):
     epochs: int = 12
     batch_tokens: int = 1024
     codes: bool = True
-    codes_rate: float = 0.01
+    codes_rate: float = 0.02
     scales_rate: float = 0.002
     keep_zeros: bool = False
     held_out: float = 0.1
@@ -122,13 +124,14 @@ class Distill(Pass):
             return float(np.mean([divergence.value(at, source) for at in range(learned, divergence.batches)]))
 
         before, steps, random = kl(), self.epochs * learned, np.random.default_rng(self.seed)
+        codes_rate = self.codes_rate * min(1.0, (_FULL_STEPS / steps) ** 0.5)
         for step in range(steps):
             if step % learned == 0:
                 order = random.permutation(learned)
             share = min(1.0, (step + 1) / _WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
             def receive(value: ir.Value, gradient: Float32Array, share: float = share) -> None:
-                tuned[value].step(gradient, self.codes_rate * share, self.scales_rate * share)
+                tuned[value].step(gradient, codes_rate * share, self.scales_rate * share)
 
             divergence.gradients(int(order[step % learned]), source, receive)
             report_progress(self.name, step + 1, steps)

@@ -26,9 +26,6 @@ def pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 STRATEGY_KEY = "ingot.strategy"  # metadata_props of a DequantizeLinear: "tensor" when all rows have one scale
-WEIGHT_META = (
-    "ingot.weight"  # meta of a DequantizeLinear, never stored: the tensor that was quantized, if not in memory
-)
 BITS_KEY = "ingot.bits"  # metadata_props of a DequantizeLinear whose codes have fewer bits than their type
 
 
@@ -58,8 +55,6 @@ def insert_dequantize(
         outputs=[float_value(f"{base}.dequantized", rounded.codes.shape)],
     )
     mark_bits(node, scheme.bits)
-    if not isinstance(weight.const_value, ir.Tensor):  # one in a file or made when it is read costs no memory
-        node.meta[WEIGHT_META] = weight.const_value
     graph.insert_before(before, node)
     return node.outputs[0]
 

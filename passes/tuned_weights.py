@@ -13,11 +13,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.passes.calibration import Float32Array
-from ingot.passes.quantized_tensors import WEIGHT_META, code_tensor, weight_bits
+from ingot.passes.quantized_tensors import code_tensor, weight_bits
 from ingot.passes.scale_search import Scheme
-from ingot.passes.weight_sites import apply_to_array
 
-_INSIDE = np.float32(0.49)  # of a code: what is that near to it rounds to it
 _MOMENTUM, _SPREAD, _TINY = 0.9, 0.95, 1e-12
 
 
@@ -99,19 +97,10 @@ class TunedWeight:
         low, high = Scheme(self.bits, 0, not rest).code_range
         self._low, self._high = np.float32(low) - zero, np.float32(high) - zero
         self._zero = zero
-        self._levels = self._start(codes.astype(np.float32) - self._wide(zero))
-        self._free = np.rint(self._levels) != 0 if self.keep_zeros else None
+        self._levels = codes.astype(np.float32) - self._wide(zero)
+        self._free = self._levels != 0 if self.keep_zeros else None
         self._log_factor = np.zeros_like(self._scale)
         self._adams = (Adam.of(self._levels) if self.tune_codes else None, Adam.of(self._scale))
-
-    def _start(self, codes: Float32Array) -> Float32Array:
-        """The weight that was rounded, as codes, as near to it as rounds to the code that was chosen."""
-        tensor = self.node.meta.get(WEIGHT_META)
-        if tensor is None or not self.tune_codes:
-            return codes
-        exact = apply_to_array(tensor, lambda values: values.astype(np.float32)) / self._wide(self._scale)
-        start: Float32Array = np.clip(exact, codes - _INSIDE, codes + _INSIDE)
-        return start
 
     @property
     def bits(self) -> Any:
