@@ -182,8 +182,11 @@ def test_a_size_without_a_hadamard_matrix_is_refused_with_what_works() -> None:
     rotated(model, matrix="orthogonal")
 
 
-def branches(width: int) -> ir.Model:
-    """A stream with two feed-forwards side by side behind one norm, weighted per token: as a mixture of experts."""
+def branches(width: int, norm_behind: Any = None) -> ir.Model:
+    """A stream with two feed-forwards side by side behind one norm, weighted per token: as a mixture of experts.
+
+    norm_behind    weight of a norm on what each gives to the stream
+    """
     snippet, random = Snippet(), np.random.default_rng(0)
 
     def weight(name: str, *shape: int) -> ir.Value:
@@ -198,6 +201,9 @@ def branches(width: int) -> ir.Model:
         up = snippet.node("Gemm", f"{expert}.up", [normed, weight(f"{expert}.u", 8, width)], "T", 8, transB=1)
         act = snippet.node("Relu", f"{expert}.act", [up], "T", 8)
         down = snippet.node("Gemm", f"{expert}.down", [act, weight(f"{expert}.d", width, 8)], "T", width, transB=1)
+        if norm_behind is not None:
+            behind = snippet.weight(f"{expert}.behind.weight", np.full(width, norm_behind, np.float32))
+            down = snippet.node("RMSNormalization", f"{expert}.behind", [down, behind], "T", width, axis=-1)
         routed = snippet.node("Mul", f"{expert}.routed", [down, route], "T", width)
         stream = snippet.node("Add", f"{expert}.add", [stream, routed], "T", width)
     last = snippet.node("RMSNormalization", "last", [stream, weight("last.weight", width)], "T", width, axis=-1)
@@ -213,6 +219,20 @@ def test_readers_and_writers_are_found_in_a_graph_with_experts() -> None:
     model = rotated(branches(24), residual=True)
     assert relative(run(model, input_ids=ids)[0], exact) < 1e-5
     assert not np.allclose(array(model, "b.r"), array(branches(24), "b.r"))
+
+
+def test_a_norm_behind_the_layers_lets_a_rotation_pass_when_its_elements_are_equal() -> None:
+    ids = np.array([1, 5, 2, 8])
+    (exact,) = run(branches(24, norm_behind=1.5), input_ids=ids)
+    model = rotated(branches(24, norm_behind=1.5), residual=True)
+    assert relative(run(model, input_ids=ids)[0], exact) < 1e-5
+    assert np.all(array(model, "a.behind.weight") == np.float32(1.5))
+    assert not np.allclose(array(model, "a.d"), array(branches(24), "a.d"))
+
+
+def test_any_other_norm_behind_the_layers_is_refused_by_name() -> None:
+    with pytest.raises(PassError, match=r"node 'a\.behind' writes to the residual stream through a norm weight"):
+        rotated(branches(24, norm_behind=np.arange(24)), residual=True)
 
 
 @pytest.mark.parametrize(
