@@ -29,7 +29,8 @@ from ingot.pipeline.compile import calibration_engine
 from ingot.pipeline.config import read_config
 from ingot.pipeline.formats.exported import exported_weights
 from ingot.pipeline.formats.format_writer import AS_IT_IS, WriteOptions
-from ingot.pipeline.formats.gguf_export import plan_gguf, write_gguf
+from ingot.pipeline.formats.gguf_export import write_gguf
+from ingot.pipeline.formats.gguf_plan import plan_gguf
 from ingot.pipeline.formats.gguf_tokenizer import tokenizer_metadata
 from ingot.pipeline.formats.layers import ExportedWeight
 from ingot.pipeline.formats.qdq_onnx import write_qdq_onnx

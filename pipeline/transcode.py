@@ -17,7 +17,8 @@ from ingot.pipeline.config import read_config
 from ingot.pipeline.formats.awq_export import export_awq
 from ingot.pipeline.formats.compressed_export import export_compressed_tensors
 from ingot.pipeline.formats.format_writer import Export, WriteOptions, stored_tensor
-from ingot.pipeline.formats.gguf_export import plan_gguf, write_gguf
+from ingot.pipeline.formats.gguf_export import write_gguf
+from ingot.pipeline.formats.gguf_plan import plan_gguf
 from ingot.pipeline.formats.gptq_export import export_gptq
 from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, QuantizedLayer
 from ingot.pipeline.formats.plain_floats import FLOATS

@@ -8,7 +8,8 @@ from typing import Any
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.formats.encoded import EncodedTensor, load
-from ingot.pipeline.formats.methods import IGNORED_LEAVES, Method, Stored, read_method
+from ingot.pipeline.formats.method_config import read_method
+from ingot.pipeline.formats.methods import IGNORED_LEAVES, Method, Stored
 from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 from ingot.pipeline.safetensors_file import StoredTensor
 

@@ -1,0 +1,133 @@
+"""quantization_config -> the method that decodes a checkpoint's layers. To add one: its class in methods.py, a line here.
+
+Whatever a configuration says that would change the result and is not understood is refused by its key.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.pipeline.formats import awq, compressed_tensors, gptq, modelopt
+from ingot.pipeline.formats.activations import activations_of_config
+from ingot.pipeline.formats.methods import Awq, CompressedTensors, Gptq, LayerScheme, Method, ModelOpt
+
+
+def read_method(config: Mapping[str, Any], place: str) -> Method:
+    """The method that a quantization_config asks for. ConfigError names what is not supported and what is."""
+    name = config.get("quant_method") or config.get("method")
+    if name not in METHODS:
+        near = did_you_mean(str(name), METHODS)
+        raise ConfigError(f"{place}: quant_method is {name!r}; Ingot reads {one_of(METHODS)} and GGUF files.{near}")
+    return METHODS[name](_Keys(config, place))
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """The configuration's keys, with messages that name them."""
+
+    config: Mapping[str, Any]
+    place: str
+
+    def choice(self, key: str, allowed: Collection[Any], default: Any = None) -> Any:
+        value = self.config.get(key, default)
+        if value not in allowed or isinstance(value, bool) is not all(isinstance(item, bool) for item in allowed):
+            raise ConfigError(f"{self.place}: {key} is {value!r}; it must be {' or '.join(map(repr, allowed))}")
+        return value
+
+    def group_size(self) -> int:
+        value = self.config.get("group_size")
+        if type(value) is not int or (value < 1 and value != -1):
+            raise ConfigError(
+                f"{self.place}: group_size is {value!r}; it must be a number from 1, or -1 for whole rows"
+            )
+        return value
+
+    def refuse(self, key: str, why: str) -> None:
+        if self.config.get(key):
+            raise ConfigError(f"{self.place}: {key} is {self.config[key]!r}; {why}")
+
+
+def _gptq(keys: _Keys) -> Method:
+    keys.refuse("is_marlin_format", "weights reordered for the Marlin kernel are not read: take the plain checkpoint")
+    keys.refuse("dynamic", "settings per layer are not read")
+    keys.choice("pack_dtype", ("int32",), "int32")
+    layout = keys.config.get("checkpoint_format") or keys.config.get("format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        raise ConfigError(f"{keys.place}: checkpoint_format is {layout!r}; Ingot reads 'gptq' and 'gptq_v2'")
+    return Gptq(
+        bits=keys.choice("bits", gptq.BITS),
+        group_size=keys.group_size(),
+        version=2 if layout == "gptq_v2" else 1,
+        act_order=bool(keys.choice("desc_act", (True, False), False)),
+    )
+
+
+def _awq(keys: _Keys) -> Method:
+    version = str(keys.config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise ConfigError(f"{keys.place}: version is {version!r}, another layout of AWQ; Ingot reads 'gemm'")
+    keys.choice("bits", (awq.BITS,))
+    keys.choice("zero_point", (True,), True)
+    return Awq(keys.group_size())
+
+
+def _compressed(keys: _Keys) -> Method:
+    keys.refuse("transform_config", "transforms that run with the model are not supported")
+    sparsity = keys.config.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise ConfigError(f"{keys.place}: sparsity_config has the format {sparsity['format']!r}; Ingot reads 'dense'")
+    groups = keys.config.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise ConfigError(f"{keys.place}: config_groups must be an object with a group at least")
+    schemes = [_scheme(keys, name, group) for name, group in groups.items()]
+    return CompressedTensors(tuple(sorted(schemes, key=lambda scheme: "Linear" in scheme.targets)))
+
+
+def _scheme(keys: _Keys, name: str, group: Any) -> LayerScheme:
+    place = f"{keys.place}: config_groups.{name}"
+    weights = group.get("weights") if isinstance(group, dict) else None
+    targets = group.get("targets") if isinstance(group, dict) else None
+    bits = weights.get("num_bits") if isinstance(weights, dict) else None
+    if not isinstance(weights, dict) or not isinstance(targets, list) or type(bits) is not int:
+        raise ConfigError(f"{place}: must hold targets and weights with num_bits")
+    storage = group.get("format") or keys.config.get("format")
+    if storage not in compressed_tensors.FORMATS:
+        raise ConfigError(f"{place}: format is {storage!r}; Ingot reads {one_of(compressed_tensors.FORMATS)}")
+    if storage == "pack-quantized" and bits not in compressed_tensors.PACKED_BITS:
+        raise ConfigError(f"{place}: num_bits is {bits}; pack-quantized is read with 2 to 8 bits")
+    if storage in ("int-quantized", "float-quantized", "naive-quantized") and bits != 8:
+        raise ConfigError(f"{place}: num_bits is {bits}; {storage} is read with 8 bits")
+    block = _block(place, weights) if weights.get("strategy") == "block" else None
+    group_size = weights.get("group_size") if weights.get("strategy") == "group" else None
+    try:
+        activations = activations_of_config(group.get("input_activations"))
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    return LayerScheme(tuple(map(str, targets)), storage, bits, group_size, block, activations)
+
+
+def _block(place: str, weights: Mapping[str, Any]) -> tuple[int, int]:
+    match weights.get("block_structure"):
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+        case found:
+            raise ConfigError(f"{place}: block_structure is {found!r}; it must be [rows, columns]")
+
+
+def _modelopt(keys: _Keys) -> Method:
+    algorithm = keys.config.get("quant_algo")
+    if algorithm not in modelopt.ALGORITHMS:
+        near = did_you_mean(str(algorithm), modelopt.ALGORITHMS)
+        raise ConfigError(
+            f"{keys.place}: quant_algo is {algorithm!r}; Ingot reads {one_of(modelopt.ALGORITHMS)} of ModelOpt.{near}"
+        )
+    return ModelOpt(algorithm)
+
+
+METHODS: dict[str, Callable[[_Keys], Method]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+}
