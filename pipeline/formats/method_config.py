@@ -1,4 +1,4 @@
-"""quantization_config -> the method that decodes a checkpoint's layers. To add one: its class in methods.py, a line here.
+"""quantization_config -> the method that decodes a checkpoint's layers. To add one: a class in methods.py, a line here.
 
 Whatever a configuration says that would change the result and is not understood is refused by its key.
 """
