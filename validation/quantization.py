@@ -178,6 +178,6 @@ def _advice(worst: Sequence[QuantizedWeight], total: float, stored: int | None) 
         more = weight.elements * (_MORE_BITS - weight.bits) // 8
         cost = f"{more / 1e3:,.0f} kB more" + (f" ({100 * more / stored:+.1f} %)" if stored else "")
         said.append(
-            f"give {weight.name} {_MORE_BITS} bits: alone it makes {100 * share:.0f} % of the summed KL, for {cost}"
+            f"Give {weight.name} {_MORE_BITS} bits: alone it makes {100 * share:.0f} % of the summed KL, for {cost}"
         )
     return said

@@ -68,9 +68,18 @@ COLUMNS: Mapping[str, Column] = {
 }
 
 
-def weight_cells(weight: QuantizedWeight) -> dict[str, str]:
+def shown_columns(found: Quantization) -> dict[str, Column]:
+    """The columns that say something of any weight, by title."""
+    return {
+        title: column
+        for title, column in COLUMNS.items()
+        if any(column.cell(weight).strip("-/ ") for weight in found.weights)
+    }
+
+
+def weight_cells(weight: QuantizedWeight, columns: Mapping[str, Column] = COLUMNS) -> dict[str, str]:
     """The weight's row of the table, by column."""
-    return {title: column.cell(weight) for title, column in COLUMNS.items()}
+    return {title: column.cell(weight) for title, column in columns.items()}
 
 
 def code_bars(weight: QuantizedWeight) -> str:
@@ -97,7 +106,7 @@ def summary_sentences(found: Quantization) -> list[str]:
         )
     if found.kl is not None:
         said.append(
-            f"measured on {found.kl.tokens:,} tokens of {found.kl.text} in float32, in {fmt.seconds(found.kl.seconds)}"
+            f"Measured on {found.kl.tokens:,} tokens of {found.kl.text} in float32, in {fmt.seconds(found.kl.seconds)}"
         )
     elif found.kl_absent:
         said.append(f"KL of single weights was not measured: {found.kl_absent}")

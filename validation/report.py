@@ -20,7 +20,7 @@ from ingot.validation.latency import LatencyResult
 from ingot.validation.latency_summary import request_values, round_ratios, select, summarize
 from ingot.validation.measured import Measured
 from ingot.validation.quantization import Quantization
-from ingot.validation.quantization_text import COLUMNS, summary_sentences, weight_cells
+from ingot.validation.quantization_text import shown_columns, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
 
 _RATIO_ROWS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "throughput": "throughput"}
@@ -146,9 +146,10 @@ def _context(evidence: Evidence) -> dict[str, Any]:
 
 
 def _quantization(found: Quantization) -> dict[str, Any]:
+    columns = shown_columns(found)
     return {
-        "columns": COLUMNS,
-        "quantized": [weight_cells(weight) for weight in found.worst_first],
+        "columns": columns,
+        "quantized": [weight_cells(weight, columns) for weight in found.worst_first],
         "quantization_summary": summary_sentences(found),
     }
 

@@ -148,7 +148,7 @@ def _notes() -> BuildNotes:
                     32,
                     True,
                     196_608,
-                    110_592,
+                    stored_bytes=110_592,
                     kl=0.001,
                 ),
             ),

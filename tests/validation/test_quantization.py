@@ -7,7 +7,7 @@ import pytest
 
 from ingot.validation.evidence_json import quantization_text
 from ingot.validation.quantization import Quantization, QuantizedWeight, summarize
-from ingot.validation.quantization_text import COLUMNS, summary_sentences, weight_cells
+from ingot.validation.quantization_text import COLUMNS, shown_columns, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
 from tests.validation.sample_evidence import sample_evidence
 
@@ -35,7 +35,7 @@ def test_the_summary_counts_bytes_and_the_share_of_the_worst() -> None:
     assert (found.elements, found.stored_bytes, found.effective_bits) == (6000, 3750, 5.0)
     assert found.kl_sum == pytest.approx(1.0)
     assert found.worst_share == pytest.approx(0.95)
-    assert found.advice[0] == "give w0 8 bits: alone it makes 50 % of the summed KL, for 0 kB more (+13.3 %)"
+    assert found.advice[0] == "Give w0 8 bits: alone it makes 50 % of the summed KL, for 0 kB more (+13.3 %)"
     assert len(found.advice) == 3
 
 
@@ -62,9 +62,20 @@ def test_cells_say_what_was_not_measured_with_a_dash() -> None:
     assert cells["Scales"] == "- / - / -"
 
 
+def test_columns_that_say_nothing_are_left_out(evidence: Evidence) -> None:
+    assert list(shown_columns(Quantization((weight("a"), weight("b", kl=0.1))))) == [
+        "Weight",
+        "Format",
+        "Bytes",
+        "Bits",
+        "KL alone",
+    ]
+    assert shown_columns(evidence.notes.quantization) == COLUMNS
+
+
 def test_words_tell_why_kl_is_missing(evidence: Evidence) -> None:
     said = summary_sentences(Quantization((weight("a"),), kl_absent="the recipe has no evaluation text"))
     assert said[-1] == "KL of single weights was not measured: the recipe has no evaluation text"
-    assert "measured on 2,048 tokens of heldout.txt in float32, in 3.2 s" in summary_sentences(
+    assert "Measured on 2,048 tokens of heldout.txt in float32, in 3.2 s" in summary_sentences(
         evidence.notes.quantization
     )

@@ -8,7 +8,7 @@ from ingot.artifact import open_artifact
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
 from ingot.passes.progress import progress_to
-from ingot.validation.quantization_text import COLUMNS, code_bars, summary_sentences, weight_cells
+from ingot.validation.quantization_text import code_bars, shown_columns, summary_sentences, weight_cells
 
 
 @click.command("quantize-report")
@@ -48,8 +48,9 @@ def quantize_report_command(
     if not found.weights:
         stdout().print(f"{artifact}: no weight is quantized", markup=False)
         return
-    rows = [(*weight_cells(weight).values(), code_bars(weight)) for weight in found.worst_first[:top]]
-    print_table("Quantized weights, the worst first", (*COLUMNS, "Codes"), rows, left=2)
+    columns = shown_columns(found)
+    rows = [(*weight_cells(weight, columns).values(), code_bars(weight)) for weight in found.worst_first[:top]]
+    print_table("Quantized weights, the worst first", (*columns, "Codes"), rows, left=2)
     for sentence in summary_sentences(found):
         stdout().print(f"{sentence}.", markup=False)
     if len(found.weights) > top:
