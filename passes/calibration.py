@@ -90,8 +90,8 @@ class CalibrationStage(Protocol):
     def recall(self) -> Arrays | None:
         """What the pass remembered of this stage in a build that was cut off; None when it has to do its work.
 
-        It was the same pass with the same options on the same model and data. A pass that recalls changes the weights as
-        it did then and need not look at the stage's inputs; nothing is run for those that nobody looks at.
+        It was the same pass with the same options on the same model and data. A pass that recalls changes the weights
+        as it did then and need not look at the inputs of the stage; nothing is run for those that nobody looks at.
         """
         ...
 
