@@ -5,7 +5,7 @@
     Replacement     y = Gemm(x', W', b?, transB=1)
                     x'  of x / s, quantized as quantize-activations does it
                     W'  of W * s, int8 symmetric as quantize-weights does it, per channel or per tensor
-                    1 / s in what makes x: channel_folds.py
+                    1 / s in what makes x, or, `fold: always`, in a Mul: channel_folds.py
 
 Xiao et al., SmoothQuant, arXiv:2211.10438. Inputs of a few channels are often far larger than the others and would set
 the scale for all; s moves that into the weights, which have room for it. smoothing.py says how s is found. Outlier
@@ -38,7 +38,7 @@ from ingot.passes.activation_plan import finite_peaks
 from ingot.passes.activation_ranges import RangeMethod
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, Float32Array, LinearGroup, require_calibration
-from ingot.passes.channel_folds import Fold, Scalings, find_fold
+from ingot.passes.channel_folds import Fold, OwnMul, Scalings, can_scale, find_fold
 from ingot.passes.per_tensor_weights import PerTensorWeights
 from ingot.passes.progress import report_progress
 from ingot.passes.quantize_activations import QuantizeActivations
@@ -76,6 +76,7 @@ class SmoothQuant(Pass):
     clip                 search the weights' scales for the smallest error; else take them from the largest values
     lm_head, embedding   bits of head and table, in blocks of TABLE_BLOCK; "none" to leave them as they are
     exclude              patterns of layers whose weights and inputs stay as they are
+    fold                 "exact": only where what makes the input takes up the scale; "always": else by a Mul
     steps                alphas between 0 and 1 that "auto" tries
     search_tokens        calibration tokens that "auto" runs a block on, in whole sequences
     """
@@ -96,6 +97,7 @@ class SmoothQuant(Pass):
     lm_head: Bits = 8
     embedding: Bits = 8
     exclude: tuple[str, ...] = ()
+    fold: Literal["exact", "always"] = "exact"
     steps: int = 10
     search_tokens: int = 2048
 
@@ -169,9 +171,11 @@ class SmoothQuant(Pass):
 
     def _scale_of(
         self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, known: Arrays | None
-    ) -> tuple[Smoothing, Fold, Float32Array] | None:
+    ) -> tuple[Smoothing, Fold | OwnMul, Float32Array] | None:
         """A group's scale, chosen now or recalled; None where nothing takes it up or none is better."""
-        fold = find_fold(group)
+        fold: Fold | OwnMul | Refusal = find_fold(group)
+        if isinstance(fold, Refusal) and self.fold == "always" and can_scale(group):
+            fold = OwnMul()
         if isinstance(fold, Refusal):
             _log.info("%s: left alone: %s", self.name, fold)
             return None
@@ -183,7 +187,7 @@ class SmoothQuant(Pass):
         return None if found is None else (found[0], fold, found[1])
 
     def _choose(
-        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold
+        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul
     ) -> tuple[Smoothing, Float32Array] | None:
         if isinstance(self.alpha, float):
             inputs, weights = fold.shared(stage.max_absolute(group.source)), fold.shared(largest_weights(group))

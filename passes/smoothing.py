@@ -24,7 +24,7 @@ from ingot.passes.activation_quantization import (
     insert_activation_quantization,
 )
 from ingot.passes.calibration import BlockRun, CalibrationStage, Float32Array, Float64Array, LinearGroup
-from ingot.passes.channel_folds import Fold, block_of, weights_of
+from ingot.passes.channel_folds import Fold, OwnMul, block_of, weights_of
 from ingot.passes.per_tensor_weights import round_per_tensor
 from ingot.passes.quantized_tensors import add_initializer, float_value
 from ingot.passes.rounding import dequantize, round_weight
@@ -83,7 +83,7 @@ def search(
     graph: ir.Graph,
     stage: CalibrationStage,
     group: LinearGroup,
-    fold: Fold,
+    fold: Fold | OwnMul,
     rounding: Rounding,
     alphas: Sequence[float],
     tokens: int,

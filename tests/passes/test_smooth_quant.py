@@ -187,6 +187,17 @@ def test_what_cannot_be_scaled_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert "smooth-quant: left alone: node 'layers.0.q_proj' has a weight that others read too" in caplog.text
 
 
+def test_a_mul_takes_up_what_nothing_else_does_when_asked() -> None:
+    model = decoder(packed=False)
+    reader = ir.node("Identity", [model.graph.node("layers.0.q_proj").inputs[0]], name="reader")
+    reader.outputs[0].name = "reader"
+    model.graph.insert_after(model.graph.node("layers.0.q_proj"), reader)
+    exact = logits(model)
+    quantized(model, fold="always", weights="none", activations="none")
+    assert model.graph.node("layers.0.q_proj.scale_input").op_type == "Mul"
+    assert np.linalg.norm(logits(model) - exact) / np.linalg.norm(exact) < 2e-5
+
+
 def test_a_layer_that_never_fires_is_named_where_its_range_is_wanted() -> None:
     assert np.isfinite(logits(quantized(dead(decoder(), 0.0)))).all()
     with pytest.raises(PassError, match=r"'layers.1.gate_up_proj' reads .*zero on all calibration data"):
