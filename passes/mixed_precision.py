@@ -15,7 +15,7 @@ measured KL in the place of its Hessian trace.
 
 The table stands in the model's metadata "ingot.mixed_precision" as JSON: {options, budget, bytes, bits_per_weight,
 predicted_kl, uniform: [{bits, block_size, bytes, kl}, ...], weights: [{name, shape, bits, block_size, bytes, kl,
-measured, alternatives}, ...]}. predicted_kl is the sum; the report of a build has the measured one. `measured` is
+measured, alternatives}, ...]}. predicted_kl is the sum of the losses. `measured` is
 whether a loss was run or inferred from the error of the weight's outputs (weight_trials.py).
 
 Refuses: a budget that no assignment meets, with what can be reached; a model without a weight to choose for.

@@ -45,4 +45,4 @@ def _default_text(name: str, option: str) -> str:
     field = next(field for field in fields(load_pass_class(name)) if field.name == option)
     assert field.default is not MISSING or field.default_factory is not MISSING, "options have defaults"
     value = make_pass(name).options()[option]
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
