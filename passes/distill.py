@@ -38,6 +38,7 @@ from ingot.passes.progress import report_progress
 from ingot.passes.quantized_tensors import weight_bits
 from ingot.passes.tuned_weights import Tuned, TunedNorm, TunedWeight
 from ingot.passes.weight_values import float32_values
+from ingot.progress import note
 
 DISTILL_KEY = "ingot.distill"  # model.metadata_props: JSON, see the module's docstring
 
@@ -93,7 +94,7 @@ class Distill(Pass):
         tuned: dict[ir.Value, Tuned] = {**norms, **weights}
         with calibration.divergence(model, list(tuned), self.batch_tokens) as divergence:
             before, after, steps = self._tune(divergence, tuned)
-        _log.info("%s: KL on the batches held out: %.6f before, %.6f after", self.name, before, after)
+        note(f"{self.name}: mean KL on the batches held out {before:.5f} before, {after:.5f} after {steps} steps")
         facts: dict[str, float] = {"epochs": self.epochs, "steps": steps, "kl_before": before, "kl_after": after}
         if not after < before:
             _log.warning("%s: left the model as it was: the KL did not fall (%.6f, %.6f)", self.name, before, after)
