@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from ingot.passes.registry import make_pass
 from ingot.passes.tuned_weights import TunedWeight
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
+from ingot.pipeline.compile import compile_recipe
+from ingot.pipeline.recipe_loader import load_recipe
+from tests.data_paths import DEMO_MODEL
 from tests.passes.calibration_data import calibration_data
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -213,3 +217,21 @@ def test_a_single_batch_is_refused() -> None:
 def test_options_out_of_range_are_refused(option: str, value: float, allowed: str) -> None:
     with pytest.raises(UsageError, match=f"distill: {option} is {value}; allowed: .*{allowed}"):
         make_pass("distill", {option: value})
+
+
+def test_a_recipe_names_the_checkpoint_s_own_model_as_the_teacher(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        "int4-gptq-distill-cpu",
+        [
+            f"checkpoint={DEMO_MODEL}",
+            f"calibration.text={DEMO_MODEL / 'heldout.txt'}",
+            "calibration.sequences=3",
+            "calibration.sequence_tokens=48",
+            "passes.distill.epochs=1",
+            "passes.distill.batch_tokens=48",
+        ],
+    )
+    compiled = compile_recipe(recipe, tmp_path)
+    facts = json.loads(compiled.facts[DISTILL_KEY])
+    assert facts["steps"] == 2
+    assert 0 < facts["kl_after"] < facts["kl_before"] < 0.1
