@@ -31,7 +31,10 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
 
 _PROMPT = "def read_file(path):\n    "
-_HEADER = "| format | scheme | loaded by | same greedy tokens | largest logit difference | of logits up to |"
+_HEADER = (
+    "| format | scheme | loaded by | same greedy tokens | largest logit difference | of logits up to "
+    "| reference's lead where they part |"
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Case:
 _GPTQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_gptq", "auto_gptq"))  # symmetric: version 1, which both load
 _AWQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_awq", "auto_awq"))
 _COMPRESSED = (("load_transformers", "llm_compressor"),)
-_LLAMA = (("load_llama_cpp", ""),)  # "": the peers' environment
+_GGUF = (("load_transformers_gguf", "llm_compressor"), ("load_llama_cpp", ""))  # "": the peers' environment
 CASES = (
     Case("gptq", True, 128, _GPTQ),
     Case("gptq", False, 128, _GPTQ[:1]),  # version 2
@@ -62,8 +65,8 @@ CASES = (
     Case("awq", False, 128, _AWQ),
     Case("compressed-tensors", True, 128, _COMPRESSED),
     Case("compressed-tensors", False, 128, _COMPRESSED),
-    Case("gguf", True, 32, _LLAMA),
-    Case("gguf", False, 32, _LLAMA, widen=True),
+    Case("gguf", True, 32, _GGUF),
+    Case("gguf", False, 32, _GGUF, widen=True),
 )
 
 
@@ -78,7 +81,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Proof:
-    """A row of the table. `failure` says why there are no figures."""
+    """A row of the table. `failure` says why there are no figures.
+
+    lead    where tokens part: by how much the reference's token leads its second, which twice the largest difference of
+            logits must exceed
+    """
 
     format_name: str
     scheme: str
@@ -87,6 +94,7 @@ class Proof:
     new_tokens: int = 0
     largest_difference: float = 0.0
     largest_logit: float = 0.0
+    lead: float | None = None
     versions: dict[str, str] | None = None
     failure: str = ""
 
@@ -94,9 +102,9 @@ class Proof:
         """Of the table."""
         start = f"| {self.format_name} | {self.scheme} | {self.loader} |"
         if self.failure:
-            return f"{start} {self.failure} | | |"
+            return f"{start} {self.failure} | | | |"
         figures = f"{self.same_tokens} of {self.new_tokens} | {self.largest_difference:.2g} | {self.largest_logit:.1f}"
-        return f"{start} {figures} |"
+        return f"{start} {figures} | {'' if self.lead is None else f'{self.lead:.2g}'} |"
 
 
 def export_case(checkpoint: Path, case: Case, folder: Path) -> Path:
@@ -143,8 +151,14 @@ def compare(case: Case, reference: Reference, loaded: Loaded, logits: Logits) ->
         new_tokens=len(reference.tokens),
         largest_difference=float(np.abs(logits - reference.logits).max()),
         largest_logit=float(np.abs(reference.logits).max()),
+        lead=None if same == len(reference.tokens) else _lead(reference.logits[len(reference.prompt) + same - 1]),
         versions=loaded.versions,
     )
+
+
+def _lead(logits: Logits) -> float:
+    second, first = np.partition(logits, -2)[-2:]
+    return float(first - second)
 
 
 def proofs_of(checkpoint: Path, case: Case, new_tokens: int, venvs: Path, peers_python: Path) -> Iterator[Proof]:
@@ -186,7 +200,7 @@ def main(
 ) -> None:
     """Prove every case, print the table, write the JSON."""
     proofs: list[Proof] = []
-    click.echo(_HEADER + "\n|---|---|---|---|---|---|")
+    click.echo(_HEADER + "\n|---|---|---|---|---|---|---|")
     for case in CASES:
         if formats and case.format_name not in formats:
             continue

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -140,6 +141,14 @@ def run_adapter(peer: Peer, job: Job, venvs: Path) -> Outcome:
     )
 
 
+def last_words(lines: Sequence[str]) -> str:
+    """The exception of a traceback, with the source line that raised it where the exception says nothing itself."""
+    spoken = [line.strip() for line in lines if line.strip("^~ \n")]
+    if not spoken:
+        return "it ended without a word"
+    return spoken[-1] if ":" in spoken[-1] or len(spoken) == 1 else f"{spoken[-1]}: {spoken[-2]}"
+
+
 def run_in(python: Path, module: str, argument: str, threads: int = 1) -> str:
     """Run a module of this repository in another environment: the last line that it prints. PeerFailed otherwise."""
     if not python.is_file():
@@ -152,5 +161,5 @@ def run_in(python: Path, module: str, argument: str, threads: int = 1) -> str:
         errors.seek(0)
         words = errors.read().strip().splitlines()
     if finished.returncode or not finished.stdout.strip():
-        raise PeerFailed(words[-1].strip() if words else "it ended without a word")
+        raise PeerFailed(last_words(words))
     return finished.stdout.splitlines()[-1]

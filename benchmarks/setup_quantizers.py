@@ -19,7 +19,7 @@ from benchmarks.quantizer_runs import VENVS
 # torch comes first and alone, and binds what follows: a package may ask for another build, of gigabytes.
 FIRST = ("torch==2.13.0", "numpy", "setuptools", "wheel")
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
-    "llm_compressor": ("llmcompressor==0.14.0.1", "compressed-tensors==0.19.0", "transformers==5.17.0"),
+    "llm_compressor": ("llmcompressor==0.14.0.1", "compressed-tensors==0.19.0", "transformers==5.17.0", "gguf==0.19.0"),
     "gptqmodel": ("gptqmodel==7.6.0", "transformers==5.23.0"),
     "auto_round": ("auto-round==0.16.1", "transformers==5.23.0"),
     "auto_awq": ("autoawq==0.2.9", "transformers==5.23.0"),

@@ -1,5 +1,7 @@
 """autoawq 0.2.9 (archived): AWQ with its clip search; writes the AWQ gemm format."""
 
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +34,9 @@ def quantize(job: Job) -> None:
     torch.set_num_threads(job.threads)
     ids = job.token_ids()
     model = AutoAWQForCausalLM.from_pretrained(str(job.checkpoint), torch_dtype=torch.float32, device_map="cpu")
-    model.modules_to_not_convert = list(job.keep)
+    if job.keep:
+        model.modules_to_not_convert = list(job.keep)
+        model.get_layers_for_scaling = without_kept(model.get_layers_for_scaling)
     model.quantize(
         None,
         quant_config={
@@ -48,6 +52,16 @@ def quantize(job: Job) -> None:
         quantizer_cls=MendedQuantizer,
     )
     model.save_quantized(str(job.output))
+
+
+def without_kept(scaled: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:
+    """It looks up the inputs of layers that it was told to leave alone, and has none: leave out what they are for."""
+
+    def found(module: Any, inputs: Mapping[str, Any], kwargs: Any) -> list[dict[str, Any]]:
+        groups = scaled(module, defaultdict(lambda: None, inputs), kwargs)
+        return [group for group in groups if group["inp"] is not None]
+
+    return found
 
 
 def clips(layers: torch.nn.ModuleList) -> bool:

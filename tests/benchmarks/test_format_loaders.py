@@ -9,26 +9,27 @@ from benchmarks.adapters.loading import Loaded, Request, greedy, request_from_js
 from benchmarks.format_loaders import CASES, Proof, Reference, compare
 from benchmarks.peers import ROOT
 
-REFERENCE = Reference((1, 2), (3, 4, 5), np.array([[0.0, 1.0], [2.0, -3.0]], np.float32))
+REFERENCE = Reference((1, 2), (3, 4, 5), np.array([[0.0, 1.0], [0.5, 0.0], [2.0, -3.0]], np.float32))
 CASE = CASES[0]
 
 
 def test_equal_tokens_are_counted_up_to_the_first_that_differs() -> None:
     proof = compare(CASE, REFERENCE, Loaded([3, 9, 5], {"package": "1"}), REFERENCE.logits)
     assert (proof.same_tokens, proof.new_tokens, proof.loader) == (1, 3, "package")
+    assert proof.lead == 5.0  # of the two logits behind the first token
     assert compare(CASE, REFERENCE, Loaded([3, 4, 5], {"package": "1"}), REFERENCE.logits).same_tokens == 3
 
 
 def test_the_difference_is_the_largest_of_all_positions_beside_the_largest_logit() -> None:
-    changed = REFERENCE.logits + np.array([[0.0, 0.5], [-0.25, 0.0]], np.float32)
+    changed = REFERENCE.logits + np.array([[0.0, 0.5], [0.0, 0.0], [-0.25, 0.0]], np.float32)
     proof = compare(CASE, REFERENCE, Loaded([3, 4, 5], {"package": "1"}), changed)
     assert (proof.largest_difference, proof.largest_logit) == (0.5, 3.0)
 
 
 def test_a_row_says_what_was_measured_or_why_nothing_was() -> None:
     proof = Proof("gptq", "4 bits", "package", 32, 32, 0.0625, 14.25)
-    assert proof.line() == "| gptq | 4 bits | package | 32 of 32 | 0.062 | 14.2 |"
-    assert replace(proof, failure="no").line() == "| gptq | 4 bits | package | no | | |"
+    assert proof.line() == "| gptq | 4 bits | package | 32 of 32 | 0.062 | 14.2 |  |"
+    assert replace(proof, failure="no").line() == "| gptq | 4 bits | package | no | | | |"
 
 
 def test_the_loader_reads_the_very_request_that_the_parent_made(tmp_path: Path) -> None:

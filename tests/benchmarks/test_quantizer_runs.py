@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.adapters.quantizing import Outcome, job_from_json
 from benchmarks.peers import ROOT, PeerFailed
-from benchmarks.quantizer_runs import PEERS, Case, cache_key, job_of, run_peer
+from benchmarks.quantizer_runs import PEERS, Case, cache_key, job_of, last_words, run_peer
 
 PEER = PEERS["llmc-gptq-asym"]
 
@@ -64,6 +64,14 @@ def test_the_adapter_reads_the_very_job_that_the_parent_made(case: Case, tmp_pat
     job = job_of(PEER, replace(case, keep=("down_proj",)), tmp_path / "out")
     assert job_from_json(json.dumps(asdict(job), default=str)) == job
     assert job.token_ids().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_an_exception_without_words_is_told_with_the_line_that_raised_it() -> None:
+    assert last_words(["  assert width % 8 == 0", "         ^^^^^^^^^^", "AssertionError"]) == (
+        "AssertionError: assert width % 8 == 0"
+    )
+    assert last_words(["  raise it", "ValueError: no such group", ""]) == "ValueError: no such group"
+    assert last_words([]) == "it ended without a word"
 
 
 @pytest.mark.parametrize("name", PEERS)
