@@ -14,14 +14,15 @@ from ingot.pipeline.compile import Observer
 
 _EXACT = ("clean-up", "fusion")
 _KEEPS_WEIGHTS = ("round-scales", "quantize-activations", "mixed-precision")  # these scale and rotate nothing
+_SCALES_TOO = ("smooth-quant",)  # scales channels and rounds weights in one
 
 
 class WeightWatch:
     """An observer of passes; passes its calls on to `then`.
 
     before, after    the model without and with the weights that the build quantizes; None until there are any
-    changed_by       a pass that changed weights when some were quantized already: what the two differ in is then more
-                     than rounding
+    changed_by       a pass that changed weights when some were quantized already, or while it quantized them: what the
+                     two differ in is then more than rounding
     """
 
     def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
@@ -50,6 +51,7 @@ class WeightWatch:
         now = _num_quantized(model)
         if now > self._quantized:
             self.before = self.before or self._last
+            self.changed_by = record.name if record.name in _SCALES_TOO else self.changed_by
         elif self.before and record.modified and kind not in _EXACT and record.name not in _KEEPS_WEIGHTS:
             self.changed_by = record.name
         if now >= self._quantized:  # a lowering takes them away
