@@ -64,6 +64,8 @@ class Step:
 
     def make(self, setting: "Setting") -> Pass:
         """The pass, given those of the setting's options that it has."""
+        if self.name == "mixed-precision":
+            return make_pass(self.name, {**setting.budget, **self.options})
         known = {option.name for option in fields(load_pass_class(self.name))}
         given = {name: value for name, value in setting.options.items() if name in known}
         return make_pass(self.name, {**given, **self.options})
@@ -90,6 +92,16 @@ class Setting:
             "overrides": {f"*{name}*": "none" for name in self.keep},
         }
 
+    @property
+    def budget(self) -> dict[str, Any]:
+        """What mixed-precision is told: the size that files of the other packages have in this setting."""
+        return {
+            "same_size_as": {"bits": self.bits, "block_size": self.group_size},
+            "symmetric": self.symmetric,
+            "count": "nominal",
+            "exclude": [f"*{name}*" for name in self.keep],
+        }
+
 
 _SEARCHED_FOR_GPTQ = {"rounding": "gptq", "steps": 5}
 CHAINS: dict[str, tuple[Step, ...]] = {
@@ -100,6 +112,8 @@ CHAINS: dict[str, tuple[Step, ...]] = {
     "GPTQ": (Step("gptq"),),
     "AWQ + GPTQ": (Step("awq", _SEARCHED_FOR_GPTQ), Step("gptq")),
     "GPTQ + distill": (Step("gptq"), Step("distill")),
+    "mixed + GPTQ": (Step("mixed-precision", {"rounding": "gptq"}), Step("gptq")),
+    "mixed + GPTQ + distill": (Step("mixed-precision", {"rounding": "gptq"}), Step("gptq"), Step("distill")),
     "rotate + GPTQ": (Step("rotate"), Step("gptq")),
     "rotate + AWQ + GPTQ": (Step("rotate"), Step("awq", _SEARCHED_FOR_GPTQ), Step("gptq")),
 }

@@ -20,7 +20,6 @@ kind "float". Refuses NaN or infinite weights, by name, and what quantize-activa
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -100,9 +99,8 @@ class Fp8(Pass):
         """Sites to quantize, by weight."""
         found: dict[ir.Value, list[WeightSite]] = defaultdict(list)
         for site in weight_sites(model):
-            excluded = any(fnmatchcase(name, pattern) for name in site.names for pattern in self.exclude)
             has_role = site.role == "linear" or (self.lm_head and site.role == "head")
-            if has_role and not excluded and not site.is_quantized:
+            if has_role and not site.matches(self.exclude) and not site.is_quantized:
                 found[site.weight].append(site)
         return found
 

@@ -38,7 +38,7 @@ from ingot.passes.scale_search import Scheme, WeightBits
 from ingot.passes.scheme_overrides import parse_overrides
 from ingot.passes.sensitivity import weight_sensitivities
 from ingot.passes.stored_bytes import Count, stored_bytes
-from ingot.passes.weight_sites import Role, weight_sites
+from ingot.passes.weight_sites import Role, require_matches, weight_sites
 from ingot.passes.weight_trials import Points, Rounding, Sensitivity
 
 MIXED_KEY = "ingot.mixed_precision"  # model.metadata_props: JSON, see the module's docstring
@@ -64,6 +64,7 @@ class MixedPrecision(Pass):
     tokens          calibration tokens that each is run on, in whole sequences
     lm_head         choose for the head, too
     embedding       choose for the table, too
+    exclude         patterns of weights that nothing is chosen for, and that count nowhere
     """
 
     name: ClassVar[str] = "mixed-precision"
@@ -84,6 +85,7 @@ class MixedPrecision(Pass):
     tokens: int = 4096
     lm_head: bool = False
     embedding: bool = False
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,8 +105,10 @@ class MixedPrecision(Pass):
 
     def requires(self, model: ir.Model) -> None:
         """Every Gemm is x @ W.T + b."""
-        for site in weight_sites(model):
+        sites = weight_sites(model)
+        for site in sites:
             require_plain_gemm(site.node)
+        require_matches(sites, "exclude", self.exclude)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Measure, choose, write down."""
@@ -117,6 +121,7 @@ class MixedPrecision(Pass):
             rounding=self.rounding,
             points=self.points,
             roles=self._roles(),
+            exclude=self.exclude,
             name=self.name,
         )
         if not weights:

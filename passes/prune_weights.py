@@ -23,14 +23,13 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError, UsageError, did_you_mean
+from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
 from ingot.passes.gemm import require_plain_gemm
@@ -39,7 +38,7 @@ from ingot.passes.progress import report_kept, report_progress
 from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.stored_weights import change_stored, readers, stored_value
 from ingot.passes.weight_masks import Sparsity, sparse_gpt, wanda
-from ingot.passes.weight_sites import WeightSite, weight_sites
+from ingot.passes.weight_sites import WeightSite, require_matches, weight_sites
 from ingot.passes.weight_values import float32_values
 
 _log = logging.getLogger("ingot.passes")
@@ -77,10 +76,7 @@ class PruneWeights(Pass):
         sites = weight_sites(model)
         for site in sites:
             require_plain_gemm(site.node)
-        names = [name for site in sites for name in site.names]
-        for pattern in self.leave:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise PassError(f"leave: {pattern!r} matches no weight.{did_you_mean(pattern, names)}")
+        require_matches(sites, "leave", self.leave)
         for site in self._sites(sites):
             self._check(site)
 
@@ -154,7 +150,7 @@ class PruneWeights(Pass):
         """Linear layers to prune; a weight that others read too is left alone, and the log says so."""
         found = []
         for site in sites:
-            if site.role != "linear" or any(fnmatchcase(n, p) for n in site.names for p in self.leave):
+            if site.role != "linear" or site.matches(self.leave):
                 continue
             if not site.is_quantized and len(readers(site.weight)) > 1:
                 _log.info("%s: left alone: node %r has a weight that others read too", self.name, site.node.name)

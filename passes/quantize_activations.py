@@ -17,8 +17,6 @@ Refuses: inputs that are NaN or infinite on calibration data; with `static`, inp
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -39,7 +37,7 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import CalibrationStage, require_calibration
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
-from ingot.passes.weight_sites import WeightSite, weight_sites
+from ingot.passes.weight_sites import WeightSite, require_matches, weight_sites
 
 KINDS: Mapping[str, Kind] = {"int8": "int", "float8": "float"}
 
@@ -88,13 +86,9 @@ class QuantizeActivations(Pass):
     def requires(self, model: ir.Model) -> None:
         """Every layer is x @ W.T + b, and every pattern matches one."""
         sites = [site for site in weight_sites(model) if site.role == "linear"]
-        names = [name for site in sites for name in site.names]
         for site in sites:
             require_plain_gemm(site.node)
-        for pattern in self.exclude:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                near = get_close_matches(pattern, names, n=3, cutoff=0.0)
-                raise PassError(f"exclude {pattern!r} matches no linear layer; the nearest are {', '.join(near)}")
+        require_matches(sites, "exclude", self.exclude)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Look at everything, then change everything: scales are those of the model as it was."""
@@ -125,8 +119,7 @@ class QuantizeActivations(Pass):
         return found
 
     def _is_wanted(self, site: WeightSite) -> bool:
-        excluded = any(fnmatchcase(name, pattern) for name in site.names for pattern in self.exclude)
-        return site.role == "linear" and not excluded and dequantizer(site.node) is None
+        return site.role == "linear" and not site.matches(self.exclude) and dequantizer(site.node) is None
 
     def _plan(self, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[Planned]:
         scheme = ActivationScheme(KINDS[self.dtype])

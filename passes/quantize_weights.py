@@ -28,8 +28,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -46,7 +44,7 @@ from ingot.passes.quantized_tensors import insert_dequantize
 from ingot.passes.rounding import RoundedWeight, round_weight
 from ingot.passes.scale_search import Scheme, WeightBits
 from ingot.passes.scheme_overrides import Override, parse_overrides
-from ingot.passes.weight_sites import WeightSite, apply_to_array, drop_if_unused, weight_sites
+from ingot.passes.weight_sites import WeightSite, apply_to_array, drop_if_unused, require_matches, weight_sites
 from ingot.passes.weight_statistics import weight_statistics
 from ingot.settings import num_threads
 
@@ -93,11 +91,7 @@ class QuantizeWeights(Pass):
         sites = weight_sites(model)
         for site in sites:
             require_plain_gemm(site.node)
-        names = [name for site in sites for name in site.names]
-        for pattern in self.overrides:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                near = get_close_matches(pattern, names, n=3, cutoff=0.0)
-                raise PassError(f"override {pattern!r} matches no weight; the nearest are {', '.join(near)}")
+        require_matches(sites, "override", self.overrides)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantize one weight after the other."""
@@ -138,7 +132,7 @@ class QuantizeWeights(Pass):
         base = Scheme(self.bits if bits == "none" else bits, block_size, self.symmetric, self.clip)
         scheme = assigned_scheme(site.node, base, None if bits == "none" else base)
         for pattern, override in overrides.items():
-            if any(fnmatchcase(name, pattern) for name in site.names):
+            if site.matches([pattern]):
                 scheme = None if override is None else replace(base, **override)
         return scheme
 

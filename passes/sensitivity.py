@@ -34,10 +34,12 @@ def weight_sensitivities(
     rounding: Rounding = "nearest",
     points: Points = "all",
     roles: frozenset[Role] = frozenset({"linear"}),
+    exclude: Sequence[str] = (),
     name: str = "sensitivity",
 ) -> list[Sensitivity]:
     """The cost of every scheme for every weight that is not quantized and has a reader of these roles, in graph order.
 
+    exclude     patterns (fnmatch's) of weights to leave out, by module path or tensor name
     tokens      calibration tokens that a trial is run on, in whole sequences
     rounding    "gptq": trial weights are rounded for the inputs of their layer, as the pass gptq does without refining
     points      schemes of a weight that are run; "all", or the others are inferred as weight_trials.py says
@@ -45,7 +47,7 @@ def weight_sensitivities(
 
     PassError when a weight's inputs are zero on all data or not finite, and for what `stages` raises.
     """
-    waiting = _weights(model, roles)
+    waiting = _weights(model, roles, exclude)
     progress, found = _Progress(name, waiting), []
     for stage in calibration.stages(model):
         recalled = stage.recall()
@@ -98,15 +100,22 @@ def divergences_of_each(
     return {node: found[node] for node in weights}
 
 
-def _weights(model: ir.Model, roles: frozenset[Role] | None = None) -> dict[ir.Value, tuple[WeightSite, ...]]:
-    """Weights that are not quantized with all their readers, in graph order."""
+def _weights(
+    model: ir.Model, roles: frozenset[Role] | None = None, exclude: Sequence[str] = ()
+) -> dict[ir.Value, tuple[WeightSite, ...]]:
+    """Weights with all their readers, in graph order; with roles those that are not quantized and not excluded."""
     found: dict[ir.Value, tuple[WeightSite, ...]] = {}
     for site in weight_sites(model):
         found[site.weight] = (*found.get(site.weight, ()), site)
     return {
         weight: sites
         for weight, sites in found.items()
-        if roles is None or (any(site.role in roles for site in sites) and not sites[0].is_quantized)
+        if roles is None
+        or (
+            any(site.role in roles for site in sites)
+            and not sites[0].is_quantized
+            and not any(site.matches(exclude) for site in sites)
+        )
     }
 
 

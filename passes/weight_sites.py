@@ -6,13 +6,17 @@
 W is an initializer, Cast(initializer), or DequantizeLinear(initializers): see DESIGN.md section 3.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+
+from ingot.errors import PassError
 
 Role = Literal["linear", "head", "embedding"]
 Result = TypeVar("Result")
@@ -45,6 +49,19 @@ class WeightSite:
         if self.role == "head" and weight.removesuffix(".weight") != path:
             return (path,)
         return tuple(dict.fromkeys((path, weight, weight.removesuffix(".weight"))))
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether one of fnmatch's patterns matches one of the names."""
+        return any(fnmatchcase(name, pattern) for name in self.names for pattern in patterns)
+
+
+def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable[str]) -> None:
+    """PassError for a pattern that matches none of the sites, with the nearest names."""
+    names = [name for site in sites for name in site.names]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, n=3, cutoff=0.0)
+            raise PassError(f"{option} {pattern!r} matches no weight; the nearest are {', '.join(near)}")
 
 
 def weight_sites(model: ir.Model) -> list[WeightSite]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from ingot.artifact import Artifact
 from ingot.builder import build
@@ -12,6 +13,9 @@ from tests.data_paths import DEMO_MODEL
 UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
 
 BuildArtifact = Callable[..., Artifact]
+
+settings.register_profile("ingot", deadline=None)  # no test says how long anything takes
+settings.load_profile("ingot")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -193,6 +193,16 @@ def test_what_engines_pack_into_one_matmul_gets_one_scheme(assigned: ir.Model) -
     assert len({str(scheme) for scheme in of_nodes.values()}) > 1
 
 
+def test_excluded_weights_get_no_scheme_and_count_nowhere(assigned: ir.Model) -> None:
+    model = mixed(exclude=["*down_proj"])
+    left_out = {name for name in schemes(assigned) if name.endswith("down_proj")}
+    assert schemes(model).keys() == schemes(assigned).keys() - left_out
+    assert left_out
+    assert facts(model)["budget"]["bytes"] < facts(assigned)["budget"]["bytes"]
+    with pytest.raises(PassError, match="exclude 'nowhere' matches no weight; the nearest are"):
+        mixed(exclude=["nowhere"])
+
+
 def test_a_second_run_changes_nothing(assigned: ir.Model) -> None:
     with calibrate_with(calibration()):
         (record,) = PassManager([MixedPrecision()]).run(assigned)

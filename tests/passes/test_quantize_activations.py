@@ -152,7 +152,7 @@ def test_excluded_layers_read_what_they_read() -> None:
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest() -> None:
-    with pytest.raises(PassError, match=r"exclude 'layers.0.qproj' matches no linear layer; the nearest are layers"):
+    with pytest.raises(PassError, match=r"exclude 'layers.0.qproj' matches no weight; the nearest are layers"):
         quantized(decoder(), exclude=("layers.0.qproj",))
 
 
