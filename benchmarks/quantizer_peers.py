@@ -110,11 +110,12 @@ def measure(
     groups: tuple[int, ...],
     chains: tuple[str, ...],
     peers: tuple[str, ...],
+    symmetries: tuple[bool, ...],
     work: Path,
     venvs: Path,
     fresh: bool,
 ) -> Iterator[Row]:
-    """float32, then every case: the packages, then Ingot's chains with and without zero points."""
+    """float32, then every case: the packages, then Ingot's chains without zero points, with them, or both."""
     yield bench.row("float32", Setting(16, 0, True), bench.baseline, 0.0)
     cases = [(width, size) for width in bits for size in bench.model.group_sizes if not groups or size in groups]
     for width, size in cases:
@@ -123,7 +124,7 @@ def measure(
                 setting = Setting(width, size, PEERS[name].symmetric, bench.model.keep)
                 yield measure_peer(bench, PEERS[name], setting, work, venvs, fresh)
         for name in chains:
-            for symmetric in (False, True):
+            for symmetric in symmetries:
                 yield measure_chain(bench, name, Setting(width, size, symmetric, bench.model.keep))
 
 
@@ -133,6 +134,7 @@ def measure(
 @click.option("--group-size", "groups", multiple=True, type=int, help="Default: all of the model's.")
 @click.option("--peer", "peers", multiple=True, type=click.Choice([*PEERS, "none"]), help="Default: all.")
 @click.option("--chain", "chains", multiple=True, type=click.Choice([*CHAINS, "none"]), help="Default: all.")
+@click.option("--symmetry", type=click.Choice(["both", "sym", "asym"]), default="both", help="Of Ingot's chains.")
 @click.option("--sequences", default=64, show_default=True, help="Calibration sequences.")
 @click.option("--sequence-tokens", default=256, show_default=True)
 @click.option("--tokens", default=30_720, show_default=True, help="Evaluation tokens.")
@@ -148,6 +150,7 @@ def main(
     groups: tuple[int, ...],
     peers: tuple[str, ...],
     chains: tuple[str, ...],
+    symmetry: str,
     sequences: int,
     sequence_tokens: int,
     tokens: int,
@@ -159,11 +162,12 @@ def main(
     """Measure, write the JSON as it grows, print the table."""
     wanted_peers = tuple(name for name in peers or PEERS if name != "none")
     wanted_chains = tuple(name for name in chains or CHAINS if name != "none")
+    symmetries = {"both": (False, True), "sym": (True,), "asym": (False,)}[symmetry]
     rows: list[Row] = []
     for name in models or tuple(MODELS):
         bench = open_bench(MODELS[name], sequences, sequence_tokens, tokens, work)
         facts = asdict(bench.calibration.facts)
-        for row in measure(bench, bits, groups, wanted_chains, wanted_peers, work, venvs, fresh):
+        for row in measure(bench, bits, groups, wanted_chains, wanted_peers, symmetries, work, venvs, fresh):
             click.echo(row.line(), err=True)
             rows.append(row)
             update_json(json_path, name, facts, [row])
