@@ -15,9 +15,12 @@ from benchmarks.adapters.quantizing import Job, answer
 def quantize(job: Job) -> None:
     """Methods: gptq (group-aware order, its default), gptq-act-order, awq."""
     torch.set_num_threads(job.threads)
-    model = GPTQModel.load(str(job.checkpoint), _config(job), dtype=torch.float32)
+    # Its AWQ kernels hold nothing but 16 bits.
+    dtype = torch.float16 if job.method == "awq" else torch.float32
+    model = GPTQModel.load(str(job.checkpoint), _config(job), dtype=dtype)
     samples = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in job.token_ids()]
-    model.quantize(samples, backend=BACKEND.AUTO)
+    # Left to itself it picks an AWQ kernel that needs a card, even to pack weights.
+    model.quantize(samples, backend=BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO)
     model.save(str(job.output))
 
 
