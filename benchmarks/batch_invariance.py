@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 
-from ingot.passes.activation_quantization import ActivationScheme, insert_activation_quantization
 from ingot.passes.manager import PassManager
+from ingot.passes.quantization.activation_quantization import ActivationScheme, insert_activation_quantization
 from ingot.passes.registry import make_pass
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 100, 101, 128, 257, 511, 512)

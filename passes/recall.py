@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.calibration import Arrays
-from ingot.passes.rounding import RoundedWeight
+from ingot.passes.quantization.rounding import RoundedWeight
 
 
 def fact_arrays(name: str, facts: Mapping[str, object]) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.rounding import dequantize
+from ingot.passes.quantization.rounding import dequantize
 
 _FORMS = ("Cast", "DequantizeLinear")
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact, SegmentStep
 from ingot.errors import ArtifactError, one_of
-from ingot.passes.pack_projections import PACKS
+from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.config import read_config
 from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, QuantizedLayer, facts_of

@@ -5,7 +5,7 @@ Nothing large is held: whoever writes or packs a weight has it decoded, uses it,
 
 import onnx_ir as ir
 
-from ingot.passes.quantized_tensors import code_tensor
+from ingot.passes.quantization.quantized_tensors import code_tensor
 from ingot.pipeline.formats.encoded import EncodedTensor
 from ingot.pipeline.formats.integer_form import IntegerForm, integer_form
 

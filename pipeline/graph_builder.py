@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.quantized_tensors import mark_bits
+from ingot.passes.quantization.quantized_tensors import mark_bits
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.encoded_weights import float_tensor, form_tensors
 from ingot.pipeline.formats.encoded import EncodedTensor

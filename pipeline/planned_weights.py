@@ -11,8 +11,8 @@ from typing import NoReturn
 import onnx_ir as ir
 
 from ingot.passes.base import Pass
-from ingot.passes.quantize_weights import QuantizeWeights
-from ingot.passes.scale_search import Scheme
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.scale_search import Scheme
 from ingot.pipeline.formats.exact import MAX_BITS
 from ingot.pipeline.formats.layers import ExportedWeight, LayerFacts, PlainWeight, QuantizedLayer
 from ingot.pipeline.tensors import EMBEDDING, HEAD

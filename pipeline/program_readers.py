@@ -20,8 +20,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import UsageError, one_of
-from ingot.passes.lower_onnxruntime_cpu import MICROSOFT
-from ingot.passes.nbits_unpacking import PackedWeight
+from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
+from ingot.passes.lowering.nbits_unpacking import PackedWeight
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.formats.activations import ActivationScheme, activations_of_node
 from ingot.pipeline.formats.quantized import QuantizedWeight

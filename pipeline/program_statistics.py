@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from ingot.artifact import Artifact
-from ingot.passes.rounding import CodeArray
-from ingot.passes.weight_statistics import end_share, scale_range
+from ingot.passes.quantization.rounding import CodeArray
+from ingot.passes.quantization.weight_statistics import end_share, scale_range
 from ingot.pipeline.artifact_weights import program_operands
 from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 from ingot.pipeline.program_readers import Codes

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Program
-from ingot.passes.nbits_packing import STORAGE_KEY
+from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.segments import WEIGHTS, rotary_tables, split_program
 from ingot.pipeline.weights_file import Span, needing_room, write_weights

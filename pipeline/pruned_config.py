@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.errors import UsageError
-from ingot.passes.pruned_facts import StructureFacts
+from ingot.passes.pruning.pruned_facts import StructureFacts
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.config import LayerConfig, read_config
 

@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails
 
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.errors import Problem, UsageError, did_you_mean, one_of
-from ingot.passes.mixed_precision import MixedPrecision
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.mixed_precision import MixedPrecision
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe_yaml import Located

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ingot.artifact import AttentionStep, Program, RotaryTables, SegmentStep, ValueFacts
 from ingot.errors import BuildError
-from ingot.passes.partition_at_attention import CUT, segment_of
+from ingot.passes.lowering.partition_at_attention import CUT, segment_of
 
 WEIGHTS = "weights.safetensors"  # in the program's folder
 

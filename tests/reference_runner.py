@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.attention_reference import AttentionReference
+from ingot.passes.lowering.attention_reference import AttentionReference
 from tests.sessions import plain_session
 
 FloatArray = NDArray[np.float32]

@@ -17,7 +17,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.rotary_rows import turn_rotary_rows
+from ingot.passes.lowering.rotary_rows import turn_rotary_rows
 from ingot.passes.weight_values import is_stored
 from ingot.pipeline.calibrate.attention import FixedLayout, RaggedLayout, expand_attention
 from ingot.runtime.executors.segment_runner import session_options

@@ -9,9 +9,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import UsageError
-from ingot.passes.activation_outliers import split_layers
-from ingot.passes.channel_folds import INPUT_SCALE
-from ingot.passes.quantized_tensors import weight_bits
+from ingot.passes.quantization.activation_outliers import split_layers
+from ingot.passes.quantization.channel_folds import INPUT_SCALE
+from ingot.passes.quantization.quantized_tensors import weight_bits
 from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.formats.activations import ActivationScheme, activations_of_node
 from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, QuantizedLayer, facts_of

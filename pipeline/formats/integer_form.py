@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.passes.nbits_packing import ENGINE_BLOCKS
+from ingot.passes.lowering.nbits_packing import ENGINE_BLOCKS
 from ingot.pipeline.formats.exact import as_integers
 from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks.quantizer_cases import CHAINS, MODELS, Setting, make_chain
 
-from ingot.passes.gptq import Gptq
+from ingot.passes.quantization.gptq import Gptq
 from tests.data_paths import shared_data
 
 

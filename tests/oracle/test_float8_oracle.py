@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ingot.passes.activation_quantization import LEAST_PEAK, ActivationScheme, qdq
 from ingot.passes.calibration import Float32Array
-from ingot.passes.float8_weights import to_float8
+from ingot.passes.quantization.activation_quantization import LEAST_PEAK, ActivationScheme, qdq
+from ingot.passes.quantization.float8_weights import to_float8
 from ingot.pipeline.formats.float_codes import from_e4m3
 from tests.passes.test_activation_quantization import rows, through
 

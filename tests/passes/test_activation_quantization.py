@@ -7,14 +7,14 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from ingot.passes.activation_quantization import (
+from ingot.passes.calibration import Float32Array
+from ingot.passes.quantization.activation_quantization import (
     ActivationScheme,
     activation_scheme,
     dequantizer,
     insert_activation_quantization,
     qdq,
 )
-from ingot.passes.calibration import Float32Array
 from ingot.passes.verify import verify
 from tests.sessions import plain_session
 

@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.attention_reference import AttentionReference
+from ingot.passes.lowering.attention_reference import AttentionReference
 from ingot.passes.registry import make_pass
 from tests.reference_runner import ReferenceRunner
 

@@ -9,14 +9,14 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.awq import AWQ_KEY, Awq
 from ingot.passes.calibration import Float32Array, calibrate_with
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.gptq import Gptq
-from ingot.passes.gptq_rounding import damped_gram
+from ingot.passes.fusion.fold_constants import FoldConstants
+from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.pack_projections import PackProjections
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.awq import AWQ_KEY, Awq
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.gptq_rounding import damped_gram
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder, array
 

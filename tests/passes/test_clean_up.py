@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.clean_up import CleanUp
+from ingot.passes.fusion.clean_up import CleanUp
 from ingot.passes.printing import model_to_text
 from tests.passes.snippets import FLOAT, Snippet, op_types, random, run
 

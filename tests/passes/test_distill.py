@@ -11,14 +11,14 @@ import pytest
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
-from ingot.passes.distill import DISTILL_KEY, Distill
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.gptq import Gptq
+from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
-from ingot.passes.quantize_weights import QuantizeWeights
-from ingot.passes.quantized_tensors import weight_bits
+from ingot.passes.quantization.distill import DISTILL_KEY, Distill
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.quantized_tensors import weight_bits
+from ingot.passes.quantization.tuned_weights import TunedWeight
 from ingot.passes.registry import make_pass
-from ingot.passes.tuned_weights import TunedWeight
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.compile import compile_recipe

@@ -5,7 +5,13 @@ import onnx_ir as ir
 import pytest
 
 from ingot.passes.calibration import Float32Array
-from ingot.passes.float8_weights import FLOAT8, insert_float8_weight, round_float8, to_float8, widen_float8_weights
+from ingot.passes.quantization.float8_weights import (
+    FLOAT8,
+    insert_float8_weight,
+    round_float8,
+    to_float8,
+    widen_float8_weights,
+)
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.formats.float_codes import from_e4m3
 from tests.sessions import plain_session

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import UsageError
-from ingot.passes.fold_constants import FoldConstants
+from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.printing import model_to_text
 from tests.passes.snippets import FLOAT, Snippet, op_types, random, run
 

@@ -8,14 +8,14 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.activation_quantization import activation_scheme
 from ingot.passes.calibration import calibrate_with
-from ingot.passes.float8_weights import FLOAT8
-from ingot.passes.fp8 import Fp8
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
-from ingot.passes.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.quantized_tensors import STRATEGY_KEY
+from ingot.passes.quantization.activation_quantization import activation_scheme
+from ingot.passes.quantization.float8_weights import FLOAT8
+from ingot.passes.quantization.fp8 import Fp8
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
+from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY
 from ingot.passes.weight_sites import weight_sites
 from tests.passes.calibration_data import calibration
 from tests.passes.test_quantize_activations import dead, decoder, error, logits

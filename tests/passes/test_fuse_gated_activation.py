@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.fuse_gated_activation import FuseGatedActivation
+from ingot.passes.fusion.fuse_gated_activation import FuseGatedActivation
 from ingot.passes.printing import model_to_text
 from tests.passes.snippets import Snippet, op_types, random, run
 

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.fuse_residual_norm import FuseResidualNorm
+from ingot.passes.fusion.fuse_residual_norm import FuseResidualNorm
 from ingot.passes.printing import model_to_text
 from tests.passes.snippets import Snippet, op_types, random, run
 

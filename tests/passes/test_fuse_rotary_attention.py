@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.attention_reference import AttentionReference
-from ingot.passes.fuse_rotary_attention import FuseRotaryAttention
+from ingot.passes.lowering.attention_reference import AttentionReference
+from ingot.passes.lowering.fuse_rotary_attention import FuseRotaryAttention
 from ingot.passes.manager import PassManager
 from ingot.passes.printing import model_to_text
 from ingot.passes.registry import make_pass

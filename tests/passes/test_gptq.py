@@ -10,13 +10,13 @@ import pytest
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
-from ingot.passes.gptq import Gptq
-from ingot.passes.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.manager import PassManager
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
-from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
-from ingot.passes.scale_search import FloatArray, Scheme
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.quantization.scale_search import FloatArray, Scheme
 from ingot.pipeline.calibrate import CalibrationEngine
 from tests.passes.calibration_data import SEQUENCES, TOKENS, calibration, calibration_data
 from tests.passes.tiny_decoder import INNER, TinyDecoder

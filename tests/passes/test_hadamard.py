@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from ingot.passes.hadamard import Signs, hadamard_matrix, multiply_hadamard, paley_factor
+from ingot.passes.rotation.hadamard import Signs, hadamard_matrix, multiply_hadamard, paley_factor
 from tests.data_paths import shared_data
 
 KNOWN = [n for n in range(1, 260) if paley_factor(n)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.passes.knapsack import Option, best_choice, cheapest
+from ingot.passes.quantization.knapsack import Option, best_choice, cheapest
 
 Items = Sequence[Sequence[Option]]
 

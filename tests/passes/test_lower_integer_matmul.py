@@ -7,12 +7,17 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from ingot.passes.activation_quantization import ACTIVATIONS_KEY, ActivationScheme, insert_activation_quantization, qdq
 from ingot.passes.calibration import Float32Array
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
-from ingot.passes.quantize_activations import QuantizeActivations
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.activation_quantization import (
+    ACTIVATIONS_KEY,
+    ActivationScheme,
+    insert_activation_quantization,
+    qdq,
+)
+from ingot.passes.quantization.quantize_activations import QuantizeActivations
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.weight_values import float32_values
 from tests.passes.test_lower_onnxruntime_cpu import COUNTS, ROWS, linear_model
 from tests.passes.tiny_decoder import TinyDecoder

@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.manager import PassManager
-from ingot.passes.nbits_packing import STORAGE_KEY
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.rounding import dequantize
 from ingot.passes.registry import make_pass
-from ingot.passes.rounding import dequantize
 from tests.passes.tiny_decoder import FLOAT, INT64, TinyDecoder, array, value
 from tests.sessions import plain_session, run
 

@@ -9,17 +9,17 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.assigned_schemes import SCHEME_KEY, assign_scheme
-from ingot.passes.bit_assignment import assignment_table
 from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
-from ingot.passes.gptq import Gptq
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager, weight_bytes
-from ingot.passes.mixed_precision import MIXED_KEY, MixedPrecision
-from ingot.passes.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.assigned_schemes import SCHEME_KEY, assign_scheme
+from ingot.passes.quantization.bit_assignment import assignment_table
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.scale_search import Scheme, WeightBits
+from ingot.passes.quantization.stored_bytes import Count, stored_bytes, unquantized_bytes
 from ingot.passes.registry import make_pass
-from ingot.passes.scale_search import Scheme, WeightBits
-from ingot.passes.stored_bytes import Count, stored_bytes, unquantized_bytes
 from ingot.passes.weight_sites import weight_sites
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder

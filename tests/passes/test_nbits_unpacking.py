@@ -6,9 +6,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
-from ingot.passes.nbits_unpacking import BLOCKS_KEY, PackedWeight, unpack
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.nbits_unpacking import BLOCKS_KEY, PackedWeight, unpack
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from tests.passes.test_lower_onnxruntime_cpu import QUANTIZED, dequantized, label, linear_model, table_model
 
 COLUMNS = 172  # no multiple of any block

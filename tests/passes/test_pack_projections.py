@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.pack_projections import PackProjections
+from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.printing import model_to_text
 from tests.passes.snippets import FLOAT, Snippet, op_types, random, run
 

@@ -4,8 +4,8 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
+from ingot.passes.lowering.partition_at_attention import PartitionAtAttention, crossing_values, segment_of
 from ingot.passes.manager import PassManager
-from ingot.passes.partition_at_attention import PartitionAtAttention, crossing_values, segment_of
 from ingot.passes.printing import model_to_text
 from tests.passes.tiny_decoder import TinyDecoder
 

@@ -9,14 +9,14 @@ import pytest
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import calibrate_with
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.fuse_residual_norm import FuseResidualNorm
-from ingot.passes.gptq import Gptq
+from ingot.passes.fusion.fold_constants import FoldConstants
+from ingot.passes.fusion.fuse_residual_norm import FuseResidualNorm
+from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.pack_projections import PackProjections
-from ingot.passes.prune_structure import PruneStructure
-from ingot.passes.pruned_facts import STRUCTURE_KEY
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.pruning.prune_structure import PruneStructure
+from ingot.passes.pruning.pruned_facts import STRUCTURE_KEY
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import HEAD_DIM, HIDDEN, INNER, TinyDecoder, array
 

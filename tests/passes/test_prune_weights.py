@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.awq import Awq
 from ingot.passes.calibration import calibrate_with
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.gptq import Gptq
-from ingot.passes.gptq_rounding import damped_gram
+from ingot.passes.fusion.fold_constants import FoldConstants
+from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.pack_projections import PackProjections
-from ingot.passes.prune_structure import PruneStructure
-from ingot.passes.prune_weights import PruneWeights
-from ingot.passes.pruned_facts import MASKS_KEY
-from ingot.passes.quantize_weights import QuantizeWeights
-from ingot.passes.rotate import Rotate
-from ingot.passes.weight_masks import Sparsity, sparse_gpt, wanda
+from ingot.passes.pruning.prune_structure import PruneStructure
+from ingot.passes.pruning.prune_weights import PruneWeights
+from ingot.passes.pruning.pruned_facts import MASKS_KEY
+from ingot.passes.pruning.weight_masks import Sparsity, sparse_gpt, wanda
+from ingot.passes.quantization.awq import Awq
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.gptq_rounding import damped_gram
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.rotation.rotate import Rotate
 from ingot.passes.weight_sites import weight_sites
 from ingot.passes.weight_values import float32_values
 from tests.passes.calibration_data import calibration

@@ -8,14 +8,14 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.activation_outliers import outlier_channels
-from ingot.passes.activation_quantization import ACTIVATIONS_KEY, activation_scheme
 from ingot.passes.calibration import Float32Array, calibrate_with
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.gptq import Gptq
+from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
-from ingot.passes.quantize_activations import QuantizeActivations
-from ingot.passes.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.activation_outliers import outlier_channels
+from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.quantize_activations import QuantizeActivations
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
 from ingot.pipeline.formats.exported import exported_weights
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder, array

@@ -12,7 +12,7 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.manager import PassManager
 from ingot.passes.printing import model_to_text
 from ingot.passes.progress import progress_to
-from ingot.passes.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
 from ingot.passes.registry import make_pass
 from tests.passes.tiny_decoder import TinyDecoder, array
 

@@ -69,7 +69,7 @@ def test_a_third_party_pass_is_found_by_its_entry_point(monkeypatch: pytest.Monk
 def test_a_third_party_pass_cannot_take_a_name_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     _install(monkeypatch, ("clean-up", FOREIGN))
     with pytest.raises(
-        UsageError, match=f"{FOREIGN} registers a pass named 'clean-up', which is ingot.passes.clean_up"
+        UsageError, match=f"{FOREIGN} registers a pass named 'clean-up', which is ingot.passes.fusion.clean_up"
     ):
         make_pass("fold-constants")
 

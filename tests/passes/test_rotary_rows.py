@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
 from tests.passes.tiny_decoder import FLOAT, INT64, POSITIONS, TinyDecoder, value
 from tests.sessions import run

@@ -9,15 +9,15 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.awq import AWQ_KEY, Awq
 from ingot.passes.calibration import calibrate_with
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.fuse_residual_norm import FuseResidualNorm
-from ingot.passes.gptq import Gptq
+from ingot.passes.fusion.fold_constants import FoldConstants
+from ingot.passes.fusion.fuse_residual_norm import FuseResidualNorm
+from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.pack_projections import PackProjections
-from ingot.passes.quantize_weights import QuantizeWeights
-from ingot.passes.rotate import ROTATE_KEY, Rotate
+from ingot.passes.quantization.awq import AWQ_KEY, Awq
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.rotation.rotate import ROTATE_KEY, Rotate
 from tests.passes.calibration_data import calibration
 from tests.passes.snippets import Snippet, run
 from tests.passes.tiny_decoder import HEAD_DIM, HIDDEN, VOCAB, TinyDecoder, array

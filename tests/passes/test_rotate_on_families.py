@@ -7,7 +7,7 @@ import pytest
 
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.passes.rotate import ROTATE_KEY
+from ingot.passes.rotation.rotate import ROTATE_KEY
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from tests.oracle.cases import CASES

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
+from ingot.passes.quantization.round_scales import RoundScales
 from ingot.passes.registry import make_pass
-from ingot.passes.round_scales import RoundScales
 from tests.passes.snippets import Snippet, random
 
 

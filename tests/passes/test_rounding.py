@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.passes.rounding import RoundedWeight, dequantize, round_weight
-from ingot.passes.scale_search import Scheme
+from ingot.passes.quantization.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.quantization.scale_search import Scheme
 
 SCHEMES = [
     Scheme(bits, block, symmetric, clip)
@@ -119,8 +119,8 @@ def test_any_shape_and_magnitude_keeps_the_error_bounded(
 DIGEST = """
 import hashlib
 import numpy as np
-from ingot.passes.rounding import round_weight
-from ingot.passes.scale_search import Scheme
+from ingot.passes.quantization.rounding import round_weight
+from ingot.passes.quantization.scale_search import Scheme
 bits = np.random.default_rng(0).integers(0, 2**16, (64, 2816), dtype=np.uint16)
 weight = bits.astype(np.float32) / 65536 - 0.5  # exact, so that it is the same for every instruction set
 digest = hashlib.sha256()

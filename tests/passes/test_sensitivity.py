@@ -11,12 +11,12 @@ from ingot.errors import PassError
 from ingot.passes.calibration import Float32Array
 from ingot.passes.printing import model_to_text
 from ingot.passes.progress import progress_to
-from ingot.passes.rounding import dequantize, round_weight
-from ingot.passes.scale_search import Scheme
-from ingot.passes.sensitivity import divergences_of_each, weight_sensitivities
+from ingot.passes.quantization.rounding import dequantize, round_weight
+from ingot.passes.quantization.scale_search import Scheme
+from ingot.passes.quantization.sensitivity import divergences_of_each, weight_sensitivities
+from ingot.passes.quantization.weight_trials import Sensitivity, chosen_points, inferred
 from ingot.passes.stored_weights import change_stored
 from ingot.passes.weight_sites import Role
-from ingot.passes.weight_trials import Sensitivity, chosen_points, inferred
 from ingot.passes.weight_values import float32_values
 from tests.passes.calibration_data import SEQUENCES, TOKENS, calibration
 from tests.passes.tiny_decoder import TinyDecoder

@@ -9,19 +9,19 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.activation_quantization import ACTIVATIONS_KEY, activation_scheme
 from ingot.passes.calibration import Float32Array, calibrate_with
-from ingot.passes.fold_constants import FoldConstants
-from ingot.passes.gptq import Gptq
-from ingot.passes.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.fusion.fold_constants import FoldConstants
+from ingot.passes.fusion.pack_projections import PackProjections
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
-from ingot.passes.pack_projections import PackProjections
-from ingot.passes.per_tensor_weights import round_per_tensor
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.quantized_tensors import STRATEGY_KEY
-from ingot.passes.smooth_quant import SMOOTHING_KEY, SmoothQuant
-from ingot.passes.smoothing import LEAST, migration
+from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.per_tensor_weights import round_per_tensor
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
+from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY
+from ingot.passes.quantization.smooth_quant import SMOOTHING_KEY, SmoothQuant
+from ingot.passes.quantization.smoothing import LEAST, migration
 from ingot.passes.weight_sites import weight_sites
 from tests.passes.calibration_data import calibration
 from tests.passes.test_quantize_activations import dead

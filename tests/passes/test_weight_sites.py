@@ -3,7 +3,7 @@
 import pytest
 
 from ingot.passes.manager import PassManager
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.weight_sites import weight_sites
 from tests.passes.tiny_decoder import TinyDecoder
 

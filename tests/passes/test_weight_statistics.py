@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from ingot.passes.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
-from ingot.passes.rounding import round_weight
-from ingot.passes.scale_search import Scheme
-from ingot.passes.weight_statistics import end_share, outliers, scale_range, weight_statistics
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.rounding import round_weight
+from ingot.passes.quantization.scale_search import Scheme
+from ingot.passes.quantization.weight_statistics import end_share, outliers, scale_range, weight_statistics
 from tests.passes.test_lower_onnxruntime_cpu import linear_model
 
 

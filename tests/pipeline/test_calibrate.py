@@ -12,7 +12,7 @@ import pytest
 from ingot.artifact import ModelFacts
 from ingot.errors import RecipeError, UsageError
 from ingot.passes import weight_values
-from ingot.passes.pack_projections import PackProjections
+from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, walk
 from ingot.pipeline.calibrate.activations import Activations
 from ingot.pipeline.calibrate.attention import causal_mask

@@ -12,7 +12,7 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
-from ingot.passes.pruned_facts import STRUCTURE_KEY
+from ingot.passes.pruning.pruned_facts import STRUCTURE_KEY
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.config import read_config

@@ -11,16 +11,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.passes.awq import Awq
 from ingot.passes.base import Pass
 from ingot.passes.calibration import calibrate_with
-from ingot.passes.gptq import Gptq
 from ingot.passes.manager import PassManager
-from ingot.passes.mixed_precision import MixedPrecision
 from ingot.passes.printing import model_to_text
-from ingot.passes.prune_structure import PruneStructure
-from ingot.passes.prune_weights import PruneWeights
-from ingot.passes.smooth_quant import SmoothQuant
+from ingot.passes.pruning.prune_structure import PruneStructure
+from ingot.passes.pruning.prune_weights import PruneWeights
+from ingot.passes.quantization.awq import Awq
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.mixed_precision import MixedPrecision
+from ingot.passes.quantization.smooth_quant import SmoothQuant
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, WalkJournal
 from ingot.pipeline.calibrate.walk import Walk

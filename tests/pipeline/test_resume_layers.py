@@ -7,7 +7,7 @@ import pytest
 
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
-from ingot.passes.prune_structure import PruneStructure
+from ingot.passes.pruning.prune_structure import PruneStructure
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.calibrate.journal import WalkJournal
 from tests.passes.calibration_data import calibration_data

@@ -5,9 +5,9 @@ import pytest
 
 from ingot.artifact import AttentionStep, SegmentStep, ValueFacts
 from ingot.errors import BuildError, PassError
-from ingot.passes.attention_reference import AttentionReference
+from ingot.passes.lowering.attention_reference import AttentionReference
+from ingot.passes.lowering.partition_at_attention import PartitionAtAttention
 from ingot.passes.manager import PassManager
-from ingot.passes.partition_at_attention import PartitionAtAttention
 from ingot.pipeline.segments import split_program
 from tests.passes.tiny_decoder import TinyDecoder
 

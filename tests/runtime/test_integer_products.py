@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
-from ingot.passes.activation_quantization import ActivationScheme
+from ingot.passes.quantization.activation_quantization import ActivationScheme
 from ingot.runtime.executors import segment_runner
 from ingot.runtime.executors.integer_products import PRECISION_OPTION, product_model, products_saturate
 from ingot.runtime.executors.segment_runner import session_options

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ingot.artifact import ModelFacts
 from ingot.errors import DataError
 from ingot.passes.calibration import CalibrationFacts, Float32Array
-from ingot.passes.sensitivity import divergences_of_each
+from ingot.passes.quantization.sensitivity import divergences_of_each
 from ingot.passes.weight_sites import weight_sites
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine

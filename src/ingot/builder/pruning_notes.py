@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ingot.passes.pruned_facts import MASKS_KEY, STRUCTURE_KEY
+from ingot.passes.pruning.pruned_facts import MASKS_KEY, STRUCTURE_KEY
 
 PRUNING_FILE = "pruning.json"
 _SECTIONS = {"structure": STRUCTURE_KEY, "weights": MASKS_KEY}

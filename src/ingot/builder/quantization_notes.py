@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.builder.layer_kl import KlOptions, LayerKl, layer_kl, quantized_weights
 from ingot.builder.weight_watch import WeightWatch
-from ingot.passes.quantize_weights import QUANTIZATION_KEY
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
 from ingot.pipeline.compile import Compiled
 from ingot.pipeline.formats.activations import ActivationScheme
 from ingot.pipeline.recipe import Recipe

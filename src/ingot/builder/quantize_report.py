@@ -21,12 +21,12 @@ from ingot.builder.layer_kl import KlOptions, layer_kl
 from ingot.builder.remeasure import with_checkpoint
 from ingot.errors import UsageError, one_of
 from ingot.passes.base import Pass
-from ingot.passes.fp8 import Fp8
 from ingot.passes.manager import PassManager
-from ingot.passes.quantize_activations import QuantizeActivations
-from ingot.passes.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.fp8 import Fp8
+from ingot.passes.quantization.quantize_activations import QuantizeActivations
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.weight_statistics import outliers
 from ingot.passes.weight_sites import weight_sites
-from ingot.passes.weight_statistics import outliers
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from ingot.cli.console import print_note, print_table
-from ingot.passes.bit_assignment import assignment_table
 from ingot.passes.manager import PassRecord
-from ingot.passes.mixed_precision import MIXED_KEY, MixedPrecision
+from ingot.passes.quantization.bit_assignment import assignment_table
+from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
 from ingot.validation.result import Evidence
 
 

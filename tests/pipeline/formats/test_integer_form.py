@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.passes.rounding import dequantize
+from ingot.passes.quantization.rounding import dequantize
 from ingot.pipeline.formats.integer_form import integer_form
 from ingot.pipeline.formats.quantized import QuantizedWeight
 

@@ -9,12 +9,12 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import UsageError
-from ingot.passes.activation_quantization import (
+from ingot.passes.manager import PassManager
+from ingot.passes.quantization.activation_quantization import (
     ACTIVATIONS_KEY,
     ActivationScheme,
     insert_activation_quantization,
 )
-from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.export import export_checkpoint

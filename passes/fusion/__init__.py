@@ -1,0 +1,1 @@
+"""What every target begins with: constants folded, dead nodes gone, nodes that belong together joined."""

@@ -1,0 +1,1 @@
+"""From the IR to what an engine runs."""

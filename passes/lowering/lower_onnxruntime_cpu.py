@@ -1,0 +1,251 @@
+"""The pass lower-onnxruntime-cpu: what the IR says, in the ops that onnxruntime's CPU provider runs best.
+
+    Matched                                                  Replacement
+    Gemm(x, DequantizeLinear(q, s, z?), b?, transB=1)        com.microsoft::MatMulNBits(x, B, scales, zero_points?, b?)
+    Gather(DequantizeLinear(q, s, z?), ids)                  com.microsoft::GatherBlockQuantized(B, ids, scales, ...)
+    Gather(Cast(W16), ids), W16 read by nothing else         Cast(Gather(W16, ids))
+    Cast(W16), any other                                     initializer in float32, widened when it is written
+    Gemm(x, W32, b?, transB=1)                               stays
+    RotaryEmbedding over [1, T, W]                           over [T, 1, W], see rotary_rows.py
+    Gemm(x', DequantizeLinear(int8 per channel), b?)         com.microsoft::QGemm, where x' is quantized to int8, too:
+                                                             lower_integer_matmul.py
+    DequantizeLinear(float8, s), a weight                    Mul(Cast(float8), s), which the engine computes at load:
+                                                             float8_weights.py
+
+A table and a head that share one quantized tensor go on sharing its bytes. Where the last block is partial,
+GatherBlockQuantized makes whole blocks of columns and a Slice cuts them off. CPU kernels for 16-bit floats do not
+exist: that is why all other weights are widened.
+
+Numerics. GatherBlockQuantized and the widening are exact. MatMulNBits with accuracy_level 4 rounds the activations to
+int8, block by block: about 5e-3 of the largest result away from the exact product, whatever the weights' bits.
+accuracy_level 0 keeps them float32 (1e-6), is about three times slower with 4 bits, and some hundred times with 8.
+
+Batch invariance (onnxruntime 1.31.1, AVX-512 with VNNI, 1 and 2 threads, 1 to 512 rows; table in docs/log.md). A row's
+result is the same, to the last bit, whichever rows stand beside it: always for float32 Gemm, for 4 bits with blocks of
+16 and 32, and for 8 bits with blocks of 16, 32 and 64. In every other form another kernel computes the last row of an
+odd number of rows (at level 0: of some). So an executor that pads to an even number, the tokens and the rows of logits
+alike, gets the same bits in all forms; as other CPUs have other kernels, it must check that when it starts.
+
+Refuses: a quantized weight that something else than a Gemm or the embedding's Gather reads, and 16-bit floats that are
+computed, not stored.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.errors import PassError
+from ingot.passes.base import Pass, PassKind
+from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.lowering.lower_integer_matmul import lower_integer_matmuls
+from ingot.passes.lowering.nbits_packing import QuantizedWeight
+from ingot.passes.lowering.nbits_unpacking import BLOCKS_KEY, PER_CHANNEL
+from ingot.passes.lowering.rotary_rows import turn_rotary_rows
+from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
+from ingot.passes.quantization.assigned_schemes import require_used_schemes
+from ingot.passes.quantization.float8_weights import widen_float8_weights
+from ingot.passes.quantization.quantized_tensors import BITS_KEY, add_initializer, float_value
+from ingot.passes.weight_sites import apply_to_array, drop_if_unused
+
+MICROSOFT = "com.microsoft"
+_SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class LowerOnnxruntimeCpu(Pass):
+    """accuracy_level: 4 rounds activations to int8, fast; 0 keeps them float32, to tell the engine's error from the
+    weights'."""
+
+    name: ClassVar[str] = "lower-onnxruntime-cpu"
+    kind: ClassVar[PassKind] = "lowering"
+    summary: ClassVar[str] = "Turns quantized and 16-bit weights into what onnxruntime runs best on a CPU."
+
+    accuracy_level: Literal[0, 4] = 4
+
+    def requires(self, model: ir.Model) -> None:
+        """No weight waits for a quantizer."""
+        require_used_schemes(model)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Quantized weights first, then what is left of 16-bit ones."""
+        modified = turn_rotary_rows(model.graph)
+        modified |= lower_integer_matmuls(model.graph)
+        modified |= widen_float8_weights(model.graph)
+        for node in list(model.graph):
+            if node.op_type == "DequantizeLinear" and ACTIVATIONS_KEY not in node.metadata_props:
+                self._lower_quantized(model.graph, node)
+                modified = True
+        for node in list(model.graph):
+            if _widens_weight(node):
+                _lower_cast(model.graph, node)
+                modified = True
+        if modified:
+            model.graph.opset_imports.setdefault(MICROSOFT, 1)
+        return ir.passes.PassResult(model, modified)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Nothing is left that the engine has no kernel for."""
+        for node in model.graph:
+            for value in node.inputs:
+                if node.op_type not in ("Gather", "Cast") and value is not None and value.dtype in _SIXTEEN_BITS:
+                    raise PassError(f"{node.name!r} reads {value.name!r}, 16-bit floats; the CPU computes in float32")
+
+    def _lower_quantized(self, graph: ir.Graph, dequantize: ir.Node) -> None:
+        """Replace every reader of a dequantized weight, then the DequantizeLinear and its initializers."""
+        weight, readers = QuantizedWeight.read(dequantize), list(dequantize.outputs[0].uses())
+        hidden = _hidden_facts(dequantize)
+        for node, index in readers:
+            if (node.op_type, index) not in (("Gemm", 1), ("Gather", 0)):
+                raise PassError(
+                    f"{self.name}: {node.name!r} ({node.op_type}) reads the quantized weight {weight.name!r}; "
+                    "onnxruntime has kernels for a quantized weight of a Gemm and of the embedding's Gather only"
+                )
+            require_plain_gemm(node)
+        old, tensors = [value for value in dequantize.inputs if value is not None], _Tensors(graph, weight)
+        for node, _ in readers:
+            node.replace_input_with(1 if node.op_type == "Gemm" else 0, None)
+        graph.remove(dequantize, safe=True)
+        for value in old:
+            drop_if_unused(graph, value)
+        for node, _ in readers:
+            lowered = self._matmul(node, tensors) if node.op_type == "Gemm" else _gather(node, tensors)
+            lowered[0].metadata_props.update(hidden)
+            _replace(graph, node, lowered)
+
+    def _matmul(self, gemm: ir.Node, tensors: "_Tensors") -> list[ir.Node]:
+        weight = tensors.weight
+        bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+        inputs = [gemm.inputs[0], tensors.codes, tensors.scales, tensors.zero_points, None, bias]
+        attributes = {
+            "K": weight.columns,
+            "N": weight.rows,
+            "bits": weight.bits,
+            "block_size": weight.block_size,
+            "accuracy_level": self.accuracy_level,
+        }
+        return [ir.node("MatMulNBits", _trimmed(inputs), attributes, domain=MICROSOFT, name=gemm.name)]
+
+
+def _hidden_facts(dequantize: ir.Node) -> dict[str, str]:
+    """What the packed operands do not show, as metadata for their reader: see nbits_unpacking.py."""
+    facts = {key: value for key, value in dequantize.metadata_props.items() if key == BITS_KEY}
+    scale = dequantize.inputs[1]
+    if scale is not None and scale.shape is not None and len(scale.shape) == 1:
+        facts[BLOCKS_KEY] = PER_CHANNEL
+    return facts
+
+
+class _Tensors:
+    """The packed initializers of one weight, each registered when it is first asked for."""
+
+    def __init__(self, graph: ir.Graph, weight: QuantizedWeight) -> None:
+        self._graph = graph
+        self.weight = weight
+
+    @property
+    def codes(self) -> ir.Value:
+        return self.add(self.weight.packed_codes())
+
+    @property
+    def rows(self) -> ir.Value:
+        return self.add(self.weight.packed_rows())
+
+    @property
+    def scales(self) -> ir.Value:
+        return self.add(self.weight.packed_scales())
+
+    @property
+    def zero_points(self) -> ir.Value | None:
+        tensor = self.weight.packed_zero_points()
+        return None if tensor is None else self.add(tensor)
+
+    def add(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """Register a tensor once."""
+        known = self._graph.initializers.get(tensor.name or "")
+        return known if known is not None else add_initializer(self._graph, tensor)
+
+
+def _gather(gather: ir.Node, tensors: _Tensors) -> list[ir.Node]:
+    """GatherBlockQuantized, and a Slice where the last block is partial."""
+    weight, path = tensors.weight, gather.name or ""
+    inputs = [tensors.rows, gather.inputs[1], tensors.scales, tensors.zero_points]
+    attributes = {"bits": weight.bits, "block_size": weight.block_size, "gather_axis": 0, "quantize_axis": 1}
+    padded = weight.num_blocks * weight.block_size
+    is_whole = padded == weight.columns
+    blocks = ir.node(
+        "GatherBlockQuantized",
+        _trimmed(inputs),
+        attributes,
+        domain=MICROSOFT,
+        name=path if is_whole else f"{path}.blocks",
+        outputs=[float_value(f"{path}.blocks", ("T", padded))],
+    )
+    if is_whole:
+        return [blocks]
+    bounds = [tensors.add(_integer(f"{path}.{name}", at)) for name, at in _columns_from_zero_to(weight.columns)]
+    return [blocks, ir.node("Slice", [blocks.outputs[0], *bounds], name=path)]
+
+
+def _columns_from_zero_to(end: int) -> Iterator[tuple[str, int]]:
+    """Slice's operands, in order."""
+    yield from (("starts", 0), ("ends", end), ("axes", 1))
+
+
+def _integer(name: str, number: int) -> ir.TensorProtocol:
+    return ir.Tensor(np.array([number], np.int64), name=name)
+
+
+def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
+    """The inputs without absent ones at the end."""
+    while inputs[-1] is None:
+        inputs = inputs[:-1]
+    return inputs
+
+
+def _replace(graph: ir.Graph, old: ir.Node, new: list[ir.Node]) -> None:
+    """Put nodes in the place of one; the last one's output takes over name, uses and facts."""
+    ir.convenience.replace_nodes_and_values(graph, old, [old], new, [old.outputs[0]], [new[-1].outputs[0]])
+
+
+def _widens_weight(node: ir.Node) -> bool:
+    source = node.inputs[0] if node.op_type == "Cast" else None
+    return source is not None and source.is_initializer() and source.dtype in _SIXTEEN_BITS
+
+
+def _lower_cast(graph: ir.Graph, cast: ir.Node) -> None:
+    """Gather's rows are widened as they are read; everything else is widened when it is written."""
+    source, wide = cast.inputs[0], cast.outputs[0]
+    assert source is not None
+    readers = [node for node, _ in wide.uses()]
+    if len(source.uses()) == 1 and readers and all(node.op_type == "Gather" for node in readers):
+        for gather in readers:
+            _cast_rows(graph, gather, source)
+    else:
+        wide.replace_all_uses_with(_widened(graph, source))
+    drop_if_unused(graph, wide)
+
+
+def _cast_rows(graph: ir.Graph, gather: ir.Node, table: ir.Value) -> None:
+    """Gather(Cast(W16), ids) -> Cast(Gather(W16, ids))."""
+    path, shape, dtype = gather.name or "", gather.outputs[0].shape, table.dtype
+    assert dtype is not None
+    rows = ir.Value(name=f"{path}.stored", type=ir.TensorType(dtype), shape=shape)
+    attributes = [*gather.attributes.values()]
+    stored = ir.Node("", "Gather", [table, gather.inputs[1]], attributes, name=f"{path}.stored", outputs=[rows])
+    _replace(graph, gather, [stored, ir.node("Cast", [rows], {"to": ir.DataType.FLOAT}, name=path)])
+
+
+def _widened(graph: ir.Graph, source: ir.Value) -> ir.Value:
+    """An initializer in float32 that reads the 16-bit one when it is written, and does not hold it."""
+    name, tensor = f"{source.name}.float32", source.const_value
+    assert tensor is not None
+    if name in graph.initializers:
+        return graph.initializers[name]
+
+    def widen() -> ir.TensorProtocol:
+        return ir.Tensor(apply_to_array(tensor, lambda values: values.astype(np.float32)))
+
+    return add_initializer(graph, ir.LazyTensor(widen, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()), name=name))

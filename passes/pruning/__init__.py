@@ -1,0 +1,1 @@
+"""Structure and weights taken out of a model."""

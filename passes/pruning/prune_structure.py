@@ -1,0 +1,197 @@
+"""The pass prune-structure: takes out feed-forward neurons, KV groups and whole layers, and makes the shapes smaller.
+
+    layers       those whose output is nearest to their input go: block influence 1 - cos(input, output), the mean over
+                 calibration tokens (Men et al., ShortGPT, arXiv:2403.03853)
+    kv_groups    a KV head with the query heads that share it: rows of q, k, v, columns of o; as many in each layer
+    ffn          neurons: rows of gate and up, columns of down; as many in each feed-forward
+
+Groups and neurons are chosen for each o and each down by what their output loses on calibration data, with the others
+making up for it; their weights are then the least squares fit (column_pruning.py). Layers are taken in the order in
+which they run, each fed by those before as they are by then.
+
+A feed-forward is any product of linear layers' results that linear layers alone read; there may be several to a layer.
+Model facts, KV geometry, the attentions' attributes and their layer numbers follow. The model's metadata
+"ingot.prune-structure" has as JSON what pruned_facts.StructureFacts says.
+
+Run it before quantize-weights, gptq, awq and fuse-residual-norm, in front of or behind pack-projections. What it
+changes is float32, and refitted weights stay in memory until the program is written.
+
+Refuses: more layers, groups or neurons than there are; norms over all heads at once (OLMo 2) for kv_groups; weights
+that are shared or quantized.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.base import Pass, PassKind
+from ingot.passes.calibration import Arrays, Calibration, CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.progress import report_kept, report_progress
+from ingot.passes.pruning.block_influence import block_influence
+from ingot.passes.pruning.channel_selection import ChannelSelection
+from ingot.passes.pruning.column_pruning import Array, KeptColumns, keep_columns
+from ingot.passes.pruning.drop_layers import drop_layers
+from ingot.passes.pruning.kept_share import Kept, check_kept, kept_count
+from ingot.passes.pruning.pruned_facts import record_structure, refuse_to_fill_zeros
+from ingot.passes.pruning.residual_layers import residual_layers
+from ingot.passes.pruning.structure_cuts import Cut, SiteKind, own_weight, put_weights, site_of, zero_columns
+from ingot.passes.weight_sites import weight_sites
+from ingot.progress import note
+
+_log = logging.getLogger("ingot.passes")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What was kept of the inputs of the linear layers that read one value."""
+
+    name: str
+    kind: SiteKind
+    kept: int
+    of: int
+    output_error: float
+
+
+@dataclass(frozen=True)
+class PruneStructure(Pass):
+    """Options:
+
+    ffn          neurons to keep in each feed-forward: "all", a share (0.75), or a number (576)
+    kv_groups    KV heads to keep in each layer, with the query heads that share them: likewise
+    layers       layers to keep: likewise
+    multiple     a share of neurons is rounded to a multiple of this
+    refit        fit the weights that stay to the outputs; else they stay as they are
+    damping      share of the mean diagonal of X^T X that is added to it for the fit
+    tokens       calibration tokens on which the layers' influence is measured, in whole sequences
+    """
+
+    name: ClassVar[str] = "prune-structure"
+    kind: ClassVar[PassKind] = "pruning"
+    summary: ClassVar[str] = "Takes out feed-forward neurons, KV groups and layers that calibration data misses least."
+    needs_calibration: ClassVar[bool] = True
+
+    ffn: Kept = "all"
+    kv_groups: Kept = "all"
+    layers: Kept = "all"
+    multiple: int = 32
+    refit: bool = True
+    damping: float = 0.01
+    tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in ("ffn", "kv_groups", "layers"):
+            check_kept(self.name, option, getattr(self, option))
+        for option in ("multiple", "tokens"):
+            if getattr(self, option) < 1:
+                raise UsageError(f"{self.name}: {option} is {getattr(self, option)}; allowed: 1 or more")
+        if not 0 < self.damping <= 1:
+            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
+
+    def requires(self, model: ir.Model) -> None:
+        """Something is to be taken out, and every Gemm is x @ W.T + b."""
+        if (self.ffn, self.kv_groups, self.layers) == ("all", "all", "all"):
+            raise PassError('ffn, kv_groups and layers are all "all"; set what is to be taken out, say ffn: 0.75')
+        if self.refit:
+            refuse_to_fill_zeros(model)
+        for site in weight_sites(model):
+            require_plain_gemm(site.node)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """First layers, then what the others can spare."""
+        calibration = require_calibration(self.name)
+        before = _elements(model)
+        kept, influence = self._prune_layers(model, calibration)
+        sites: list[Site] = []
+        if self.ffn != "all" or self.kv_groups != "all":
+            sites = self._prune_columns(model, calibration)
+        removed = before - _elements(model)
+        calibration.facts.record(model)
+        note(f"{self.name}: {removed} of {before} parameters went; layers {kept} stay")
+        record_structure(model, kept, influence, [asdict(site) for site in sites], removed)
+        return ir.passes.PassResult(model, modified=True)
+
+    def _prune_layers(self, model: ir.Model, calibration: Calibration) -> tuple[list[int], list[float]]:
+        """Numbers of the layers that stay, and the influence of all, where it was asked for."""
+        if self.layers == "all":
+            return list(range(sum(node.op_type == "PagedAttention" for node in model.graph))), []
+        layers = residual_layers(model.graph)
+        count = kept_count("layers", self.layers, len(layers), "the model's layers are")
+        if count == len(layers):
+            raise PassError(f"layers is {self.layers}, which keeps all {count}; set it to less")
+        report = partial(report_progress, self.name, total=len(layers))
+        influence = block_influence(model, layers, calibration, self.tokens, report)
+        kept = sorted(np.argsort(-np.array(influence), kind="stable")[:count].tolist())
+        gone = sorted(set(range(len(layers))) - set(kept))
+        _log.info("%s: layers %s go; influence %s", self.name, gone, [round(value, 4) for value in influence])
+        drop_layers(model.graph, layers, kept)
+        return kept, influence
+
+    def _prune_columns(self, model: ir.Model, calibration: Calibration) -> list[Site]:
+        """Decide site by site, pruned columns being zeros until the walk is over; then make everything smaller."""
+        cuts: list[Cut] = []
+        sites: list[Site] = []
+        total, done = sum(site.node.op_type == "Gemm" for site in weight_sites(model)), 0
+        for stage in calibration.stages(model):
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            for group in stage.groups:
+                for site, cut in self._decide(stage, group, known):
+                    report_kept(self.name, site.name, site.kept, site.of, site.output_error)
+                    sites.append(site)
+                    cuts.append(cut)
+                    zero_columns(model.graph, cut)
+                    made |= cut.kept.arrays(site.name)
+            if known is None:
+                stage.remember(made)
+            done += sum(len(group.linears) for group in stage.groups)
+            report_progress(self.name, done, total)
+        if not sites:
+            raise PassError("nothing in the model looks like a feed-forward or an attention behind a linear layer")
+        for cut in cuts:
+            put_weights(cut)
+        for cut in cuts:
+            cut.selection.apply(model.graph)
+        return sites
+
+    def _decide(self, stage: CalibrationStage, group: LinearGroup, known: Arrays | None) -> Iterator[tuple[Site, Cut]]:
+        """What stays of the inputs of a group's layers; nothing for a group that is no site or stays whole."""
+        kind, unit = site_of(group)
+        wanted = {"kv_groups": self.kv_groups, "ffn": self.ffn, None: "all"}[kind]
+        if kind is None or wanted == "all":
+            return
+        weight = np.concatenate([own_weight(node) for node in group.linears]).astype(np.float64)
+        units, name = weight.shape[1] // unit, group.linears[0].name or ""
+        what, multiple = ("KV heads of", 1) if kind == "kv_groups" else ("inputs of", self.multiple)
+        count = kept_count(kind, wanted, units, f"the {what} {name!r} are", multiple)
+        if count == units:
+            raise PassError(f"{kind} is {wanted}, which keeps all {units} of {name!r}; set it to less")
+        kept = KeptColumns.of(known, name) if known is not None else self._keep(stage, group, weight, unit, count)
+        selection = ChannelSelection()
+        selection.select(group.source, kept.columns, group.linears)
+        yield Site(name, kind, count, units, kept.output_error), Cut(group, kept, selection)
+
+    def _keep(self, stage: CalibrationStage, group: LinearGroup, weight: Array, unit: int, count: int) -> KeptColumns:
+        try:
+            return keep_columns(weight, stage.gram(group.source), unit, count, refit=self.refit, damping=self.damping)
+        except ValueError as error:
+            raise PassError(
+                f"{group.source.name!r} gives its linear layers {error}; give other calibration text"
+            ) from error
+
+
+def _elements(model: ir.Model) -> int:
+    """Elements of all weights and biases: floating-point initializers but for scalars and rotary tables."""
+    tensors = [value.const_value for value in model.graph.initializers.values() if not _is_table(value)]
+    return sum(t.size for t in tensors if t is not None and t.size > 1 and t.dtype.is_floating_point())
+
+
+def _is_table(value: ir.Value) -> bool:
+    return any(node.op_type == "RotaryEmbedding" for node in value.consumers())

@@ -1,0 +1,200 @@
+"""The pass prune-weights: sets those weights to zero that calibration data misses least; shapes stay as they are.
+
+    Matched         Gemm(x, W, b?, transB=1)
+    Replacement     Gemm(x, W', b?, transB=1)      a share of W' is zero, or m - n of each m neighbours (2:4)
+
+Which ones, and what becomes of the others, is told in weight_masks.py: SparseGPT (arXiv:2301.00774) or Wanda
+(arXiv:2306.11695). Layers are taken in the order in which they run, each fed by those before as they are by then. The
+embedding table and the head stay as they are, and so do weights that several layers share.
+
+Zeros stay zeros through quantize-weights and gptq behind this pass, symmetric or not: an exact zero has a code there,
+and gptq gives it to no other. awq keeps them, too: it scales columns. rotate mixes columns, so it comes before.
+
+The onnxruntime target has no kernel for sparse weights: there a pruned model is as large and as fast as before. What
+runs faster by 2:4 are other engines, which read the exports. The model's metadata "ingot.prune-weights" has as JSON
+{weights: [{name, method, sparsity, pattern, output_error}, ...]}, with the error relative to the layer's outputs.
+
+Refuses: widths that m does not divide; inputs that are zero on all data or not finite; weights that are quantized. What
+it changes is float32 and stays in memory until the program is written.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.base import Pass, PassKind
+from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
+from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.progress import report_kept, report_progress
+from ingot.passes.pruning.pruned_facts import MASKS_KEY
+from ingot.passes.pruning.weight_masks import Sparsity, sparse_gpt, wanda
+from ingot.passes.quantization.gptq_rounding import damped_gram
+from ingot.passes.stored_weights import change_stored, readers, stored_value
+from ingot.passes.weight_sites import WeightSite, require_matches, weight_sites
+from ingot.passes.weight_values import float32_values
+
+_log = logging.getLogger("ingot.passes")
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PruneWeights(Pass):
+    """Options:
+
+    method      sparsegpt: the weights that stay make up for those that go; wanda: they stay as they are; it is quick
+    sparsity    share of zeros, or a pattern such as "2:4": two of each four neighbours stay
+    leave       patterns (fnmatch's) on module paths and tensor names of layers to leave as they are
+    damping     share of the mean diagonal of X^T X that is added to it (sparsegpt)
+    """
+
+    name: ClassVar[str] = "prune-weights"
+    kind: ClassVar[PassKind] = "pruning"
+    summary: ClassVar[str] = "Sets weights to zero that calibration data misses least: a share, or n of m."
+    needs_calibration: ClassVar[bool] = True
+
+    method: Literal["sparsegpt", "wanda"] = "sparsegpt"
+    sparsity: float | str = 0.5
+    leave: tuple[str, ...] = field(default=())
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parsed()
+        if not 0 < self.damping <= 1:
+            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
+
+    def requires(self, model: ir.Model) -> None:
+        """Every Gemm is x @ W.T + b, patterns match a module, and n:m fits every width."""
+        sites = weight_sites(model)
+        for site in sites:
+            require_plain_gemm(site.node)
+        require_matches(sites, "leave", self.leave)
+        for site in self._sites(sites):
+            self._check(site)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Layer by layer."""
+        calibration = require_calibration(self.name)
+        wanted = {site.node: site for site in self._sites(weight_sites(model))}
+        statistics: list[dict[str, object]] = []
+        for stage in calibration.stages(model):
+            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            for group in stage.groups:
+                for node, pruned, error in self._prune(stage, group, wanted, known):
+                    made |= {f"{node.name}:weight": pruned, f"{node.name}:error": np.array(error)}
+                    change_stored(model.graph, wanted[node].weight, _Held(pruned))
+                    report_kept(self.name, node.name or "", int(np.count_nonzero(pruned)), pruned.size, error)
+                    statistics.append(self._statistics(node, pruned, error))
+            if known is None:
+                stage.remember(made)
+            report_progress(self.name, len(statistics), len(wanted))
+        if not statistics:
+            return ir.passes.PassResult(model, modified=False)
+        calibration.facts.record(model)
+        before = json.loads(model.metadata_props.get(MASKS_KEY, '{"weights": []}'))["weights"]
+        model.metadata_props[MASKS_KEY] = json.dumps({"weights": [*before, *statistics]})
+        return ir.passes.PassResult(model, modified=True)
+
+    def _prune(
+        self, stage: CalibrationStage, group: LinearGroup, wanted: Mapping[ir.Node, WeightSite], known: Arrays | None
+    ) -> Iterator[tuple[ir.Node, FloatArray, float]]:
+        """The pruned weight of each of the group's layers, and the error of its outputs."""
+        nodes = [node for node in group.linears if node in wanted]
+        if known is not None:
+            for node in nodes:
+                yield node, known[f"{node.name}:weight"], float(known[f"{node.name}:error"])
+            return
+        if not nodes:
+            return
+        gram = stage.gram(group.source)
+        prune = self._pruner(nodes[0], gram)
+        for node in nodes:
+            weight = float32_values(wanted[node].weight)
+            pruned = prune(weight)
+            yield node, pruned, _error(weight, pruned, gram)
+
+    def _pruner(self, node: ir.Node, gram: Float64Array) -> Callable[[FloatArray], FloatArray]:
+        """What makes zeros in the weights of layers with this X^T X, which is factored once."""
+        if not gram.any():
+            raise PassError(
+                f"layer {node.name!r} gets inputs that are zero on all of the calibration data; give other text, or "
+                f"leave it out: leave: [{node.name!r}]"
+            )
+        if self.method == "wanda":
+            norms = np.sqrt(np.diagonal(gram)).astype(np.float32)
+            return lambda weight: wanda(weight, norms, self._parsed())
+        try:
+            damped = damped_gram(gram, self.damping, act_order=False)
+        except ValueError as error:
+            raise PassError(f"layer {node.name!r} gets {error}; give other calibration text") from error
+        return lambda weight: sparse_gpt(weight, damped, self._parsed())
+
+    def _statistics(self, node: ir.Node, pruned: FloatArray, error: float) -> dict[str, object]:
+        return {
+            "name": node.name,
+            "method": self.method,
+            "sparsity": float(np.mean(pruned == 0)),
+            "pattern": self.sparsity if isinstance(self.sparsity, str) else None,
+            "output_error": error,
+        }
+
+    def _sites(self, sites: Iterable[WeightSite]) -> list[WeightSite]:
+        """Linear layers to prune; a weight that others read too is left alone, and the log says so."""
+        found = []
+        for site in sites:
+            if site.role != "linear" or site.matches(self.leave):
+                continue
+            if not site.is_quantized and len(readers(site.weight)) > 1:
+                _log.info("%s: left alone: node %r has a weight that others read too", self.name, site.node.name)
+                continue
+            found.append(site)
+        return found
+
+    def _check(self, site: WeightSite) -> None:
+        if stored_value(site.operand) is None:
+            raise PassError(f"layer {site.node.name!r} has a weight that is quantized; prune before")
+        sparsity, shape = self._parsed(), site.weight.shape
+        assert shape is not None
+        columns = int(str(shape[1]))
+        if sparsity.of and columns % sparsity.of:
+            raise PassError(
+                f"layer {site.node.name!r} has {columns} inputs, which {self.sparsity} does not divide; choose another "
+                f"pattern or a share, or leave the layer out: leave: [{site.node.name!r}]"
+            )
+
+    def _parsed(self) -> Sparsity:
+        """The sparsity; UsageError for what is none."""
+        if isinstance(self.sparsity, float) and 0 < self.sparsity < 1:
+            return Sparsity(self.sparsity)
+        pattern = re.fullmatch(r"(\d+):(\d+)", self.sparsity) if isinstance(self.sparsity, str) else None
+        if pattern and 0 < int(pattern[1]) < int(pattern[2]):
+            kept, of = int(pattern[1]), int(pattern[2])
+            return Sparsity(1 - kept / of, kept, of)
+        raise UsageError(
+            f"{self.name}: sparsity is {self.sparsity!r}; allowed: a share above 0 and below 1, or a quoted pattern "
+            'n:m with n below m, such as "2:4"'
+        )
+
+
+def _error(weight: FloatArray, pruned: FloatArray, gram: Float64Array) -> float:
+    """|| X (W - W')^T || / || X W^T ||"""
+    lost, norm = (float(np.einsum("oi,oi->", w @ gram, w)) for w in (weight - pruned, weight))
+    return float((max(lost, 0.0) / norm) ** 0.5) if norm > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Gives the pruned weight in the place of what was read."""
+
+    pruned: FloatArray
+
+    def __call__(self, values: NDArray[Any]) -> FloatArray:
+        return self.pruned

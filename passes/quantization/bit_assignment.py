@@ -1,0 +1,185 @@
+"""Which scheme each weight gets: an exact knapsack over losses and stored bytes, and the table that explains it.
+
+The loss of an assignment is the sum of the losses of each weight alone. That holds as far as errors of different layers
+have nothing to do with each other; docs/log.md has predicted beside measured losses. Weights that engines pack into one
+matmul get one scheme, packed or not, so that an export loads where they are packed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.errors import PassError
+from ingot.passes.fusion.pack_projections import PACKS
+from ingot.passes.quantization.knapsack import best_choice, cheapest
+from ingot.passes.quantization.scale_search import Scheme
+from ingot.passes.quantization.stored_bytes import Count, stored_bytes, unquantized_bytes
+from ingot.passes.quantization.weight_trials import Sensitivity
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A weight under one scheme, None for a weight that stays."""
+
+    scheme: Scheme | None
+    bytes: int
+    kl: float
+    is_measured: bool
+
+    def facts(self) -> Row:
+        """As JSON."""
+        bits = 16 if self.scheme is None else self.scheme.bits
+        block = {} if self.scheme is None else {"block_size": self.scheme.block_size}
+        return {"bits": bits, **block, "bytes": self.bytes, "kl": self.kl, "measured": self.is_measured}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an assignment may take: bytes, or KL in nats per token; one of the two."""
+
+    bytes: int | None = None
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Each weight with its candidates, and the index of the chosen one."""
+
+    weights: Sequence[Sensitivity]
+    candidates: Sequence[Sequence[Candidate]]
+    chosen: tuple[int, ...]
+
+    @property
+    def picked(self) -> list[Candidate]:
+        """The chosen candidates, in order."""
+        return [candidates[at] for candidates, at in zip(self.candidates, self.chosen, strict=True)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(candidate.bytes for candidate in self.picked)
+
+    @property
+    def kl(self) -> float:
+        """The predicted KL: the sum over weights."""
+        return sum(candidate.kl for candidate in self.picked)
+
+    def facts(self) -> Row:
+        """As JSON: totals, and of each weight what it got, what that costs, and what else there was."""
+        rows = zip(self.weights, self.picked, self.candidates, strict=True)
+        return {
+            "bytes": self.bytes,
+            "bits_per_weight": 8 * self.bytes / sum(elements_of(weight) for weight in self.weights),
+            "predicted_kl": self.kl,
+            "weights": [
+                {"name": weight.name, "shape": list(weight.shape), **picked.facts(), "alternatives": _facts(others)}
+                for weight, picked, others in rows
+            ],
+        }
+
+
+def _facts(candidates: Sequence[Candidate]) -> list[Row]:
+    return [candidate.facts() for candidate in candidates]
+
+
+def elements_of(weight: Sensitivity) -> int:
+    """Weights of a weight matrix."""
+    rows, columns = weight.shape
+    return rows * columns
+
+
+def candidates_of(weight: Sensitivity, count: Count, may_stay: bool) -> list[Candidate]:
+    """The measured schemes, and the weight as it is where it may stay."""
+    found = [
+        Candidate(scheme, stored_bytes(*weight.shape, scheme, count), kl, scheme in weight.measured)
+        for scheme, kl in weight.kl.items()
+    ]
+    if may_stay:
+        tensor = weight.sites[0].weight.const_value
+        assert tensor is not None, "the manager verifies that initializers hold tensors"
+        is_table = all(site.role == "embedding" for site in weight.sites)
+        found.append(Candidate(None, unquantized_bytes(tensor, count, is_table), 0.0, is_measured=True))
+    return found
+
+
+def assign(weights: Sequence[Sensitivity], budget: Budget, count: Count, may_stay: bool) -> Assignment:
+    """The assignment with the least KL within the budget's bytes, or the fewest bytes within its KL.
+
+    PassError when there is none: it says what can be reached.
+    """
+    candidates = [candidates_of(weight, count, may_stay) for weight in weights]
+    groups = together(weights)
+    items = [_options([candidates[at] for at in group], budget) for group in groups]
+    limit = budget.kl if budget.bytes is None else float(budget.bytes)
+    assert limit is not None, "a budget has one limit"
+    chosen = best_choice(items, limit)
+    if chosen is None:
+        raise PassError(_out_of_reach(cheapest(items), budget, sum(map(elements_of, weights))))
+    of_weight = {at: option for group, option in zip(groups, chosen, strict=True) for at in group}
+    return Assignment(weights, candidates, tuple(of_weight[at] for at in range(len(weights))))
+
+
+def together(weights: Sequence[Sensitivity]) -> list[list[int]]:
+    """Places of the weights that get one scheme: those that engines pack into one matmul, and each other alone.
+
+    They are told by name, as pack-projections tells them: q, k and v of one module, gate and up of one module.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for at, weight in enumerate(weights):
+        parent, _, name = weight.name.rpartition(".")
+        pack = next((pack for pack, names in PACKS.items() if name in names), name)
+        groups.setdefault((parent, pack), []).append(at)
+    return list(groups.values())
+
+
+def _options(members: Sequence[Sequence[Candidate]], budget: Budget) -> list[tuple[float, float]]:
+    """Cost and loss of a group under each scheme."""
+    sums = [(sum(c.bytes for c in one), sum(c.kl for c in one)) for one in zip(*members, strict=True)]
+    return [(float(size), kl) if budget.bytes is not None else (kl, float(size)) for size, kl in sums]
+
+
+def _out_of_reach(least: float, budget: Budget, elements: int) -> str:
+    if budget.bytes is None:
+        return (
+            f"the least KL that these schemes reach is {least:.3g}, the budget is {budget.kl:.3g}; raise budget_kl, "
+            "or add more bits or smaller blocks to `bits` and `block_sizes` (16 bits lose nothing)"
+        )
+    return (
+        f"the smallest size that these schemes reach is {int(least):,} bytes ({8 * least / elements:.2f} bits per "
+        f"weight), the budget is {budget.bytes:,} ({8 * budget.bytes / elements:.2f}); raise the budget, or add fewer "
+        "bits or larger blocks to `bits` and `block_sizes`"
+    )
+
+
+def assignment_table(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Rows to print: a header, one row per weight, a total. KL in nats per token, each weight alone."""
+    rows: list[tuple[str, ...]] = [("weight", "bits", "block", "KB", "KL alone", "one step coarser", "one step finer")]
+    for row in facts["weights"]:
+        block = str(row["block_size"] or "channel") if "block_size" in row else ""
+        size = f"{row['bytes'] / 1e3:.1f}"
+        rows.append((row["name"], str(row["bits"]), block, size, f"{row['kl']:.2g}", *_neighbours(row)))
+    bits, size = f"{facts['bits_per_weight']:.2f}", f"{facts['bytes'] / 1e3:.1f}"
+    rows.append(("total", bits, "", size, f"{facts['predicted_kl']:.3g}", "", ""))
+    return rows
+
+
+def _neighbours(row: Mapping[str, Any]) -> tuple[str, str]:
+    """What the next smaller and the next larger choice would have been, of those that trade KL for bytes."""
+    useful = [one for one in row["alternatives"] if not any(_is_better(other, one) for other in row["alternatives"])]
+    smaller = max((one for one in useful if one["bytes"] < row["bytes"]), key=lambda one: one["bytes"], default=None)
+    larger = min((one for one in useful if one["bytes"] > row["bytes"]), key=lambda one: one["bytes"], default=None)
+    return _shown(smaller), _shown(larger)
+
+
+def _is_better(other: Mapping[str, Any], one: Mapping[str, Any]) -> bool:
+    dominates = other["bytes"] <= one["bytes"] and other["kl"] <= one["kl"]
+    return bool(dominates and (other["bytes"], other["kl"]) != (one["bytes"], one["kl"]))
+
+
+def _shown(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    block = f"/{row['block_size'] or 'channel'}" if "block_size" in row else ""
+    return f"{row['bits']}{block}: {row['bytes'] / 1e3:.1f} KB, {row['kl']:.2g}"

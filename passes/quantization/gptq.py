@@ -1,0 +1,194 @@
+"""The pass gptq: weight matrices to 2, 3, 4 or 8 bits, each rounded for the inputs that it is fed on calibration data.
+
+Matched and Replacement are those of quantize-weights, whose options and statistics this pass has, too. How a weight is
+rounded is told in gptq_rounding.py (Frantar et al., GPTQ, arXiv:2210.17323).
+
+Layers are taken in the order in which they run, and every input is made by what stands before it as it is by then:
+already quantized. A layer so makes up for the errors of those before it. The embedding is quantized first.
+
+What no calibration data can reach is rounded to the nearest, with the clip: the embedding table, a head that shares the
+table's tensor, a tensor that several layers share, a layer whose inputs are zero on all of the data. Statistics of a
+weight gain
+
+    method           "gptq", or "round-to-nearest" with a `reason`
+    output_error     ||X (W - W')^T|| / ||X W^T|| on the calibration data, damped as for the rounding;
+                     output_error_nearest: the same of the weight rounded to the nearest
+    damping          share of the mean diagonal that was added to X^T X
+    tokens           calibration tokens that reached the layer
+
+Refuses: inputs that are not finite, and what quantize-weights refuses.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.base import PassKind
+from ingot.passes.calibration import CalibrationStage, require_calibration
+from ingot.passes.progress import note_errors, report_error, report_progress
+from ingot.passes.quantization.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
+from ingot.passes.quantization.quantize_weights import Group, QuantizeWeights, append_statistics
+from ingot.passes.quantization.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.quantization.scale_search import FloatArray, Scheme
+from ingot.passes.recall import Recalled, weight_arrays
+from ingot.passes.weight_sites import WeightSite, weight_sites
+from ingot.settings import num_threads
+
+Key = tuple[ir.Value, Scheme]
+Statistics = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Gptq(QuantizeWeights):
+    """Options, beside those of QuantizeWeights:
+
+    act_order    columns with the largest inputs are rounded first; what is stored has their own order
+    damping      share of the mean diagonal of X^T X that is added to it; ten times as much where Cholesky fails
+    refine       rounds of fitting scales and choosing codes anew after GPTQ's own; 0 for plain GPTQ
+    """
+
+    name: ClassVar[str] = "gptq"
+    kind: ClassVar[PassKind] = "quantization"
+    summary: ClassVar[str] = "Rounds weight matrices to 2 to 8 bits for the inputs they get on calibration data."
+    needs_calibration: ClassVar[bool] = True
+
+    act_order: bool = True
+    damping: float = 0.01
+    refine: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.damping <= 1:
+            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
+        if self.refine < 0:
+            raise UsageError(f"{self.name}: refine is {self.refine}; allowed: 0 or more")
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """First what needs no data, then layer by layer."""
+        calibration = require_calibration(self.name)
+        work = _Work(self._groups(weight_sites(model)))
+        statistics = [self._nearest(model.graph, key, reason, work) for key, reason in work.unreachable()]
+        if work.groups:
+            for stage in calibration.stages(model):
+                statistics += self._stage(model.graph, stage, calibration.facts.tokens, work)
+            calibration.facts.record(model)
+        for key in list(work.groups):
+            statistics.append(self._nearest(model.graph, key, "no calibration data reaches it", work))
+        if statistics:
+            append_statistics(model, statistics)
+            note_errors(self.name, {str(row["name"]): pair for row in statistics if (pair := _errors(row))})
+        return ir.passes.PassResult(model, modified=bool(statistics))
+
+    def _nearest(self, graph: ir.Graph, key: Key, reason: str, work: "_Work") -> Statistics:
+        """Round to nearest what gptq cannot do."""
+        found = self._quantize(graph, *key, work.take(key, self.name))
+        return {**found, "method": "round-to-nearest", "reason": reason}
+
+    def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
+        """Quantize the stage's layers; those that read one input share its factorisation."""
+        known, made = stage.recall(), dict[str, NDArray[Any]]()
+        for group in stage.groups:
+            keys = work.keys_of(group.linears)
+            damped = self._damped(stage, group.source) if keys and known is None else None
+            for key in keys:
+                sites = work.take(key, self.name)
+                name = sites[0].node.name or ""
+                rounder = _Rounder(damped, key[1], self.refine, tokens) if known is None else Recalled(known, name)
+                found = self._quantize(graph, *key, sites, rounder)
+                if isinstance(rounder, _Rounder):
+                    made |= weight_arrays(name, rounder.rounded, rounder.facts)
+                if pair := _errors(rounder.facts):
+                    report_error(self.name, name, *pair)
+                yield {**found, **rounder.facts}
+        if known is None:
+            stage.remember(made)
+
+    def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram | None:
+        """The factorised X^T X; None where all inputs are zero."""
+        gram = stage.gram(source)
+        if not gram.any():
+            return None
+        try:
+            return damped_gram(gram, self.damping, self.act_order)
+        except ValueError as error:
+            raise PassError(f"{source.name!r} gives its linear layers {error}; give other calibration text") from error
+
+
+class _Work:
+    """Weights still to be quantized."""
+
+    def __init__(self, groups: Group) -> None:
+        self.groups = groups
+        self._total = sum(_elements(weight) for weight, _ in groups)
+        self._done = 0
+
+    def unreachable(self) -> list[tuple[Key, str]]:
+        """Those that gptq does not do, and why."""
+        return [(key, reason) for key, sites in self.groups.items() if (reason := _why_not(sites))]
+
+    def keys_of(self, nodes: Iterable[ir.Node]) -> list[Key]:
+        """The weights of these layers, as far as they are still to be quantized."""
+        wanted = set(nodes)
+        return [key for key, sites in self.groups.items() if sites[0].node in wanted]
+
+    def take(self, key: Key, name: str) -> list[WeightSite]:
+        """The sites of a weight, which is then done."""
+        self._done += _elements(key[0])
+        report_progress(name, self._done, self._total)
+        return self.groups.pop(key)
+
+
+def _why_not(sites: list[WeightSite]) -> str | None:
+    if any(site.role == "embedding" for site in sites):
+        return "embedding table" if len(sites) == 1 else "shares the embedding table's tensor"
+    return None if len(sites) == 1 else "shared by several layers"
+
+
+@dataclass
+class _Rounder:
+    """Rounds one weight, and remembers what it made of it."""
+
+    damped: DampedGram | None
+    scheme: Scheme
+    refine: int
+    tokens: int
+    facts: Statistics = field(default_factory=dict)
+    rounded: RoundedWeight = field(init=False)
+
+    def __call__(self, values: NDArray[Any]) -> RoundedWeight:
+        weight = values.astype(np.float32)
+        self.rounded = grid = round_weight(weight, self.scheme, num_threads())
+        if self.damped is None:
+            self.facts = {"method": "round-to-nearest", "reason": "its inputs are zero on all of the calibration data"}
+            return grid
+        self.rounded = gptq_round(weight, grid, self.damped, self.scheme, self.refine)
+        self.facts = {
+            "method": "gptq",
+            "output_error": self._output_error(weight, self.rounded, self.damped),
+            "output_error_nearest": self._output_error(weight, grid, self.damped),
+            "damping": self.damped.damping,
+            "tokens": self.tokens,
+        }
+        return self.rounded
+
+    def _output_error(self, weight: FloatArray, rounded: RoundedWeight, damped: DampedGram) -> float:
+        block = self.scheme.block_columns(weight.shape[1])
+        error = weight - dequantize(rounded.codes, rounded.scale, rounded.zero_point, block)
+        norm = output_error(weight, damped.gram)
+        return float((output_error(error, damped.gram) / norm) ** 0.5) if norm else 0.0
+
+
+def _errors(facts: Statistics) -> tuple[float, float] | None:
+    """Output errors, to the nearest and as rounded; None for what was rounded to the nearest."""
+    nearest, after = facts.get("output_error_nearest"), facts.get("output_error")
+    return (nearest, after) if isinstance(nearest, float) and isinstance(after, float) else None
+
+
+def _elements(weight: ir.Value) -> int:
+    assert weight.const_value is not None
+    return weight.const_value.size

@@ -1,0 +1,175 @@
+"""The pass mixed-precision: 2, 3, 4, 8 or 16 bits and a block size for each weight, by what each costs the model.
+
+    Matched         Gemm(x, W, b?, transB=1)
+    Replacement     the same node, with its scheme in metadata_props["ingot.scheme"]: assigned_schemes.py
+
+For each weight and each scheme the loss is measured: the mean KL of the model's logits on calibration tokens when this
+weight alone is quantized so (sensitivity.py). An exact knapsack (knapsack.py) then finds the assignment with the
+smallest sum of losses within a budget of bytes, or the fewest bytes within a budget of KL. No weight is rounded here:
+quantize-weights or gptq must follow, and takes each weight's bits, block size and symmetry from it; the embedding and
+the head have that pass's own options unless they are asked for. All readers of one tensor get one scheme, and so do q,
+k and v, or gate and up, of one module, which engines pack.
+
+Choosing bits by a measured sensitivity and an integer program follows HAWQ-V3 (Yao et al., arXiv:2011.10680), with the
+measured KL in the place of its Hessian trace.
+
+The table stands in the model's metadata "ingot.mixed_precision" as JSON: {options, budget, bytes, bits_per_weight,
+predicted_kl, uniform: [{bits, block_size, bytes, kl}, ...], weights: [{name, shape, bits, block_size, bytes, kl,
+measured, alternatives}, ...]}. predicted_kl is the sum of the losses. `measured` is
+whether a loss was run or inferred from the error of the weight's outputs (weight_trials.py).
+
+Refuses: a budget that no assignment meets, with what can be reached; a model without a weight to choose for.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import onnx_ir as ir
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.base import Pass, PassKind
+from ingot.passes.calibration import require_calibration
+from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.quantization.assigned_schemes import assign_scheme
+from ingot.passes.quantization.bit_assignment import Assignment, Budget, assign, elements_of
+from ingot.passes.quantization.scale_search import Scheme, WeightBits
+from ingot.passes.quantization.scheme_overrides import parse_overrides
+from ingot.passes.quantization.sensitivity import weight_sensitivities
+from ingot.passes.quantization.stored_bytes import Count, stored_bytes
+from ingot.passes.quantization.weight_trials import Points, Rounding, Sensitivity
+from ingot.passes.weight_sites import Role, require_matches, weight_sites
+
+MIXED_KEY = "ingot.mixed_precision"  # model.metadata_props: JSON, see the module's docstring
+
+_BUDGETS = ("same_size_as", "budget_bits", "budget_bytes", "budget_kl")
+_SAME_SIZE: Mapping[str, object] = {"bits": 4, "block_size": 128}
+
+
+@dataclass(frozen=True)
+class MixedPrecision(Pass):
+    """Options. At most one budget is given; without any it is the size of 4 bits in blocks of 128:
+
+    same_size_as    {bits, block_size}: the size that all weights have under one scheme
+    budget_bits     mean bits per weight, scales and zero points included
+    budget_bytes    bytes of the weights that are assigned
+    budget_kl       nats per token; the assignment with the fewest bytes
+    bits            bits to choose from; 16 leaves a weight as it is
+    block_sizes     block sizes to choose from; 0 or "channel": a whole row
+    symmetric       of all schemes
+    count           bytes as the artifact stores them ("engine") or as GPTQ and compressed-tensors do ("nominal")
+    rounding        "nearest" or "gptq": how trials are rounded; as the quantizer that follows
+    points          losses that are run for each weight: 1, 2 or "all"; the others are inferred
+    tokens          calibration tokens that each is run on, in whole sequences
+    lm_head         choose for the head, too
+    embedding       choose for the table, too
+    exclude         patterns of weights that nothing is chosen for, and that count nowhere
+    """
+
+    name: ClassVar[str] = "mixed-precision"
+    kind: ClassVar[PassKind] = "quantization"
+    summary: ClassVar[str] = "Chooses each weight's bits and block size within a budget, by its measured effect."
+    needs_calibration: ClassVar[bool] = True
+
+    same_size_as: Mapping[str, object] | None = None
+    budget_bits: float | None = None
+    budget_bytes: int | None = None
+    budget_kl: float | None = None
+    bits: tuple[Literal[2, 3, 4, 8, 16], ...] = (2, 3, 4, 8, 16)
+    block_sizes: tuple[Literal[0, 16, 32, 64, 128, 256, "channel"], ...] = (32, 64, 128)
+    symmetric: bool = False
+    count: Count = "engine"
+    rounding: Rounding = "nearest"
+    points: Points = 2
+    tokens: int = 4096
+    lm_head: bool = False
+    embedding: bool = False
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [option for option in _BUDGETS if getattr(self, option) is not None]
+        if len(given) > 1:
+            raise UsageError(f"{self.name}: {' and '.join(given)} are given; give one budget")
+        for option in (*_BUDGETS[1:], "tokens"):
+            value = getattr(self, option)
+            if value is not None and value <= 0:
+                raise UsageError(f"{self.name}: {option} is {value}; allowed: above 0")
+        if not self._schemes():
+            raise UsageError(
+                f"{self.name}: bits is {list(self.bits)} and block_sizes {list(self.block_sizes)}; "
+                "give both, and one of 2, 3, 4 or 8 among the bits"
+            )
+        self._uniform()
+
+    def requires(self, model: ir.Model) -> None:
+        """Every Gemm is x @ W.T + b."""
+        sites = weight_sites(model)
+        for site in sites:
+            require_plain_gemm(site.node)
+        require_matches(sites, "exclude", self.exclude)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Measure, choose, write down."""
+        calibration = require_calibration(self.name)
+        weights = weight_sensitivities(
+            model,
+            calibration,
+            self._schemes(),
+            tokens=self.tokens,
+            rounding=self.rounding,
+            points=self.points,
+            roles=self._roles(),
+            exclude=self.exclude,
+            name=self.name,
+        )
+        if not weights:
+            raise PassError("no weight is left to choose bits for; put it before the pass that quantizes")
+        budget = self._budget(weights)
+        assignment = assign(weights, budget, self.count, may_stay=16 in self.bits)
+        before = model.metadata_props.get(MIXED_KEY)
+        model.metadata_props[MIXED_KEY] = json.dumps(self._facts(assignment, budget))
+        calibration.facts.record(model)
+        news = [assign_scheme(w.sites, c.scheme) for w, c in zip(weights, assignment.picked, strict=True)]
+        return ir.passes.PassResult(model, modified=any(news) or before != model.metadata_props[MIXED_KEY])
+
+    def _schemes(self) -> list[Scheme]:
+        blocks: list[int] = [0 if size == "channel" else size for size in self.block_sizes]
+        codes: list[WeightBits] = [bits for bits in self.bits if bits != 16]
+        return [Scheme(bits, block, self.symmetric) for bits in dict.fromkeys(codes) for block in dict.fromkeys(blocks)]
+
+    def _roles(self) -> frozenset[Role]:
+        asked: dict[Role, bool] = {"linear": True, "head": self.lm_head, "embedding": self.embedding}
+        return frozenset(role for role, is_asked in asked.items() if is_asked)
+
+    def _uniform(self) -> Scheme:
+        """The scheme of `same_size_as`, checked as an override is."""
+        asked = _SAME_SIZE if self.same_size_as is None else self.same_size_as
+        override = parse_overrides(self.name, {"same_size_as": asked})["same_size_as"]
+        if override is None or not {"bits", "block_size"} <= override.keys():
+            raise UsageError(f"{self.name}: same_size_as is {dict(asked)}; allowed: bits and block_size, both")
+        return Scheme(override["bits"], override["block_size"], override.get("symmetric", self.symmetric))
+
+    def _budget(self, weights: list[Sensitivity]) -> Budget:
+        if self.budget_kl is not None:
+            return Budget(kl=self.budget_kl)
+        if self.budget_bytes is not None:
+            return Budget(bytes=self.budget_bytes)
+        if self.budget_bits is not None:
+            return Budget(bytes=int(self.budget_bits * sum(map(elements_of, weights)) / 8))
+        uniform = self._uniform()
+        return Budget(bytes=sum(stored_bytes(*weight.shape, uniform, self.count) for weight in weights))
+
+    def _facts(self, assignment: Assignment, budget: Budget) -> dict[str, Any]:
+        uniform = [
+            {
+                "bits": scheme.bits,
+                "block_size": scheme.block_size,
+                "bytes": sum(stored_bytes(*weight.shape, scheme, self.count) for weight in assignment.weights),
+                "kl": sum(weight.kl[scheme] for weight in assignment.weights),
+            }
+            for scheme in self._schemes()
+        ]
+        limit = {"bytes": budget.bytes} if budget.kl is None else {"kl": budget.kl}
+        return {"options": str(self), "budget": limit, **assignment.facts(), "uniform": uniform}

@@ -1,0 +1,1 @@
+"""Rotations of channels that keep the model's function."""
