@@ -34,6 +34,7 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Divergence, Float32Array, require_calibration
 from ingot.passes.progress import report_progress
+from ingot.passes.pruning.pruned_facts import MASKS_KEY
 from ingot.passes.quantization.channel_folds import is_own, scale_stored
 from ingot.passes.quantization.quantized_tensors import weight_bits
 from ingot.passes.quantization.tuned_weights import Tuned, TunedNorm, TunedWeight
@@ -57,7 +58,7 @@ class Distill(Pass):
     codes          tune codes, too; else scales and norms alone, which needs far less memory
     codes_rate     size of a step of a code, in codes, up to 100 steps; smaller by the root of what is beyond
     scales_rate    size of a step of a scale or a norm's weight, as a share of it
-    keep_zeros     codes that stand for zero stay: for weights that were pruned
+    keep_zeros     codes that stand for zero stay; behind prune-weights they always do
     held_out       share of the batches that the result is judged on, at least one batch
     seed           order of the batches
     """
@@ -88,7 +89,7 @@ class Distill(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Tune on most batches, judge on the others, and write what was found if it is better."""
         calibration = require_calibration(self.name)
-        norms, weights = self._norms(model.graph), self._weights(model.graph)
+        norms, weights = self._norms(model.graph), self._weights(model)
         if not weights:
             raise PassError(f"{self.name}: no weight of up to {_MOST_BITS} bits to tune; run it behind a quantizer")
         tuned: dict[ir.Value, Tuned] = {**norms, **weights}
@@ -138,15 +139,15 @@ class Distill(Pass):
             report_progress(self.name, step + 1, steps)
         return before, kl(), steps
 
-    def _weights(self, graph: ir.Graph) -> dict[ir.Value, TunedWeight]:
+    def _weights(self, model: ir.Model) -> dict[ir.Value, TunedWeight]:
         """What a DequantizeLinear of up to 4 bits makes for one linear layer."""
-        found = {}
-        for node in graph:
+        found, keep_zeros = {}, self.keep_zeros or MASKS_KEY in model.metadata_props
+        for node in model.graph:
             if node.op_type != "DequantizeLinear" or not _is_weight(node) or weight_bits(node) > _MOST_BITS:
                 continue
             value = node.outputs[0]
             if len(value.uses()) == 1:
-                found[value] = TunedWeight(node, self.codes, self.keep_zeros)
+                found[value] = TunedWeight(node, self.codes, keep_zeros)
             else:
                 _log.info("%s: %s is left alone: several layers share it", self.name, value.name)
         return found

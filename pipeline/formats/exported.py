@@ -16,6 +16,7 @@ from ingot.passes.weight_sites import apply_to_array
 from ingot.pipeline.formats.activations import ActivationScheme, activations_of_node
 from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, QuantizedLayer, facts_of
 from ingot.pipeline.formats.quantized import QuantizedWeight
+from ingot.pipeline.tensors import EMBEDDING, HEAD
 
 _CODE_TYPES = {
     ir.DataType.INT4: np.int8,
@@ -34,8 +35,20 @@ def exported_weights(model: ir.Model, names: Iterable[str]) -> dict[str, Exporte
     _refuse_split_layers(model.graph)
     _refuse_input_scales(model.graph)
     initializers = model.graph.initializers
-    copies = [name for name in ("lm_head.weight",) if name in initializers or f"{name}.q" in initializers]
-    return {name: _exported(initializers, name) for name in dict.fromkeys([*names, *copies])}
+    copies = [name for name in (HEAD,) if name in initializers or f"{name}.q" in initializers]
+    found = {name: _exported(initializers, name) for name in dict.fromkeys([*names, *copies])}
+    if _is_heads_alone(initializers):  # the codes of a tied head bear the table's name
+        found |= {EMBEDDING: PlainWeight(EMBEDDING, _tensor(initializers[EMBEDDING]))}
+        found[HEAD] = _exported(initializers, EMBEDDING, HEAD)
+    return found
+
+
+def _is_heads_alone(initializers: Mapping[str, ir.Value]) -> bool:
+    """Whether the codes of the embedding table are a tied head's, and the table itself is not quantized."""
+    if f"{EMBEDDING}.q" not in initializers or EMBEDDING not in initializers:
+        return False
+    node = next(iter(initializers[f"{EMBEDDING}.q"].consumers()))
+    return all(reader.op_type != "Gather" for reader in node.outputs[0].consumers())
 
 
 def _refuse_split_layers(graph: ir.Graph) -> None:
@@ -56,12 +69,12 @@ def _refuse_input_scales(graph: ir.Graph) -> None:
         )
 
 
-def _exported(initializers: Mapping[str, ir.Value], name: str) -> ExportedWeight:
+def _exported(initializers: Mapping[str, ir.Value], name: str, exported_as: str | None = None) -> ExportedWeight:
     if f"{name}.q" not in initializers:
         return PlainWeight(name, _tensor(initializers[name]))
     node = next(iter(initializers[f"{name}.q"].consumers()))
     read = partial(_read, node)
-    return QuantizedLayer(name, facts_of(read()), read, _activations(node))
+    return QuantizedLayer(exported_as or name, facts_of(read()), read, _activations(node))
 
 
 def _activations(node: ir.Node) -> ActivationScheme | None:

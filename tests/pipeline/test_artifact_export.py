@@ -11,6 +11,7 @@ from ingot.pipeline.artifact_weights import artifact_weights
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.export import export_artifact, export_checkpoint
 from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.tensors import EMBEDDING
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL, FIXTURES
@@ -47,7 +48,7 @@ def same_weights(folder: Path, artifact: Artifact) -> bool:
 
 def greedy_tokens(artifact: Artifact) -> tuple[int, ...]:
     """32 tokens after a prompt of the demo model's kind."""
-    with Engine.load(artifact, num_threads=1) as engine:
+    with Engine.load(artifact) as engine:
         return tuple(
             engine.generate("def read_file(path):\n", SamplingParams(max_tokens=32, ignore_eos=True)).token_ids
         )
@@ -95,6 +96,22 @@ def test_a_recipe_and_its_artifact_are_exported_to_the_same_weights(
     assert same_weights(folder, artifact)
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "artifact" / "model.safetensors").read_bytes()
     assert (folder / "config.json").read_bytes() == (tmp_path / "artifact" / "config.json").read_bytes()
+
+
+def test_a_tied_head_that_is_quantized_alone_leaves_the_table_as_it_is(
+    build_unmeasured: BuildArtifact, tmp_path: Path
+) -> None:
+    tied = LLAMA.with_name("llama-tied-biases")
+    passes = "passes=[{quantize-weights: {bits: 8, block_size: 32, embedding: none, lm_head: 8}}]"
+    recipe = load_recipe("fp32-cpu", [f"checkpoint={tied}", passes])
+    written = Checkpoint.open(export_checkpoint(recipe, tmp_path / "out", "compressed-tensors"))
+    source = Checkpoint.open(tied)
+    assert source.config["tie_word_embeddings"]
+    assert not written.config["tie_word_embeddings"]
+    assert "lm_head.weight" in written.encoded
+    tables = (np.asarray(checkpoint.external(EMBEDDING).numpy()) for checkpoint in (written, source))
+    np.testing.assert_array_equal(*tables)
+    assert same_weights(tmp_path / "out", build_unmeasured("fp32-cpu", tied, passes, "generate=null"))
 
 
 @pytest.mark.parametrize(
