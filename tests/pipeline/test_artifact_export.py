@@ -109,8 +109,8 @@ def test_a_tied_head_that_is_quantized_alone_leaves_the_table_as_it_is(
     assert source.config["tie_word_embeddings"]
     assert not written.config["tie_word_embeddings"]
     assert "lm_head.weight" in written.encoded
-    tables = (np.asarray(checkpoint.external(EMBEDDING).numpy()) for checkpoint in (written, source))
-    np.testing.assert_array_equal(*tables)
+    tables = [np.asarray(checkpoint.external(EMBEDDING).numpy()) for checkpoint in (written, source)]
+    np.testing.assert_array_equal(tables[0], tables[1])
     assert same_weights(tmp_path / "out", build_unmeasured("fp32-cpu", tied, passes, "generate=null"))
 
 
