@@ -13,7 +13,7 @@ k and v, or gate and up, of one module, which engines pack.
 Choosing bits by a measured sensitivity and an integer program follows HAWQ-V3 (Yao et al., arXiv:2011.10680), with the
 measured KL in the place of its Hessian trace.
 
-The table stands in the model's metadata "ingot.mixed_precision" as JSON: {options, budget, bytes, bits_per_weight,
+The table stands in the model's metadata "ingot.mixed-precision" as JSON: {options, budget, bytes, bits_per_weight,
 predicted_kl, uniform: [{bits, block_size, bytes, kl}, ...], weights: [{name, shape, bits, block_size, bytes, kl,
 measured, alternatives}, ...]}. predicted_kl is the sum of the losses. `measured` is
 whether a loss was run or inferred from the error of the weight's outputs (weight_trials.py).
@@ -41,7 +41,7 @@ from ingot.passes.quantization.stored_bytes import Count, stored_bytes
 from ingot.passes.quantization.weight_trials import Points, Rounding, Sensitivity
 from ingot.passes.weight_sites import Role, require_matches, weight_sites
 
-MIXED_KEY = "ingot.mixed_precision"  # model.metadata_props: JSON, see the module's docstring
+MIXED_KEY = "ingot.mixed-precision"  # model.metadata_props: JSON, see the module's docstring
 
 _BUDGETS = ("same_size_as", "budget_bits", "budget_bytes", "budget_kl")
 _SAME_SIZE: Mapping[str, object] = {"bits": 4, "block_size": 128}

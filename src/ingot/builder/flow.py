@@ -16,7 +16,7 @@ from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
 from ingot.builder.description import describe_artifact
 from ingot.builder.options import is_measured, measure_options
-from ingot.builder.pruning_notes import write_pruning
+from ingot.builder.pass_notes import write_pass_facts
 from ingot.builder.quantization_notes import quantization_of
 from ingot.builder.weight_watch import WeightWatch
 from ingot.errors import DataError, GateError
@@ -83,7 +83,7 @@ def build(
         compiled = compile_recipe(recipe, writer.path, watch, observers.progress)
         notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, watch, writer.path))
         write_quantization(notes.quantization, writer.path / "evidence")
-        write_pruning(compiled.facts, writer.path / "evidence")
+        write_pass_facts(compiled.facts, writer.path / "evidence")
         describe_artifact(writer, recipe, compiled)
         evidence = _measure(recipe, writer, observers, notes) if is_measured(recipe) else None
         if evidence:

@@ -1,4 +1,4 @@
-"""evidence/pruning.json: what the pruning passes did, kept in the artifact; its facts and its config.json agree."""
+"""evidence/passes.json: what passes decided, kept in the artifact; a pruned model's facts and config.json agree."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.builder import build
-from ingot.builder.pruning_notes import write_pruning
+from ingot.builder.pass_notes import pass_facts, write_pass_facts
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import UNMEASURED
 from tests.data_paths import DEMO_MODEL
@@ -44,11 +44,17 @@ def test_the_artifact_holds_the_smaller_shapes(pruned: Artifact) -> None:
 
 
 def test_the_statistics_are_kept(pruned: Artifact) -> None:
-    found = json.loads(pruned.file("evidence/pruning.json").read_text())
-    assert len(found["structure"]["influence"]) == 6
-    assert {site["kind"] for site in found["structure"]["sites"]} == {"ffn", "kv_groups"}
-    assert len(found["weights"]) == 16
-    assert all(row["sparsity"] >= 0.5 and row["pattern"] == "2:4" for row in found["weights"])
+    found = json.loads(pruned.file("evidence/passes.json").read_text())
+    structure, weights = found["prune-structure"], found["prune-weights"]["weights"]
+    assert len(structure["influence"]) == 6
+    assert {site["kind"] for site in structure["sites"]} == {"ffn", "kv_groups"}
+    assert len(weights) == 16
+    assert all(row["sparsity"] >= 0.5 and row["pattern"] == "2:4" for row in weights)
+
+
+def test_facts_of_every_pass_are_kept_under_its_name() -> None:
+    facts = {"ingot.awq": "[1]", "ingot.distill": '{"steps": 3}', "ingot.mixed-precision": "{}", "ingot.model": "{}"}
+    assert pass_facts(facts) == {"awq": [1], "distill": {"steps": 3}, "mixed-precision": {}}
 
 
 def test_it_generates(pruned: Artifact) -> None:
@@ -57,6 +63,6 @@ def test_it_generates(pruned: Artifact) -> None:
     assert len(output.token_ids) == 8
 
 
-def test_nothing_is_written_where_nothing_was_pruned(tmp_path: Path) -> None:
-    write_pruning({"ingot.model": "{}"}, tmp_path / "evidence")
+def test_nothing_is_written_where_no_pass_left_facts(tmp_path: Path) -> None:
+    write_pass_facts({"ingot.model": "{}"}, tmp_path / "evidence")
     assert not (tmp_path / "evidence").exists()
