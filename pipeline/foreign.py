@@ -61,8 +61,16 @@ def import_foreign(source: Path, folder: Path, progress: Progress = silent) -> I
     return Imported(outcome, findings, kept, floats, recipe)
 
 
+def _problem(source: Path, finding: Finding) -> str:
+    """A finding behind the source's path, which its message may begin with."""
+    own = f"{source}: "
+    return (
+        finding.message.removeprefix(own) if finding.message.startswith(own) else f"{finding.where}: {finding.message}"
+    )
+
+
 def _told(source: Path, wrong: Sequence[Finding]) -> str:
-    shown = "; ".join(f"{finding.where}: {finding.message}" for finding in wrong[:_SHOWN])
+    shown = "; ".join(_problem(source, finding) for finding in wrong[:_SHOWN])
     more = f"; and {len(wrong) - _SHOWN} more (ingot lint-checkpoint lists them)" if len(wrong) > _SHOWN else ""
     return f"{source}: {shown}{more}. Take another checkpoint, or mend this one"
 
