@@ -33,4 +33,4 @@ def test_the_json_has_every_option_with_type_and_default(capsys: Captured) -> No
     facts = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert list(facts) == pass_names()
     assert facts["fold-constants"]["options"] == {"max_bytes": {"type": "int", "default": 1 << 20}}
-    assert facts["quantize-weights"]["options"]["bits"] == {"type": "Literal[4, 8]", "default": 4}
+    assert facts["quantize-weights"]["options"]["bits"] == {"type": "Literal[2, 3, 4, 8]", "default": 4}
