@@ -156,7 +156,8 @@ def _relaxations(tables: Sequence[Floats]) -> list[_Relaxation]:
     hulls = [_hull(table) for table in tables]
     steps = [np.column_stack([np.full(len(hull) - 1, at), np.diff(hull, axis=0)]) for at, hull in enumerate(hulls)]
     merged = np.concatenate(steps)  # [steps, (item, cost, loss)]
-    merged = merged[np.argsort(merged[:, 2] / merged[:, 1], kind="stable")]
+    with np.errstate(over="ignore"):  # a step that costs next to nothing is as steep as can be
+        merged = merged[np.argsort(merged[:, 2] / merged[:, 1], kind="stable")]
     found = []
     for first in range(len(tables) + 1):
         start = np.sum([hull[0] for hull in hulls[first:]], axis=0) if first < len(tables) else np.zeros(2)

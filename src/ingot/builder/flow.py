@@ -28,8 +28,10 @@ from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.recipe_loader import load_recipe
 from ingot.progress import Progress, silent
+from ingot.runtime import Tokenizer
 from ingot.validation.evidence import BuildNotes, Evidence, measure, write_evidence, write_quantization
 from ingot.validation.gates import raise_for
+from ingot.validation.windows import EvaluationText, read_text
 
 
 def _ignore(evidence: Evidence, report: Path) -> None:
@@ -99,7 +101,7 @@ def _import(recipe: Recipe) -> ir.Model:
 
 
 def _require_text(recipe: Recipe) -> None:
-    """Refuse before the work what would fail after it: a missing text, a checkpoint that turns no text into tokens."""
+    """Refuse before the work what would fail after it: a text that is missing or too short, or no tokenizer for it."""
     text = recipe.evaluation_text()
     folder = recipe.require_checkpoint_folder()
     if (text or recipe.generate) and not (folder / "tokenizer.json").is_file():
@@ -107,6 +109,11 @@ def _require_text(recipe: Recipe) -> None:
             f"{folder}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
             "it there, or build without text: --set evaluation=null --set generate=null"
         )
+    accuracy = measure_options(recipe).accuracy
+    if text and accuracy:
+        content, sha256 = read_text(text)
+        tokens = Tokenizer.load(folder).encode(content, add_special_tokens=False)
+        EvaluationText(text.name, sha256, tuple(tokens)).require(accuracy)
 
 
 def rejected_folder(target: Path) -> Path:
