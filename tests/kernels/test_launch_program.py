@@ -26,7 +26,8 @@ from tests.data_paths import ROOT
 from tests.kernels.interpreted import InterpretedModel
 
 LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
-CONTEXT = 64
+CONTEXT = 32
+ROWS = 16  # of the ragged bucket
 PREPARED = ("fold-constants", "pack-projections", "clean-up")
 FUSED = ("fuse-residual-norm", "fuse-rotary-attention", "clean-up")
 
@@ -92,17 +93,17 @@ def logits_by_program(
     kv: str = "float",
     runner_class: type[InterpretedModel] = InterpretedModel,
 ) -> list[NDArray[np.float32]]:
-    """Prompts through the ragged bucket but for the last three tokens of each, those through the decode bucket."""
-    buckets = (Bucket(40, "ragged", CONTEXT), Bucket(4, "decode", CONTEXT))
+    """Prompts through the ragged bucket but for the last two tokens of each, those through the decode bucket."""
+    buckets = (Bucket(ROWS, "ragged", CONTEXT), Bucket(4, "decode", CONTEXT))
     lowered = lower_to_launches(model, buckets, "fp32", kv)  # type: ignore[arg-type]
     runner = runner_class(lowered, blocks=len(ids) * (CONTEXT // lowered.kv.geometry.block_tokens))
     sequences = Sequences(ids, lowered.kv.geometry.block_tokens)
     size = vocabulary(model)
     found: list[list[NDArray[np.float32]]] = [[] for _ in ids]
-    counts = [len(sequence) - 3 for sequence in ids]
+    counts = [len(sequence) - 2 for sequence in ids]
     for program, taken in [
-        (runner.programs["ragged", 40], counts),
-        *[(runner.programs["decode", 4], [1] * len(ids))] * 3,
+        (runner.programs["ragged", ROWS], counts),
+        *[(runner.programs["decode", 4], [1] * len(ids))] * 2,
     ]:
         rows = runner.run(program, sequences.step(program.rows, taken), size)
         start = 0
@@ -124,7 +125,7 @@ FORMS: dict[str, list[tuple[str, dict[str, object]]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_of_ragged_and_decode_steps_equal_onnxruntimes(form: str) -> None:
-    ids = [np.random.default_rng(seed).integers(0, 60, length) for seed, length in ((0, 19), (1, 7), (2, 4))]
+    ids = [np.random.default_rng(seed).integers(0, 60, length) for seed, length in ((0, 12), (1, 5), (2, 3))]
     model = imported(LLAMA, *FORMS[form])
     wanted = [exact_logits(model, sequence) for sequence in ids]
     found = logits_by_program(fused(model), ids)
@@ -154,7 +155,7 @@ class RoundedPool(InterpretedModel):
 def test_a_quantized_pool_gives_the_bits_of_one_with_rounded_vectors(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = [np.random.default_rng(3).integers(0, 60, 19)]
+    ids = [np.random.default_rng(3).integers(0, 60, 9)]
     model = fused(imported(LLAMA))
     found = logits_by_program(model, ids, precision)[0]
     monkeypatch.setattr(RoundedPool, "precision", precision)
