@@ -79,10 +79,10 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """An initializer that holds the tensor, under the tensor's name."""
+    """An initializer that holds the tensor, under the tensor's name, which must be free."""
     shape = ir.Shape(tensor.shape.numpy())
     value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-    graph.initializers.add(value)
+    graph.register_initializer(value)
     return value
 
 

@@ -12,7 +12,6 @@ A .gguf file, or a folder with one and without config.json, holds configuration 
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,13 +20,14 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
-from ingot.errors import CheckpointError, ConfigError, did_you_mean
+from ingot.errors import CheckpointError, did_you_mean
 from ingot.passes.progress import report_progress
 from ingot.pipeline.finite import count_non_finite
 from ingot.pipeline.formats.encoded import EncodedTensor
 from ingot.pipeline.formats.gguf_checkpoint import gguf_config, gguf_tensors
 from ingot.pipeline.formats.gguf_file import read_gguf
 from ingot.pipeline.formats.quantized_folder import KEYS, SIDE_FILES, quantization_of, scales_left_out, split_tensors
+from ingot.pipeline.json_files import read_json_object
 from ingot.pipeline.safetensors_file import StoredTensor, read_header
 
 WEIGHTS = "model.safetensors"
@@ -79,7 +79,7 @@ class Checkpoint:
             raise CheckpointError(f"{folder}: no such folder; a checkpoint is a folder with config.json and {WEIGHTS}")
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}: holds no config.json, so it is no checkpoint; name the folder that does")
-        config, tensors = _read_object(folder / "config.json"), _read_tensors(folder)
+        config, tensors = read_json_object(folder / "config.json"), _read_tensors(folder)
         quantization = quantization_of(folder, config)
         if quantization is None:
             return cls(folder, config, _read_generation(folder), tensors)
@@ -203,7 +203,7 @@ def gguf_file_at(path: Path) -> Path | None:
 
 def _read_generation(folder: Path) -> dict[str, Any]:
     file = folder / "generation_config.json"
-    return _read_object(file) if file.is_file() else {}
+    return read_json_object(file) if file.is_file() else {}
 
 
 def _non_finite(stored: StoredTensor) -> str:
@@ -211,18 +211,6 @@ def _non_finite(stored: StoredTensor) -> str:
     if not (count.nan or count.inf):
         return ""
     return f"{stored.name!r} in {stored.file.name} has {count.nan} NaN and {count.inf} Inf"
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file}: is a JSON {type(value).__name__}, it must be an object")
-    return value
 
 
 def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -256,7 +244,7 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _read_weight_map(file: Path) -> dict[str, str]:
-    weight_map = _read_object(file).get("weight_map")
+    weight_map = read_json_object(file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{file}: its weight_map must be an object from tensor names to file names")
     for name, shard in weight_map.items():

@@ -6,7 +6,6 @@ checkpoint, no calibration text is wanted. To add a format: its function, its li
 docs/formats.md.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +42,7 @@ from ingot.pipeline.formats.safetensors_export import (
     export_plain,
 )
 from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.json_files import write_json
 from ingot.pipeline.planned_weights import planned_weights
 from ingot.pipeline.pruned_config import as_pruned
 from ingot.pipeline.recipe import Recipe
@@ -202,9 +202,9 @@ def _write(
             export = SAFETENSORS_FORMATS[format_name](weights, options)
             notes = export.notes
             write_weights(staging / "model.safetensors", export.tensors, progress, padded=False)
-            _write_json(staging / "config.json", _config(checkpoint, weights, export))
+            write_json(staging / "config.json", _config(checkpoint, weights, export))
             if format_name.startswith("gptq"):
-                _write_json(staging / "quantize_config.json", export.quantization)
+                write_json(staging / "quantize_config.json", export.quantization)
         _copy(checkpoint, staging)
     for words in notes:
         note(words)
@@ -241,7 +241,7 @@ def _write_onnx(checkpoint: Checkpoint, model: ir.Model, folder: Path, progress:
     checkpoint = as_pruned(checkpoint, model)
     with staging_folder(folder) as staging:
         write_qdq_onnx(model, staging, progress)
-        _write_json(staging / "config.json", checkpoint.config)
+        write_json(staging / "config.json", checkpoint.config)
         _copy(checkpoint, staging)
     return folder
 
@@ -254,10 +254,6 @@ def _config(checkpoint: Checkpoint, weights: Sequence[ExportedWeight], export: E
     if export.quantization is not None:
         config["quantization_config"] = export.quantization
     return config
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _copy(checkpoint: Checkpoint, folder: Path) -> None:

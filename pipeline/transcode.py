@@ -4,7 +4,6 @@ Codes, scales and zero points go from file to file, one layer at a time, without
 was read back and every dequantized weight compared. To add a target: its line in TARGETS.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from ingot.pipeline.formats.layers import ExportedWeight, PlainWeight, Quantized
 from ingot.pipeline.formats.plain_floats import FLOATS
 from ingot.pipeline.formats.refusals import SchemeError
 from ingot.pipeline.formats.safetensors_export import export_plain
+from ingot.pipeline.json_files import write_json
 from ingot.pipeline.proof import Proof, prove
 from ingot.pipeline.safetensors_file import StoredTensor
 from ingot.pipeline.source_weights import source_weights
@@ -170,9 +170,9 @@ def _write(
         write_gguf(staging / f"{name}.gguf", checkpoint, weights, progress, options)
     else:
         write_weights(staging / "model.safetensors", export.tensors, progress, padded=False)
-        _write_json(staging / "config.json", _config(checkpoint, weights, export, options))
+        write_json(staging / "config.json", _config(checkpoint, weights, export, options))
         if target.startswith("gptq"):
-            _write_json(staging / "quantize_config.json", export.quantization)
+            write_json(staging / "quantize_config.json", export.quantization)
     for file in checkpoint.tokenizer_files:
         (staging / file.name).write_bytes(file.read_bytes())
 
@@ -195,7 +195,3 @@ def _left_out(checkpoint: Checkpoint, target: str) -> list[str]:
     if target == "compressed-tensors" or not caches:
         return []
     return [f"{len(caches)} scales of a quantized KV cache, {caches[0]} the first"]
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

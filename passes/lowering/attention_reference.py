@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.rewriting import add_constant
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _INPUTS = {
@@ -189,16 +190,7 @@ class _Expansion:
 
     def _integers(self, *numbers: int) -> ir.Value:
         name = "attention.integers." + ".".join(map(str, numbers))
-        return self._constant(ir.tensor(np.array(numbers, np.int64), name=name))
+        return add_constant(self.graph, name, np.array(numbers, np.int64))
 
     def _scalar(self, number: float) -> ir.Value:
-        return self._constant(ir.tensor(np.array(number, np.float32), name=f"attention.scalar.{number!r}"))
-
-    def _constant(self, tensor: ir.TensorProtocol) -> ir.Value:
-        found = self.graph.initializers.get(tensor.name or "")
-        if found is not None:
-            return found
-        value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        value.shape = ir.Shape(tensor.shape.numpy())
-        self.graph.initializers.add(value)
-        return value
+        return add_constant(self.graph, f"attention.scalar.{number!r}", np.array(number, np.float32))

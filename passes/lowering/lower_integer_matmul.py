@@ -28,7 +28,8 @@ import onnx_ir as ir
 
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme, constant
-from ingot.passes.quantization.quantized_tensors import add_initializer, float_value
+from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.rewriting import add_initializer
 from ingot.passes.weight_sites import drop_if_unused
 
 ZERO_POINT = 128

@@ -47,7 +47,8 @@ from ingot.passes.lowering.rotary_rows import turn_rotary_rows
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
 from ingot.passes.quantization.assigned_schemes import require_used_schemes
 from ingot.passes.quantization.float8_weights import widen_float8_weights
-from ingot.passes.quantization.quantized_tensors import BITS_KEY, add_initializer, float_value
+from ingot.passes.quantization.quantized_tensors import BITS_KEY, float_value
+from ingot.passes.rewriting import add_initializer
 from ingot.passes.weight_sites import apply_to_array, drop_if_unused
 
 MICROSOFT = "com.microsoft"

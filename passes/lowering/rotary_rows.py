@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError
-from ingot.passes.quantization.quantized_tensors import add_initializer
+from ingot.passes.rewriting import add_initializer
 
 _AXIS = "rotary.token_axis"
 _LAYOUT_OPS = ("Unsqueeze", "Squeeze")

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ingot.passes.calibration import Float32Array, Float64Array
 from ingot.passes.quantization.activation_quantization import constant
-from ingot.passes.quantization.quantized_tensors import add_initializer, float_value
+from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.rewriting import add_initializer
 from ingot.passes.weight_sites import apply_to_array
 from ingot.passes.weight_values import float32_values
 

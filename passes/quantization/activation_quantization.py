@@ -35,7 +35,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.passes.calibration import Float32Array
-from ingot.passes.quantization.quantized_tensors import add_initializer, float_value
+from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.rewriting import add_initializer
 
 ACTIVATIONS_KEY = "ingot.activations"  # metadata_props of the DequantizeLinear that makes x' and of what reads it
 LEAST_PEAK = np.float32(1e-30)  # a row whose every value is smaller is zero, and its scale a normal number

@@ -22,8 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.passes.calibration import Float32Array, Float64Array, LinearGroup
-from ingot.passes.quantization.quantized_tensors import add_initializer
-from ingot.passes.rewriting import Refusal, small_constant
+from ingot.passes.rewriting import Refusal, add_initializer, small_constant
 from ingot.passes.weight_sites import apply_to_array, drop_if_unused
 from ingot.passes.weight_values import float32_values, is_stored
 

@@ -23,7 +23,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.passes.calibration import Float32Array
-from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY, add_initializer, float_value
+from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY, float_value
+from ingot.passes.rewriting import add_initializer
 from ingot.passes.weight_sites import drop_if_unused
 
 FLOAT8 = ir.DataType.FLOAT8E4M3FN

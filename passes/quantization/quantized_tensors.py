@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ingot.passes.quantization.rounding import CodeArray, RoundedWeight
 from ingot.passes.quantization.scale_search import FloatArray, Scheme
+from ingot.passes.rewriting import add_initializer
 
 
 def pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:
@@ -73,15 +74,6 @@ def weight_bits(node: ir.Node) -> int:
     assert codes is not None
     assert codes.dtype is not None
     return int(codes.dtype.bitwidth)
-
-
-def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """Register a tensor under its name, with its dtype and shape."""
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value
 
 
 def float_value(name: str, shape: tuple[int | str, ...]) -> ir.Value:

@@ -26,9 +26,10 @@ from ingot.passes.quantization.activation_quantization import (
 )
 from ingot.passes.quantization.channel_folds import Fold, OwnMul, block_of, weights_of
 from ingot.passes.quantization.per_tensor_weights import round_per_tensor
-from ingot.passes.quantization.quantized_tensors import add_initializer, float_value
+from ingot.passes.quantization.quantized_tensors import float_value
 from ingot.passes.quantization.rounding import dequantize, round_weight
 from ingot.passes.quantization.scale_search import Scheme
+from ingot.passes.rewriting import add_initializer
 from ingot.passes.weight_sites import drop_if_unused
 from ingot.settings import num_threads
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError
+from ingot.passes.rewriting import add_constant
 
 MADE_BY = "standalone"
 _DOMAINS = {""}
@@ -147,19 +148,10 @@ class _Builder:
 
     def _integers(self, *numbers: int) -> ir.Value:
         name = "standalone.integers." + ".".join(map(str, numbers))
-        return self._constant(ir.tensor(np.array(numbers, np.int64), name=name))
+        return add_constant(self.graph, name, np.array(numbers, np.int64))
 
     def _scalar(self, number: int) -> ir.Value:
-        return self._constant(ir.tensor(np.array(number, np.int64), name=f"standalone.integer.{number}"))
+        return add_constant(self.graph, f"standalone.integer.{number}", np.array(number, np.int64))
 
     def _float(self, number: float) -> ir.Value:
-        return self._constant(ir.tensor(np.array(number, np.float32), name=f"standalone.float.{number!r}"))
-
-    def _constant(self, tensor: ir.TensorProtocol) -> ir.Value:
-        found = self.graph.initializers.get(tensor.name or "")
-        if found is not None:
-            return found
-        value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-        value.shape = ir.Shape(tensor.shape.numpy())
-        self.graph.initializers.add(value)
-        return value
+        return add_constant(self.graph, f"standalone.float.{number!r}", np.array(number, np.float32))

@@ -1,6 +1,5 @@
 """A folder of quantized safetensors: its plain tensors, and its quantized layers under the names of their weights."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from ingot.pipeline.formats.encoded import EncodedTensor, load
 from ingot.pipeline.formats.method_config import read_method
 from ingot.pipeline.formats.methods import IGNORED_LEAVES, Method, Stored
 from ingot.pipeline.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.json_files import read_json_object
 from ingot.pipeline.safetensors_file import StoredTensor
 
 KEYS = ("quantization_config", "compression_config")
@@ -27,29 +27,19 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any
     """
     inside = next((config[key] for key in KEYS if config.get(key) is not None), None)
     if inside is None and (folder / MODELOPT_FILE).is_file():
-        inside = {"quant_method": "modelopt", **_read(folder / MODELOPT_FILE).get("quantization", {})}
+        inside = {"quant_method": "modelopt", **read_json_object(folder / MODELOPT_FILE).get("quantization", {})}
     if inside is not None and inside.get("quant_method") == "modelopt":
         return _of_modelopt(inside)
     file = folder / SIDE_FILE
     if not file.is_file():
         return inside
-    beside = _read(file)
+    beside = read_json_object(file)
     for key in ("bits", "group_size", "desc_act", "checkpoint_format"):
         if inside and key in inside and key in beside and inside[key] != beside[key]:
             raise ConfigError(
                 f"{file}: {key} is {beside[key]!r}, but config.json says {inside[key]!r}; remove the one that is wrong"
             )
     return {"quant_method": "gptq", **beside, **(inside or {})}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: is a JSON {type(found).__name__}, it must be an object")
-    return found
 
 
 def _of_modelopt(values: Mapping[str, Any]) -> dict[str, Any]:

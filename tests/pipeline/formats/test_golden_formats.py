@@ -16,27 +16,10 @@ from ingot.pipeline.formats.quantized import QuantizedWeight
 from ingot.pipeline.formats.quantized_folder import quantization_of, split_tensors
 from ingot.pipeline.safetensors_file import read_header
 from tests.data_paths import shared_data
+from tests.pipeline.formats.whole_fixture import FIXTURES
 
-FOLDERS = (
-    "autoawq-gemm-w4-asym",
-    "autogptq-w3-asym",
-    "autogptq-w4-asym",
-    "autogptq-w4-sym",
-    "autogptq-w4-sym-descact",
-    "gptqmodel-awq_gemm-w4-asym",
-    "gptqmodel-gptq_v1-w4-sym",
-    "gptqmodel-gptq_v2-w3-asym",
-    "llmcompressor-fp8",
-    "llmcompressor-fp8-dynamic",
-    "llmcompressor-fp8-kv",
-    "llmcompressor-gptq-w4-asym",
-    "llmcompressor-gptq-w4-sym",
-    "llmcompressor-mxfp4a16",
-    "llmcompressor-nvfp4a16",
-    "llmcompressor-w8a16",
-    "llmcompressor-w8a8-int8",
-)
-GGUF_FOLDERS = ("Q4_0", "Q4_1", "Q8_0", "llamacpp-Q3_K_M", "llamacpp-Q4_K_M", "llamacpp-Q6_K")
+FOLDERS = tuple(name for name in FIXTURES if not name.startswith("gguf-"))
+GGUF_FOLDERS = tuple(name.removeprefix("gguf-") for name in FIXTURES if name.startswith("gguf-"))
 
 
 def reference(folder: Path) -> Mapping[str, np.ndarray]:
