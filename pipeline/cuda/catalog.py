@@ -11,6 +11,9 @@ line here.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ingot.artifact.launch_program import Constant, Kernel
+from ingot.errors import UsageError, did_you_mean, one_of
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -32,6 +35,7 @@ def _signature(function: str, text: str) -> Signature:
 _STRIDES = "block_stride head_stride value_offset scale_block_stride scale_value_offset: i32"
 
 CATALOG: Mapping[str, Signature] = {
+    "carry_tokens": _signature("carry_tokens.carry_tokens", "input_ids: *i64; carried: *i32; tokens: *i64; rows: i32"),
     "rms_norm": _signature(
         "norm.rms_norm",
         "x residual weight out sum_out: *T; x_stride residual_stride out_stride: i32; epsilon: fp32",
@@ -80,3 +84,36 @@ CATALOG: Mapping[str, Signature] = {
         "logits temperatures: *fp32; top_ks: *i32; top_ps uniforms: *fp32; tokens: *i64; stride: i32",
     ),
 }
+
+
+def signature(name: str) -> Signature:
+    """The kernel of that name; UsageError with the nearest name where there is none."""
+    if name not in CATALOG:
+        raise UsageError(f"no kernel is named {name!r}; kernels: {one_of(CATALOG)}.{did_you_mean(name, CATALOG)}")
+    return CATALOG[name]
+
+
+def make_kernel(
+    name: str,
+    types: Mapping[str, str],
+    constants: Mapping[str, Constant],
+    aligned: frozenset[str] = frozenset(),
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> Kernel:
+    """A kernel by what stands for the catalogue's letters: {"T": "fp16", "KV": "fp8e4nv", ...}.
+
+    UsageError for an unknown name, or a letter that nothing is given for.
+    """
+    listed = signature(name).arguments
+    missing = {kind[1:] for kind in listed.values() if kind[1:].isupper()} - set(types)
+    if missing:
+        raise UsageError(f"{name}: no type is given for {one_of(sorted(missing))}")
+    return Kernel(
+        name=name,
+        constants=dict(constants),
+        types=tuple(f"*{types[kind[1:]]}" if kind[1:].isupper() else kind for kind in listed.values()),
+        aligned=tuple(place for place, argument in enumerate(listed) if argument in aligned),
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )

@@ -1,14 +1,15 @@
 """ingot::PagedAttention and its rotary embedding as launches: keys and values into the pool, attention over it."""
 
+from typing import Any
+
 import onnx_ir as ir
 
+from ingot.artifact.launch_program import Argument, BufferArgument
 from ingot.errors import PassError
 from ingot.passes.weight_values import float32_values
-from ingot.pipeline.cuda.kv_layout import KINDS
-from ingot.pipeline.cuda.launch_program import Argument, BufferArgument
-from ingot.pipeline.cuda.program_builder import ProgramBuilder, next_power_of_two
+from ingot.pipeline.cuda.program_builder import TILE_QUERIES, ProgramBuilder, next_power_of_two
 
-TILE_QUERIES = 32
+_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
 _TILE = 32
 _MOST_CHUNKS = 64
 _LEAST_CHUNK = 256
@@ -28,12 +29,12 @@ def lower_attention(builder: ProgramBuilder, node: ir.Node, qkv: BufferArgument)
     queries = builder.buffer(f"{node.name}.queries", rows * heads * dim)
     pool, scales = (
         builder.external("kv_pool", builder.kv.pool_offset(layer)),
-        builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.precision != "float" else None,
+        builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None,
     )
     rotary = _int(node, "rotary_dim")
     tables = [_table(builder, node, index) if rotary else None for index in (3, 4)]
-    vector = {"DIM": dim, "BLOCK_DIM": next_power_of_two(dim, 16), "BLOCK_TOKENS": builder.kv.geometry.block_tokens}
-    kind = {"KIND": KINDS[builder.kv.precision]}
+    vector = {"DIM": dim, "BLOCK_DIM": next_power_of_two(dim, 16), "BLOCK_TOKENS": builder.kv.block_tokens}
+    kind = {"KIND": _KINDS.get(builder.kv.dtype, 0)}
     builder.launch(
         "rotary_kv_write",
         node,
@@ -62,7 +63,7 @@ def lower_attention(builder: ProgramBuilder, node: ir.Node, qkv: BufferArgument)
         "DTYPE": builder.activation_type,
     }
     out = builder.buffer(node.outputs[0].name or "", rows * heads * dim)
-    common = {
+    common: dict[str, Any] = {
         "q": queries,
         "pool": pool,
         "scales": scales,
@@ -72,16 +73,15 @@ def lower_attention(builder: ProgramBuilder, node: ir.Node, qkv: BufferArgument)
         "softcap": softcap,
         "window": _int(node, "window"),
         "q_stride": heads * dim,
-        "table_stride": -(-builder.bucket.context_tokens // builder.kv.geometry.block_tokens),
+        "table_stride": -(-builder.bucket.context_tokens // builder.kv.block_tokens),
         **builder.kv.strides(),
     }
     if builder.bucket.attention == "ragged":
         group = next_power_of_two(heads // kv_heads)
-        tiles = -(-rows // TILE_QUERIES) + rows
         builder.launch(
             "ragged_attention",
             node,
-            (tiles, kv_heads),
+            (builder.bucket.tiles, kv_heads),
             {**read, "BLOCK_GROUP": group, "TILE_QUERIES": TILE_QUERIES, "HAS_SINKS": False},
             **common,
             query_starts=builder.external("query_starts"),

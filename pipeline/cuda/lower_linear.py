@@ -13,15 +13,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.artifact.launch_program import Argument, BufferArgument
 from ingot.errors import PassError
 from ingot.passes.weight_values import float32_values
-from ingot.pipeline.cuda.launch_program import Argument, BufferArgument
 from ingot.pipeline.cuda.program_builder import ProgramBuilder, as_float, next_power_of_two
-
-SPAN = 64
-FEW_ROWS = 64  # up to here the card waits for weights, not for multiplications
-_PROGRAMS = 256  # so many programs fill a large card twice
-_MOST_SPLITS = 8
+from ingot.pipeline.cuda.tiles import FEW_ROWS, SPAN, ProductShape
 
 
 def lower_gemm(builder: ProgramBuilder, node: ir.Node, x: BufferArgument, out: BufferArgument, rows: int) -> None:
@@ -36,22 +32,24 @@ def lower_gemm(builder: ProgramBuilder, node: ir.Node, x: BufferArgument, out: B
         _nbits(builder, node, producer, x, out, bias, (rows, n, columns))
         return
     plain = builder.weight(operand.name or "", builder.activation_type, partial(float32_values, operand))
-    tile_rows, tile = (16, 64) if rows <= FEW_ROWS else (64, 64)
+    tile = builder.shared.tiles.choose(ProductShape(kernel="matmul", rows=rows, n=n, columns=columns))
     builder.launch(
         "matmul",
         node,
-        (-(-n // tile) * -(-rows // tile_rows),),
+        (-(-n // tile.columns) * -(-rows // tile.rows),),
         {
             "N": n,
             "COLUMNS": columns,
-            "TILE_ROWS": tile_rows,
-            "TILE": tile,
-            "TILE_COLUMNS": 64,
+            "TILE_ROWS": tile.rows,
+            "TILE": tile.columns,
+            "TILE_COLUMNS": tile.depth,
             "BAND": 8,
             "KIND": 0,
             "HAS_BIAS": bias is not None,
             "UPCAST": False,
         },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         x=x,
         weight=plain,
         x_scales=None,
@@ -129,14 +127,14 @@ def _nbits(
     assert codes.dtype is not None
     bits, group = int(codes.dtype.bitwidth), _block(dequantize, columns)
     spans, groups = -(-columns // SPAN), -(-columns // group)
-    few, tile = rows <= FEW_ROWS, 64
-    tile_rows = 16 if few else 64
-    splits = min(_MOST_SPLITS, spans, -(-_PROGRAMS // -(-n // tile))) if few else 1
+    shape_ = ProductShape(kernel="matmul_nbits", rows=rows, n=n, columns=columns, bits=bits, group=group)
+    tile = builder.shared.tiles.choose(shape_)
+    splits = min(tile.splits, spans)
     parts = builder.buffer(f"{node.name}.parts", splits * rows * n, "fp32") if splits > 1 else out
     builder.launch(
         "matmul_nbits",
         node,
-        (-(-n // tile), -(-rows // tile_rows), splits),
+        (-(-n // tile.columns), -(-rows // tile.rows), splits),
         {
             "N": n,
             "COLUMNS": columns,
@@ -144,14 +142,16 @@ def _nbits(
             "GROUP": group,
             "GROUPS": groups,
             "SPLITS": splits,
-            "TILE_ROWS": tile_rows,
-            "TILE": tile,
+            "TILE_ROWS": tile.rows,
+            "TILE": tile.columns,
             "BITS": bits,
             "HAS_ZERO_POINTS": zeros is not None,
             "HAS_BIAS": bias is not None,
-            "SCALE_WEIGHTS": not few,
+            "SCALE_WEIGHTS": rows > FEW_ROWS,
             "DTYPE": builder.activation_type,
         },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         x=x,
         codes=builder.weight(f"{codes.name}.spans", "u8", partial(_spans, codes, bits, spans)),
         scales=_scales(builder, scales, groups),

@@ -8,55 +8,76 @@ activation is taken as a whole:
 with act one of Mul(g, Sigmoid(g)), QuickGelu with alpha 1, Gelu. An operator that has no kernel is refused by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.launch_program import ActivationType, Argument, BufferArgument, LaunchProgram
 from ingot.errors import PassError, one_of
 from ingot.passes.rewriting import static_columns
 from ingot.passes.weight_values import float32_values, is_stored
-from ingot.pipeline.cuda.kv_layout import KVLayout, KVPrecision
-from ingot.pipeline.cuda.launch_program import Argument, BufferArgument, LaunchProgram
 from ingot.pipeline.cuda.lower_attention import lower_attention
 from ingot.pipeline.cuda.lower_linear import lower_gather, lower_gemm
-from ingot.pipeline.cuda.program_builder import ActivationType, Bucket, ProgramBuilder, Weight, next_power_of_two
+from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared, next_power_of_two
+from ingot.pipeline.cuda.tiles import TileTable
 
 _SILU, _GELU_ERF, _GELU_TANH = range(3)  # kernels/gated_activation.py
 
 
+_FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_CARRY_BLOCK = 128
+_VOCABULARY_BLOCK = 1024
+
+
 @dataclass(frozen=True)
 class Lowered:
-    """The programs of all buckets, and the weights that they share."""
+    """The programs of all buckets, and what they share."""
 
     programs: tuple[LaunchProgram, ...]
-    weights: Mapping[str, Weight]
-    kv: KVLayout
+    shared: Shared
 
 
 def lower_to_launches(
     model: ir.Model,
-    buckets: tuple[Bucket, ...],
+    buckets: Sequence[Bucket],
     activation_type: ActivationType = "fp16",
-    kv_precision: KVPrecision = "float",
+    tiles: TileTable | None = None,
 ) -> Lowered:
-    """Lower the model for every bucket. PassError names the node that has no kernel."""
+    """Lower the model for every bucket. The KV pool is in the activations' type where the model's is not quantized.
+
+    PassError names the node that has no kernel.
+    """
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    layout = KVLayout.of(geometry, kv_precision, activation_type)
-    weights: dict[str, Weight] = {}
-    programs = []
-    for bucket in buckets:
-        builder = ProgramBuilder(bucket, activation_type, layout, weights)
-        _Lowering(model, builder).run()
-        programs.append(builder.program())
-    return Lowered(tuple(programs), weights, layout)
+    if not geometry.is_quantized:
+        geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
+    shared = Shared(activation_type, geometry, tiles or TileTable())
+    return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 
-def decode_bucket(model: ir.Model, rows: int) -> Bucket:
-    """A bucket for one token of each of `rows` sequences, up to the model's context."""
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
-    return Bucket(rows, "decode", facts.context_tokens)
+def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
+    _carry(builder)
+    _Lowering(model, builder).run()
+    _sample(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
+    return builder.program()
+
+
+def _carry(builder: ProgramBuilder) -> None:
+    rows = builder.rows
+    ids, carried, tokens = map(builder.external, ("input_ids", "carried", "tokens"))
+    node, grid = ir.Node("ingot", "CarryTokens", [], name="carry_tokens"), (-(-rows // _CARRY_BLOCK),)
+    constants = {"BLOCK": _CARRY_BLOCK}
+    builder.launch("carry_tokens", node, grid, constants, input_ids=ids, carried=carried, tokens=tokens, rows=rows)
+
+
+def _sample(builder: ProgramBuilder, vocabulary: int) -> None:
+    constants = {"VOCABULARY": vocabulary, "BLOCK": _VOCABULARY_BLOCK}
+    logits, tokens = builder.external("logits"), builder.external("tokens")
+    builder.tail("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
+    given = {name: builder.external(name) for name in ("temperatures", "top_ks", "top_ps", "uniforms")}
+    builder.tail("draw", constants, logits=logits, tokens=tokens, stride=vocabulary, **given)
 
 
 class _Lowering:
@@ -94,7 +115,7 @@ class _Lowering:
         """The buffer for what a node makes: the runtime's for the graph's output."""
         if value.is_graph_output():
             return self.builder.external("logits")
-        return self.builder.buffer(value.name or "", self.builder.bucket.rows * _columns(value))
+        return self.builder.buffer(value.name or "", self.builder.rows * _columns(value))
 
     def _weight(self, value: ir.Value | None) -> Argument:
         assert value is not None
@@ -104,18 +125,21 @@ class _Lowering:
         source = node.inputs[0]
         assert source is not None
         table = None if is_stored(source) else self._read(source)
-        lower_gather(self.builder, node, self._read(node.inputs[1]), table, self.builder.bucket.rows)
+        indices = node.inputs[1]
+        if indices is not None and indices.name == "logits_indices":
+            self.builder.begin_head()
+        lower_gather(self.builder, node, self._read(node.inputs[1]), table, self.builder.rows)
 
     def _gemm(self, node: ir.Node) -> None:
         x, out = self._read(node.inputs[0]), self._made(node.outputs[0])
-        lower_gemm(self.builder, node, x, out, self.builder.bucket.rows)
+        lower_gemm(self.builder, node, x, out, self.builder.rows)
 
     def _norm(self, node: ir.Node) -> None:
         fused = node.op_type == "SkipSimplifiedLayerNormalization"
         weight = node.inputs[2 if fused else 1]
         columns = _columns(node.outputs[0])
         total = node.outputs[3] if fused and len(node.outputs) > 3 else None
-        rows = self.builder.bucket.rows
+        rows = self.builder.rows
         stored = self.builder.buffer(f"{node.name}.sum", rows * columns) if total is None else self._made(total)
         epsilon = node.attributes.get_float("epsilon", 1e-5)
         assert epsilon is not None
@@ -136,7 +160,7 @@ class _Lowering:
         )
 
     def _add(self, node: ir.Node) -> None:
-        columns, rows = _columns(node.outputs[0]), self.builder.bucket.rows
+        columns, rows = _columns(node.outputs[0]), self.builder.rows
         if any(value is None or is_stored(value) or _columns(value) != columns for value in node.inputs):
             raise PassError(f"{node.name!r} (Add) adds a constant or broadcasts; there is no CUDA kernel for that")
         block = min(1024, next_power_of_two(columns, 16))
@@ -157,7 +181,7 @@ class _Lowering:
         lower_attention(self.builder, node, self._read(node.inputs[0]))
 
     def _gated(self, gate: "_Gate") -> None:
-        columns, rows = _columns(gate.node.outputs[0]), self.builder.bucket.rows
+        columns, rows = _columns(gate.node.outputs[0]), self.builder.rows
         block = min(1024, next_power_of_two(columns, 16))
         self.builder.launch(
             "gated_activation",

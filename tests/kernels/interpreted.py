@@ -9,9 +9,9 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
+from ingot.artifact import KVGeometry
+from ingot.artifact.launch_program import EXTERNAL, Argument, Launch, LaunchProgram, Step
 from ingot.pipeline.cuda.catalog import CATALOG
-from ingot.pipeline.cuda.kv_layout import KVLayout
-from ingot.pipeline.cuda.launch_program import Argument, Launch, LaunchProgram
 from ingot.pipeline.cuda.lowering import Lowered
 from ingot.pipeline.cuda.program_builder import Weight
 
@@ -32,25 +32,31 @@ class InterpretedModel:
 
     def __init__(self, lowered: Lowered, blocks: int) -> None:
         self.programs = {(program.attention, program.rows): program for program in lowered.programs}
-        self.kv: KVLayout = lowered.kv
-        self._weights = {name: _tensor(weight) for name, weight in lowered.weights.items()}
+        self.kv: KVGeometry = lowered.shared.kv
+        self.kernels = lowered.shared.kernels
+        self._weights = {name: _tensor(weight) for name, weight in lowered.shared.weights.items()}
         self._arena = torch.zeros(max(program.arena_bytes for program in lowered.programs) // 4, dtype=torch.float32)
-        self._pool = torch.zeros(blocks * lowered.kv.block_bytes // 4, dtype=torch.float32)
+        self._pool = torch.zeros(blocks * lowered.shared.kv.block_bytes // 4, dtype=torch.float32)
 
     def run(
         self, program: LaunchProgram, inputs: Mapping[str, NDArray[Any] | Sequence[int]], vocabulary: int
     ) -> NDArray[np.float32]:
         """logits [rows, vocabulary] of one step; what an input lacks to the bucket is padding."""
-        external = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()}
-        external["logits"] = torch.full((program.rows * vocabulary,), torch.nan)
+        external = {
+            name: torch.tensor(array, dtype=TORCH_TYPES[EXTERNAL[name] or ""]) for name, array in inputs.items()
+        }
+        external["logits"] = torch.full((program.logits_rows * vocabulary,), torch.nan)
+        external["tokens"] = torch.full((program.logits_rows,), -1)
         for launch in program.launches:
             self._launch(program, launch, external)
-        return external["logits"].reshape(program.rows, vocabulary).numpy()
+        return external["logits"].reshape(program.logits_rows, vocabulary).numpy()
 
-    def _launch(self, program: LaunchProgram, launch: Launch, external: Mapping[str, torch.Tensor]) -> None:
-        module, _, name = CATALOG[launch.kernel].function.partition(".")
+    def _launch(self, program: LaunchProgram, launch: Step, external: Mapping[str, torch.Tensor]) -> None:
+        assert isinstance(launch, Launch), "segments of other engines are not interpreted"
+        kernel = self.kernels[launch.kernel]
+        module, _, name = CATALOG[kernel.name].function.partition(".")
         function = getattr(import_module(f"ingot.kernels.{module}"), name)
-        constants = {key: _constant(key, value) for key, value in launch.constants.items()}
+        constants = {key: _constant(key, value) for key, value in kernel.constants.items()}
         arguments = [self._argument(program, argument, external) for argument in launch.arguments]
         function[launch.grid](*arguments, **constants)
 
@@ -65,7 +71,7 @@ class InterpretedModel:
         if argument.name in ("kv_pool", "kv_scales"):
             return self._pool.view(dtype)[argument.offset :]
         if argument.name in external:
-            return external[argument.name].to(dtype) if argument.name != "logits" else external["logits"]
+            return external[argument.name]
         place = program.places[argument.name]
         part = self._arena[place.offset // 4 : (place.offset + place.bytes + 3) // 4]
         return part.view(dtype)[argument.offset :]

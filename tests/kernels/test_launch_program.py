@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ingot.artifact import ModelFacts
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.launch_program import Launch, LaunchProgram, Step
 from ingot.errors import PassError
 from ingot.passes.calibration import CalibrationFacts
 from ingot.passes.manager import PassManager
@@ -17,10 +18,8 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.arena import least_bytes, lifetimes
-from ingot.pipeline.cuda.launch_program import Launch, LaunchProgram
-from ingot.pipeline.cuda.lower_attention import TILE_QUERIES
 from ingot.pipeline.cuda.lowering import lower_to_launches
-from ingot.pipeline.cuda.program_builder import Bucket
+from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
 from ingot.pipeline.importer import import_checkpoint
 from tests.data_paths import ROOT
 from tests.kernels.interpreted import InterpretedModel
@@ -78,11 +77,12 @@ class Sequences:
         starts = np.cumsum([0, *counts])
         pad = rows - len(filled["slots"])
         inputs = {name: np.array(values + [-1 if name == "slots" else 0] * pad) for name, values in filled.items()}
+        inputs["carried"] = np.full(rows, -1)
         inputs["logits_indices"] = np.array([*range(rows - pad), *[-1] * pad])
         inputs["tables"] = np.pad(self.tables, ((0, rows - len(counts)), (0, 0)))
         inputs["lengths"] = np.array(self.done + [0] * (rows - len(counts)))
         inputs["query_starts"] = np.pad(starts, (0, rows - len(counts)), mode="edge")
-        tiles += [(-1, 0)] * (-(-rows // TILE_QUERIES) + rows - len(tiles))
+        tiles += [(-1, 0)] * (rows // TILE_QUERIES + rows - len(tiles))
         inputs["tile_sequences"], inputs["tile_starts"] = (np.array(column) for column in zip(*tiles, strict=True))
         return inputs
 
@@ -90,14 +90,16 @@ class Sequences:
 def logits_by_program(
     model: ir.Model,
     ids: list[NDArray[np.int64]],
-    kv: str = "float",
+    kv: str = "float32",
     runner_class: type[InterpretedModel] = InterpretedModel,
 ) -> list[NDArray[np.float32]]:
     """Prompts through the ragged bucket but for the last two tokens of each, those through the decode bucket."""
-    buckets = (Bucket(ROWS, "ragged", CONTEXT), Bucket(4, "decode", CONTEXT))
-    lowered = lower_to_launches(model, buckets, "fp32", kv)  # type: ignore[arg-type]
-    runner = runner_class(lowered, blocks=len(ids) * (CONTEXT // lowered.kv.geometry.block_tokens))
-    sequences = Sequences(ids, lowered.kv.geometry.block_tokens)
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    model.metadata_props["ingot.kv"] = geometry.model_copy(update={"dtype": kv}).model_dump_json()
+    buckets = (Bucket.ragged(ROWS, CONTEXT, ROWS), Bucket.decode(4, CONTEXT))
+    lowered = lower_to_launches(model, buckets, "fp32")
+    runner = runner_class(lowered, blocks=len(ids) * (CONTEXT // lowered.shared.kv.block_tokens))
+    sequences = Sequences(ids, lowered.shared.kv.block_tokens)
     size = vocabulary(model)
     found: list[list[NDArray[np.float32]]] = [[] for _ in ids]
     counts = [len(sequence) - 2 for sequence in ids]
@@ -138,10 +140,10 @@ class RoundedPool(InterpretedModel):
 
     precision = "int8"
 
-    def _launch(self, program: LaunchProgram, launch: Launch, external: Mapping[str, torch.Tensor]) -> None:
+    def _launch(self, program: LaunchProgram, launch: Step, external: Mapping[str, torch.Tensor]) -> None:
         super()._launch(program, launch, external)
-        if launch.kernel == "rotary_kv_write":
-            vectors = self._pool.reshape(-1, self.kv.geometry.head_dim)
+        if isinstance(launch, Launch) and launch.kernel.startswith("rotary_kv_write"):
+            vectors = self._pool.reshape(-1, self.kv.head_dim)
             largest = vectors.abs().max(dim=1, keepdim=True).values
             limit = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}[self.precision]
             scale = (largest / limit).to(torch.float16).to(torch.float32)
@@ -164,15 +166,17 @@ def test_a_quantized_pool_gives_the_bits_of_one_with_rounded_vectors(
 
 
 def test_a_program_is_data_and_its_arena_is_close_to_the_bound() -> None:
-    lowered = lower_to_launches(fused(imported(LLAMA)), (Bucket(8, "decode", CONTEXT),))
+    lowered = lower_to_launches(fused(imported(LLAMA)), (Bucket.decode(8, CONTEXT),))
     (program,) = lowered.programs
     assert LaunchProgram.model_validate_json(program.model_dump_json()) == program
     sizes = {name: place.bytes for name, place in program.places.items()}
-    least = least_bytes(lifetimes([launch.buffers for launch in program.launches], sizes))
+    least = least_bytes(
+        lifetimes([launch.buffers for launch in program.launches], sizes)
+    )  # but for what the head keeps
     assert least <= program.arena_bytes <= 1.25 * least
 
 
 def test_an_operator_without_a_kernel_is_refused_by_name() -> None:
     model = imported(ROOT / "tests" / "fixtures" / "checkpoints" / "granite")
     with pytest.raises(PassError, match=r"\(Mul\) has no CUDA kernel; there are kernels for Add, Gather, Gemm"):
-        lower_to_launches(fused(model), (Bucket(4, "decode", CONTEXT),))
+        lower_to_launches(fused(model), (Bucket.decode(4, CONTEXT),))

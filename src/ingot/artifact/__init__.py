@@ -4,13 +4,13 @@
 Compiler and runtime both stand on this package and on nothing of each other.
 """
 
+from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import (
     CALIBRATION_FILE,
     SCHEMA_VERSION,
     AttentionStep,
     FileEntry,
     GateOutcome,
-    KVGeometry,
     Manifest,
     ModelFacts,
     Program,

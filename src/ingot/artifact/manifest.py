@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+from ingot.artifact.kv_geometry import KVGeometry
+
+SCHEMA_VERSION = 2
 CALIBRATION_FILE = "calibration.json"  # the data that passes looked at: name, digest, counts; absent where none did
 
 
@@ -27,27 +29,6 @@ class ModelFacts(_Frozen):
     num_parameters: int = Field(ge=1)
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-
-
-class KVGeometry(_Frozen):
-    """Shape of one KV block: [layer, k|v, kv head, token, dim], all layers contiguous."""
-
-    num_layers: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    block_tokens: int = Field(default=16, ge=1)
-    dtype: Literal["float32"] = "float32"
-
-    @property
-    def block_shape(self) -> tuple[int, int, int, int, int]:
-        """[layers, 2, kv heads, block tokens, head dim]."""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
-        layers, two, heads, tokens, dim = self.block_shape
-        return layers * two * heads * tokens * dim * 4
 
 
 class ValueFacts(_Frozen):
@@ -106,13 +87,14 @@ Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
 
 
 class Program(_Frozen):
-    """Steps in order, and the tensors that pass between them.
+    """Steps in order, and the tensors that pass between them; for a card a file of launches instead of both.
 
     Every program reads the values input_ids [T], position_ids [T], logits_indices [R] and makes logits [R, vocab].
     """
 
-    steps: tuple[Step, ...]
-    values: dict[str, ValueFacts]
+    steps: tuple[Step, ...] = ()
+    values: dict[str, ValueFacts] = Field(default_factory=dict)
+    launches: str | None = Field(default=None, description="an `ingot.artifact.launch_program.CudaProgram`, as JSON")
 
 
 class FileEntry(_Frozen):
@@ -144,7 +126,7 @@ class Manifest(_Frozen):
     model: ModelFacts
     kv: KVGeometry
     target: str
-    engine: Literal["onnxruntime"]
+    engine: Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
     max_batch_tokens: int = Field(
         default=512, ge=1, description="most tokens of one engine step, unless told otherwise"
     )

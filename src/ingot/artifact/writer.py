@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ingot.artifact.manifest import FileEntry, GateOutcome, KVGeometry, Manifest, ModelFacts, Program
+from ingot.artifact.kv_geometry import KVGeometry
+from ingot.artifact.manifest import FileEntry, GateOutcome, Manifest, ModelFacts, Program
 from ingot.artifact.reader import MANIFEST, evidence_digest, file_sha256, identity_digest, manifest_digest
 from ingot.errors import BuildError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import BuildError, UsageError
-from ingot.pipeline.cuda.catalog import CATALOG
-from ingot.pipeline.cuda.cubins import SMS, KernelRequest, compile_kernel
+from ingot.pipeline.cuda.catalog import CATALOG, make_kernel
+from ingot.pipeline.cuda.cubins import SMS, compile_kernel
 from tests.data_paths import ROOT
 
 SCRIPT = Path(__file__).with_name("compile_all.py")
@@ -46,12 +46,12 @@ def test_every_kernel_compiles_for_every_sm_that_can_run_it(tmp_path: Path) -> N
 
 
 def test_an_unknown_sm_kernel_or_missing_type_is_refused() -> None:
-    request = KernelRequest("rms_norm", {"T": "fp16"}, {})
+    request = make_kernel("rms_norm", {"T": "fp16"}, {})
     with pytest.raises(UsageError, match="no cubins are made for SM 75; allowed: 80, 86, 89, 90, 120"):
         compile_kernel(request, 75)
     with pytest.raises(UsageError, match=r"no kernel is named 'rms_nrm'.*Did you mean 'rms_norm'"):
-        compile_kernel(KernelRequest("rms_nrm", {}, {}), 90)
+        make_kernel("rms_nrm", {}, {})
     with pytest.raises(UsageError, match="rms_norm: no type is given for T"):
-        compile_kernel(KernelRequest("rms_norm", {}, {}), 90)
+        make_kernel("rms_norm", {}, {})
     with pytest.raises(BuildError, match="rotary_kv_write: 8-bit floats need SM 89 or newer, this is SM 80"):
-        compile_kernel(KernelRequest("rotary_kv_write", {"T": "fp16", "KV": "fp8e4nv"}, {}), 80)
+        compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "KV": "fp8e4nv"}, {}), 80)

@@ -1,0 +1,93 @@
+"""The shape of a block of the KV pool, and where each vector lies in it.
+
+    [layer, k|v, kv head, token, width]      elements of all layers
+    [layer, k|v, kv head, token]             float16 scales behind them, where the precision has any
+
+One block holds all layers, so that moving a block between tiers is one copy.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
+QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is codes and one scale
+
+_ELEMENT_BYTES: Mapping[KVType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1}
+_SCALE_BYTES = 2
+_ALIGNMENT = 16  # of the scales behind the codes, and so of the next block
+
+
+class KVGeometry(BaseModel):
+    """Shape of one KV block: [layer, k|v, kv head, token, dim], all layers contiguous."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_layers: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    block_tokens: int = Field(default=16, ge=1)
+    dtype: KVType = "float32"
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """[layers, 2, kv heads, block tokens, elements of a vector]."""
+        return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.width)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether vectors are codes with a scale."""
+        return self.dtype in QUANTIZED
+
+    @property
+    def width(self) -> int:
+        """Elements of one vector: two dims share a byte of int4."""
+        return self.head_dim // (2 if self.dtype == "int4" else 1)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a block's elements, padded where scales stand behind them."""
+        size = self._vectors * self.width * self.element_bytes
+        return _rounded(size) if self.is_quantized else size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, keys and values, scales among them."""
+        return self.code_bytes + (_rounded(_SCALE_BYTES * self._vectors) if self.is_quantized else 0)
+
+    @property
+    def head_stride(self) -> int:
+        """Elements of one head's vectors in a block."""
+        return self.block_tokens * self.width
+
+    def pool_offset(self, layer: int) -> int:
+        """Elements from a block's beginning to the layer's keys."""
+        return layer * 2 * self.head_stride * self.num_kv_heads
+
+    def scale_offset(self, layer: int) -> int:
+        """float16 elements from a block's beginning to the scales of the layer's keys."""
+        return self.code_bytes // _SCALE_BYTES + layer * 2 * self.num_kv_heads * self.block_tokens
+
+    def strides(self) -> dict[str, int]:
+        """How kernels step through the pool, by the names of their arguments: in elements, for scales in scales."""
+        return {
+            "block_stride": self.block_bytes // self.element_bytes,
+            "head_stride": self.head_stride,
+            "value_offset": self.num_kv_heads * self.head_stride,
+            "scale_block_stride": self.block_bytes // _SCALE_BYTES,
+            "scale_value_offset": self.num_kv_heads * self.block_tokens,
+        }
+
+    @property
+    def _vectors(self) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.block_tokens
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

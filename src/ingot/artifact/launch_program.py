@@ -1,0 +1,227 @@
+"""A launch program: kernels with their arguments in order, for one number of rows, over one arena of memory.
+
+Everything is data. A buffer is a place in the arena that its liveness gave it, or one that the runtime provides by
+name (EXTERNAL); a weight is a tensor of the artifact by name; a kernel is a key into the table of cubins. What changes
+from step to step stands in external buffers alone, so that a program can be captured into a CUDA graph as it is.
+
+    program/launches.json                CudaProgram
+    program/cubins-sm90.safetensors      one uint8 tensor a kernel, by its key
+    program/weights.safetensors          the weights, by name
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ingot.artifact.kv_geometry import KVGeometry, KVType
+
+# Bytes of an element, by Triton's names of types.
+ELEMENT_BYTES: Mapping[str, int] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8e4nv": 1,
+    "i8": 1,
+    "u8": 1,
+    "i32": 4,
+    "i64": 8,
+}
+
+KV_ELEMENTS: Mapping[KVType, str] = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "fp8": "fp8e4nv",
+    "int8": "i8",
+    "int4": "u8",
+}
+
+# What the runtime provides, with the type of its elements; None: as the KV pool's. Shapes: LaunchProgram.
+EXTERNAL: Mapping[str, str | None] = {
+    "input_ids": "i64",
+    "position_ids": "i64",
+    "slots": "i64",
+    "carried": "i32",
+    "logits_indices": "i64",
+    "tables": "i32",
+    "lengths": "i32",
+    "query_starts": "i32",
+    "tile_sequences": "i32",
+    "tile_starts": "i32",
+    "kv_pool": None,
+    "kv_scales": "fp16",
+    "logits": "fp32",
+    "tokens": "i64",
+    "temperatures": "fp32",
+    "top_ks": "i32",
+    "top_ps": "fp32",
+    "uniforms": "fp32",
+}
+
+Constant = int | float | bool | str
+ActivationType = Literal["fp32", "fp16", "bf16"]
+Tail = Literal["greedy", "draw"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BufferArgument(_Frozen):
+    """A pointer into a buffer, `offset` elements of `type` from its beginning."""
+
+    kind: Literal["buffer"] = "buffer"
+    name: str
+    type: str
+    offset: int = Field(default=0, ge=0)
+
+
+class WeightArgument(_Frozen):
+    """A pointer to a tensor of the program's weights."""
+
+    kind: Literal["weight"] = "weight"
+    name: str
+    type: str
+
+
+class NumberArgument(_Frozen):
+    """A 32-bit integer or float."""
+
+    kind: Literal["number"] = "number"
+    value: int | float
+
+
+class NullArgument(_Frozen):
+    """A pointer that the kernel's constants keep it from following."""
+
+    kind: Literal["null"] = "null"
+    type: str
+
+
+Argument = Annotated[BufferArgument | WeightArgument | NumberArgument | NullArgument, Field(discriminator="kind")]
+
+
+class Launch(_Frozen):
+    """One kernel, its grid and its arguments in the catalogue's order. `node` is the IR's node that it computes."""
+
+    kind: Literal["kernel"] = "kernel"
+    kernel: str = Field(description="key into the program's kernels")
+    grid: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    node: str
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads or writes."""
+        return tuple(argument.name for argument in self.arguments if isinstance(argument, BufferArgument))
+
+
+class SegmentCall(_Frozen):
+    """A whole segment, run by another engine on the same stream and in the same arena."""
+
+    kind: Literal["segment"] = "segment"
+    file: str = Field(description="path below the artifact's folder, with forward slashes")
+    profile: int = Field(default=0, ge=0, description="optimization profile of a TensorRT plan")
+    inputs: dict[str, Annotated[BufferArgument | WeightArgument, Field(discriminator="kind")]]
+    outputs: dict[str, BufferArgument]
+    shapes: dict[str, tuple[int, ...]] = Field(description="of every input")
+    node: str
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads or writes."""
+        given = (*self.inputs.values(), *self.outputs.values())
+        return tuple(argument.name for argument in given if isinstance(argument, BufferArgument))
+
+
+Step = Annotated[Launch | SegmentCall, Field(discriminator="kind")]
+
+
+class Place(_Frozen):
+    """Where a buffer lies in the arena, in bytes."""
+
+    offset: int = Field(ge=0)
+    bytes: int = Field(gt=0)
+
+
+class LaunchProgram(_Frozen):
+    """The launches of one bucket, over its own plan of the arena.
+
+    rows           T: tokens of a step, padding included: input_ids, position_ids, slots, carried [T]. Padding has
+                   slot -1 and carried -1
+    sequences      S: tables [S, ceil(context_tokens / block_tokens)], lengths [S] (0 for padding), query_starts [S + 1]
+    logits_rows    R: logits_indices [R], -1 for padding; logits [R, vocab]; tokens, temperatures, ... [R]
+    attention      decode: one token a sequence, T = S; ragged: any number, in tiles [tiles] of TILE_QUERIES queries:
+                   tile_sequences (-1 for padding) and tile_starts, its first query within its sequence
+    head_start     where the head begins. More than R rows of logits are had by running it again with other
+                   logits_indices: what it reads of the steps before stays in the arena
+    tails          what follows where tokens are chosen on the device: logits -> tokens
+    """
+
+    rows: int = Field(ge=1)
+    sequences: int = Field(ge=1)
+    logits_rows: int = Field(ge=1)
+    attention: Literal["decode", "ragged"]
+    tiles: int = Field(ge=0)
+    arena_bytes: int = Field(ge=0)
+    places: dict[str, Place]
+    launches: tuple[Step, ...]
+    head_start: int = Field(ge=0)
+    tails: dict[Tail, tuple[Launch, ...]] = Field(default_factory=dict)
+
+
+class Kernel(_Frozen):
+    """A kernel with everything that it is compiled for.
+
+    name         in the catalogue of kernels
+    constants    of its function
+    types        of its arguments in order, pointers as *fp16
+    aligned      which arguments are multiples of 16, beside all pointers
+    """
+
+    name: str
+    constants: dict[str, Constant]
+    types: tuple[str, ...]
+    aligned: tuple[int, ...]
+    num_warps: int = Field(ge=1)
+    num_stages: int = Field(ge=1)
+
+
+class CubinFacts(_Frozen):
+    """How a compiled kernel is launched: 32 * num_warps threads a block and this much dynamic shared memory."""
+
+    symbol: str
+    shared_bytes: int = Field(ge=0)
+
+
+class CudaProgram(_Frozen):
+    """program/launches.json: the programs of all buckets, and the kernels that they share.
+
+    tuned_on    name of the card that the choice of tiles was measured on; None: safe choices
+    """
+
+    sms: tuple[int, ...] = Field(min_length=1)
+    activation_type: ActivationType
+    kv: KVGeometry
+    vocab_size: int = Field(ge=1)
+    context_tokens: int = Field(ge=1)
+    tile_queries: int = Field(ge=1)
+    kernels: dict[str, Kernel]
+    cubins: dict[int, dict[str, CubinFacts]] = Field(description="by SM, by kernel")
+    programs: tuple[LaunchProgram, ...] = Field(min_length=1)
+    tuned_on: str | None = None
+
+    @property
+    def table_columns(self) -> int:
+        """Blocks of the longest sequence: columns of `tables`."""
+        return -(-self.context_tokens // self.kv.block_tokens)
+
+
+def cubins_file(sm: int) -> str:
+    """Path of an SM's cubins below the artifact's folder."""
+    return f"program/cubins-sm{sm}.safetensors"
+
+
+LAUNCHES_FILE = "program/launches.json"
+WEIGHTS_FILE = "program/weights.safetensors"
