@@ -1,11 +1,12 @@
-"""What passes between the engine and an executor: one step's batch, and the Executor protocol.
+"""What passes between the engine and an executor: one step's batch, and the protocols of executors.
 
 Tokens of all sequences are laid end to end, without padding: T tokens, S sequences, R rows of wanted logits.
-To add an executor, implement `Executor` in `executors/` and prove it against `executors/fake.py`'s tests.
+To add an executor, implement `Executor` in `executors/` and prove it against `executors/fake.py`'s tests. One whose
+device works on its own while Python goes on implements `PipelinedExecutor`: see `pipeline.py`.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,27 @@ class ForwardBatch:
     def num_tokens(self) -> int:
         """T."""
         return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class TokenDraws:
+    """How the device chooses a token from each of a step's R rows of logits. See `draws.py` for what it can choose.
+
+    temperatures  [R] f32   0 takes the likeliest token (ties go to the lowest id)
+    top_ks        [R] i32   keep the k likeliest tokens; 0 keeps all
+    top_ps        [R] f32   keep the fewest likeliest of them that hold this share, in (0, 1]
+    uniforms      [R] f32   in [0, 1): where the cumulative distribution is inverted; 0 in a greedy row
+    """
+
+    temperatures: FloatArray
+    top_ks: Int32Array
+    top_ps: FloatArray
+    uniforms: FloatArray
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes its likeliest token."""
+        return not self.temperatures.any()
 
 
 class Executor(Protocol):
@@ -81,4 +103,38 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Give back memory and threads. Idempotent."""
+        ...
+
+
+class SubmittedStep(Protocol):
+    """A step that was queued on the device."""
+
+    def tokens(self) -> Int64Array:
+        """Wait for the step; the token chosen from each row [R], -1 where a row's logits were not finite.
+
+        EngineError when the step failed. The array is the caller's; it may never be asked for.
+        """
+        ...
+
+
+@runtime_checkable
+class PipelinedExecutor(Executor, Protocol):
+    """An executor that queues steps on a device's stream: the next is submitted before this one's tokens are known.
+
+    Everything happens in the order of the calls: a step reads what those submitted before it wrote, a copy of a block
+    sees their writes, and a block that was given to another sequence is written later than by its former owner.
+    `forward` is only called when the tokens of every submitted step were asked for. `close` may be called with a step
+    in flight: it waits for the device before it gives back memory.
+    """
+
+    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> SubmittedStep:
+        """Queue a step that also chooses its tokens. R may be 0, as in the middle of a prompt.
+
+        carried  [T] i32   row (of R) in the step submitted before, whose token stands for input_ids[t], which is then
+                           0; -1 for input_ids[t] itself
+
+        A row whose logits were not finite carries any token of the vocabulary on: what comes of it is discarded.
+        The arrays are the caller's again once this returns. EngineError when the step could not be queued; then the
+        tokens of the step before are not carried any further.
+        """
         ...
