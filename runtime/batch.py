@@ -2,7 +2,7 @@
 
 Tokens of all sequences are laid end to end, without padding: T tokens, S sequences, R rows of wanted logits.
 To add an executor, implement `Executor` in `executors/` and prove it against `executors/fake.py`'s tests. One whose
-device works on its own while Python goes on implements `PipelinedExecutor`: see `pipeline.py`.
+device works on its own while Python goes on implements `PipelinedExecutor`: see `step_pipeline.py`.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True)
 class TokenDraws:
-    """How the device chooses a token from each of a step's R rows of logits. See `draws.py` for what it can choose.
+    """How the device chooses a token from each of a step's R rows of logits. `token_draws.py` makes them.
 
     temperatures  [R] f32   0 takes the likeliest token (ties go to the lowest id)
     top_ks        [R] i32   keep the k likeliest tokens; 0 keeps all

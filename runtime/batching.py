@@ -4,9 +4,11 @@ Arrays are made once and filled in place: a step costs a few microseconds per se
 and block arrays are read through the buffer protocol, so no list is ever walked.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ingot.runtime.batch import ForwardBatch
+from ingot.runtime.batch import ForwardBatch, Int32Array
 from ingot.runtime.blocks import BlockManager
 from ingot.runtime.scheduler import ScheduledBatch
 
@@ -19,6 +21,7 @@ class BatchBuilder:
         rows = min(max_sequences, max_batch_tokens)
         self._input_ids = np.zeros(max_batch_tokens, np.int64)
         self._position_ids = np.zeros(max_batch_tokens, np.int64)
+        self._carried = np.zeros(max_batch_tokens, np.int32)
         self._logits_indices = np.zeros(max_batch_tokens, np.int64)
         self._query_starts = np.zeros(rows + 1, np.int32)
         self._context_lens = np.zeros(rows, np.int32)
@@ -34,7 +37,8 @@ class BatchBuilder:
         for index, (sequence, start, num_tokens, samples) in enumerate(batch.entries):
             end = row + num_tokens
             if num_tokens == 1:
-                self._input_ids[row], self._position_ids[row] = sequence.tokens[start], start
+                self._input_ids[row] = sequence.tokens[start] if start < len(sequence.tokens) else 0  # see `carried`
+                self._position_ids[row] = start
             else:
                 tokens = np.frombuffer(sequence.tokens, np.int64, num_tokens, start * sequence.tokens.itemsize)
                 self._input_ids[row:end] = tokens
@@ -55,3 +59,17 @@ class BatchBuilder:
             context_lens=self._context_lens[: len(tables)],
             block_tables=block_tables,
         )
+
+    def carried(self, batch: ScheduledBatch, rows: Mapping[int, int]) -> Int32Array:
+        """For each token [T] the row of the step in flight that chooses it; -1 where the token is known.
+
+        `rows` are those of the step in flight by sequence id. The array is valid until the next call.
+        """
+        carried = self._carried[: batch.num_tokens]
+        carried.fill(-1)
+        row = 0
+        for sequence, start, num_tokens, _ in batch.entries:
+            if start >= len(sequence.tokens):
+                carried[row] = rows[sequence.id]
+            row += num_tokens
+        return carried

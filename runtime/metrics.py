@@ -42,7 +42,11 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """The engine at one moment: what runs and waits, and counters since it was made."""
+    """The engine at one moment: what runs and waits, and counters since it was made.
+
+    Of the `computed_tokens` of `num_steps`, `discarded_tokens` were in vain: their request ended while they were
+    computed, by an end token that was not read yet or from outside. A step counts once its outcome is known.
+    """
 
     num_running: int
     num_waiting: int
@@ -52,8 +56,25 @@ class EngineMetrics:
     num_steps: int
     num_preemptions: int
     computed_tokens: int
+    discarded_tokens: int
     prefix_hit_tokens: int
     output_tokens: int
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """What the steps of an engine came to."""
+
+    num_steps: int = 0
+    computed_tokens: int = 0
+    discarded_tokens: int = 0
+    output_tokens: int = 0
+
+    def count(self, computed_tokens: int, discarded_tokens: int = 0) -> None:
+        """Add a step."""
+        self.num_steps += 1
+        self.computed_tokens += computed_tokens
+        self.discarded_tokens += discarded_tokens
 
 
 def _since(start: float, moment: float | None) -> float | None:

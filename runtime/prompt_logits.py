@@ -4,7 +4,7 @@ The sequences run through the same scheduler, blocks and executor as requests do
 (those have no logits). Several short ones share a step, and a long one takes several.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ingot.errors import EngineError
@@ -23,13 +23,18 @@ class PromptLogits(NamedTuple):
 
 
 def iterate_prompt_logits(
-    executor: Executor, scheduler: Scheduler, builder: BatchBuilder, prompts: Iterable[tuple[int, Int64Array]]
+    executor: Executor,
+    scheduler: Scheduler,
+    builder: BatchBuilder,
+    prompts: Iterable[tuple[int, Int64Array]],
+    drain: Callable[[], object],
 ) -> Iterator[PromptLogits]:
     """Yield the logits of (sequence id, tokens) in chunks: sequences in order, each one's chunks in order.
 
     `scheduler` must be for this use alone; it may share its blocks. Prompts are drawn as they are needed. Blocks go
-    back when the iterator ends or is closed. EngineError when others hold the blocks that the next sequence needs, or
-    when another batch was built while logits of this one waited to be drawn.
+    back when the iterator ends or is closed. `drain` finishes what others have in flight, before each step.
+    EngineError when others hold the blocks that the next sequence needs, or when another batch was built while logits
+    of this one waited to be drawn.
     """
     queue = enumerate(prompts)
     index_of: dict[int, int] = {}
@@ -38,6 +43,7 @@ def iterate_prompt_logits(
             _refill(scheduler, queue, index_of)
             if not scheduler.has_unfinished:
                 return
+            drain()
             batch = scheduler.schedule()
             if not batch.entries:
                 raise EngineError(

@@ -14,6 +14,7 @@ from ingot.runtime.sampler import SampledToken, Sampler
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.sequence import Sequence
 from ingot.runtime.stopping import StopChecker
+from ingot.runtime.token_draws import chosen_on_device
 from ingot.runtime.tokenizer import Tokenizer
 
 # The text goes on where the prompt ends; no character is spread over more tokens than this.
@@ -42,11 +43,12 @@ class Request:
         params = replace(params, max_tokens=min(params.max_tokens, room))
         detokenizer = tokenizer.detokenizer(prompt[-_TAIL_TOKENS:].tolist()) if tokenizer else None
         self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens)
-        self._sampler = Sampler(params, self.sequence.tokens)
+        self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
+        self.needs_logits = keep_logits or not chosen_on_device(params)  # on the host, to choose its tokens
         self._arrival_seconds = now
         self.first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
@@ -55,7 +57,7 @@ class Request:
         """Choose the next token from logits [vocab]."""
         if self._logits is not None:
             self._logits.append(logits.copy())
-        return self._sampler.sample(logits, self.sequence.generated)
+        return self.sampler.sample(logits, self.sequence.generated)
 
     def push(self, token: SampledToken, now: float) -> RequestOutput:
         """Take the chosen token; the output has a completion when it was the last."""
@@ -84,7 +86,7 @@ class Request:
             stop_reason=matched,
             prompt_tokens=self.sequence.num_prompt_tokens,
             cached_tokens=self.sequence.cached_tokens or 0,
-            seed=self._sampler.seed,
+            seed=self.sampler.seed,
             metrics=RequestMetrics(
                 self._arrival_seconds,
                 self.first_scheduled_seconds,
@@ -93,6 +95,6 @@ class Request:
                 len(tokens),
                 self.sequence.num_preemptions,
             ),
-            logprobs=tuple(tokens) if self._sampler.params.logprobs is not None else None,
+            logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
             logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]
         )

@@ -21,6 +21,8 @@ Probabilities = NDArray[np.float64]
 # Top-p looks at about this many likeliest tokens, and at more only when they are not enough: sorting is dear.
 _TOP_P_HEADS = (1024, 16384)
 
+_UNIFORMS_AT_ONCE = 32  # making one costs as much as making these
+
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -55,6 +57,14 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
         self._prompt_tokens = np.unique(np.asarray(prompt_tokens, dtype=np.int64))
+        self._uniforms: tuple[float, ...] = ()  # of the tokens from `_first_uniform` on, made when they are asked for
+        self._first_uniform = 0
+
+    def uniform(self, index: int) -> float:
+        """The number in [0, 1) that decides token `index` of the output."""
+        if not 0 <= index - self._first_uniform < len(self._uniforms):
+            self._first_uniform, self._uniforms = index, _uniforms(self.seed, index, _UNIFORMS_AT_ONCE)
+        return self._uniforms[index - self._first_uniform]
 
     def sample(self, logits: FloatRow, generated: Sequence[int]) -> SampledToken:
         """Choose the token that follows `generated` (the tokens after the prompt) from logits [vocab].
@@ -64,7 +74,7 @@ class Sampler:
         likeliest = _finite_argmax(logits)
         scores = self._penalised(logits, generated)
         if not self.params.is_greedy:
-            token_id = self._draw(scores, len(generated))
+            token_id = draw_token(scores, self.params, self.uniform(len(generated)))
         else:
             token_id = likeliest if scores is logits else int(scores.argmax())
         return _with_logprobs(logits, token_id, self.params.logprobs)
@@ -85,12 +95,13 @@ class Sampler:
         # A difference of infinities would be NaN; a token that the model forbids stays at minus infinity.
         return np.clip(scores, -_LARGEST, _LARGEST, out=scores, where=np.isfinite(logits))
 
-    def _draw(self, scores: FloatRow, index: int) -> int:
-        """Draw a token by inverting the cumulative distribution of the candidates, in order of token id."""
-        token_ids, probabilities = _candidates(scores, self.params)
-        cumulative = probabilities.cumsum()
-        point = min(_uniform(self.seed, index) * cumulative[-1], np.nextafter(cumulative[-1], 0))
-        return int(token_ids[cumulative.searchsorted(point, side="right")])
+
+def draw_token(scores: FloatRow, params: SamplingParams, uniform: float) -> int:
+    """The surviving token of scores [vocab], in order of token id, at whose share of the total `uniform` falls."""
+    token_ids, weights = _candidates(scores, params)
+    cumulative = weights.cumsum()
+    point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))
+    return int(token_ids[cumulative.searchsorted(point, side="right")])
 
 
 def surviving_tokens(scores: FloatRow, params: SamplingParams) -> TokenIds:
@@ -138,12 +149,14 @@ def _in_top_p(weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
     return mask
 
 
-def _uniform(seed: int, index: int) -> float:
-    """The number in [0, 1) of token `index` under `seed`: Philox 4x64 (Salmon et al., 2011), the index its counter.
+def _uniforms(seed: int, index: int, count: int) -> tuple[float, ...]:
+    """Numbers in [0, 1) of tokens `index` and following under `seed`: Philox 4x64 (Salmon et al., 2011).
 
-    Counting instead of stepping makes the draw independent of batch mates, preemption and repeated calls.
+    The index is its counter: counting instead of stepping makes a draw independent of batch mates, preemption and
+    repeated calls. Each count gives four numbers, of which the first is taken.
     """
-    return int(np.random.Philox(key=seed, counter=index).random_raw() >> 11) * 2.0**-53
+    raw = np.random.Philox(key=seed, counter=index).random_raw(4 * count)[::4]
+    return tuple(((raw >> np.uint64(11)) * 2.0**-53).tolist())
 
 
 def _finite_argmax(logits: FloatRow) -> int:

@@ -9,6 +9,10 @@ A step holds at most `max_batch_tokens` tokens:
 An admitted sequence has blocks for all its known tokens, so blocks run out only where a decode grows. Then the newest
 running sequence is preempted: its blocks go back, and it waits, first in line, to compute its tokens again. Running
 sequences are therefore always older than waiting ones, the oldest always advances, and nobody starves.
+
+A step is scheduled by positions alone, so the newest token of a sequence may still be in flight (`step_pipeline`).
+Blocks are given back and given out again at once, even if a step in flight writes to them: the executor carries
+out steps and copies in order, so whatever it still writes there is overwritten before it is read.
 """
 
 from collections import deque
@@ -22,7 +26,7 @@ from ingot.runtime.sequence import Sequence, SequenceState
 
 
 class ScheduledSequence(NamedTuple):
-    """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its last known token."""
+    """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its newest token."""
 
     sequence: Sequence
     start: int
@@ -45,6 +49,11 @@ class ScheduledBatch:
         self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
         self.copies.extend(copies)
         self.num_tokens += num_tokens
+
+    def drop_ended(self) -> None:
+        """Take out the sequences that ended since this was scheduled."""
+        self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
+        self.num_tokens = sum(entry.num_tokens for entry in self.entries)
 
 
 class Scheduler:
@@ -93,6 +102,23 @@ class Scheduler:
             sequence.num_computed = start + num_tokens
             self.blocks.commit(sequence.id, sequence.tokens, sequence.num_computed)
 
+    def queue(self, batch: ScheduledBatch) -> None:
+        """Note that the step was queued on the device: the next one goes on from where it will end."""
+        for sequence, start, num_tokens, samples in batch.entries:
+            sequence.num_computed = start + num_tokens
+            sequence.num_in_flight += samples
+
+    def retire(self, batch: ScheduledBatch) -> None:
+        """Note that a queued step was computed, before the tokens that it chose are added to their sequences.
+
+        All that it computed is known by now, so full blocks enter the prefix index here and not before. A sequence
+        that ended or was preempted meanwhile has no blocks any more.
+        """
+        for sequence, start, num_tokens, samples in batch.entries:
+            sequence.num_in_flight -= samples
+            if sequence.state is SequenceState.RUNNING:
+                self.blocks.commit(sequence.id, sequence.tokens, start + num_tokens)
+
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, finished or aborted, and give its blocks back."""
         if sequence.state is SequenceState.RUNNING:
@@ -106,8 +132,8 @@ class Scheduler:
         for sequence in list(self.running.values()):
             if batch.num_tokens == self.max_batch_tokens:
                 return
-            if sequence.num_pending != 1 or sequence.state is not SequenceState.RUNNING:
-                continue
+            if sequence.num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
+                continue  # one that is full ends when its last token is read
             copies = self._reserve(sequence, batch)
             if copies is not None:
                 batch.add(sequence, 1, copies)
@@ -139,6 +165,7 @@ class Scheduler:
         self._refused = None if admission else (sequence.id, headroom)
         if admission is None:
             return None
+        assert not sequence.num_in_flight, "a sequence was preempted and admitted during one step"
         self.waiting.popleft()
         self.running[sequence.id] = sequence
         sequence.state = SequenceState.RUNNING

@@ -20,7 +20,11 @@ class SequenceState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt and generated tokens in one array; the first `num_computed` of them are in the KV pool."""
+    """Prompt and generated tokens in one array; the first `num_computed` of them are in the KV pool.
+
+    `num_in_flight` tokens more were chosen on the device, in steps whose outcome the host has not read yet: their
+    number is known, so that the next step can be scheduled, but not what they are. It is 0 where steps do not overlap.
+    """
 
     id: int
     tokens: TokenArray
@@ -31,6 +35,7 @@ class Sequence:
     num_computed: int = 0
     cached_tokens: int | None = None
     num_preemptions: int = 0
+    num_in_flight: int = 0
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
@@ -43,8 +48,8 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Known tokens without keys and values: 1 while decoding, more while the prompt is read."""
-        return len(self.tokens) - self.num_computed
+        """Tokens without keys and values: 1 while decoding, more while the prompt is read."""
+        return len(self.tokens) + self.num_in_flight - self.num_computed
 
     @property
     def num_generated(self) -> int:
@@ -59,7 +64,7 @@ class Sequence:
     @property
     def is_full(self) -> bool:
         """Whether no further token may be made."""
-        return len(self.tokens) >= self.max_total_tokens
+        return len(self.tokens) + self.num_in_flight >= self.max_total_tokens
 
     @property
     def max_stored_tokens(self) -> int:

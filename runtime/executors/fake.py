@@ -71,14 +71,17 @@ class FakeExecutor:
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write marks, read histories back, return logits [R, vocab]. EngineError for a batch that breaks the rules."""
-        if self.closed:
-            raise EngineError("the executor is closed; make another")
-        self._check(batch)
+        self.require_open()
+        self.check(batch)
+        return self.logits(batch)
+
+    def logits(self, batch: ForwardBatch) -> FloatArray:
+        """What `forward` does with a batch that keeps the rules."""
         size = self._geometry.block_tokens
         sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))  # [T]
         positions = batch.position_ids
         slots = batch.block_tables[sequences, positions // size].astype(np.int64) * size + positions % size
-        _require(len(np.unique(slots)) == len(slots), "two tokens are written to one slot")
+        require(len(np.unique(slots)) == len(slots), "two tokens are written to one slot")
         self._pool[slots] = mark(batch.input_ids, positions)
         states = np.concatenate([self._states(batch, index) for index in range(len(batch.context_lens))])  # [T]
         self.num_forwards += 1
@@ -94,31 +97,37 @@ class FakeExecutor:
         """Note that it was closed."""
         self.closed = True
 
+    def require_open(self) -> None:
+        """Raise EngineError when it was closed."""
+        if self.closed:
+            raise EngineError("the executor is closed; make another")
+
     def _states(self, batch: ForwardBatch, index: int) -> _UInt64Array:
         """Hash of the history up to each of the sequence's new tokens: [tokens of the sequence]."""
         size, context = self._geometry.block_tokens, int(batch.context_lens[index])
         num_new = int(batch.query_starts[index + 1] - batch.query_starts[index])
         blocks = batch.block_tables[index, : -(-context // size)]
         history = self._pool.reshape(-1, size)[blocks].reshape(-1)[:context]
-        _require(bool((history != _EMPTY).all()), "a position of the context was never written")
+        require(bool((history != _EMPTY).all()), "a position of the context was never written")
         sums: _UInt64Array = np.cumsum(history * self._weights[:context], dtype=np.uint64)  # wraps around on purpose
         return mix(sums[context - num_new :])
 
-    def _check(self, batch: ForwardBatch) -> None:
+    def check(self, batch: ForwardBatch) -> None:
+        """Raise EngineError for a batch that breaks the rules."""
         starts, context, tables = batch.query_starts, batch.context_lens, batch.block_tables
         counts = np.diff(starts)
-        _require(0 < batch.num_tokens <= self._max_batch_tokens, f"{batch.num_tokens} tokens in one batch")
-        _require(starts[0] == 0 and starts[-1] == batch.num_tokens, "query_starts do not span the tokens")
-        _require(bool((counts > 0).all()) and len(counts) == len(context) == len(tables), "a sequence has no tokens")
-        _require(bool((context <= self._model.context_tokens).all()), "a sequence is longer than the context")
+        require(0 < batch.num_tokens <= self._max_batch_tokens, f"{batch.num_tokens} tokens in one batch")
+        require(starts[0] == 0 and starts[-1] == batch.num_tokens, "query_starts do not span the tokens")
+        require(bool((counts > 0).all()) and len(counts) == len(context) == len(tables), "a sequence has no tokens")
+        require(bool((context <= self._model.context_tokens).all()), "a sequence is longer than the context")
         expected = np.concatenate([np.arange(c - n, c) for c, n in zip(context, counts, strict=True)])
-        _require(np.array_equal(batch.position_ids, expected), "positions do not end at the context's length")
-        _require(_within(batch.input_ids, self._model.vocab_size), "a token id is outside the vocabulary")
-        _require(_within(batch.logits_indices, batch.num_tokens), "a logits row is outside the batch")
-        _require(bool((np.diff(batch.logits_indices) > 0).all()), "logits_indices do not ascend")
+        require(np.array_equal(batch.position_ids, expected), "positions do not end at the context's length")
+        require(within(batch.input_ids, self._model.vocab_size), "a token id is outside the vocabulary")
+        require(within(batch.logits_indices, batch.num_tokens), "a logits row is outside the batch")
+        require(bool((np.diff(batch.logits_indices) > 0).all()), "logits_indices do not ascend")
         needed = -(-context // self._geometry.block_tokens)  # [S]
         used = tables[np.arange(tables.shape[1]) < needed[:, None]]
-        _require(int(needed.max()) <= tables.shape[1] and _within(used, self._num_blocks), "a block is missing")
+        require(int(needed.max()) <= tables.shape[1] and within(used, self._num_blocks), "a block is missing")
 
 
 def mark(tokens: Int64Array, positions: Int64Array) -> _UInt64Array:
@@ -133,10 +142,12 @@ def mix(values: _UInt64Array) -> _UInt64Array:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _within(values: NDArray[np.integer], end: int) -> bool:
+def within(values: NDArray[np.integer], end: int) -> bool:
+    """Whether all values are in 0 .. end - 1."""
     return bool(((values >= 0) & (values < end)).all())
 
 
-def _require(holds: bool, message: str) -> None:
+def require(holds: bool, message: str) -> None:
+    """Raise EngineError unless a rule holds."""
     if not holds:
         raise EngineError(f"the batch breaks the executor's contract: {message}")
