@@ -1,0 +1,226 @@
+"""Linear layers in the forms that TensorRT fuses. c is 2^-8 and p is 2^-7 (float8: 2^-9): exact in any dtype.
+
+    plain                        Gemm(x, W, b)
+    int4 in blocks               Gemm(x, DequantizeLinear(codes, scale, axis=1, block_size), b)
+      with zero points z         ... + groupsum(x) @ ((8 - z) * scale)^T         TensorRT knows no zero points
+    int8, float8, x as it is     MatMul(x, DequantizeLinear(codes^T, scale, axis=1)) + b
+    int8, float8, x quantized    g = Gemm(DequantizeLinear(QuantizeLinear(x / n, p), p), DequantizeLinear(codes, c))
+                                 y = g * (scale / c) * n + b
+
+In the last, n [T, 1] is what a row must be divided by so that it fills the codes; of a static scale, n is one number
+and part of the vector. Scales stand outside of the matmul, which is so one of integers (or float8) in any layer's plan.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError
+from ingot.passes.quantization.activation_quantization import (
+    DTYPES,
+    LARGEST,
+    ActivationScheme,
+    Kind,
+    activation_scheme,
+    dequantizer,
+)
+from ingot.passes.weight_values import float32_values, is_stored
+from ingot.pipeline.tensorrt.packed_int4 import int4_codes
+from ingot.pipeline.tensorrt.segment_builder import SegmentBuilder, dims
+from ingot.pipeline.tensorrt.stages import unquantized
+from ingot.pipeline.tensorrt.weight_forms import QuantizedOperand, stored_array, stored_shape
+
+Read = Callable[[ir.Value], ir.Value]
+
+CODE_SCALE = 2.0**-8  # c
+_UNITS: dict[Kind, float] = {"int": 2.0**-7, "float": 2.0**-9}  # p: codes fill most of -1 .. 1
+_LEAST_PEAK = {ir.DataType.FLOAT16: 2.0**-14}  # the smallest normal number; of a row of zeros
+_LEAST_FLOAT = 1e-30
+_KINDS: dict[Kind, str] = {"int": "channel", "float": "float8"}
+
+
+def lower_linear(b: SegmentBuilder, node: ir.Node, read: Read) -> ir.Value:
+    """y = x @ W^T + b in the compute dtype; `read` gives the segment's value for one of the IR's."""
+    operand, scheme, source = QuantizedOperand.of(node), activation_scheme(node), dequantizer(node)
+    if source is not None and (operand is None or scheme is None or operand.kind != _KINDS[scheme.kind]):
+        return _weight_alone(b, node, operand, quantized_rows(b, source, read))
+    if source is None:
+        assert node.inputs[0] is not None
+        return _weight_alone(b, node, operand, read(node.inputs[0]))
+    assert operand is not None
+    return _integer(b, node, operand, source, read)
+
+
+def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Value:
+    """Activations [T, in] rounded to 8 bits and back, for a matmul that computes in 16."""
+    codes, norm, scheme = _codes(b, dequantize, read)
+    path, shape = dequantize.name or "", dims(dequantize.outputs[0])
+    factor = norm if norm is not None else b.number(_static_norm(scheme))
+    return b.emit("Mul", f"{path}.back", [codes, factor], shape)
+
+
+def _weight_alone(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand | None, x: ir.Value) -> ir.Value:
+    if operand is None:
+        return b.emit("Gemm", node.name or "", [x, _plain(b, node, 1), *_bias(b, node)], dims(node.outputs[0]), transB=1)
+    if operand.kind == "blocks":
+        return _blocks(b, node, operand, x)
+    return _channel(b, node, operand, x)
+
+
+def _blocks(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, x: ir.Value) -> ir.Value:
+    """int4 constants, and what zero points add."""
+    b.forms.add("int4")
+    path, block, (out, columns) = node.name or "", operand.plan_block, stored_shape(operand.codes)
+    assert block is not None, f"{path} is a kernel's"
+    scale = operand.per_block(stored_array(operand.scale).astype(np.float32), block)  # [out, in / block]
+    codes = b.constant(f"{path}.codes", int4_codes(operand.codes))
+    scales = b.constant(f"{path}.scales", _tensor(b, scale))
+    weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, scales], [out, columns], axis=1, block_size=block)
+    y = b.emit("Gemm", path, [x, weight, *_bias(b, node)], dims(node.outputs[0]), transB=1)
+    if operand.zero_point is None:
+        return y
+    points = operand.per_block(stored_array(operand.zero_point).astype(np.float32), block)
+    shifts = b.constant(f"{path}.shifts", _tensor(b, (8 - points) * scale))  # [out, in / block]
+    rows, groups = dims(node.outputs[0])[0], columns // block
+    split = b.emit("Reshape", f"{path}.groups", [x, b.integers(0, groups, block)], [rows, groups, block])
+    sums = b.emit("ReduceSum", f"{path}.sums", [split, b.integers(2)], [rows, groups], keepdims=0)
+    shifted = b.emit("Gemm", f"{path}.shift", [sums, shifts], dims(node.outputs[0]), transB=1)
+    return b.emit("Add", f"{path}.shifted", [y, shifted], dims(node.outputs[0]))
+
+
+def _channel(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, x: ir.Value) -> ir.Value:
+    """8 bits with a scale a row. Codes lie transposed: only so is their dequantization fused where they are inputs."""
+    path, shape, name = node.name or "", dims(node.outputs[0]), operand.codes.name or ""
+    out, columns = stored_shape(operand.codes)
+    codes = b.weight(f"{name}.transposed", _code_type(b, operand), (columns, out), partial(_transposed, operand))
+    scale = b.weight(f"{operand.scale.name}.plan", b.dtype, (out,), partial(_scale, operand))
+    weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, scale], [columns, out], axis=1)
+    y = b.emit("MatMul", path, [x, weight], shape)
+    y = _shifted(b, node, operand, x, y, partial(_scale, operand), "plan")
+    return _biased(b, node, y)
+
+
+def _integer(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, source: ir.Node, read: Read) -> ir.Value:
+    """A matmul of codes with codes."""
+    path, shape, name = node.name or "", dims(node.outputs[0]), operand.codes.name or ""
+    sizes = stored_shape(operand.codes)
+    x, norm, scheme = _codes(b, source, read)
+    codes = b.weight(f"{name}.rows", _code_type(b, operand), sizes, partial(_signed, operand))
+    weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, b.number(CODE_SCALE)], sizes)
+    y = b.emit("Gemm", f"{path}.codes", [x, weight], shape, transB=1)
+    y = _shifted(b, node, operand, x, y, lambda: np.float32(CODE_SCALE), "codes")
+    factor = 1 / CODE_SCALE * (_static_norm(scheme) if norm is None else 1.0)
+    scales = b.weight(f"{path}.output_scale", b.dtype, sizes[:1], lambda: _scale(operand) * np.float32(factor))
+    y = b.emit("Mul", f"{path}.scaled", [y, scales], shape)
+    if norm is not None:
+        y = b.emit("Mul", f"{path}.normed", [y, norm], shape)
+    return _biased(b, node, y)
+
+
+def _codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> tuple[ir.Value, ir.Value | None, ActivationScheme]:
+    """x / n rounded to codes times p; n [T, 1], or None where it is one number."""
+    reader = dequantize.outputs[0].consumers()[0]
+    scheme = activation_scheme(reader)
+    assert scheme is not None
+    path, x, shape = dequantize.name or "", read(unquantized(dequantize)), dims(dequantize.outputs[0])
+    if dequantize.outputs[0] in b.values:
+        return b.values[dequantize.outputs[0]], b.values.get(dequantize.inputs[1]), scheme  # type: ignore[arg-type]
+    norm = None
+    if scheme.dynamic:
+        norm = _norm(b, path, x, shape, scheme.kind)
+        assert dequantize.inputs[1] is not None
+        b.values[dequantize.inputs[1]] = norm
+        ratio = b.emit("Div", f"{path}.ratio", [x, norm], shape)
+    else:
+        inverse = np.array([1 / _static_norm(scheme)], np.float32)
+        ratio = b.emit("Mul", f"{path}.ratio", [x, b.weight(f"{path}.inverse", b.dtype, (1,), lambda: inverse)], shape)
+    unit, dtype = b.number(_UNITS[scheme.kind]), DTYPES[scheme.kind]
+    codes = b.emit("QuantizeLinear", f"{path}.quantize", [ratio, unit], shape, dtype, output_dtype=dtype)
+    b.values[dequantize.outputs[0]] = b.emit("DequantizeLinear", path, [codes, unit], shape)
+    return b.values[dequantize.outputs[0]], norm, scheme
+
+
+def _norm(b: SegmentBuilder, path: str, x: ir.Value, shape: list[int | str], kind: Kind) -> ir.Value:
+    """n [T, 1] of every row: its largest magnitude over what the largest code stands for."""
+    b.forms.add("fp8" if kind == "float" else "int8")
+    column = [shape[0], 1]
+    magnitude = b.emit("Abs", f"{path}.abs", [x], shape)
+    peak = b.emit("ReduceMax", f"{path}.peak", [magnitude, b.integers(1)], column, keepdims=1)
+    least = b.number(_LEAST_PEAK.get(b.dtype, _LEAST_FLOAT), shape=(1, 1))
+    bounded = b.emit("Max", f"{path}.bounded", [peak, least], column)
+    return b.emit("Mul", f"{path}.norm", [bounded, b.number(1 / (LARGEST[kind] * _UNITS[kind]))], column)
+
+
+def _static_norm(scheme: ActivationScheme) -> float:
+    assert scheme.scale is not None
+    return scheme.scale / _UNITS[scheme.kind]
+
+
+def _shifted(
+    b: SegmentBuilder,
+    node: ir.Node,
+    operand: QuantizedOperand,
+    x: ir.Value,
+    y: ir.Value,
+    scale: Callable[[], Any],
+    what: str,
+) -> ir.Value:
+    """Unsigned codes were made signed by taking 128: give rowsum(x) * (128 - z) * scale back."""
+    if operand.codes.dtype != ir.DataType.UINT8:
+        return y
+    path, out = node.name or "", stored_shape(operand.codes)[0]
+    points = operand.zero_point
+    rows = b.emit("ReduceSum", f"{path}.sums", [x, b.integers(1)], [dims(node.outputs[0])[0], 1], keepdims=1)
+
+    def shifts() -> NDArray[np.float32]:
+        zero = 0.0 if points is None else stored_array(points).astype(np.float32)
+        return np.broadcast_to((128.0 - zero) * scale(), (out,)).astype(np.float32)
+
+    shift = b.weight(f"{operand.codes.name}.shifts.{what}", b.dtype, (out,), shifts)
+    added = b.emit("Mul", f"{path}.shift", [rows, shift], dims(node.outputs[0]))
+    return b.emit("Add", f"{path}.shifted", [y, added], dims(node.outputs[0]))
+
+
+def _biased(b: SegmentBuilder, node: ir.Node, y: ir.Value) -> ir.Value:
+    bias = _bias(b, node)
+    return b.emit("Add", f"{node.name}.biased", [y, *bias], dims(node.outputs[0])) if bias else y
+
+
+def _bias(b: SegmentBuilder, node: ir.Node) -> list[ir.Value]:
+    return [_plain(b, node, 2)] if len(node.inputs) > 2 and node.inputs[2] is not None else []
+
+
+def _plain(b: SegmentBuilder, node: ir.Node, index: int) -> ir.Value:
+    """A weight matrix or bias in the compute dtype."""
+    operand = node.inputs[index]
+    assert operand is not None
+    if not is_stored(operand) or operand.shape is None:
+        raise PassError(f"{node.name!r} multiplies by {operand.name!r}, which is computed; TensorRT's plans take weights")
+    shape = tuple(int(size) for size in operand.shape.numpy())
+    return b.weight(operand.name or "", b.dtype, shape, partial(float32_values, operand))
+
+
+def _code_type(b: SegmentBuilder, operand: QuantizedOperand) -> ir.DataType:
+    b.forms.add("fp8" if operand.kind == "float8" else "int8")
+    return ir.DataType.FLOAT8E4M3FN if operand.kind == "float8" else ir.DataType.INT8
+
+
+def _signed(operand: QuantizedOperand) -> NDArray[Any]:
+    codes = stored_array(operand.codes)
+    return (codes ^ np.uint8(0x80)).view(np.int8) if codes.dtype == np.uint8 else codes
+
+
+def _transposed(operand: QuantizedOperand) -> NDArray[Any]:
+    return np.ascontiguousarray(_signed(operand).T)
+
+
+def _scale(operand: QuantizedOperand) -> NDArray[np.float32]:
+    return stored_array(operand.scale).astype(np.float32)
+
+
+def _tensor(b: SegmentBuilder, values: NDArray[np.float32]) -> ir.Tensor:
+    return ir.Tensor(values.astype(b.dtype.numpy()), dtype=b.dtype)

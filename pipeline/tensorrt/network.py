@@ -1,0 +1,62 @@
+"""One request -> one plan, in this process: strongly typed, on one stream, for the SMs that it names."""
+
+from typing import Any
+
+from ingot.errors import BuildError
+from ingot.pipeline.tensorrt.library import Library, plan_logger
+from ingot.pipeline.tensorrt.plan_request import PlanRequest
+
+
+def build_plan(library: Library, request: PlanRequest) -> Any:
+    """The plan's bytes, as a buffer. BuildError names the nodes that the parser or the builder refuses.
+
+    SMs are always set: without them TensorRT-RTX claims cards that cannot compute the types of the network.
+    """
+    trt, logger = library.module, plan_logger(library)
+    builder = trt.Builder(logger)
+    if builder is None:
+        raise BuildError(f"{library.name} {library.version} cannot make a builder; its log says why")
+    strongly_typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = builder.create_network(strongly_typed)
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(request.onnx):
+        raise BuildError(f"{library.name} {library.version} refuses {_refused(trt, parser, request)}")
+    config = builder.create_builder_config()
+    config.max_aux_streams = 0  # the program runs on one stream
+    if library.is_rtx:
+        _set_sms(trt, config, request.sms)
+    for profile in request.profiles:
+        _add_profile(builder, config, request, profile.least, profile.best, profile.most)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise BuildError(f"{library.name} {library.version} builds no plan for SM {_listed(request.sms)}; see its log")
+    return plan
+
+
+def _set_sms(trt: Any, config: Any, sms: tuple[int, ...]) -> None:
+    config.num_compute_capabilities = len(sms)
+    for index, sm in enumerate(sms):
+        if not config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), index):
+            raise BuildError(f"TensorRT-RTX takes no SM {sm} as number {index} of {_listed(sms)}")
+
+
+def _add_profile(builder: Any, config: Any, request: PlanRequest, *rows: int) -> None:
+    profile = builder.create_optimization_profile()
+    for name, sizes in request.rows.items():
+        profile.set_shape(name, *((count, *sizes) for count in rows))
+    if config.add_optimization_profile(profile) < 0:
+        raise BuildError(f"TensorRT takes no profile of {rows[0]} to {rows[2]} rows; see its log")
+
+
+def _refused(trt: Any, parser: Any, request: PlanRequest) -> str:
+    """The nodes that the parser has no form for, each with its reason."""
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    with open(request.onnx, "rb") as stream:
+        parser.supports_model_v2(stream.read(), request.onnx)
+    errors += [parser.get_error(index) for index in range(parser.num_errors)]
+    found = {error.node_name(): f"{error.node_name()!r} ({error.node_operator()}): {error.desc()}" for error in errors}
+    return "; ".join(found.values()) or "the segment, and does not say why"
+
+
+def _listed(sms: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sms))

@@ -1,0 +1,228 @@
+"""A segment of the IR -> its ONNX model for TensorRT: standard ops in 16 bits, weights in the forms that it fuses.
+
+Linear layers are those of linear.py. Other ops stay what they are, in the compute dtype, but for the fused ops that
+TensorRT has no form for:
+
+    com.microsoft::SkipSimplifiedLayerNormalization(x, skip, gamma)     Add, RMSNormalization
+    com.microsoft::QuickGelu(x; alpha)                                  Mul(x, Sigmoid(Mul(x, alpha)))
+
+Logits are widened behind the head; what follows it (softcap, scaling) is computed in float32. Nodes that no token
+reaches are computed within each segment that reads them; those of weights alone (a norm's weight plus one) when the
+weights are written.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError
+from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
+from ingot.passes.weight_values import float32_values, is_stored
+from ingot.pipeline.tensorrt.linear import lower_linear, quantized_rows
+from ingot.pipeline.tensorrt.segment_builder import Compute, PlanWeight, SegmentBuilder, dims
+from ingot.pipeline.tensorrt.sms import Form
+from ingot.pipeline.tensorrt.stages import SegmentStage, depends_on_tokens, is_kernel
+from ingot.pipeline.tensorrt.weight_forms import stored_array
+
+_FOLDED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment, ready to be built.
+
+    model      inputs are activations, the runtime's int64 inputs and weights; outputs y0, y1 ...
+    inputs     the model's inputs that are no weights -> the IR's values
+    outputs    the model's outputs -> the IR's values
+    weights    the model's inputs that are weights
+    forms      what its cards must be able to compute
+    first      the IR's number of the layer that the model calls 0
+    """
+
+    model: ir.Model
+    inputs: Mapping[str, ir.Value]
+    outputs: Mapping[str, ir.Value]
+    weights: Mapping[str, PlanWeight]
+    forms: frozenset[Form]
+    nodes: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The IR's name of its last node, which tells segments apart."""
+        return next(reversed(self.nodes.values()), "")
+
+
+def lower_segment(stage: SegmentStage, compute: Compute) -> Segment:
+    """Lower one segment. PassError names a node that has no form."""
+    return _Lowering(stage, compute).run()
+
+
+class _Lowering:
+    """One walk from the outputs to what they need."""
+
+    def __init__(self, stage: SegmentStage, compute: Compute) -> None:
+        self.stage = stage
+        self.inside = set(stage.nodes)
+        self.b = SegmentBuilder.of(stage.nodes, compute)
+
+    def run(self) -> Segment:
+        b = self.b
+        for node in self.stage.nodes:
+            self._lower(node)
+        made = [self._widened(value) if value.is_graph_output() else b.values[value] for value in self.stage.outputs]
+        if compute := {"fp16": "fp16", "bf16": "bf16"}.get(b.compute):
+            b.forms.add(compute)  # type: ignore[arg-type]
+        outputs = {f"y{index}": value for index, value in enumerate(self.stage.outputs)}
+        nodes = {node.name or "": b.original(node.name or "") for node in b.graph}
+        return Segment(b.finish(made), dict(b.crossing), outputs, dict(b.weights), frozenset(b.forms), nodes)
+
+    def _read(self, value: ir.Value) -> ir.Value:
+        """The segment's value; made, or an input, where it is not there yet."""
+        b = self.b
+        if value not in b.values:
+            producer = value.producer()
+            if producer is None or producer not in self.inside and depends_on_tokens(value):
+                b.values[value] = b.cross(value)
+            else:
+                self._lower(producer)
+        return b.values[value]
+
+    def _lower(self, node: ir.Node) -> None:
+        if any(output in self.b.values for output in node.outputs):
+            return
+        handler = _HANDLERS.get(node.op_type, _Lowering._generic)
+        if node.op_type == "DequantizeLinear" and ACTIVATIONS_KEY in node.metadata_props:
+            handler = _Lowering._rounded
+        handler(self, node)
+
+    def _linear(self, node: ir.Node) -> None:
+        require_plain_gemm(node)
+        assert not is_kernel(node)
+        y = lower_linear(self.b, node, self._read)
+        self.b.values[node.outputs[0]] = self._as_float32(y) if _is_head(node) else y
+
+    def _rounded(self, node: ir.Node) -> None:
+        self.b.values[node.outputs[0]] = quantized_rows(self.b, node, self._read)
+
+    def _cast(self, node: ir.Node) -> None:
+        """Between floats of other widths: all are of the compute dtype."""
+        source = node.inputs[0]
+        assert source is not None
+        if not node.outputs[0].dtype or not node.outputs[0].dtype.is_floating_point():
+            self._generic(node)
+            return
+        self.b.values[node.outputs[0]] = self._read(source)
+
+    def _skip_norm(self, node: ir.Node) -> None:
+        b, path, shape = self.b, node.name or "", dims(node.outputs[0])
+        x, skip, gamma = node.inputs[:3]
+        assert x is not None
+        assert skip is not None
+        total = b.emit("Add", f"{path}.sum", [self._read(x), self._read(skip)], shape)
+        epsilon = node.attributes.get_float("epsilon", 1e-5)
+        inputs = [total, self._constant(gamma, b.dtype)]
+        b.values[node.outputs[0]] = b.emit("RMSNormalization", path, inputs, shape, axis=-1, epsilon=epsilon)
+        if len(node.outputs) > 3:
+            b.values[node.outputs[3]] = total
+
+    def _quick_gelu(self, node: ir.Node) -> None:
+        b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
+        assert source is not None
+        x, alpha = self._read(source), node.attributes.get_float("alpha", 1.702)
+        assert alpha is not None
+        scaled = x if alpha == 1.0 else b.emit("Mul", f"{path}.scaled", [x, b.number(alpha)], shape)
+        sigmoid = b.emit("Sigmoid", f"{path}.sigmoid", [scaled], shape)
+        b.values[node.outputs[0]] = b.emit("Mul", path, [x, sigmoid], shape)
+
+    def _generic(self, node: ir.Node) -> None:
+        """The same op; floats among its constants take the dtype of what tokens made."""
+        if node.domain != "":
+            raise PassError(f"{node.name!r} ({node.domain}::{node.op_type}) has no form in TensorRT; leave its pass out")
+        b = self.b
+        read = {value: self._read(value) for value in node.inputs if value is not None and not _is_constant(value)}
+        floats = [value.dtype for value in read.values() if value.dtype is not None and value.dtype.is_floating_point()]
+        dtype = floats[0] if floats else b.dtype
+        inputs = [None if v is None else read[v] if v in read else self._constant(v, dtype) for v in node.inputs]
+        attributes = list(node.attributes.values())
+        outputs = [self._like(value, dtype) for value in node.outputs]
+        b.graph.append(ir.Node("", node.op_type, inputs, attributes, outputs=outputs, name=b.name(node.name or "")))
+        b.values.update(zip(node.outputs, outputs, strict=True))
+
+    def _like(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        is_float = value.dtype is None or value.dtype.is_floating_point()
+        kind = dtype if is_float else value.dtype
+        assert kind is not None
+        return ir.Value(name=self.b.name(value.name or ""), type=ir.TensorType(kind), shape=ir.Shape(dims(value)))
+
+    def _constant(self, value: ir.Value | None, dtype: ir.DataType) -> ir.Value:
+        """A constant operand: integers and single numbers as they are, other floats as a weight."""
+        assert value is not None
+        b, name = self.b, value.name or ""
+        if value.is_initializer() and (value.dtype is None or not value.dtype.is_floating_point()):
+            return b.constant(name, ir.Tensor(stored_array(value)))
+        shape = tuple(int(size) for size in dims(value))
+        if shape == ():
+            return b.number(float(_folded(value)), dtype)
+        return b.weight(name, dtype, shape, partial(_folded, value))
+
+    def _widened(self, value: ir.Value) -> ir.Value:
+        """The graph's output, in float32."""
+        made = self.b.values[value]
+        return made if made.dtype == ir.DataType.FLOAT else self._as_float32(made)
+
+    def _as_float32(self, value: ir.Value) -> ir.Value:
+        if value.dtype == ir.DataType.FLOAT:
+            return value
+        name = f"{value.name}.float32"
+        return self.b.emit("Cast", name, [value], dims(value), ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+
+
+_HANDLERS: Mapping[str, Callable[[_Lowering, ir.Node], None]] = {
+    "Gemm": _Lowering._linear,
+    "Cast": _Lowering._cast,
+    "SkipSimplifiedLayerNormalization": _Lowering._skip_norm,
+    "QuickGelu": _Lowering._quick_gelu,
+}
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether a value is an initializer, or computed from initializers alone."""
+    if value.is_initializer() or is_stored(value):
+        return True
+    producer = value.producer()
+    if producer is None:
+        return False
+    return producer.op_type in _FOLDED and all(v is not None and _is_constant(v) for v in producer.inputs)
+
+
+def _folded(value: ir.Value) -> NDArray[np.float32]:
+    """What a constant comes to, in float32."""
+    producer = value.producer()
+    if producer is None or producer.op_type not in _FOLDED:
+        return float32_values(value)
+    left, right = (_folded(operand) for operand in producer.inputs if operand is not None)
+    return np.asarray(_FOLDED[producer.op_type](left, right), np.float32)
+
+
+def _is_head(node: ir.Node) -> bool:
+    """Whether no other matmul stands between a linear layer and the graph's output."""
+    waiting = [node.outputs[0]]
+    while waiting:
+        value = waiting.pop()
+        if value.is_graph_output():
+            return True
+        for reader in value.consumers():
+            if reader.op_type not in ("Gemm", "PagedAttention", "Gather"):
+                waiting += reader.outputs
+    return False
