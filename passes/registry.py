@@ -36,6 +36,7 @@ PASSES: dict[str, str] = {
     "prune-structure": "ingot.passes.pruning.prune_structure:PruneStructure",
     "prune-weights": "ingot.passes.pruning.prune_weights:PruneWeights",
     "quantize-activations": "ingot.passes.quantization.quantize_activations:QuantizeActivations",
+    "quantize-kv-cache": "ingot.passes.quantization.quantize_kv_cache:QuantizeKVCache",
     "quantize-weights": "ingot.passes.quantization.quantize_weights:QuantizeWeights",
     "rotate": "ingot.passes.rotation.rotate:Rotate",
     "round-scales": "ingot.passes.quantization.round_scales:RoundScales",

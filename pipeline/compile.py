@@ -1,7 +1,7 @@
 """The whole compile on one screen: checkpoint -> IR -> passes -> segments -> program on disk."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -20,11 +20,11 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calibration_data
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.program_writer import write_program
+from ingot.pipeline.program_writers import program_writer
 from ingot.pipeline.pruned_config import as_pruned
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.sealed_checkpoint import seal_checkpoint
-from ingot.pipeline.targets import Target, get_target
+from ingot.pipeline.targets import Target, get_target, require_kv_type
 from ingot.progress import Progress, silent
 
 Observer = Callable[[ir.Model, PassRecord], None]
@@ -39,6 +39,7 @@ class Compiled:
     kv: KVGeometry
     target: Target
     program: Program
+    tools: tuple[str, ...]  # packages that took part beside TOOLS
     passes: tuple[PassRecord, ...]
     facts: Mapping[str, str]  # the IR's metadata as the passes left it, quantization statistics among it
 
@@ -59,7 +60,10 @@ def compile_recipe(
         passes = [*recipe.make_passes(), *map(make_pass, target.lowering)]
         with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
             records = PassManager(passes, observe).run(model)
-    program = write_program(model, folder, progress)
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    if geometry.is_quantized:
+        require_kv_type(target, geometry.dtype)
+    written = program_writer(target)(model, folder, recipe, target, progress)
     seal_checkpoint(as_pruned(checkpoint, model), folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     if CALIBRATION_KEY in model.metadata_props:
@@ -67,17 +71,18 @@ def compile_recipe(
         (folder / CALIBRATION_FILE).write_text(f"{facts}\n", encoding="utf-8")
     return Compiled(
         model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
-        kv=_kv_geometry(model, recipe),
+        kv=written.kv,
         target=target,
-        program=program,
+        program=written.program,
+        tools=written.tools,
         passes=tuple(records),
         facts=dict(model.metadata_props),
     )
 
 
-def tool_versions() -> dict[str, str]:
-    """Versions of all that took part in the build."""
-    return {"python": python_version(), **{name: version(name) for name in TOOLS}}
+def tool_versions(beside: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of all that took part in the build: TOOLS, and what else is named."""
+    return {"python": python_version(), **{name: version(name) for name in (*TOOLS, *beside)}}
 
 
 def calibration_engine(
@@ -106,8 +111,3 @@ def calibration_engine(
     start = partial(import_checkpoint, checkpoint, recipe.context_tokens, check_weights=False)
     journal = open_journal(checkpoint.digest, data, tool_versions())
     return CalibrationEngine(data, threads=recipe.threads, journal=journal, reference=start)
-
-
-def _kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    return geometry.model_copy(update={"block_tokens": recipe.engine.block_tokens})

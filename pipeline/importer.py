@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -27,7 +28,8 @@ def import_checkpoint(
     Returns a model with the inputs input_ids [T], position_ids [T], logits_indices [R] (int64), the output logits
     [R, vocab_size] (float32), and ModelFacts and KVGeometry as JSON in metadata_props ("ingot.model", "ingot.kv").
     Weights of a quantized checkpoint stay codes, scales and zero points where the IR can hold them; those that became
-    floats stand in "ingot.dequantized" with the reason, name -> reason.
+    floats stand in "ingot.dequantized" with the reason, name -> reason. The checkpoint's own 16-bit type, bfloat16 or
+    float16, stands in "ingot.dtype".
     Raises CheckpointError or its ConfigError for what is wrong with the checkpoint, UsageError for context_tokens.
     """
     config = read_config(checkpoint)
@@ -43,6 +45,7 @@ def import_checkpoint(
     model.metadata_props["ingot.kv"] = _kv_geometry(config).model_dump_json()
     if builder.dequantized:
         model.metadata_props["ingot.dequantized"] = json.dumps(builder.dequantized)
+    model.metadata_props["ingot.dtype"] = _half_type(checkpoint)
     model.metadata_props["ingot.checkpoint"] = checkpoint.path.resolve().name
     return model
 
@@ -73,3 +76,10 @@ def _facts(config: DecoderConfig, context_tokens: int, num_parameters: int) -> M
 
 def _kv_geometry(config: DecoderConfig) -> KVGeometry:
     return KVGeometry(num_layers=len(config.layers), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+
+
+def _half_type(checkpoint: Checkpoint) -> Literal["bfloat16", "float16"]:
+    """The 16-bit type that the model was made in: bfloat16 reaches as far as float32, float16 does not."""
+    stored = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return "bfloat16" if "BF16" in stored or named == "bfloat16" else "float16"

@@ -4,39 +4,20 @@
 a description, its line in docs/recipes.md, and whoever reads it.
 """
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ingot.errors import UsageError
 from ingot.passes.base import LOSSY, Pass
 from ingot.passes.registry import load_pass_class, make_pass
+from ingot.pipeline.gpu_options import GpuOptions
+from ingot.pipeline.recipe_paths import GivenPath, RecipePath
 
 IN_CHECKPOINT = "checkpoint:"
-
-
-@dataclass(frozen=True)
-class RecipePath:
-    """A path as the recipe gives it, and the folder that it is relative to."""
-
-    given: str
-    folder: Path
-
-    def __str__(self) -> str:
-        return self.given
-
-    @property
-    def path(self) -> Path:
-        """Where it points; `~` is the home folder."""
-        return Path(os.path.normpath(self.folder / Path(self.given).expanduser()))
-
-
-GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str)]
 
 
 class _Frozen(BaseModel):
@@ -178,6 +159,7 @@ class Recipe(_Frozen):
         default=(), description="passes in order, each a name or {name: {option: value}}"
     )
     engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
+    gpu: GpuOptions = Field(default=GpuOptions(), description="what a program for a card is made for")
     calibration: CalibrationOptions | None = Field(default=None, description="data for passes that ask for it")
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
     latency: LatencyOptions | None = Field(default=None, description="latency measurement; null for none")
@@ -242,6 +224,11 @@ class Recipe(_Frozen):
             )
         return path
 
+    def tile_table(self) -> Path | None:
+        """The table of tiles; None where the recipe names none. UsageError when it is not there."""
+        advice = "make one with `ingot tune`, or leave it out"
+        return self._text("gpu.tiles", self.gpu.tiles, advice) if self.gpu.tiles else None
+
     def make_passes(self) -> list[Pass]:
         """The passes, in order."""
         return [entry.make() for entry in self.passes]
@@ -258,6 +245,7 @@ class Recipe(_Frozen):
             context_tokens=self.context_tokens,
             passes=tuple(entry for entry in self.passes if not _is_lossy(entry)),
             engine=self.engine,
+            gpu=self.gpu,
             threads=self.threads,
         )
 
@@ -274,6 +262,8 @@ class Recipe(_Frozen):
             text = section.text if section else None
             if text is not None and not text.given.startswith(IN_CHECKPOINT):
                 data[key]["text"] = text.path.name
+        if self.gpu.tiles is not None:
+            data["gpu"]["tiles"] = self.gpu.tiles.path.name
         data["gates"] = {metric: {gate.bound: gate.limit} for metric, gate in self.gates.items()}
         data["passes"] = [_pass_as_data(entry.make()) for entry in self.passes]
         ordered = {key: data[key] for key in Recipe.model_fields if key in data}

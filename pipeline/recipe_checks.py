@@ -17,7 +17,6 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe_yaml import Located
-from ingot.pipeline.targets import get_target
 
 _ALLOWED = {
     "int_type": "a whole number",
@@ -97,18 +96,6 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
-
-
-def target_problems(recipe: Located) -> list[Problem]:
-    """A target that there is none of."""
-    target = recipe.entries.get("target")
-    if target is None or not isinstance(target.value, str):
-        return []
-    try:
-        get_target(target.value)
-    except UsageError as error:
-        return [target.problem(str(error))]
-    return []
 
 
 def gate_problems(recipe: Located) -> list[Problem]:

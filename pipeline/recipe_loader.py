@@ -10,20 +10,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ingot.errors import Problem, UsageError
-from ingot.pipeline.recipe import PassEntry, Recipe, RecipePath
+from ingot.pipeline.recipe import PassEntry, Recipe
 from ingot.pipeline.recipe_checks import (
     calibration_problems,
     gate_problems,
     read_passes,
     schema_problems,
     scheme_problems,
-    target_problems,
 )
 from ingot.pipeline.recipe_overrides import apply_overrides
+from ingot.pipeline.recipe_paths import RecipePath
 from ingot.pipeline.recipe_sources import find_recipe, raise_if, read_chain, shipped_recipes
+from ingot.pipeline.recipe_target_checks import target_problems
 from ingot.pipeline.recipe_yaml import Located
 
-_PATHS = (("checkpoint",), ("evaluation", "text"), ("calibration", "text"))
+_PATHS = (("checkpoint",), ("evaluation", "text"), ("calibration", "text"), ("gpu", "tiles"))
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -56,7 +57,7 @@ def _checked(located: Located, default_name: str, problems: list[Problem]) -> Re
     """The recipe, or None and its problems."""
     located = _without_null_gates(located)
     passes = read_passes(located, problems)
-    problems.extend(target_problems(located))
+    problems.extend(target_problems(located, passes))
     problems.extend(gate_problems(located))
     problems.extend(calibration_problems(located, passes))
     problems.extend(scheme_problems(located, passes))

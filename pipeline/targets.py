@@ -1,9 +1,13 @@
-"""What can be built for: one row of facts per target. To add a target, add a row, and its lowering as a pass."""
+"""What can be built for: one row of facts per target. To add a target, a row, its lowering, its writer."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
+from ingot.artifact import EngineKind
+from ingot.artifact.kv_geometry import KVType
 from ingot.errors import UsageError, did_you_mean, one_of
+
+FLOAT8_FROM = 89  # the first SM with 8-bit floats
 
 
 @dataclass(frozen=True)
@@ -11,22 +15,55 @@ class Target:
     """Facts of a target.
 
     lowering    passes, by name, that every program for it ends with
+    writer      what puts the lowered IR into the artifact: module:function, a `program_writers.ProgramWriter`
+    kv_types    what keys and values can be quantized to, beside the engine's own floats
+    sms         cards that it builds for, as SM numbers; none: no card, or those that gpu.sms chooses
+    sm_choice   what gpu.sms may choose from
     """
 
     name: str
-    engine: Literal["onnxruntime"]
+    engine: EngineKind
     summary: str
     lowering: tuple[str, ...]
+    writer: str
+    kv_types: tuple[KVType, ...] = ()
+    sms: tuple[int, ...] = ()
+    sm_choice: tuple[int, ...] = ()
 
 
-TARGETS: dict[str, Target] = {
-    "cpu": Target(
+_CARDS = {
+    80: "A100, A30",
+    86: "A10, A40, RTX 30",
+    89: "L4, L40, RTX 40",
+    90: "H100, H200",
+    120: "RTX 50, RTX PRO 6000",
+}
+
+
+def _cuda(sm: int, cards: str) -> Target:
+    return Target(
+        name=f"cuda-sm{sm}",
+        engine="cuda",
+        summary=f"Kernels compiled ahead of time for SM {sm} ({cards}), launched by Ingot's own program.",
+        lowering=("fuse-residual-norm", "fuse-rotary-attention", "clean-up"),
+        writer="ingot.pipeline.cuda.cuda_writer:write_cuda_program",
+        kv_types=("fp8", "int8", "int4") if sm >= FLOAT8_FROM else ("int8", "int4"),
+        sms=(sm,),
+    )
+
+
+_ROWS = (
+    Target(
         name="cpu",
         engine="onnxruntime",
         summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
         lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
+        writer="ingot.pipeline.program_writers:write_segments",
     ),
-}
+    *(_cuda(sm, cards) for sm, cards in _CARDS.items()),
+)
+SMS = tuple(_CARDS)
+TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
 
 
 def get_target(name: str) -> Target:
@@ -34,3 +71,18 @@ def get_target(name: str) -> Target:
     if name not in TARGETS:
         raise UsageError(f"no target is named {name!r}; targets: {one_of(TARGETS)}.{did_you_mean(name, TARGETS)}")
     return TARGETS[name]
+
+
+def require_kv_type(target: Target, kv_type: KVType) -> None:
+    """UsageError for keys and values in a precision that the target's kernels do not read."""
+    if kv_type not in target.kv_types:
+        able = _able(kv_type)
+        allowed = f"it reads {one_of(target.kv_types)}" if target.kv_types else "it keeps them as 32-bit floats"
+        raise UsageError(
+            f"target {target.name} does not read keys and values in {kv_type}; {allowed}: take quantize-kv-cache out, "
+            f"or build for {one_of(able)}"
+        )
+
+
+def _able(kv_type: KVType) -> Iterable[str]:
+    return [row.name for row in _ROWS if kv_type in row.kv_types]

@@ -11,10 +11,9 @@ from typing import Any
 from ingot.artifact.launch_program import Constant, CubinFacts, Kernel
 from ingot.errors import BuildError, UsageError
 from ingot.pipeline.cuda.catalog import signature
+from ingot.pipeline.targets import FLOAT8_FROM, SMS
 
-SMS = (80, 86, 89, 90, 120)
 FLOAT8 = "fp8e4nv"
-FLOAT8_FROM = 89
 _ALIGNED = [["tt.divisibility", 16]]
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 

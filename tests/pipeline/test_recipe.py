@@ -8,8 +8,9 @@ import yaml
 from pydantic import ValidationError
 
 from ingot.errors import UsageError
-from ingot.pipeline.recipe import Recipe, RecipePath
+from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.recipe_paths import RecipePath
 
 
 def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:

@@ -10,11 +10,13 @@ from step to step stands in external buffers alone, so that a program can be cap
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.artifact.kv_geometry import KVGeometry, KVType
+from ingot.errors import ArtifactError
 
 # Bytes of an element, by Triton's names of types.
 ELEMENT_BYTES: Mapping[str, int] = {
@@ -170,6 +172,11 @@ class LaunchProgram(_Frozen):
     head_start: int = Field(ge=0)
     tails: dict[Tail, tuple[Launch, ...]] = Field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """The bucket in a word: decode-8."""
+        return f"{self.attention}-{self.rows}"
+
 
 class Kernel(_Frozen):
     """A kernel with everything that it is compiled for.
@@ -216,6 +223,18 @@ class CudaProgram(_Frozen):
     def table_columns(self) -> int:
         """Blocks of the longest sequence: columns of `tables`."""
         return -(-self.context_tokens // self.kv.block_tokens)
+
+
+def read_cuda_program(file: Path) -> CudaProgram:
+    """The program in an artifact's file of launches. ArtifactError: the file, and what is wrong with it."""
+    try:
+        return CudaProgram.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
 
 
 def cubins_file(sm: int) -> str:

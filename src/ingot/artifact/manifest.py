@@ -12,6 +12,7 @@ from ingot.artifact.kv_geometry import KVGeometry
 
 SCHEMA_VERSION = 2
 CALIBRATION_FILE = "calibration.json"  # the data that passes looked at: name, digest, counts; absent where none did
+EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
 
 
 class _Frozen(BaseModel):
@@ -126,7 +127,7 @@ class Manifest(_Frozen):
     model: ModelFacts
     kv: KVGeometry
     target: str
-    engine: Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
+    engine: EngineKind
     max_batch_tokens: int = Field(
         default=512, ge=1, description="most tokens of one engine step, unless told otherwise"
     )

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from ingot.artifact.kv_geometry import KVGeometry
-from ingot.artifact.manifest import FileEntry, GateOutcome, Manifest, ModelFacts, Program
+from ingot.artifact.manifest import EngineKind, FileEntry, GateOutcome, Manifest, ModelFacts, Program
 from ingot.artifact.reader import MANIFEST, evidence_digest, file_sha256, identity_digest, manifest_digest
 from ingot.errors import BuildError
 
@@ -66,6 +66,7 @@ class ArtifactWriter:
         target: str,
         program: Program,
         versions: Mapping[str, str],
+        engine: EngineKind = "onnxruntime",
         max_batch_tokens: int = 512,
         gates: tuple[GateOutcome, ...] = (),
     ) -> Manifest:
@@ -81,7 +82,7 @@ class ArtifactWriter:
             model=model,
             kv=kv,
             target=target,
-            engine="onnxruntime",
+            engine=engine,
             max_batch_tokens=max_batch_tokens,
             program=program,
             files=files,

@@ -14,8 +14,9 @@ def describe_artifact(
         model=compiled.model,
         kv=compiled.kv,
         target=compiled.target.name,
+        engine=compiled.target.engine,
         program=compiled.program,
-        versions=tool_versions(),
+        versions=tool_versions(compiled.tools),
         max_batch_tokens=recipe.engine.max_batch_tokens,
         gates=gates,
     )

@@ -4,18 +4,24 @@ import json
 
 import click
 
-from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
+from ingot.artifact import CALIBRATION_FILE, Artifact, open_artifact
 from ingot.cli.console import human_bytes, print_json, print_table, stdout
 from ingot.cli.gates import print_gates
+from ingot.cli.program_tables import print_bucket, print_program
 
 
 @click.command("inspect")
 @click.argument("artifact", type=click.Path())
-@click.option("--program", "show_program", is_flag=True, help="Also list the program's steps.")
+@click.option(
+    "--program", "show_program", is_flag=True, help="Also list the program's steps, or its buckets and kernels."
+)
+@click.option("--bucket", metavar="NAME", help="Also list the launches of one bucket, as decode-1.")
 @click.option("--files", "show_files", is_flag=True, help="Also list every file with its digest.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def inspect_command(artifact: str, show_program: bool, show_files: bool, no_verify: bool, as_json: bool) -> None:
+def inspect_command(
+    artifact: str, show_program: bool, bucket: str | None, show_files: bool, no_verify: bool, as_json: bool
+) -> None:
     """Show what ARTIFACT holds and how its gates were decided. Digests are checked first.
 
     \b
@@ -30,7 +36,9 @@ def inspect_command(artifact: str, show_program: bool, show_files: bool, no_veri
     if opened.manifest.gates:
         print_gates(opened.manifest.gates)
     if show_program:
-        _print_program(opened)
+        print_program(opened)
+    if bucket:
+        print_bucket(opened, bucket)
     if show_files:
         rows = [(n, human_bytes(e.bytes), e.sha256) for n, e in sorted(opened.manifest.files.items())]
         print_table("Files", ("file", "size", "SHA-256"), rows)
@@ -66,15 +74,3 @@ def _calibration(artifact: Artifact) -> str:
         f"on {facts['tokens']:,} of {facts['text_tokens']:,} tokens of {facts['text']} (SHA-256 {digest}): "
         f"{facts['sequences']} sequences of {facts['documents']:,} documents, {facts['packing']}, seed {facts['seed']}"
     )
-
-
-def _print_program(artifact: Artifact) -> None:
-    rows = []
-    for number, step in enumerate(artifact.manifest.program.steps):
-        if isinstance(step, AttentionStep):
-            what = f"layer {step.layer}: {step.num_heads} x {step.head_dim} heads over {step.num_kv_heads}"
-            window = f", window {step.window}" if step.window else ""
-            rows.append((str(number), "attention", what + window, step.output))
-        else:
-            rows.append((str(number), step.file, ", ".join(step.inputs), ", ".join(step.outputs)))
-    print_table("Program", ("step", "runs", "from", "makes"), rows, left=4)

@@ -1,0 +1,39 @@
+"""The pass quantize-kv-cache: keys and values stand in the pool with 8 or 4 bits, a scale per token and head.
+
+    Matched         the model's KV geometry
+    Replacement     the same in fp8 (e4m3), int8 or int4: each vector divided by a float16 scale that takes its largest
+                    element to the format's largest number
+
+No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block then takes
+half (fp8, int8) or a quarter (int4) of its bytes, and a scale for each vector more.
+
+Refuses: int4 with heads of an odd size, as two dims share a byte.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import onnx_ir as ir
+
+from ingot.artifact import KVGeometry
+from ingot.errors import PassError
+from ingot.passes.base import Pass, PassKind
+
+
+@dataclass(frozen=True)
+class QuantizeKVCache(Pass):
+    """precision    fp8: e4m3, for cards from SM 89 on; int8; int4"""
+
+    name: ClassVar[str] = "quantize-kv-cache"
+    kind: ClassVar[PassKind] = "quantization"
+    summary: ClassVar[str] = "Keeps keys and values in fp8, int8 or int4, for targets whose kernels read them."
+    precision: Literal["fp8", "int8", "int4"] = "int8"
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Note the precision in the model's geometry."""
+        before = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+        if self.precision == "int4" and before.head_dim % 2:
+            raise PassError(f"heads have {before.head_dim} dims, and two share a byte of int4; use int8")
+        after = before.model_copy(update={"dtype": self.precision})
+        model.metadata_props["ingot.kv"] = after.model_dump_json()
+        return ir.passes.PassResult(model, modified=before != after)

@@ -1,0 +1,109 @@
+"""IR -> program/ of an artifact for a card: the launches, a table of cubins for each SM, and the weights."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from safetensors.numpy import save
+
+from ingot.artifact import ModelFacts, Program
+from ingot.artifact.launch_program import (
+    LAUNCHES_FILE,
+    WEIGHTS_FILE,
+    ActivationType,
+    CubinFacts,
+    CudaProgram,
+    cubins_file,
+)
+from ingot.pipeline.cuda.compile_workers import compile_kernels
+from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.cuda.tiles import TileTable, read_tile_table
+from ingot.pipeline.program_writers import Written, kv_geometry
+from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.streamed_weights import stream_weights
+from ingot.pipeline.targets import Target
+from ingot.pipeline.weights_file import needing_room
+from ingot.progress import Progress
+
+TOOLS = ("triton",)
+_TYPES: dict[str, ActivationType] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress) -> Written:
+    """A program for the target's one SM. See `program_writers.ProgramWriter`."""
+    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    tiles = recipe_tiles(recipe, target.sms)
+    lowered = lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
+    write_lowered(lowered, model, folder, target.sms, tiles, recipe.threads, progress)
+    return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
+
+
+def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
+    """The recipe's table of tiles, or an empty one."""
+    file = recipe.tile_table()
+    return read_tile_table(file, sms) if file else TileTable()
+
+
+def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:
+    """The buckets that the recipe asks for: decode first, each kind by rows."""
+    context = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).context_tokens
+    decode = recipe.gpu.decode_rows
+    ragged = recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
+    return (
+        *(Bucket.decode(rows, context) for rows in decode),
+        *(Bucket.ragged(rows, context, decode[-1]) for rows in ragged),
+    )
+
+
+def activation_type(model: ir.Model, recipe: Recipe) -> ActivationType:
+    """What is computed in: as the recipe says, by default as the checkpoint does where that is in 16 bits."""
+    wanted = recipe.gpu.activations
+    return _TYPES[model.metadata_props["ingot.dtype"] if wanted == "checkpoint" else wanted]
+
+
+def write_lowered(
+    lowered: Lowered,
+    model: ir.Model,
+    folder: Path,
+    sms: Sequence[int],
+    tiles: TileTable,
+    workers: int | None,
+    progress: Progress,
+) -> CudaProgram:
+    """Write launches, cubins for every SM, and weights to folder/program; return what the launches' file says."""
+    (folder / "program").mkdir(parents=True, exist_ok=True)
+    cubins = {sm: _write_cubins(lowered, folder, sm, workers, progress) for sm in sms}
+    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    program = CudaProgram(
+        sms=tuple(sms),
+        activation_type=lowered.shared.activation_type,
+        kv=lowered.shared.kv,
+        vocab_size=facts.vocab_size,
+        context_tokens=facts.context_tokens,
+        tile_queries=TILE_QUERIES,
+        kernels=lowered.shared.kernels,
+        cubins=cubins,
+        programs=lowered.programs,
+        tuned_on=tiles.device,
+    )
+    file = folder / LAUNCHES_FILE
+    text = json.dumps(program.model_dump(mode="json"), separators=(",", ":"))
+    with needing_room(file, "the launches", len(text)):
+        file.write_text(text, encoding="utf-8")
+    weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
+    stream_weights(folder / WEIGHTS_FILE, weights, progress)
+    return program
+
+
+def _write_cubins(
+    lowered: Lowered, folder: Path, sm: int, workers: int | None, progress: Progress
+) -> dict[str, CubinFacts]:
+    made = compile_kernels(lowered.shared.kernels, sm, workers, progress)
+    file = folder / cubins_file(sm)
+    content = save({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
+    with needing_room(file, "the cubins", len(content)):
+        file.write_bytes(content)
+    return {key: cubin.facts for key, cubin in made.items()}
