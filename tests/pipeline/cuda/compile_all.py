@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from ingot.artifact.launch_program import Constant, Kernel
 from ingot.errors import BuildError
 from ingot.pipeline.cuda.catalog import make_kernel
-from ingot.pipeline.cuda.cubins import FLOAT8, SMS, compile_kernel
+from ingot.pipeline.cuda.cubins import FLOAT8, compile_kernel
+from ingot.pipeline.targets import SMS
 
 KV_TYPES = ("fp16", FLOAT8, "i8", "u8")  # by kernels/kv_precision.py
 CODE_TYPES = ("bf16", FLOAT8, "i8")

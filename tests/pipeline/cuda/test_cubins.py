@@ -11,7 +11,8 @@ import pytest
 
 from ingot.errors import BuildError, UsageError
 from ingot.pipeline.cuda.catalog import CATALOG, make_kernel
-from ingot.pipeline.cuda.cubins import SMS, compile_kernel
+from ingot.pipeline.cuda.cubins import compile_kernel
+from ingot.pipeline.targets import SMS
 from tests.data_paths import ROOT
 
 SCRIPT = Path(__file__).with_name("compile_all.py")
