@@ -76,15 +76,13 @@ def _blocks(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, x: ir.V
     b.forms.add("int4")
     path, block, (out, columns) = node.name or "", operand.plan_block, stored_shape(operand.codes)
     assert block is not None, f"{path} is a kernel's"
-    scale = operand.per_block(stored_array(operand.scale).astype(np.float32), block)  # [out, in / block]
     codes = b.constant(f"{path}.codes", int4_codes(operand.codes))
-    scales = b.constant(f"{path}.scales", _tensor(b, scale))
+    scales = b.constant(f"{path}.scales", _blocked(b, operand, block, partial(_scale, operand)))
     weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, scales], [out, columns], axis=1, block_size=block)
     y = b.emit("Gemm", path, [x, weight, *_bias(b, node)], dims(node.outputs[0]), transB=1)
     if operand.zero_point is None:
         return y
-    points = operand.per_block(stored_array(operand.zero_point).astype(np.float32), block)
-    shifts = b.constant(f"{path}.shifts", _tensor(b, (8 - points) * scale))  # [out, in / block]
+    shifts = b.constant(f"{path}.shifts", _blocked(b, operand, block, partial(_shifts, operand)))
     rows, groups = dims(node.outputs[0])[0], columns // block
     split = b.emit("Reshape", f"{path}.groups", [x, b.integers(0, groups, block)], [rows, groups, block])
     sums = b.emit("ReduceSum", f"{path}.sums", [split, b.integers(2)], [rows, groups], keepdims=0)
@@ -222,5 +220,20 @@ def _scale(operand: QuantizedOperand) -> NDArray[np.float32]:
     return stored_array(operand.scale).astype(np.float32)
 
 
-def _tensor(b: SegmentBuilder, values: NDArray[np.float32]) -> ir.Tensor:
-    return ir.Tensor(values.astype(b.dtype.numpy()), dtype=b.dtype)
+def _shifts(operand: QuantizedOperand) -> NDArray[np.float32]:
+    """(8 - z) * scale of int4 codes that were unsigned."""
+    assert operand.zero_point is not None
+    return (np.float32(8) - stored_array(operand.zero_point).astype(np.float32)) * _scale(operand)
+
+
+def _blocked(
+    b: SegmentBuilder, operand: QuantizedOperand, block: int, make: Callable[[], NDArray[np.float32]]
+) -> ir.LazyTensor:
+    """Numbers [out] or [out, blocks] for the plan's blocks, [out, in / block], made when they are written."""
+    out, columns = stored_shape(operand.codes)
+    dtype = b.dtype
+
+    def tensor() -> ir.TensorProtocol:
+        return ir.Tensor(operand.per_block(make(), block).astype(dtype.numpy()), dtype=dtype)
+
+    return ir.LazyTensor(tensor, dtype, ir.Shape([out, columns // block]))

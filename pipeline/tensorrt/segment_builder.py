@@ -71,11 +71,7 @@ class SegmentBuilder:
 
     def name(self, original: str) -> str:
         """The name with its layer counted from the segment's first."""
-        return _LAYER.sub(lambda found: f"{found.group(1)}{int(found.group(2)) - self.first_layer}", original)
-
-    def original(self, name: str) -> str:
-        """The IR's name behind a name of the segment."""
-        return _LAYER.sub(lambda found: f"{found.group(1)}{int(found.group(2)) + self.first_layer}", name)
+        return original_names(original, -self.first_layer)
 
     def cross(self, value: ir.Value) -> ir.Value:
         """An input for what another stage makes; the runtime's int64 inputs keep their names."""
@@ -149,3 +145,8 @@ def dims(value: ir.Value) -> list[int | str]:
     """The value's shape as plain ints and names."""
     assert value.shape is not None, value.name
     return [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
+
+
+def original_names(text: str, first_layer: int) -> str:
+    """A text of the segment (a name, a message) with the IR's numbers of layers."""
+    return _LAYER.sub(lambda found: f"{found.group(1)}{int(found.group(2)) + first_layer}", text)

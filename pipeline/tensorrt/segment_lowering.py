@@ -25,10 +25,12 @@ from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
 from ingot.passes.weight_values import float32_values, is_stored
 from ingot.pipeline.tensorrt.linear import lower_linear, quantized_rows
-from ingot.pipeline.tensorrt.segment_builder import Compute, PlanWeight, SegmentBuilder, dims
+from ingot.pipeline.tensorrt.segment_builder import Compute, PlanWeight, SegmentBuilder, dims, original_names
 from ingot.pipeline.tensorrt.sms import Form
 from ingot.pipeline.tensorrt.stages import SegmentStage, depends_on_tokens, is_kernel
 from ingot.pipeline.tensorrt.weight_forms import stored_array
+
+INLINE_BYTES = 1024  # constants up to this size belong to a segment's structure, larger ones are its weights
 
 _FOLDED: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": np.add,
@@ -47,7 +49,7 @@ class Segment:
     outputs    the model's outputs -> the IR's values
     weights    the model's inputs that are weights
     forms      what its cards must be able to compute
-    first      the IR's number of the layer that the model calls 0
+    first_layer    the IR's number of the layer that the model calls 0
     """
 
     model: ir.Model
@@ -55,12 +57,33 @@ class Segment:
     outputs: Mapping[str, ir.Value]
     weights: Mapping[str, PlanWeight]
     forms: frozenset[Form]
-    nodes: Mapping[str, str]
+    first_layer: int
 
     @property
     def name(self) -> str:
-        """The IR's name of its last node, which tells segments apart."""
-        return next(reversed(self.nodes.values()), "")
+        """The IR's name of its last result, which tells segments apart."""
+        return next(reversed(self.outputs.values())).name or ""
+
+    @property
+    def rows(self) -> Mapping[str, tuple[int, ...]]:
+        """Inputs whose first dimension is the rows: activations and positions, with their other dimensions."""
+        inputs = (value for value in self.model.graph.inputs if value.name in self.inputs)
+        return {value.name or "": tuple(int(size) for size in dims(value)[1:]) for value in inputs}
+
+    @property
+    def row_symbol(self) -> str:
+        """What the rows are: T tokens, or R rows of logits."""
+        return str(dims(self.model.graph.outputs[0])[0])
+
+    @property
+    def constant_bytes(self) -> int:
+        """Of the constants that are no part of its structure."""
+        tensors = (value.const_value for value in self.model.graph.initializers.values())
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > INLINE_BYTES)
+
+    def originals(self, text: str) -> str:
+        """A message of TensorRT's with the IR's numbers of layers."""
+        return original_names(text, self.first_layer)
 
 
 def lower_segment(stage: SegmentStage, compute: Compute) -> Segment:
@@ -84,8 +107,7 @@ class _Lowering:
         if compute := {"fp16": "fp16", "bf16": "bf16"}.get(b.compute):
             b.forms.add(compute)  # type: ignore[arg-type]
         outputs = {f"y{index}": value for index, value in enumerate(self.stage.outputs)}
-        nodes = {node.name or "": b.original(node.name or "") for node in b.graph}
-        return Segment(b.finish(made), dict(b.crossing), outputs, dict(b.weights), frozenset(b.forms), nodes)
+        return Segment(b.finish(made), dict(b.crossing), outputs, dict(b.weights), frozenset(b.forms), b.first_layer)
 
     def _read(self, value: ir.Value) -> ir.Value:
         """The segment's value; made, or an input, where it is not there yet."""
