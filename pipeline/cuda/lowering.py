@@ -58,13 +58,14 @@ def lower_to_launches(
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
-    _carry(builder)
-    _Lowering(model, builder).run()
-    _sample(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
+    carry_tokens(builder)
+    NodeLowering(model, builder).run()
+    sample_tokens(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
     return builder.program()
 
 
-def _carry(builder: ProgramBuilder) -> None:
+def carry_tokens(builder: ProgramBuilder) -> None:
+    """What begins every program: tokens of the step before, still on the card, take their places in input_ids."""
     rows = builder.rows
     ids, carried, tokens = map(builder.external, ("input_ids", "carried", "tokens"))
     node, grid = ir.Node("ingot", "CarryTokens", [], name="carry_tokens"), (-(-rows // _CARRY_BLOCK),)
@@ -72,7 +73,8 @@ def _carry(builder: ProgramBuilder) -> None:
     builder.launch("carry_tokens", node, grid, constants, input_ids=ids, carried=carried, tokens=tokens, rows=rows)
 
 
-def _sample(builder: ProgramBuilder, vocabulary: int) -> None:
+def sample_tokens(builder: ProgramBuilder, vocabulary: int) -> None:
+    """The tails: from logits to tokens, greedily or by a draw."""
     constants = {"VOCABULARY": vocabulary, "BLOCK": _VOCABULARY_BLOCK}
     logits, tokens = builder.external("logits"), builder.external("tokens")
     builder.tail("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
@@ -80,7 +82,7 @@ def _sample(builder: ProgramBuilder, vocabulary: int) -> None:
     builder.tail("draw", constants, logits=logits, tokens=tokens, stride=vocabulary, **given)
 
 
-class _Lowering:
+class NodeLowering:
     """One walk over the graph."""
 
     def __init__(self, model: ir.Model, builder: ProgramBuilder) -> None:
@@ -95,9 +97,13 @@ class _Lowering:
             if node in self.gates:
                 self._gated(self.gates[node])
             elif node not in self.absorbed and not _is_weight(node):
-                self._handler(node)(self, node)
+                self.lower(node)
 
-    def _handler(self, node: ir.Node) -> "Callable[[_Lowering, ir.Node], None]":
+    def lower(self, node: ir.Node) -> None:
+        """One node that is no part of a gated activation."""
+        self._handler(node)(self, node)
+
+    def _handler(self, node: ir.Node) -> "Callable[[NodeLowering, ir.Node], None]":
         if node.op_type not in _HANDLERS:
             raise PassError(
                 f"{node.name!r} ({node.op_type}) has no CUDA kernel; there are kernels for {one_of(_HANDLERS)} and "
@@ -195,13 +201,13 @@ class _Lowering:
         )
 
 
-_HANDLERS: Mapping[str, Callable[[_Lowering, ir.Node], None]] = {
-    "Gather": _Lowering._gather,
-    "Gemm": _Lowering._gemm,
-    "RMSNormalization": _Lowering._norm,
-    "SkipSimplifiedLayerNormalization": _Lowering._norm,
-    "Add": _Lowering._add,
-    "PagedAttention": _Lowering._attention,
+_HANDLERS: Mapping[str, Callable[[NodeLowering, ir.Node], None]] = {
+    "Gather": NodeLowering._gather,
+    "Gemm": NodeLowering._gemm,
+    "RMSNormalization": NodeLowering._norm,
+    "SkipSimplifiedLayerNormalization": NodeLowering._norm,
+    "Add": NodeLowering._add,
+    "PagedAttention": NodeLowering._attention,
 }
 
 
