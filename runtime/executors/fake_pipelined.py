@@ -37,7 +37,7 @@ class FakePipelinedExecutor(FakeExecutor):
         self.check(batch)
         _check_draws(draws, len(batch.logits_indices))
         _check_carried(batch, carried, self._newest)
-        step = FakeStep(self, _copied(batch), _copied(draws), carried.copy(), self._newest)
+        step = FakeStep(self, self.num_submitted, _copied(batch), _copied(draws), carried.copy(), self._newest)
         self._queue.append(step)
         self._newest = step
         self.num_submitted += 1
@@ -71,9 +71,10 @@ class FakePipelinedExecutor(FakeExecutor):
 
 @dataclass(eq=False)
 class FakeStep:
-    """A queued step; `previous` is the one whose tokens it carries on."""
+    """Step `number` of those that were queued; `previous` is the one whose tokens it carries on."""
 
     executor: FakePipelinedExecutor
+    number: int
     batch: ForwardBatch
     draws: TokenDraws
     carried: Int32Array

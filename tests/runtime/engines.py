@@ -1,6 +1,7 @@
 """Engines for tests: the fake executor with the demo model's tokenizer, and random requests."""
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,9 @@ def text_engine(**executor: Any) -> Engine:
     return Engine(FakeExecutor(**{"vocab_size": tokenizer.vocab_size, **executor}), tokenizer)
 
 
-def random_requests(count: int, seed: int = 0) -> list[tuple[list[int], SamplingParams]]:
+def random_requests(
+    count: int, seed: int = 0, repetition_penalties: Sequence[float] = (1.0, 1.2)
+) -> list[tuple[list[int], SamplingParams]]:
     """Prompts of 1 to 60 tokens, half of them with a common beginning; greedy and drawn; 1 to 40 tokens."""
     rng = random.Random(seed)
     common = [rng.randrange(VOCAB_SIZE) for _ in range(37)]
@@ -43,7 +46,7 @@ def random_requests(count: int, seed: int = 0) -> list[tuple[list[int], Sampling
             temperature=rng.choice([0.0, 0.8]),
             top_k=rng.choice([0, 20]),
             seed=rng.randrange(1000),
-            repetition_penalty=rng.choice([1.0, 1.2]),
+            repetition_penalty=rng.choice(repetition_penalties),
         )
         requests.append((prompt, params))
     return requests

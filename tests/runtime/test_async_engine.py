@@ -12,6 +12,7 @@ from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.executors.fake_pipelined import FakePipelinedExecutor
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import random_requests, text_engine, token_engine
@@ -50,13 +51,15 @@ async def until_idle(engine: AsyncEngine) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_64_concurrent_streams_get_what_each_gets_alone() -> None:
-    requests = random_requests(64)
+@pytest.mark.parametrize("executor", [FakeExecutor, FakePipelinedExecutor])
+def test_64_concurrent_streams_get_what_each_gets_alone(executor: type[FakeExecutor]) -> None:
+    requests = random_requests(64, repetition_penalties=(1.0,))  # what a pipelined executor chooses itself
     with token_engine(num_blocks=64) as plain:
         expected = [plain.generate(prompt, params).token_ids for prompt, params in requests]
 
     async def main() -> None:
-        async with AsyncEngine(token_engine(num_blocks=30, block_tokens=4, max_batch_tokens=16)) as engine:
+        small = executor(num_blocks=30, block_tokens=4, max_batch_tokens=16)
+        async with AsyncEngine(Engine(small)) as engine:
             completions = await asyncio.gather(*(engine.generate(*request) for request in requests))
             assert [completion.token_ids for completion in completions] == expected
             assert engine.metrics().num_preemptions > 0
@@ -73,6 +76,28 @@ def test_outputs_of_a_stream_add_up_to_its_completion() -> None:
             assert completion is not None
             assert "".join(output.text for output in outputs) == completion.text
             assert not any(output.finished for output in outputs[:-1])
+
+    run(main())
+
+
+def test_an_engine_with_a_step_in_flight_reads_it_and_comes_to_rest() -> None:
+    with token_engine() as plain:
+        end = plain.generate([1], SamplingParams(max_tokens=8)).token_ids[-1]
+
+    async def main() -> None:
+        executor = FakePipelinedExecutor(eos_token_ids=(end,))
+        async with AsyncEngine(Engine(executor)) as engine:
+            for _ in range(3):
+                await engine.generate([1], LONG)
+                while engine.engine.has_unfinished():
+                    await asyncio.sleep(0)
+            metrics = engine.metrics()
+            assert (metrics.output_tokens, metrics.discarded_tokens) == (24, 3)
+            task = asyncio.create_task(engine.generate([2], LONG))
+            while engine.metrics().output_tokens == 24:
+                await asyncio.sleep(0)
+        assert (await task).finish_reason == "abort"
+        assert executor.closed
 
     run(main())
 

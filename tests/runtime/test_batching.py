@@ -41,3 +41,21 @@ def test_a_chunk_in_the_middle_of_a_prompt_wants_no_logits() -> None:
         assert batch.input_ids.tolist() == batch.position_ids.tolist() == expected
         assert batch.logits_indices.tolist() == []
         scheduler.complete(scheduled)
+
+
+def test_a_token_in_flight_is_named_by_its_row_in_the_step_before() -> None:
+    blocks = BlockManager(16, 4)
+    scheduler = Scheduler(blocks, max_batch_tokens=8, max_sequences=4)
+    builder = BatchBuilder(blocks, max_batch_tokens=8, max_sequences=4)
+    first, second, third = (Sequence.of(n, [9] * (n + 2), 4) for n in range(3))
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.queue(scheduler.schedule())
+    first.num_in_flight -= 1  # read, while the second one's token is still in flight
+    first.tokens.append(7)
+    scheduler.add(third)
+    scheduled = scheduler.schedule()
+    batch = builder.build(scheduled)
+    assert batch.input_ids.tolist() == [7, 0, 9, 9, 9, 9]
+    assert batch.position_ids.tolist() == [2, 3, 0, 1, 2, 3]
+    assert builder.carried(scheduled, {second.id: 5}).tolist() == [-1, 5, -1, -1, -1, -1]

@@ -1,21 +1,31 @@
 """Random use of the engine: adding, stepping, aborting, failing steps; whoever finishes has exactly its own tokens."""
 
 from functools import cache
+from typing import ClassVar
 
-import pytest
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors.fake import FakeExecutor
+from ingot.runtime.executors.fake_pipelined import FakePipelinedExecutor, FakeStep
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine
 
 # Prompts that end with a block: the second of two has its last block copied.
 WHOLE_BLOCKS = st.sampled_from([4, 8]).map(lambda length: [0] * length)
+
+# What a device can choose itself, and what needs the host (penalties); ends that nobody can foresee.
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 11),
+    stop_token_ids=st.sampled_from([(), (), (2,)]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.0, 1.5]),
+)
 
 
 class BreakableExecutor(FakeExecutor):
@@ -24,35 +34,56 @@ class BreakableExecutor(FakeExecutor):
     breaks: str = ""
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
-        breaks, self.breaks = self.breaks, ""
-        if breaks == "before":
-            raise EngineError("broken")
-        logits = super().forward(batch)
-        if breaks == "after":
-            raise EngineError("broken")
+        self.break_if("before")
+        return super().forward(batch)
+
+    def logits(self, batch: ForwardBatch) -> FloatArray:
+        logits = super().logits(batch)
+        self.break_if("after")
         return logits
+
+    def break_if(self, when: str) -> None:
+        if self.breaks == when:
+            self.breaks = ""
+            raise EngineError("broken")
+
+
+class BreakablePipelinedExecutor(BreakableExecutor, FakePipelinedExecutor):
+    """Fails once when told to, where a step is queued or while it computes."""
+
+    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> FakeStep:
+        self.break_if("before")
+        return super().submit(batch, draws, carried)
 
 
 @cache
-def tokens_alone(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+def tokens_alone(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
     with token_engine(vocab_size=3) as engine:
-        return engine.generate(list(prompt), SamplingParams(max_tokens=max_tokens)).token_ids
+        return engine.generate(list(prompt), params).token_ids
+
+
+@cache
+def logits_of_ones() -> FloatArray:
+    with token_engine(vocab_size=3) as engine:
+        return engine.prompt_logits([1] * 9)
 
 
 class EngineOperations(RuleBasedStateMachine):
     """A small vocabulary and pool, so that prefixes are shared and blocks run out all the time."""
 
+    executor_type: ClassVar[type[BreakableExecutor]] = BreakableExecutor
+
     @initialize(
         num_blocks=st.integers(6, 10), budget=st.integers(1, 12), places=st.integers(1, 5), prefix_cache=st.booleans()
     )
     def start(self, num_blocks: int, budget: int, places: int, prefix_cache: bool) -> None:
-        self.executor = BreakableExecutor(num_blocks=num_blocks, block_tokens=4, max_batch_tokens=budget, vocab_size=3)
+        self.executor = self.executor_type(num_blocks=num_blocks, block_tokens=4, max_batch_tokens=budget, vocab_size=3)
         self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache)
-        self.asked: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, max_tokens=st.integers(1, 11))
-    def add(self, prompt: list[int], max_tokens: int) -> None:
-        self.asked[self.engine.add(prompt, SamplingParams(max_tokens=max_tokens))] = tuple(prompt), max_tokens
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, params=PARAMS)
+    def add(self, prompt: list[int], params: SamplingParams) -> None:
+        self.asked[self.engine.add(prompt, params)] = tuple(prompt), params
 
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
@@ -71,15 +102,23 @@ class EngineOperations(RuleBasedStateMachine):
 
     @rule(when=st.sampled_from(["before", "after"]))
     def fail(self, when: str) -> None:
-        if self.engine.metrics().num_running + self.engine.metrics().num_waiting:
-            self.executor.breaks = when
-            with pytest.raises(EngineError, match="broken"):
-                self.engine.step()
+        """The next step that is computed fails; nothing is computed when all that runs ends with what is in flight."""
+        self.executor.breaks = when
+        failed = False
+        while self.engine.has_unfinished() and not failed:
+            try:
+                self.step(1)
+            except EngineError as error:
+                if str(error) != "broken":
+                    raise
+                failed = True
+        assert failed == (not self.executor.breaks), "a failure was lost"
+        self.executor.breaks = ""
 
     @rule(length=st.integers(1, 9))
     def evaluate(self, length: int) -> None:
-        if not self.engine.has_unfinished():
-            assert self.engine.prompt_logits([1] * length).shape == (length, 3)
+        if self.engine.metrics().num_running == 0:
+            assert np.array_equal(self.engine.prompt_logits([1] * length), logits_of_ones()[:length])
 
     def finished(self, request_id: int, reason: str, token_ids: tuple[int, ...]) -> None:
         expected = tokens_alone(*self.asked.pop(request_id))
@@ -101,5 +140,14 @@ class EngineOperations(RuleBasedStateMachine):
         assert self.engine.metrics().blocks_in_use == 0
 
 
+class PipelinedEngineOperations(EngineOperations):
+    """The same with a step in flight."""
+
+    executor_type = BreakablePipelinedExecutor
+
+
 TestEngineOperations = EngineOperations.TestCase
 TestEngineOperations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+TestPipelinedEngineOperations = PipelinedEngineOperations.TestCase
+TestPipelinedEngineOperations.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

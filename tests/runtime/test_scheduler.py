@@ -122,6 +122,44 @@ def test_a_common_prefix_is_computed_once() -> None:
     assert under_test.num_prefix_hit_tokens == 8
 
 
+def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_it_is_retired() -> None:
+    under_test = scheduler()
+    first = sequence(1, range(8), max_tokens=2)
+    under_test.add(first)
+    queued = under_test.schedule()
+    under_test.queue(queued)
+    assert (first.num_pending, first.num_in_flight, first.is_full) == (1, 1, False)
+    behind = under_test.schedule()
+    assert shape(behind) == [(1, 1)]
+    assert behind.entries[0].start == 8
+    under_test.queue(behind)
+    assert first.is_full
+    assert under_test.schedule().entries == [], "its length is known ahead"
+    assert under_test.blocks.num_cached == 0
+    under_test.retire(queued)
+    assert (under_test.blocks.num_cached, first.num_in_flight) == (2, 1)
+
+
+def test_retiring_a_step_skips_sequences_that_ended_or_gave_way_meanwhile() -> None:
+    under_test = scheduler(num_blocks=3, prefix_cache=True)
+    old, young = sequence(1, range(4), max_tokens=8), sequence(2, range(10, 14), max_tokens=4)
+    under_test.add(old)
+    under_test.add(young)
+    queued = under_test.schedule()
+    under_test.queue(queued)
+    behind = under_test.schedule()
+    assert behind.preempted == [young]
+    assert young.num_in_flight == 1
+    under_test.remove(old)
+    behind.drop_ended()
+    assert (behind.entries, behind.num_tokens) == ([], 0)
+    under_test.retire(queued)
+    assert (young.num_in_flight, under_test.blocks.num_cached) == (0, 0)
+    young.tokens.append(5)
+    assert shape(under_test.schedule()) == [(2, 5)]
+    under_test.blocks.check()
+
+
 @dataclass
 class Load:
     """A random load: requests as (prompt, max_tokens, step of arrival), and the scheduler's limits."""

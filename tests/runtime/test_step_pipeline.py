@@ -1,0 +1,365 @@
+"""Steps that overlap: the same tokens as steps one by one, nothing leaked, nothing learned from what was discarded."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
+from ingot.runtime.engine import Engine
+from ingot.runtime.executors.fake_pipelined import FakePipelinedExecutor, FakeStep
+from ingot.runtime.outputs import Completion
+from ingot.runtime.sampling import SamplingParams
+from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, text_engine, token_engine
+
+Asked = tuple[list[int], SamplingParams]
+NEEDS_LOGITS = SamplingParams(max_tokens=4, logprobs=0)
+
+
+class RecordingExecutor(FakePipelinedExecutor):
+    """Notes what happens in which order; fails, or loses a row of logits, at the step that it is told."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"vocab_size": VOCAB_SIZE, **options})
+        self.events: list[str] = []
+        self.fails: dict[str, int] = {}  # number of the step by what fails: "submit", "compute", "row"
+        self.computing = -1
+
+    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> FakeStep:
+        self.events.append(f"submit {self.num_submitted}")
+        if self.fails.get("submit") == self.num_submitted:
+            del self.fails["submit"]
+            raise EngineError("the queue is full")
+        return super().submit(batch, draws, carried)
+
+    def compute(self, step: FakeStep) -> None:
+        self.events.append(f"read {step.number}")
+        self.computing = step.number
+        super().compute(step)
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        self.events.append("forward")
+        self.computing = -1
+        return super().forward(batch)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.events.append("copy")
+        super().copy_block(source, target)
+
+    def logits(self, batch: ForwardBatch) -> FloatArray:
+        logits = super().logits(batch)
+        if self.fails.get("compute") == self.computing:
+            raise EngineError("the device is gone")
+        if self.fails.get("row") == self.computing:
+            logits[0, 5] = np.nan
+        return logits
+
+
+def alone(prompt: list[int], params: SamplingParams, **options: Any) -> Completion:
+    """What a request gets from steps one by one, in an engine of its own."""
+    with token_engine(num_blocks=32, **options) as engine:
+        return engine.generate(prompt, params)
+
+
+def finish(engine: Engine) -> dict[int, Completion]:
+    """Step until nothing is left; completions by request."""
+    done: dict[int, Completion] = {}
+    while engine.has_unfinished():
+        done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+        engine.core.check()
+    return done
+
+
+def test_a_step_is_queued_before_the_tokens_of_the_one_before_are_read() -> None:
+    executor = RecordingExecutor()
+    with Engine(executor) as engine:
+        completion = engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
+        assert completion.token_ids == alone([1, 2, 3], SamplingParams(max_tokens=4)).token_ids
+        assert not engine.has_unfinished()
+    assert executor.events == [
+        *("submit 0", "submit 1", "read 0", "submit 2", "read 1", "submit 3", "read 2"),
+        "read 3",  # max_tokens is known ahead: no fifth step
+    ]
+
+
+def test_the_chunks_of_a_prompt_and_arrivals_overlap_as_decoding_does() -> None:
+    executor = RecordingExecutor(max_batch_tokens=8)
+    with Engine(executor) as engine:
+        first = engine.add(list(range(20)), SamplingParams(max_tokens=2))
+        engine.step()
+        second = engine.add([7, 8], SamplingParams(max_tokens=2))
+        done = finish(engine)
+    assert done[first].token_ids == alone(list(range(20)), SamplingParams(max_tokens=2)).token_ids
+    assert done[second].token_ids == alone([7, 8], SamplingParams(max_tokens=2)).token_ids
+    assert executor.events[:3] == ["submit 0", "submit 1", "read 0"]
+    assert executor.num_submitted == 4
+
+
+def test_a_step_that_the_host_must_sample_waits_for_the_one_in_flight() -> None:
+    executor = RecordingExecutor()
+    with Engine(executor) as engine:
+        plain = engine.add([1], SamplingParams(max_tokens=9))
+        engine.step()
+        wants = engine.add([2], NEEDS_LOGITS)
+        outputs = engine.step()
+        assert [output.request_id for output in outputs] == [plain, plain, wants]
+        done = finish(engine)
+    assert executor.events[:7] == ["submit 0", "read 0", *["forward"] * 4, "submit 1"]
+    assert done[plain].token_ids == alone([1], SamplingParams(max_tokens=9)).token_ids
+    assert done[wants].logprobs == alone([2], NEEDS_LOGITS).logprobs
+
+
+def test_a_chunk_in_the_middle_of_a_prompt_is_queued_even_if_the_host_must_sample_its_end() -> None:
+    executor = RecordingExecutor(max_batch_tokens=8)
+    with Engine(executor) as engine:
+        completion = engine.generate(list(range(20)), NEEDS_LOGITS, keep_logits=True)
+        assert completion.token_ids == alone(list(range(20)), NEEDS_LOGITS).token_ids
+    assert executor.events[:6] == ["submit 0", "submit 1", "read 0", "read 1", "forward", "forward"]
+
+
+def test_a_request_that_ends_while_its_next_token_computes_discards_it() -> None:
+    params = SamplingParams(max_tokens=20)
+    tokens = alone([1, 2, 3], params).token_ids
+    with Engine(RecordingExecutor(eos_token_ids=(tokens[5],))) as engine:
+        completion = engine.generate([1, 2, 3], params)
+        assert (completion.token_ids, completion.finish_reason) == (tokens[:6], "stop")
+        assert engine.has_unfinished(), "its last step is still in flight"
+        assert engine.step() == []
+        assert not engine.has_unfinished()
+        metrics = engine.metrics()
+        assert (metrics.num_steps, metrics.computed_tokens, metrics.discarded_tokens) == (7, 9, 1)
+        assert (metrics.output_tokens, metrics.blocks_in_use) == (6, 0)
+
+
+def test_the_prefix_index_learns_only_what_was_read() -> None:
+    params = SamplingParams(max_tokens=20)
+    tokens = alone([1, 2, 3], params).token_ids
+    with Engine(RecordingExecutor(eos_token_ids=(tokens[4],), block_tokens=4)) as engine:
+        engine.generate([1, 2, 3], params)  # 7 tokens read; the eighth is its end token, and fills a block in flight
+        finish(engine)
+        assert engine.metrics().blocks_cached == 1
+        again = engine.generate([1, 2, 3, *tokens[:5]], replace(params, ignore_eos=True))
+        assert again.cached_tokens == 4
+        assert again.token_ids == tokens[5:] + again.token_ids[15:]
+
+
+def test_stop_strings_end_a_request_at_the_same_character() -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    tokenizer = demo_tokenizer()
+    with text_engine() as plain:
+        text = plain.generate("def read", params).text
+        params = replace(params, stop=(text[10:14],))
+        expected = plain.generate("def read", params)
+    with Engine(RecordingExecutor(vocab_size=tokenizer.vocab_size), tokenizer) as engine:
+        outputs = list(engine.stream("def read", params))
+        assert outputs[-1].completion is not None
+        assert outputs[-1].completion.text == expected.text == "".join(output.text for output in outputs)
+        assert outputs[-1].completion.token_ids == expected.token_ids
+        finish(engine)
+        assert engine.metrics().discarded_tokens == 1
+
+
+def test_an_abort_with_a_step_in_flight_frees_the_blocks_at_once_and_they_can_be_given_to_others() -> None:
+    params = SamplingParams(max_tokens=30)
+    with Engine(RecordingExecutor(num_blocks=3)) as engine:
+        doomed = engine.add(list(range(17)), params)
+        engine.step()
+        engine.step()
+        completion = engine.abort(doomed)
+        assert completion is not None
+        assert completion.token_ids == alone(list(range(17)), params).token_ids[:1]
+        assert engine.metrics().blocks_in_use == 0
+        other = engine.add(list(range(50, 67)), params)
+        assert finish(engine)[other].token_ids == alone(list(range(50, 67)), params).token_ids
+        assert engine.metrics().discarded_tokens == 1
+
+
+def test_a_step_that_cannot_be_queued_aborts_its_requests_after_they_got_their_last_token() -> None:
+    params = SamplingParams(max_tokens=6)
+    executor = RecordingExecutor()
+    executor.fails["submit"] = 2
+    with Engine(executor, max_sequences=2) as engine:
+        ids = [engine.add([number, 1, 2], params) for number in range(3)]
+        engine.step()
+        engine.step()
+        with pytest.raises(EngineError, match="the queue is full"):
+            engine.step()
+        engine.core.check()
+        done = finish(engine)
+        assert [done[number].finish_reason for number in ids] == ["abort", "abort", "length"]
+        assert [len(done[number].token_ids) for number in ids] == [2, 2, 6]
+        assert done[ids[2]].token_ids == alone([2, 1, 2], params).token_ids
+        assert engine.generate([0, 1, 2], params).token_ids == alone([0, 1, 2], params).token_ids
+        assert engine.metrics().blocks_in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "message"), [("compute", "device is gone"), ("row", r"request 0 \(row 0 of its step\) are not finite")]
+)
+def test_a_step_that_fails_aborts_its_own_requests_and_the_step_behind_it_goes_on(what: str, message: str) -> None:
+    params = SamplingParams(max_tokens=6)
+    prompt = list(range(16))
+    executor = RecordingExecutor()
+    executor.fails[what] = 1
+    with Engine(executor) as engine:
+        failing = engine.add(prompt[:15], params)
+        engine.step()
+        engine.step()
+        later = engine.add([9, 8, 7], params)
+        with pytest.raises(EngineError, match=message):
+            engine.step()
+        engine.core.check()
+        assert engine.metrics().blocks_cached == 0, "the block that the failed step filled is not to be found"
+        done = finish(engine)
+        assert (done[failing].finish_reason, len(done[failing].token_ids)) == ("abort", 1)
+        assert done[later].token_ids == alone([9, 8, 7], params).token_ids
+        assert engine.metrics().blocks_in_use == 0
+
+
+def test_blocks_that_were_copied_for_a_step_survive_the_failure_of_the_one_in_flight() -> None:
+    prompt = list(range(32))
+    executor = RecordingExecutor()
+    executor.fails["compute"] = 1
+    with Engine(executor) as engine:
+        failing = engine.add(prompt, SamplingParams(max_tokens=9))
+        engine.step()
+        engine.step()  # the prompt's blocks are found from now on, and still in use
+        sharing = engine.add(prompt, NEEDS_LOGITS)
+        with pytest.raises(EngineError, match="device is gone"):
+            engine.step()
+        done = finish(engine)
+        assert done[failing].finish_reason == "abort"
+        assert done[sharing].cached_tokens == 31
+        assert done[sharing].token_ids == alone(prompt, NEEDS_LOGITS).token_ids
+    assert executor.events.count("copy") == 1
+
+
+def test_prompt_logits_wait_for_the_step_in_flight() -> None:
+    params = SamplingParams(max_tokens=8)
+    with token_engine() as plain:
+        expected = plain.prompt_logits([5, 6, 7])
+    executor = RecordingExecutor()
+    with Engine(executor) as engine:
+        request_id = engine.add([1, 2], params)
+        engine.step()
+        assert np.array_equal(engine.prompt_logits([5, 6, 7]), expected)
+        assert finish(engine)[request_id].token_ids == alone([1, 2], params).token_ids
+    assert executor.events[:4] == ["submit 0", "read 0", "forward", "submit 1"]
+
+
+def test_an_engine_may_be_closed_with_a_step_in_flight() -> None:
+    executor = RecordingExecutor()
+    engine = Engine(executor)
+    engine.add([1, 2], SamplingParams(max_tokens=8))
+    engine.step()
+    engine.close()
+    assert executor.closed
+    assert not engine.has_unfinished()
+    assert executor.events == ["submit 0"]
+
+
+@dataclass
+class Load:
+    """Random requests with the steps of their arrival and, for some, of their abort; an engine too small for them."""
+
+    seed: int
+    engine: dict[str, Any] = field(default_factory=dict)
+    executor: dict[str, Any] = field(default_factory=dict)
+    requests: list[Asked] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
+    aborts: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = random.Random(self.seed)
+        block_tokens = rng.choice([1, 2, 4, 16])
+        self.executor = {
+            "block_tokens": block_tokens,
+            "num_blocks": -(-64 // block_tokens) + rng.choice([0, 1, 12]),
+            "max_batch_tokens": rng.choice([1, 5, 16, 64]),
+            "vocab_size": VOCAB,
+            "eos_token_ids": rng.choice([(), (0,)]),
+        }
+        self.engine = {"max_sequences": rng.choice([1, 2, 5, 64]), "prefix_cache": rng.random() < 0.7}
+        host_share = rng.choice([0.0, 0.0, 0.1, 1.0])
+        self.requests = [self._request(rng, host_share) for _ in range(rng.randrange(1, 14))]
+        self.arrivals = [rng.randrange(12) for _ in self.requests]
+        self.aborts = {number: at + rng.randrange(9) for number, at in enumerate(self.arrivals) if rng.random() < 0.15}
+
+    @staticmethod
+    def _request(rng: random.Random, host_share: float) -> Asked:
+        prompt = [1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 5))]
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 28),
+            temperature=rng.choice([0.0, 0.5, 2.0]),
+            top_k=rng.choice([0, 3]),
+            top_p=rng.choice([1.0, 0.75]),
+            seed=rng.randrange(100),
+            stop_token_ids=rng.choice([(), (5,)]),
+            repetition_penalty=1.25 if rng.random() < host_share else 1.0,
+        )
+        return prompt, params
+
+
+VOCAB = 8
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 40) for start in (0, 40, 80)], ids=str)
+def test_a_random_load_gets_the_tokens_of_steps_one_by_one(seeds: range) -> None:
+    totals = np.zeros(3, np.int64)
+    for seed in seeds:
+        load = Load(seed)
+        with Engine(FakePipelinedExecutor(**load.executor), **load.engine) as engine:
+            done = serve(engine, load)
+            metrics = engine.metrics()
+            assert metrics.blocks_in_use == metrics.num_running == metrics.num_waiting == 0
+            assert metrics.output_tokens == sum(len(completion.token_ids) for completion in done.values())
+            totals += [metrics.num_preemptions, metrics.prefix_hit_tokens, metrics.discarded_tokens]
+        for number, (prompt, params) in enumerate(load.requests):
+            expected = alone_in(load, prompt, params)
+            if done[number].finish_reason == "abort":
+                assert done[number].token_ids == expected.token_ids[: len(done[number].token_ids)]
+            else:
+                assert (done[number].token_ids, done[number].stop_reason) == (expected.token_ids, expected.stop_reason)
+    assert totals.all(), "no preemption, no prefix hit, or nothing discarded in all these loads"
+
+
+def serve(engine: Engine, load: Load) -> dict[int, Completion]:
+    """Add and abort when the load says so, step until all is done; completions by number of the request."""
+    ids: dict[int, int] = {}
+    done: dict[int, Completion] = {}
+    now = 0
+    while now <= max(load.arrivals) or engine.has_unfinished():
+        for number, (prompt, params) in enumerate(load.requests):
+            if load.arrivals[number] == now:
+                ids[engine.add(prompt, params)] = number
+        for request_id, number in ids.items():
+            completion = engine.abort(request_id) if load.aborts.get(number) == now else None
+            if completion:
+                done[number] = completion
+        for output in engine.step():
+            if output.completion:
+                done[ids[output.request_id]] = output.completion
+        engine.core.check()
+        now += 1
+    return done
+
+
+def alone_in(load: Load, prompt: list[int], params: SamplingParams) -> Completion:
+    return alone(prompt, params, vocab_size=VOCAB, eos_token_ids=load.executor["eos_token_ids"])
+
+
+def test_without_surprises_the_same_tokens_are_computed_as_in_steps_one_by_one() -> None:
+    def computed(make: Callable[..., Engine]) -> tuple[int, int, int]:
+        with make() as engine:
+            for number in range(6):
+                engine.add([number] * (5 * number + 1), SamplingParams(max_tokens=4 * number + 1))
+            finish(engine)
+            metrics = engine.metrics()
+            return metrics.num_steps, metrics.computed_tokens, metrics.discarded_tokens
+
+    plain = computed(lambda: token_engine(prefix_cache=False))
+    assert computed(lambda: Engine(RecordingExecutor(), prefix_cache=False)) == plain
