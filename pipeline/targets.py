@@ -61,6 +61,15 @@ _ROWS = (
         writer="ingot.pipeline.program_writers:write_segments",
     ),
     *(_cuda(sm, cards) for sm, cards in _CARDS.items()),
+    Target(
+        name="tensorrt",
+        engine="tensorrt",
+        summary="Segments as TensorRT plans for RTX cards (gpu.sms), attention by Ingot's own kernels.",
+        lowering=("fuse-rotary-attention", "clean-up"),
+        writer="ingot.pipeline.tensorrt.tensorrt_writer:write_tensorrt_program",
+        kv_types=("fp8", "int8", "int4"),
+        sm_choice=(80, 86, 89, 120),
+    ),
 )
 SMS = tuple(_CARDS)
 TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}

@@ -27,7 +27,7 @@ from ingot.pipeline.cuda.tiles import TileTable
 _SILU, _GELU_ERF, _GELU_TANH = range(3)  # kernels/gated_activation.py
 
 
-_FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _CARRY_BLOCK = 128
 _VOCABULARY_BLOCK = 1024
 
@@ -52,7 +52,7 @@ def lower_to_launches(
     """
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
     if not geometry.is_quantized:
-        geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
+        geometry = geometry.model_copy(update={"dtype": FLOAT_KV[activation_type]})
     shared = Shared(activation_type, geometry, tiles or TileTable())
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 

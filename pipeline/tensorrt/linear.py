@@ -65,7 +65,9 @@ def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Val
 
 def _weight_alone(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand | None, x: ir.Value) -> ir.Value:
     if operand is None:
-        return b.emit("Gemm", node.name or "", [x, _plain(b, node, 1), *_bias(b, node)], dims(node.outputs[0]), transB=1)
+        return b.emit(
+            "Gemm", node.name or "", [x, _plain(b, node, 1), *_bias(b, node)], dims(node.outputs[0]), transB=1
+        )
     if operand.kind == "blocks":
         return _blocks(b, node, operand, x)
     return _channel(b, node, operand, x)
@@ -197,7 +199,9 @@ def _plain(b: SegmentBuilder, node: ir.Node, index: int) -> ir.Value:
     operand = node.inputs[index]
     assert operand is not None
     if not is_stored(operand) or operand.shape is None:
-        raise PassError(f"{node.name!r} multiplies by {operand.name!r}, which is computed; TensorRT's plans take weights")
+        raise PassError(
+            f"{node.name!r} multiplies by {operand.name!r}, which is computed; TensorRT's plans take weights"
+        )
     shape = tuple(int(size) for size in operand.shape.numpy())
     return b.weight(operand.name or "", b.dtype, shape, partial(float32_values, operand))
 

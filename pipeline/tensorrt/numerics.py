@@ -61,7 +61,7 @@ def random_feeds(segment: Segment, rows: int, seed: int = 0) -> dict[str, NDArra
     feeds: dict[str, NDArray[np.generic]] = {}
     for value in segment.inputs.values():
         assert value.shape is not None
-        shape = (rows, *(int(size) for size in list(value.shape)[1:]))
+        shape = (rows, *(int(str(size)) for size in list(value.shape)[1:]))
         is_float = value.dtype == ir.DataType.FLOAT
         feeds[value.name or ""] = rng.standard_normal(shape, np.float32) if is_float else np.arange(rows)
     return feeds
@@ -81,7 +81,7 @@ def bound_model(segment: Segment) -> ir.Model:
     return ir.Model(graph, ir_version=segment.model.ir_version)
 
 
-def _tensor(weight: PlanWeight) -> ir.Tensor:
+def _tensor(weight: PlanWeight) -> ir.TensorProtocol:
     return ir.Tensor(np.ascontiguousarray(weight.make()).astype(weight.dtype.numpy()), dtype=weight.dtype)
 
 

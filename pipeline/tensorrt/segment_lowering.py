@@ -62,7 +62,7 @@ class Segment:
     @property
     def name(self) -> str:
         """The IR's name of its last result, which tells segments apart."""
-        return next(reversed(self.outputs.values())).name or ""
+        return list(self.outputs.values())[-1].name or ""
 
     @property
     def rows(self) -> Mapping[str, tuple[int, ...]]:
@@ -114,7 +114,7 @@ class _Lowering:
         b = self.b
         if value not in b.values:
             producer = value.producer()
-            if producer is None or producer not in self.inside and depends_on_tokens(value):
+            if producer is None or (producer not in self.inside and depends_on_tokens(value)):
                 b.values[value] = b.cross(value)
             else:
                 self._lower(producer)
@@ -170,7 +170,9 @@ class _Lowering:
     def _generic(self, node: ir.Node) -> None:
         """The same op; floats among its constants take the dtype of what tokens made."""
         if node.domain != "":
-            raise PassError(f"{node.name!r} ({node.domain}::{node.op_type}) has no form in TensorRT; leave its pass out")
+            raise PassError(
+                f"{node.name!r} ({node.domain}::{node.op_type}) has no form in TensorRT; leave its pass out"
+            )
         b = self.b
         read = {value: self._read(value) for value in node.inputs if value is not None and not _is_constant(value)}
         floats = [value.dtype for value in read.values() if value.dtype is not None and value.dtype.is_floating_point()]

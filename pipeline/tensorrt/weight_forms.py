@@ -5,8 +5,8 @@
     blocks     int4, scales in the compute dtype      a constant of the plan: only so is it fused
 
 Blocks are of 16 to 256 columns and divide the row. Coarser ones (a scale a row among them) and a partial last block are
-split, which repeats scales and changes no value. Codes of 2 and 3 bits are int4. Where a row has no such blocks, and for
-8 bits in blocks, TensorRT would write out the whole weight in each step: those matmuls are left to Ingot's kernels.
+split, which repeats scales and changes no value. Codes of 2 and 3 bits are int4. Where a row has no such blocks, and
+for 8 bits in blocks, TensorRT would write out the whole weight in each step: those matmuls are left to Ingot's kernels.
 """
 
 from dataclasses import dataclass
@@ -60,8 +60,8 @@ class QuantizedOperand:
         if self.codes.dtype == _FLOAT8 and self.block is None:
             return "float8"
         raise PassError(
-            f"{self.codes.name!r} is {self.codes.dtype} in blocks of {self.block}; TensorRT takes 4 bits in blocks, and "
-            "int8 or float8_e4m3fn with a scale a row"
+            f"{self.codes.name!r} is {self.codes.dtype} in blocks of {self.block}; TensorRT takes 4 bits in blocks, "
+            "and int8 or float8_e4m3fn with a scale a row"
         )
 
     @property
