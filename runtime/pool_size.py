@@ -36,7 +36,7 @@ def resolve_pool_size(
 
     Raises UsageError when both sizes are given, or one that holds no block.
     """
-    size = _explicit(kv, kv_blocks, kv_bytes) or _automatic(
+    size = explicit_pool_size(kv, kv_blocks, kv_bytes) or _automatic(
         model, kv, max_sequences, free_memory_bytes() if free_bytes is None else free_bytes
     )
     _LOG.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
@@ -64,7 +64,8 @@ def _available_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _explicit(kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | None) -> PoolSize | None:
+def explicit_pool_size(kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | None) -> PoolSize | None:
+    """What the caller asked for; None where that is nothing. UsageError as `resolve_pool_size`."""
     if kv_blocks is not None and kv_bytes is not None:
         raise UsageError(f"kv_blocks is {kv_blocks} and kv_bytes is {kv_bytes}; give one of them, or none")
     if kv_blocks is not None:

@@ -3,6 +3,7 @@
 INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot)
 INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores this process may run on)
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
+INGOT_CUDA_BLOCKING  1: kernels on a card run one by one, so that a failure names its node; slow (default: 0)
 """
 
 import os
@@ -28,6 +29,14 @@ def attention() -> str | None:
     if name not in (None, "native", "numpy"):
         raise UsageError(f"INGOT_ATTENTION is {name!r}; it must be native or numpy, or not be set")
     return name
+
+
+def cuda_blocking() -> bool:
+    """Whether every kernel on a card is waited for. Raises UsageError when INGOT_CUDA_BLOCKING is neither 0 nor 1."""
+    text = os.environ.get("INGOT_CUDA_BLOCKING", "0")
+    if text not in ("0", "1"):
+        raise UsageError(f"INGOT_CUDA_BLOCKING is {text!r}; it must be 0 or 1, or not be set")
+    return text == "1"
 
 
 def num_threads() -> int:

@@ -1,9 +1,5 @@
-"""Turns Triton's interpreter on before any kernel is imported; without torch and Triton the folder is skipped."""
+"""Kernels run in Triton's interpreter."""
 
-import os
+from tests.interpreter import use_interpreter
 
-import pytest
-
-os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("torch", reason="the interpreter works on torch tensors: pip install --group oracle")
-pytest.importorskip("triton", reason="kernels are written in Triton: pip install --group oracle")
+use_interpreter()

@@ -1,0 +1,128 @@
+"""From an artifact to a program that is ready on a device: what lies there, in what order, and how much of it."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ingot.artifact import Artifact, ModelFacts
+from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram
+from ingot.errors import ArtifactError, UsageError
+from ingot.runtime.cuda.budget import device_pool_size
+from ingot.runtime.cuda.cubin_choice import load_kernels
+from ingot.runtime.cuda.device import Device, Stream, mebibytes
+from ingot.runtime.cuda.pool import DevicePool
+from ingot.runtime.cuda.programs import Binding, BoundProgram, SegmentBinder
+from ingot.runtime.cuda.step_inputs import StepInputs
+from ingot.runtime.cuda.step_outputs import StepOutputs
+from ingot.runtime.cuda.weights import DeviceWeights
+from ingot.runtime.executor_loading import ExecutorOptions
+
+_LOG = logging.getLogger(__name__)
+_PARTS = 4  # times that a bucket's launches may be captured: see programs.Part
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """A program on its device."""
+
+    device: Device
+    stream: Stream
+    model: ModelFacts
+    programs: tuple[BoundProgram, ...]
+    pool: DevicePool
+    inputs: StepInputs
+    outputs: StepOutputs
+    max_batch_tokens: int
+    max_sequences: int
+
+
+@dataclass(frozen=True)
+class _Limits:
+    tokens: int
+    sequences: int
+
+
+def load_program(
+    artifact: Artifact, device: Device, options: ExecutorOptions, segments: SegmentBinder
+) -> LoadedProgram:
+    """Bring everything to the device; the KV pool last, from what is left.
+
+    ArtifactError for files that do not fit each other; UsageError for limits that no bucket holds; EngineError for a
+    card that cannot run the kernels, or has no room.
+    """
+    device.activate()
+    program = read_program(artifact)
+    limits = _limits(program, options)
+    stream = device.make_stream()
+    loaded = load_kernels(artifact, program, device)
+    weights = DeviceWeights(device, stream, artifact.file(WEIGHTS_FILE))
+    arena_bytes = max(one.arena_bytes for one in program.programs)
+    arena = device.allocate(max(1, arena_bytes), "the arena of a step's values")
+    inputs, outputs = StepInputs(device, stream, program), StepOutputs(device, stream, program)
+    size = device_pool_size(
+        artifact.manifest.model,
+        program.kv,
+        device,
+        kv_blocks=options.kv_blocks,
+        kv_bytes=options.kv_bytes,
+        max_sequences=limits.sequences,
+        graph_nodes=_PARTS * sum(len(one.launches) + len(one.tails) for one in program.programs),
+    )
+    pool = DevicePool(device, stream, program.kv, size.num_blocks)
+    shared = {"kv_pool": pool.address, "kv_scales": pool.address, **outputs.addresses}
+    bound = tuple(
+        BoundProgram.of(
+            layout.program,
+            Binding(device, program.kernels, loaded, weights, shared | inputs.addresses(layout), arena, segments),
+            layout,
+        )
+        for layout in inputs.layouts
+    )
+    device.synchronize("loading the program")
+    _LOG.info(
+        "%s: weights %s, arena %s, KV pool %s; %s free",
+        device.name,
+        mebibytes(weights.num_bytes),
+        mebibytes(arena_bytes),
+        pool,
+        mebibytes(device.free_bytes()),
+    )
+    model = artifact.manifest.model
+    return LoadedProgram(device, stream, model, bound, pool, inputs, outputs, limits.tokens, limits.sequences)
+
+
+def read_program(artifact: Artifact) -> CudaProgram:
+    """The artifact's launches. ArtifactError when they are none, or not for the manifest's KV geometry."""
+    name = artifact.manifest.program.launches
+    if name is None:
+        raise ArtifactError(f"{artifact.path}: has no launches for a card; build it for a CUDA target")
+    file: Path = artifact.file(name)
+    try:
+        program = CudaProgram.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
+    if program.kv != artifact.manifest.kv:
+        raise ArtifactError(f"{file}: its KV geometry is not the manifest's; build the artifact again")
+    return program
+
+
+def _limits(program: CudaProgram, options: ExecutorOptions) -> _Limits:
+    """What a step may hold: as much as the largest bucket for mixed steps, or less where the caller says so."""
+    mixed = [one for one in program.programs if one.attention == "ragged"]
+    if not mixed:
+        raise ArtifactError("the program has no bucket for prompts; build the artifact again with gpu.prefill_rows")
+    largest: LaunchProgram = max(mixed, key=lambda one: one.rows)
+    asked = {"max_batch_tokens": options.max_batch_tokens, "max_sequences": options.max_sequences}
+    most = {"max_batch_tokens": largest.rows, "max_sequences": largest.sequences}
+    setting = {"max_batch_tokens": "gpu.prefill_rows", "max_sequences": "gpu.decode_rows"}
+    for name, value in asked.items():
+        if value is not None and value > most[name]:
+            raise UsageError(
+                f"{name} is {value}, and the artifact's largest bucket holds {most[name]}; ask for at most that, or "
+                f"build with a larger {setting[name]}"
+            )
+    return _Limits(*(asked[name] or most[name] for name in asked))

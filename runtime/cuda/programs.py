@@ -1,0 +1,183 @@
+"""The programs of all buckets with their arguments bound to addresses, and the graphs that replay them.
+
+A step runs one part of its bucket's program:
+
+    body      what comes before the head: nobody wants logits
+    logits    body and head
+    greedy    body, head, and the kernels that choose the likeliest tokens; `draw` with those that draw
+    head      the head again, for more rows of logits than it takes at once
+
+Each is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many kernels.
+With INGOT_CUDA_BLOCKING kernels run one by one, each is waited for, and a failure names the node.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
+
+from ingot import settings
+from ingot.artifact.launch_program import (
+    ELEMENT_BYTES,
+    Argument,
+    Kernel,
+    Launch,
+    LaunchProgram,
+    SegmentCall,
+    Step,
+    Tail,
+)
+from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.batch import ForwardBatch
+from ingot.runtime.cuda.device import Device, Graph, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.input_layout import InputLayout
+from ingot.runtime.cuda.weights import DeviceWeights
+
+Part = Literal["body", "head", "logits", "greedy", "draw"]
+
+# Triton's names of types -> those of safetensors.
+_STORED = {
+    "fp32": "F32",
+    "fp16": "F16",
+    "bf16": "BF16",
+    "fp8e4nv": "F8_E4M3",
+    "i8": "I8",
+    "u8": "U8",
+    "i32": "I32",
+    "i64": "I64",
+}
+
+
+class SegmentBinder(Protocol):
+    """Another engine's way to run segments: a call with addresses of inputs and outputs -> work for a stream."""
+
+    def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
+        """Bind a call for good. What it queues must be fit for capture into a graph."""
+        ...
+
+
+def no_segments(call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
+    """The binder of programs that are kernels alone."""
+    raise EngineError(f"{call.node}: {call.file} is a segment of another engine, which is not loaded")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What arguments are bound to: kernels by key, addresses of weights and of the runtime's buffers, the arena."""
+
+    device: Device
+    kernels: Mapping[str, Kernel]
+    loaded: Mapping[str, LoadedKernel]
+    weights: DeviceWeights
+    externals: Mapping[str, int]
+    arena: int
+    segments: SegmentBinder = no_segments
+
+    def bind(self, program: LaunchProgram, step: Step) -> Queue:
+        """A launch or a segment of the program, ready to be queued."""
+        if isinstance(step, Launch):
+            types = self.kernels[step.kernel].types
+            given = [(kind, self._value(program, one)) for kind, one in zip(types, step.arguments, strict=True)]
+            return self.device.bind(self.loaded[step.kernel], step.grid, given, step.node)
+        operands = {**step.inputs, **step.outputs}
+        return self.segments(step, {name: int(self._value(program, one)) for name, one in operands.items()})
+
+    def _value(self, program: LaunchProgram, argument: Argument) -> int | float:
+        """An argument's number or address."""
+        if argument.kind == "number":
+            return argument.value
+        if argument.kind == "null":
+            return 0
+        if argument.kind == "weight":
+            return self._weight(argument.name, argument.type)
+        offset = argument.offset * ELEMENT_BYTES[argument.type]
+        if argument.name in program.places:
+            return self.arena + program.places[argument.name].offset + offset
+        return self.externals[argument.name] + offset
+
+    def _weight(self, name: str, type_: str) -> int:
+        found = self.weights.dtypes.get(name)
+        if found != _STORED[type_]:
+            raise ArtifactError(
+                f"the program reads the weight {name!r} as {_STORED[type_]}, and the weights' file has "
+                f"{found or 'none of that name'}; build the artifact again"
+            )
+        return self.weights.addresses[name]
+
+
+@dataclass
+class BoundProgram:
+    """One bucket's program, ready to run on the device."""
+
+    program: LaunchProgram
+    layout: InputLayout
+    device: Device
+    body: Sequence[tuple[str, Queue]]
+    head: Sequence[tuple[str, Queue]]
+    tails: Mapping[Tail, Sequence[tuple[str, Queue]]]
+    graphs: dict[Part, Graph] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: LaunchProgram, binding: Binding, layout: InputLayout) -> "BoundProgram":
+        """Bind all launches of a program."""
+
+        def bound(steps: Sequence[Step]) -> list[tuple[str, Queue]]:
+            return [(step.node, binding.bind(program, step)) for step in steps]
+
+        tails = {tail: bound(launches) for tail, launches in program.tails.items()}
+        body, head = program.launches[: program.head_start], program.launches[program.head_start :]
+        return cls(program, layout, binding.device, bound(body), bound(head), tails)
+
+    def __str__(self) -> str:
+        return f"{self.program.attention} bucket of {self.program.rows} rows"
+
+    def holds(self, batch: ForwardBatch) -> bool:
+        """Whether the batch fits."""
+        sequences, program = len(batch.context_lens), self.program
+        if program.attention == "decode":
+            return batch.num_tokens == sequences <= program.sequences
+        return batch.num_tokens <= program.rows and sequences <= program.sequences
+
+    def run(self, part: Part, stream: Stream) -> None:
+        """Queue a part of the program on the stream."""
+        if settings.cuda_blocking():
+            for node, queue in self._steps(part):
+                queue(stream)
+                self.device.synchronize(f"{node!r} of the {self}")
+            return
+        if part not in self.graphs:
+            self.graphs[part] = self.device.capture(stream, self._queue(part))
+        self.device.replay(self.graphs[part], stream)
+
+    def warm_up(self, stream: Stream) -> None:
+        """Capture all parts now."""
+        for part in get_args(Part):
+            if part not in self.graphs and (part in ("body", "head", "logits") or part in self.tails):
+                self.graphs[part] = self.device.capture(stream, self._queue(part))
+
+    def _queue(self, part: Part) -> Queue:
+        def work(stream: Stream) -> None:
+            for _, queue in self._steps(part):
+                queue(stream)
+
+        return work
+
+    def _steps(self, part: Part) -> list[tuple[str, Queue]]:
+        body = [] if part == "head" else self.body
+        head = [] if part == "body" else self.head
+        tail: Sequence[tuple[str, Queue]] = ()
+        if part == "greedy" or part == "draw":
+            if part not in self.tails:
+                raise EngineError(f"the {self} chooses no tokens on the device; build the artifact again")
+            tail = self.tails[part]
+        return [*body, *head, *tail]
+
+
+def choose(programs: Sequence[BoundProgram], batch: ForwardBatch) -> BoundProgram:
+    """The smallest program that holds the batch: one for decoding where every sequence has one token."""
+    fitting = [one for one in programs if one.holds(batch)]
+    if not fitting:
+        raise EngineError(
+            f"no program takes a step of {batch.num_tokens} tokens of {len(batch.context_lens)} sequences; there are: "
+            f"{', '.join(f'{one} and {one.program.sequences} sequences' for one in programs)}"
+        )
+    return min(fitting, key=lambda one: (one.program.attention != "decode", one.program.rows))

@@ -1,0 +1,93 @@
+"""Artifacts of launches for the interpreted device: compiled kernels are their own descriptions."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from safetensors.numpy import save_file
+
+from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
+from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.launch_program import (
+    LAUNCHES_FILE,
+    WEIGHTS_FILE,
+    ActivationType,
+    CubinFacts,
+    CudaProgram,
+    cubins_file,
+)
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.importer import import_checkpoint
+from tests.data_paths import ROOT
+from tests.runtime.cuda.interpreted_device import SM
+
+LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
+CONTEXT = 64  # of the fixture
+PASSES = (
+    "fold-constants",
+    "pack-projections",
+    "clean-up",
+    "fuse-residual-norm",
+    "fuse-rotary-attention",
+    "clean-up",
+)
+
+
+def buckets(decode: Sequence[int] = (1, 4), ragged: int = 16, sequences: int = 4) -> tuple[Bucket, ...]:
+    return (*(Bucket.decode(rows, CONTEXT) for rows in decode), Bucket.ragged(ragged, CONTEXT, sequences))
+
+
+def model_of(checkpoint: Path = LLAMA, kv: KVType | None = None, block_tokens: int | None = None) -> ir.Model:
+    model = import_checkpoint(Checkpoint.open(checkpoint))
+    PassManager([make_pass(name) for name in PASSES]).run(model)
+    changed = {"dtype": kv, "block_tokens": block_tokens}
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = geometry.model_copy(update={key: value for key, value in changed.items() if value is not None})
+    model.metadata_props["ingot.kv"] = geometry.model_dump_json()
+    return model
+
+
+def write_artifact(
+    model: ir.Model, folder: Path, given: Sequence[Bucket], activation_type: ActivationType = "fp32"
+) -> Artifact:
+    lowered = lower_to_launches(model, given, activation_type)
+    with ArtifactWriter(folder) as writer:
+        (writer.path / "program").mkdir()
+        facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+        write_program(lowered, facts, writer.path)
+        writer.describe(
+            name="launches",
+            model=facts,
+            kv=lowered.shared.kv,
+            target="cuda-sm90",
+            program=Program(launches=LAUNCHES_FILE),
+            versions={},
+            engine="cuda",
+        )
+        return open_artifact(writer.seal())
+
+
+def write_program(lowered: Lowered, facts: ModelFacts, folder: Path) -> None:
+    kernels = lowered.shared.kernels
+    program = CudaProgram(
+        sms=(SM,),
+        activation_type=lowered.shared.activation_type,
+        kv=lowered.shared.kv,
+        vocab_size=facts.vocab_size,
+        context_tokens=facts.context_tokens,
+        tile_queries=TILE_QUERIES,
+        kernels=kernels,
+        cubins={SM: {key: CubinFacts(symbol=kernel.name, shared_bytes=0) for key, kernel in kernels.items()}},
+        programs=lowered.programs,
+    )
+    (folder / LAUNCHES_FILE).write_text(json.dumps(program.model_dump(mode="json")))
+    codes = {key: np.frombuffer(kernel.model_dump_json().encode(), np.uint8) for key, kernel in kernels.items()}
+    save_file(codes, folder / cubins_file(SM))
+    weights = {name: np.ascontiguousarray(weight.make()) for name, weight in lowered.shared.weights.items()}
+    save_file(weights, folder / WEIGHTS_FILE)

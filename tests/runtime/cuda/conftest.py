@@ -1,0 +1,63 @@
+"""The CUDA runtime on a device that interprets kernels, in the computer's own memory."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ingot.artifact import Artifact
+from ingot.runtime.executor_loading import ExecutorOptions
+from tests.conftest import BuildArtifact
+from tests.interpreter import use_interpreter
+
+use_interpreter()
+
+from ingot.runtime.executors.cuda import CudaExecutor  # noqa: E402
+from tests.runtime.cuda.artifacts import LLAMA, buckets, model_of, write_artifact  # noqa: E402
+from tests.runtime.cuda.interpreted_device import InterpretedDevice  # noqa: E402
+
+MakeExecutor = Callable[..., CudaExecutor]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny llama's first layer: the interpreter takes milliseconds for what a card does in none."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = json.loads((LLAMA / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    tensors = load_file(LLAMA / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "layers" not in name or "layers.0." in name}
+    save_file(kept, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def launches(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Buckets for decoding 1 and 4 sequences, and for 8 tokens of 4 sequences; blocks of 4 tokens."""
+    model = model_of(checkpoint, block_tokens=4)
+    return write_artifact(model, tmp_path_factory.mktemp("launches") / "artifact", buckets(ragged=8))
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path, build_unmeasured: BuildArtifact) -> Artifact:
+    """The same model for onnxruntime."""
+    return build_unmeasured("fp32-cpu", checkpoint)
+
+
+@pytest.fixture
+def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
+    """make_executor(device=None, artifact=None, **options) -> CudaExecutor, closed after the test."""
+    made: list[CudaExecutor] = []
+
+    def make(
+        device: InterpretedDevice | None = None, artifact: Artifact | None = None, **options: int | None
+    ) -> CudaExecutor:
+        given = ExecutorOptions(**{"kv_blocks": 24, **options})
+        made.append(CudaExecutor(artifact or launches, device or InterpretedDevice(), given))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()

@@ -1,0 +1,132 @@
+"""The whole CUDA executor, on a device that interprets kernels and does everything as late as it may."""
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.errors import EngineError, UsageError
+from ingot.runtime.batch import FloatArray, PipelinedExecutor, TokenDraws
+from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
+from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
+from tests.runtime.cuda.conftest import MakeExecutor
+from tests.runtime.cuda.interpreted_device import InterpretedDevice
+
+IDS = [token_ids(9, 0), token_ids(6, 1), token_ids(3, 2)]
+TABLES = [[7, 2, 11], [0, 9, -1], [5, -1, -1]]
+
+
+@pytest.fixture(scope="module")
+def wanted(reference: Artifact) -> list[FloatArray]:
+    """Logits of IDS by onnxruntime."""
+    executor = OnnxRuntimeExecutor(reference, num_blocks=4)
+    logits = [whole_logits(executor, ids) for ids in IDS]
+    executor.close()
+    return logits
+
+
+def assert_close(found: FloatArray, wanted: FloatArray) -> None:
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_chunks_and_mixed_and_decode_steps_have_onnxruntimes_logits(
+    make_executor: MakeExecutor, wanted: list[FloatArray]
+) -> None:
+    executor = make_executor()
+    sequences = Growing(IDS, TABLES)
+    found: list[list[FloatArray]] = [[], [], []]
+    for counts in ([5, 0, 2], [2, 4, 0], [1, 1, 1], [1, 1, 0]):  # ragged, ragged, decode of 4, decode of 4
+        rows = executor.forward(sequences.step(counts)).copy()
+        for sequence, part in zip(
+            [index for index, count in enumerate(counts) if count],
+            np.split(rows, np.cumsum([count for count in counts if count])[:-1]),
+            strict=True,
+        ):
+            found[sequence].append(part)
+    for parts, exact in zip(found, wanted, strict=True):
+        assert_close(np.concatenate(parts), exact)
+
+
+def test_more_rows_of_logits_than_the_head_takes_go_through_it_in_portions(
+    make_executor: MakeExecutor, wanted: list[FloatArray]
+) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    found = executor.forward(Growing(IDS, TABLES).step([6, 0, 0]))
+    assert found.shape == (6, 128)  # the bucket has 4 rows of logits
+    assert_close(found, wanted[0][:6])
+
+
+def test_a_graph_is_captured_once_and_replayed(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    sequences = Growing(IDS, TABLES)
+    executor.forward(sequences.step([4, 0, 0], "none"))
+    executor.forward(sequences.step([1, 0, 0], "last"))
+    executor.forward(sequences.step([1, 0, 0], "last"))
+    assert (device.num_captures, device.num_replays) == (2, 3)
+
+
+def test_it_is_a_pipelined_executor_with_the_artifacts_limits(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    assert isinstance(executor, PipelinedExecutor)
+    assert (executor.max_batch_tokens, executor.max_sequences, executor.num_blocks) == (8, 4, 24)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_tokens": 9}, "max_batch_tokens is 9, and the artifact's largest bucket holds 8"),
+        ({"max_sequences": 5}, "max_sequences is 5, and the artifact's largest bucket holds 4"),
+    ],
+)
+def test_limits_beyond_the_largest_bucket_are_refused(
+    make_executor: MakeExecutor, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_executor(**options)
+
+
+GREEDY = TokenDraws(
+    *(np.zeros(1, kind) for kind in (np.float32, np.int32)), np.ones(1, np.float32), np.zeros(1, np.float32)
+)
+
+
+def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor, wanted: list[FloatArray]) -> None:
+    executor = make_executor()
+    prompt = IDS[0][:5]
+    sequences = Growing([prompt], [TABLES[0]])
+    steps = [executor.submit(sequences.step([5], "last"), GREEDY, np.full(5, -1, np.int32))]
+    sequences.ids = [np.zeros(9, np.int64)]  # what is carried stands for these
+    for _ in range(3):
+        steps.append(executor.submit(sequences.step([1], "last"), GREEDY, np.zeros(1, np.int32)))
+    found = [int(step.tokens()[0]) for step in steps]
+    ids = list(prompt)
+    for token in found:
+        logits = executor.forward(Growing([np.array(ids)], [[20, 21, 22]]).step([len(ids)], "last"))
+        assert int(logits[0].argmax()) == token
+        ids.append(token)
+    assert found[0] == wanted[0][4].argmax()
+
+
+def test_a_failure_on_the_device_is_an_error_of_the_step_that_is_read(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    sequences = Growing(IDS, TABLES)
+    good = executor.submit(sequences.step([3, 0, 0], "last"), GREEDY, np.full(3, -1, np.int32))
+    good.tokens()
+    device.failing = "greedy"
+    bad = executor.submit(sequences.step([1, 0, 0], "last"), GREEDY, np.full(1, -1, np.int32))
+    with pytest.raises(EngineError, match="a step of the decode bucket of 1 rows: greedy broke"):
+        bad.tokens()
+    executor.close()
+    assert device.closed
+
+
+def test_a_closed_executor_says_so_and_its_steps_keep_their_tokens(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    step = executor.submit(Growing(IDS, TABLES).step([3, 0, 0], "last"), GREEDY, np.full(3, -1, np.int32))
+    executor.close()
+    executor.close()
+    assert step.tokens().shape == (1,)
+    with pytest.raises(EngineError, match="the executor is closed"):
+        executor.copy_block(0, 1)
