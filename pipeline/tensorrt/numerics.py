@@ -69,7 +69,8 @@ def random_feeds(segment: Segment, rows: int, seed: int = 0) -> dict[str, NDArra
 
 def bound_model(segment: Segment) -> ir.Model:
     """The segment with its weights as constants, its bfloat16 widened to float32."""
-    graph = segment.model.graph.clone()
+    model = segment.copied_model()
+    graph = model.graph
     for value in list(graph.inputs):
         weight = segment.weights.get(value.name or "")
         if weight is not None:
@@ -78,7 +79,7 @@ def bound_model(segment: Segment) -> ir.Model:
             graph.register_initializer(value)
     for value in [*graph.initializers.values(), *graph.inputs, *(v for node in graph for v in node.outputs)]:
         _widen(value)
-    return ir.Model(graph, ir_version=segment.model.ir_version)
+    return model
 
 
 def _tensor(weight: PlanWeight) -> ir.TensorProtocol:

@@ -81,6 +81,10 @@ class Segment:
         tensors = (value.const_value for value in self.model.graph.initializers.values())
         return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > INLINE_BYTES)
 
+    def copied_model(self) -> ir.Model:
+        """The model again, sharing its tensors, to bind or to write."""
+        return ir.Model(self.model.graph.clone(), ir_version=self.model.ir_version, producer_name="ingot")
+
     def originals(self, text: str) -> str:
         """A message of TensorRT's with the IR's numbers of layers."""
         return original_names(text, self.first_layer)

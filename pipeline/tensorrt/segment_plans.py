@@ -75,7 +75,7 @@ def _groups(segments: Sequence[Segment]) -> dict[object, list[int]]:
 
 def _write_plan(segment: Segment, sharers: int, settings: PlanSettings, folder: Path, file: str) -> SegmentPlan:
     with TemporaryDirectory(prefix="ingot-segment-") as scratch:
-        write_model(segment.model, Path(scratch) / ONNX)
+        write_model(segment.copied_model(), Path(scratch) / ONNX)  # it leads the model's weights to the files it writes
         request = plan_request(segment, Path(scratch), settings)
         try:
             built = build_or_recall(request, settings.cache)
