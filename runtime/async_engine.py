@@ -66,7 +66,7 @@ class AsyncEngine:
         kv_blocks: int | None = None,
         kv_bytes: int | None = None,
         max_batch_tokens: int | None = None,
-        max_sequences: int = 64,
+        max_sequences: int | None = None,
         prefix_cache: bool = True,
         num_threads: int | None = None,
     ) -> "AsyncEngine":

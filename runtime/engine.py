@@ -18,13 +18,13 @@ from typing import Self, overload
 import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import RequestError, UsageError
+from ingot.errors import RequestError
 from ingot.runtime.batch import Executor, FloatArray
 from ingot.runtime.chat_template import Message
 from ingot.runtime.core import EngineCore
+from ingot.runtime.executor_loading import ExecutorOptions, load_executor
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.outputs import Completion, RequestOutput
-from ingot.runtime.pool_size import resolve_pool_size
 from ingot.runtime.prompt_logits import PromptLogits
 from ingot.runtime.prompts import (
     ParamsList,
@@ -37,8 +37,6 @@ from ingot.runtime.prompts import (
 )
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.tokenizer import Tokenizer
-
-_LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: what is made for that many still fits a memory
 
 
 class Engine:
@@ -74,32 +72,29 @@ class Engine:
         kv_blocks: int | None = None,
         kv_bytes: int | None = None,
         max_batch_tokens: int | None = None,
-        max_sequences: int = 64,
+        max_sequences: int | None = None,
         prefix_cache: bool = True,
         num_threads: int | None = None,
     ) -> "Engine":
         """Open an artifact (verified, unless it is open already) and make its engine.
 
-        The KV pool has `kv_blocks` blocks, or as many as fit `kv_bytes`, or what `resolve_pool_size` suggests. A step
-        has at most `max_batch_tokens` tokens, by default what the artifact's recipe says.
+        The KV pool has `kv_blocks` blocks, or as many as fit `kv_bytes`, or what the free memory of the machine or the
+        card suggests. A step has at most `max_batch_tokens` tokens of `max_sequences` sequences, by default what the
+        artifact is made for. `num_threads` is for engines on the CPU.
         Raises ArtifactError, EngineError, and UsageError for a limit that cannot be.
         """
-        from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor  # the fake one needs no onnxruntime
-
-        limits = {"max_batch_tokens": max_batch_tokens, "max_sequences": max_sequences}
-        for name, value in limits.items():
-            if value is not None and not 1 <= value <= _LARGEST_LIMIT:
-                raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        max_batch_tokens = max_batch_tokens or opened.manifest.max_batch_tokens
-        model, kv = opened.manifest.model, opened.manifest.kv
-        size = resolve_pool_size(model, kv, kv_blocks=kv_blocks, kv_bytes=kv_bytes, max_sequences=max_sequences)
+        options = ExecutorOptions(kv_blocks, kv_bytes, max_batch_tokens, max_sequences, num_threads)
+        options.check()
         tokenizer = Tokenizer.load(opened.path / "tokenizer") if opened.has("tokenizer/tokenizer.json") else None
-        executor = OnnxRuntimeExecutor(
-            opened, num_blocks=size.num_blocks, max_batch_tokens=max_batch_tokens, num_threads=num_threads
+        loaded = load_executor(opened, options)
+        return cls(
+            loaded.executor,
+            tokenizer,
+            max_sequences=loaded.max_sequences,
+            prefix_cache=prefix_cache,
+            identity=opened.manifest.identity,
         )
-        identity = opened.manifest.identity
-        return cls(executor, tokenizer, max_sequences=max_sequences, prefix_cache=prefix_cache, identity=identity)
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,7 @@
 
 Streams are ordered queues; whatever takes a stream is queued there and may happen later. Addresses are plain integers;
 streams, events, kernels and graphs are opaque, and only serve the device that made them. A failure of something queued
-may show at any later call: it raises EngineError. To add a device, implement `Device`, and run tests/runtime/cuda on it.
+may show at any later call: it raises EngineError. To add a device, implement `Device` and run tests/runtime/cuda on it.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,6 +16,7 @@ import numpy as np
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, ModelFacts, SegmentStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
 from ingot.runtime.executors.attention_operands import attention_operands, check_attention
 from ingot.runtime.executors.buffers import ValueBuffers
 from ingot.runtime.executors.invariance import MULTIPLES, find_row_multiple, padded
@@ -24,11 +25,13 @@ from ingot.runtime.executors.segment_runner import SegmentRunner
 from ingot.runtime.executors.thread_pool import use_thread_pool
 from ingot.runtime.kv_pool import KVPool
 from ingot.runtime.native.attention import make_attention
+from ingot.runtime.pool_size import resolve_pool_size
 
 logger = logging.getLogger(__name__)
 
 _Call = Callable[[], None]
 _KEPT_PLANS = 64
+_MAX_SEQUENCES = 64  # of a step, unless told otherwise
 
 
 class OnnxRuntimeExecutor:
@@ -157,3 +160,22 @@ class OnnxRuntimeExecutor:
         assert batch.query_starts[-1] == batch.num_tokens == len(batch.position_ids)
         assert batch.context_lens.max() <= self._model.context_tokens
         assert np.diff(batch.query_starts).min() > 0
+
+
+def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
+    """The executor of an artifact for the CPU, with a KV pool in the machine's memory."""
+    manifest, max_sequences = artifact.manifest, options.max_sequences or _MAX_SEQUENCES
+    size = resolve_pool_size(
+        manifest.model,
+        manifest.kv,
+        kv_blocks=options.kv_blocks,
+        kv_bytes=options.kv_bytes,
+        max_sequences=max_sequences,
+    )
+    executor = OnnxRuntimeExecutor(
+        artifact,
+        num_blocks=size.num_blocks,
+        max_batch_tokens=options.max_batch_tokens or manifest.max_batch_tokens,
+        num_threads=options.num_threads,
+    )
+    return LoadedExecutor(executor, max_sequences)
