@@ -113,6 +113,32 @@ def test_a_step_that_the_host_must_sample_waits_for_the_one_in_flight() -> None:
     assert done[wants].logprobs == alone([2], NEEDS_LOGITS).logprobs
 
 
+def test_a_request_that_ends_with_what_was_in_flight_is_taken_out_of_a_step_for_the_host() -> None:
+    params = SamplingParams(max_tokens=20)
+    tokens = alone([1], params).token_ids
+    with Engine(RecordingExecutor(eos_token_ids=(tokens[1],))) as engine:
+        ends = engine.add([1], params)
+        engine.step()
+        engine.step()  # its end token is in flight
+        wants = engine.add([2, 3], replace(NEEDS_LOGITS, ignore_eos=True))
+        done = finish(engine)
+        assert done[ends].token_ids == tokens[:2]
+        assert done[wants].logprobs == alone([2, 3], NEEDS_LOGITS).logprobs
+        assert (engine.metrics().computed_tokens, engine.metrics().discarded_tokens) == (2 + 5, 0)
+
+
+def test_a_discarded_row_that_is_not_finite_concerns_nobody() -> None:
+    params = SamplingParams(max_tokens=20)
+    tokens = alone([1], params).token_ids
+    executor = RecordingExecutor(eos_token_ids=(tokens[1],))
+    executor.fails["row"] = 2  # queued before the end token of step 1 was read
+    with Engine(executor) as engine:
+        ends, goes_on = engine.add([1], params), engine.add([2, 3], replace(params, ignore_eos=True))
+        done = finish(engine)
+        assert done[ends].token_ids == tokens[:2]
+        assert done[goes_on].token_ids == alone([2, 3], params).token_ids
+
+
 def test_a_chunk_in_the_middle_of_a_prompt_is_queued_even_if_the_host_must_sample_its_end() -> None:
     executor = RecordingExecutor(max_batch_tokens=8)
     with Engine(executor) as engine:
