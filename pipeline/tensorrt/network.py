@@ -25,6 +25,7 @@ def build_plan(library: Library, request: PlanRequest) -> Any:
     config.max_aux_streams = 0  # the program runs on one stream
     if library.is_rtx:
         _set_sms(trt, config, request.sms)
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # what it runs can be captured into a CUDA graph
     for profile in request.profiles:
         _add_profile(builder, config, request, profile.least, profile.best, profile.most)
     plan = builder.build_serialized_network(network, config)

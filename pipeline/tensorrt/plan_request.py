@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ingot.pipeline.tensorrt.library import LibraryName
 
-BUILD_VERSION = 1  # raised when the same request would be built otherwise
+BUILD_VERSION = 2  # raised when the same request would be built otherwise
 _CHUNK_BYTES = 1 << 22
 
 
