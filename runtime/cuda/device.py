@@ -54,7 +54,7 @@ class Device(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave. Waits for nothing."""
+        """Give back what `allocate` gave; nothing that is queued may use it."""
         ...
 
     def allocate_pinned(self, size: int, what: str) -> Bytes:

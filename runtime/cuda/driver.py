@@ -1,0 +1,191 @@
+"""The real device: a card through the CUDA driver's API, by cuda-bindings. Imports them when a device is opened.
+
+CUDA_VISIBLE_DEVICES chooses the card; the first one that it shows is taken.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.errors import EngineError
+from ingot.runtime.cuda import driver_launch
+from ingot.runtime.cuda.device import Bytes, Device, Event, Given, Graph, Queue, Stream, mebibytes, out_of_memory
+from ingot.runtime.cuda.driver_calls import Calls, load_driver, require_driver
+from ingot.runtime.cuda.driver_launch import DriverKernel
+from ingot.runtime.cuda.driver_memory import PrimaryContext, allocate_pinned
+
+_LOG = logging.getLogger(__name__)
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the legacy stream of others in the process holds nothing up
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_NAME_BYTES = 256
+
+
+class DriverDevice:
+    """A card. Implements `Device`. EngineError for a driver that is too old for it."""
+
+    def __init__(self, driver: Any, ordinal: int = 0) -> None:
+        self._driver = driver
+        self._call = call = Calls(driver)
+        self._card = call("looking for a card", driver.cuDeviceGet, ordinal)
+        self.name: str = call("asking the card", driver.cuDeviceGetName, _NAME_BYTES, self._card).rstrip(b"\0").decode()
+        self.sm = 10 * self._attribute("COMPUTE_CAPABILITY_MAJOR") + self._attribute("COMPUTE_CAPABILITY_MINOR")
+        version: int = call("asking the driver", driver.cuDriverGetVersion)
+        require_driver(version, self.sm, self.name)
+        self._context: PrimaryContext | None = PrimaryContext(call, self._card)
+        self.activate()
+        self.total_bytes = self._memory()[1]
+        self._addresses: set[int] = set()
+        self._streams: list[Stream] = []
+        self._events: list[Event] = []
+        self._modules: list[Any] = []
+        self._graphs: list[Graph] = []
+        _LOG.info("%s: SM %d, %s, CUDA %d", self.name, self.sm, mebibytes(self.total_bytes), version)
+
+    def free_bytes(self) -> int:
+        """Memory that can still be allocated."""
+        return self._memory()[0]
+
+    def activate(self) -> None:
+        """Make the card the calling thread's."""
+        if self._context is None:
+            raise EngineError("the card was given back; load the artifact again")
+        self._context.activate()
+
+    def allocate(self, size: int, what: str) -> int:
+        """Address of `size` bytes."""
+        status, pointer = self._driver.cuMemAlloc(size)
+        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise out_of_memory(self, size, what)
+        if status:
+            raise self._call.failure(f"allocating {mebibytes(size)} for {what}", status)
+        self._addresses.add(int(pointer))
+        return int(pointer)
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave."""
+        self._addresses.remove(address)
+        self._call("freeing memory", self._driver.cuMemFree, address)
+
+    def allocate_pinned(self, size: int, what: str) -> Bytes:
+        """Page-locked host memory [size]."""
+        assert self._context is not None
+        return allocate_pinned(self._call, self._context, size, what)
+
+    def make_stream(self) -> Stream:
+        """A stream."""
+        self._streams.append(self._call("making a stream", self._driver.cuStreamCreate, _NON_BLOCKING))
+        return self._streams[-1]
+
+    def make_event(self) -> Event:
+        """An event without timing."""
+        self._events.append(self._call("making an event", self._driver.cuEventCreate, _NO_TIMING))
+        return self._events[-1]
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Mark what the stream holds now."""
+        self._call("recording an event", self._driver.cuEventRecord, event, stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let the stream wait for the event."""
+        self._call("waiting for an event", self._driver.cuStreamWaitEvent, stream, event, 0)
+
+    def wait_on_host(self, event: Event, what: str) -> None:
+        """Wait for the event."""
+        self._call(what, self._driver.cuEventSynchronize, event)
+
+    def copy_in(self, target: int, source: Bytes, stream: Stream) -> None:
+        """Host to device."""
+        copy = self._driver.cuMemcpyHtoDAsync
+        self._call("copying to the card", copy, target, source.ctypes.data, source.size, stream)
+
+    def copy_rows_in(self, target: int, pitch: int, source: Bytes, stream: Stream) -> None:
+        """Rows [rows, width] to rows every `pitch` bytes."""
+        copy = self._driver.CUDA_MEMCPY2D()
+        copy.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.srcHost = source.ctypes.data
+        copy.srcPitch = source.shape[1]
+        copy.dstMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice = target
+        copy.dstPitch = pitch
+        copy.WidthInBytes = source.shape[1]
+        copy.Height = source.shape[0]
+        self._call("copying rows to the card", self._driver.cuMemcpy2DAsync, copy, stream)
+
+    def copy_out(self, target: Bytes, source: int, stream: Stream) -> None:
+        """Device to host."""
+        copy = self._driver.cuMemcpyDtoHAsync
+        self._call("copying from the card", copy, target.ctypes.data, source, target.size, stream)
+
+    def copy(self, target: int, source: int, size: int, stream: Stream) -> None:
+        """Within the device."""
+        self._call("copying on the card", self._driver.cuMemcpyDtoDAsync, target, source, size, stream)
+
+    def clear(self, address: int, size: int, stream: Stream) -> None:
+        """Zeros."""
+        self._call("clearing memory", self._driver.cuMemsetD8Async, address, 0, size, stream)
+
+    def load_kernel(self, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> DriverKernel:
+        """A kernel from its cubin."""
+        loaded = driver_launch.load_kernel(self._call, self._card, cubin, kernel, facts)
+        self._modules.append(loaded.module)
+        return loaded
+
+    def bind(self, kernel: DriverKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
+        """A launch with its arguments for good."""
+        return driver_launch.bind(self._call, kernel, grid, arguments, node)
+
+    def capture(self, stream: Stream, work: Queue) -> Graph:
+        """A graph of what `work` queues."""
+        self._graphs.append(driver_launch.capture(self._call, stream, work))
+        return self._graphs[-1]
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Queue a graph."""
+        self._call("launching a graph", self._driver.cuGraphLaunch, graph, stream)
+
+    def synchronize(self, what: str) -> None:
+        """Wait for everything."""
+        self._call(what, self._driver.cuCtxSynchronize)
+
+    def close(self) -> None:
+        """Wait, and give everything back."""
+        if self._context is None:
+            return
+        with suppress(EngineError):  # whoever waited for a step was told
+            self.activate()
+            self.synchronize("closing")
+        if self._call.spoilt is None:
+            self._give_back()
+        self._context = None
+
+    def _give_back(self) -> None:
+        driver = self._driver
+        given = (
+            (driver.cuGraphExecDestroy, self._graphs),
+            (driver.cuModuleUnload, self._modules),
+            (driver.cuEventDestroy, self._events),
+            (driver.cuStreamDestroy, self._streams),
+            (driver.cuMemFree, self._addresses),
+        )
+        for destroy, things in given:
+            for thing in things:
+                destroy(thing)
+            things.clear()
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        value: int = self._call("asking the card", self._driver.cuDeviceGetAttribute, attribute, self._card)
+        return value
+
+    def _memory(self) -> tuple[int, int]:
+        status, free, total = self._driver.cuMemGetInfo()
+        if status:
+            raise self._call.failure("asking for the card's memory", status)
+        return int(free), int(total)
+
+
+def open_device() -> Device:
+    """The first card that CUDA shows. EngineError, which says what is missing, where there is none."""
+    return DriverDevice(load_driver())
