@@ -1,7 +1,7 @@
 """Runtime: artifact -> tokens. Imports nothing of the compiler."""
 
 from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.batch import Executor, ForwardBatch
+from ingot.runtime.batch import Executor, ForwardBatch, PipelinedExecutor, SubmittedStep, TokenDraws
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import EngineMetrics, RequestMetrics
 from ingot.runtime.outputs import Completion, RequestOutput
@@ -16,10 +16,13 @@ __all__ = [
     "EngineMetrics",
     "Executor",
     "ForwardBatch",
+    "PipelinedExecutor",
     "RequestMetrics",
     "RequestOutput",
     "SampledToken",
     "SamplingParams",
+    "SubmittedStep",
+    "TokenDraws",
     "TokenLogprob",
     "Tokenizer",
 ]

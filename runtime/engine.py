@@ -144,13 +144,14 @@ class Engine:
         return output.completion if output else None
 
     def has_unfinished(self) -> bool:
-        """Whether a request waits or runs, or an output waits to be returned by `step`."""
+        """Whether a request waits or runs, a step is in flight, or an output waits to be returned by `step`."""
         return self.core.has_unfinished or bool(self._unclaimed)
 
     def step(self) -> list[RequestOutput]:
         """Advance by one step; return the outputs of requests made by `add`. Those of `stream` go to their caller.
 
-        When the executor or the sampler fails, the requests of that step are aborted and the error is raised; their
+        Where the executor queues steps, one is queued and the outputs are those of the one before: the first call
+        returns none. When the executor or the sampler fails, the requests of that step are aborted and the error is raised; their
         last outputs are returned by the next call.
         """
         self.core.require_open()
