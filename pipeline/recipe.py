@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ingot.artifact.launch_program import TILES_FILE
 from ingot.errors import UsageError
 from ingot.passes.base import LOSSY, Pass
 from ingot.passes.registry import load_pass_class, make_pass
@@ -263,7 +264,7 @@ class Recipe(_Frozen):
             if text is not None and not text.given.startswith(IN_CHECKPOINT):
                 data[key]["text"] = text.path.name
         if self.gpu.tiles is not None:
-            data["gpu"]["tiles"] = self.gpu.tiles.path.name
+            data["gpu"]["tiles"] = TILES_FILE  # the artifact keeps the table
         data["gates"] = {metric: {gate.bound: gate.limit} for metric, gate in self.gates.items()}
         data["passes"] = [_pass_as_data(entry.make()) for entry in self.passes]
         ordered = {key: data[key] for key in Recipe.model_fields if key in data}

@@ -11,6 +11,7 @@ from safetensors.numpy import save
 from ingot.artifact import ModelFacts, Program
 from ingot.artifact.launch_program import (
     LAUNCHES_FILE,
+    TILES_FILE,
     WEIGHTS_FILE,
     ActivationType,
     CubinFacts,
@@ -93,6 +94,8 @@ def write_lowered(
     text = json.dumps(program.model_dump(mode="json"), separators=(",", ":"))
     with needing_room(file, "the launches", len(text)):
         file.write_text(text, encoding="utf-8")
+    if tiles.choices:
+        (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
     weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
     stream_weights(folder / WEIGHTS_FILE, weights, progress)
     return program

@@ -7,6 +7,7 @@ from step to step stands in external buffers alone, so that a program can be cap
     program/launches.json                CudaProgram
     program/cubins-sm90.safetensors      one uint8 tensor a kernel, by its key
     program/weights.safetensors          the weights, by name
+    program/tiles.json                   the choice of tiles that was measured on a card, where there is one
 """
 
 from collections.abc import Mapping
@@ -243,4 +244,5 @@ def cubins_file(sm: int) -> str:
 
 
 LAUNCHES_FILE = "program/launches.json"
+TILES_FILE = "program/tiles.json"
 WEIGHTS_FILE = "program/weights.safetensors"

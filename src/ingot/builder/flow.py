@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
+from ingot.builder.card import require_card
 from ingot.builder.description import describe_artifact
 from ingot.builder.options import is_measured, measure_options
 from ingot.builder.pass_notes import write_pass_facts
@@ -80,6 +81,7 @@ def build(
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
     _require_text(recipe)
+    require_card(recipe)
     with ArtifactWriter(target) as writer, progress_to(observers.progress), resumable(resume):
         watch = WeightWatch(partial(_import, recipe), observers.after_pass)
         compiled = compile_recipe(recipe, writer.path, watch, observers.progress)
