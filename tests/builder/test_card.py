@@ -33,7 +33,7 @@ def test_without_a_card_only_what_is_not_measured_is_built(monkeypatch: pytest.M
     opens(monkeypatch, None)
     require_card(recipe())
     require_card(load_recipe("int4-cpu", MEASURED))
-    with pytest.raises(UsageError, match="target cuda-sm90, which takes such a card: no card here.*evaluation=null"):
+    with pytest.raises(UsageError, match=r"target cuda-sm90, which takes such a card: no card here.*evaluation=null"):
         require_card(recipe(*MEASURED))
 
 
