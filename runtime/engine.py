@@ -151,8 +151,8 @@ class Engine:
         """Advance by one step; return the outputs of requests made by `add`. Those of `stream` go to their caller.
 
         Where the executor queues steps, one is queued and the outputs are those of the one before: the first call
-        returns none. When the executor or the sampler fails, the requests of that step are aborted and the error is raised; their
-        last outputs are returned by the next call.
+        returns none. When the executor or the sampler fails, the requests of that step are aborted and the error is
+        raised; their last outputs are returned by the next call.
         """
         self.core.require_open()
         self._advance()
