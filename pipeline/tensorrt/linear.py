@@ -65,9 +65,7 @@ def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Val
 
 def _weight_alone(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand | None, x: ir.Value) -> ir.Value:
     if operand is None:
-        return b.emit(
-            "Gemm", node.name or "", [x, _plain(b, node, 1), *_bias(b, node)], dims(node.outputs[0]), transB=1
-        )
+        return b.emit("Gemm", node.name or "", [x, _plain(b, node), *_bias(b, node)], dims(node.outputs[0]), transB=1)
     if operand.kind == "blocks":
         return _blocks(b, node, operand, x)
     return _channel(b, node, operand, x)
@@ -191,19 +189,25 @@ def _biased(b: SegmentBuilder, node: ir.Node, y: ir.Value) -> ir.Value:
 
 
 def _bias(b: SegmentBuilder, node: ir.Node) -> list[ir.Value]:
-    return [_plain(b, node, 2)] if len(node.inputs) > 2 and node.inputs[2] is not None else []
+    """[1, out]: a vector that is an input would be reshaped by a launch of its own."""
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is None:
+        return []
+    (out,) = _stored_dims(node, bias)
+    return [b.weight(f"{bias.name}.row", b.dtype, (1, out), lambda: float32_values(bias).reshape(1, out))]
 
 
-def _plain(b: SegmentBuilder, node: ir.Node, index: int) -> ir.Value:
-    """A weight matrix or bias in the compute dtype."""
-    operand = node.inputs[index]
+def _plain(b: SegmentBuilder, node: ir.Node) -> ir.Value:
+    """A weight matrix in the compute dtype."""
+    operand = node.inputs[1]
     assert operand is not None
+    return b.weight(operand.name or "", b.dtype, _stored_dims(node, operand), partial(float32_values, operand))
+
+
+def _stored_dims(node: ir.Node, operand: ir.Value) -> tuple[int, ...]:
     if not is_stored(operand) or operand.shape is None:
-        raise PassError(
-            f"{node.name!r} multiplies by {operand.name!r}, which is computed; TensorRT's plans take weights"
-        )
-    shape = tuple(int(size) for size in operand.shape.numpy())
-    return b.weight(operand.name or "", b.dtype, shape, partial(float32_values, operand))
+        raise PassError(f"{node.name!r} multiplies by {operand.name!r}, which is computed; plans take stored weights")
+    return tuple(int(size) for size in operand.shape.numpy())
 
 
 def _code_type(b: SegmentBuilder, operand: QuantizedOperand) -> ir.DataType:

@@ -34,7 +34,7 @@ def check_plan(plan: bytes, request: PlanRequest, file: str) -> PlanFacts:
 
 
 def _check_fused(program: PlanProgram, request: PlanRequest) -> None:
-    alone = program.of_weights_alone(request.rows)
+    alone = program.of_weights_alone(request.rows, request.vectors)
     if alone:
         raise BuildError(
             f"TensorRT would compute {'; '.join(map(_described, alone))} of weights alone in every step: their "

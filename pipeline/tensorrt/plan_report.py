@@ -55,14 +55,15 @@ class PlanProgram:
         """How often each operator is launched, by name."""
         return dict(sorted(Counter(launch.operator for launch in self.launches).items()))
 
-    def of_weights_alone(self, activations: Collection[str]) -> tuple[PlanLaunch, ...]:
-        """Launches that no activation reaches: they make the same of constants and weights in every step."""
+    def of_weights_alone(self, activations: Collection[str], vectors: Collection[str] = ()) -> tuple[PlanLaunch, ...]:
+        """Launches that no activation reaches: they make the same of constants and weights in every step. Those that
+        read nothing but weights that are vectors cost next to nothing, and are left out."""
         reached: set[str] = set()
         alone = []
         for launch in self.launches:
             if any(name in reached or _plain(name) in activations for name in launch.reads):
                 reached.update(launch.writes)
-            else:
+            elif not launch.reads or any(_plain(name) not in vectors for name in launch.reads):
                 alone.append(launch)
         return tuple(alone)
 

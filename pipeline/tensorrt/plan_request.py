@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ingot.pipeline.tensorrt.library import LibraryName
 
-BUILD_VERSION = 2  # raised when the same request would be built otherwise
+BUILD_VERSION = 1  # raised when the same request would be built otherwise
 _CHUNK_BYTES = 1 << 22
 
 
@@ -32,12 +32,14 @@ class PlanRequest:
 
     onnx         file of the segment; `data` is the file of its constants beside it, or None
     rows         inputs whose first dimension is the rows, with their other dimensions
+    vectors      inputs that are weights, and no matrices
     profiles     in the order of the plan's optimization profiles
     """
 
     onnx: str
     data: str | None
     rows: Mapping[str, tuple[int, ...]]
+    vectors: tuple[str, ...]
     profiles: tuple[Profile, ...]
     sms: tuple[int, ...]
     library: LibraryName
@@ -59,7 +61,8 @@ class PlanRequest:
         facts = json.loads(text)
         rows = {name: tuple(sizes) for name, sizes in facts["rows"].items()}
         profiles = tuple(Profile(**profile) for profile in facts["profiles"])
-        return cls(**{**facts, "rows": rows, "profiles": profiles, "sms": tuple(facts["sms"])})
+        lists = {name: tuple(facts[name]) for name in ("vectors", "sms")}
+        return cls(**{**facts, **lists, "rows": rows, "profiles": profiles})
 
 
 def _digest(file: str) -> str:

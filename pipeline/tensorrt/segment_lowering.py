@@ -71,6 +71,11 @@ class Segment:
         return {value.name or "": tuple(int(size) for size in dims(value)[1:]) for value in inputs}
 
     @property
+    def vectors(self) -> tuple[str, ...]:
+        """Weights that are no matrices."""
+        return tuple(name for name, weight in self.weights.items() if sum(size > 1 for size in weight.shape) < 2)
+
+    @property
     def row_symbol(self) -> str:
         """What the rows are: T tokens, or R rows of logits."""
         return str(dims(self.model.graph.outputs[0])[0])
@@ -162,6 +167,22 @@ class _Lowering:
         if len(node.outputs) > 3:
             b.values[node.outputs[3]] = total
 
+    def _norm(self, node: ir.Node) -> None:
+        """Over heads, the weight is multiplied behind the norm: a vector would be reshaped by a launch of its own."""
+        b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
+        if len(shape) == 2 or source is None:
+            self._generic(node)
+            return
+        width, weight = int(shape[-1]), node.inputs[1]
+        assert weight is not None
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        inputs = [self._read(source), b.number(1.0, shape=(width,))]
+        normed = b.emit("RMSNormalization", path, inputs, shape, **attributes)
+        row = (*([1] * (len(shape) - 1)), width)
+        name = f"{weight.name}.row"
+        scale = b.weight(name, b.dtype, row, lambda: _folded(weight).reshape(row))
+        b.values[node.outputs[0]] = b.emit("Mul", f"{path}.weighted", [normed, scale], shape)
+
     def _quick_gelu(self, node: ir.Node) -> None:
         b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
         assert source is not None
@@ -220,6 +241,7 @@ _HANDLERS: Mapping[str, Callable[[_Lowering, ir.Node], None]] = {
     "Gemm": _Lowering._linear,
     "Cast": _Lowering._cast,
     "SkipSimplifiedLayerNormalization": _Lowering._skip_norm,
+    "RMSNormalization": _Lowering._norm,
     "QuickGelu": _Lowering._quick_gelu,
 }
 

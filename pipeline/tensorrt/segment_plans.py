@@ -104,6 +104,7 @@ def plan_request(segment: Segment, folder: Path, settings: PlanSettings) -> Plan
         onnx=str(folder / ONNX),
         data=str(data) if segment.constant_bytes else None,
         rows=segment.rows,
+        vectors=segment.vectors,
         profiles=settings.profiles[segment.row_symbol],
         sms=settings.sms,
         library=settings.library.name,
