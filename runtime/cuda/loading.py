@@ -31,6 +31,7 @@ class LoadedProgram:
     stream: Stream
     model: ModelFacts
     programs: tuple[BoundProgram, ...]
+    weights: DeviceWeights
     pool: DevicePool
     inputs: StepInputs
     outputs: StepOutputs
@@ -90,7 +91,7 @@ def load_program(
         mebibytes(device.free_bytes()),
     )
     model = artifact.manifest.model
-    return LoadedProgram(device, stream, model, bound, pool, inputs, outputs, limits.tokens, limits.sequences)
+    return LoadedProgram(device, stream, model, bound, weights, pool, inputs, outputs, limits.tokens, limits.sequences)
 
 
 def read_program(artifact: Artifact) -> CudaProgram:
