@@ -29,7 +29,8 @@ class DriverDevice:
         self._driver = driver
         self._call = call = Calls(driver)
         self._card = call("looking for a card", driver.cuDeviceGet, ordinal)
-        self.name: str = call("asking the card", driver.cuDeviceGetName, _NAME_BYTES, self._card).rstrip(b"\0").decode()
+        name: bytes = call("asking the card", driver.cuDeviceGetName, _NAME_BYTES, self._card)
+        self.name = name.partition(b"\0")[0].decode()
         self.sm = 10 * self._attribute("COMPUTE_CAPABILITY_MAJOR") + self._attribute("COMPUTE_CAPABILITY_MINOR")
         version: int = call("asking the driver", driver.cuDriverGetVersion)
         require_driver(version, self.sm, self.name)

@@ -1,7 +1,7 @@
 """Artifacts of launches for the interpreted device: compiled kernels are their own descriptions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from ingot.artifact.launch_program import (
     ActivationType,
     CubinFacts,
     CudaProgram,
+    Kernel,
     cubins_file,
 )
 from ingot.passes.manager import PassManager
@@ -53,14 +54,23 @@ def model_of(checkpoint: Path = LLAMA, kv: KVType | None = None, block_tokens: i
     return model
 
 
+def described(kernel: Kernel) -> bytes:
+    """What stands for a compiled kernel on the interpreted device."""
+    return kernel.model_dump_json().encode()
+
+
 def write_artifact(
-    model: ir.Model, folder: Path, given: Sequence[Bucket], activation_type: ActivationType = "fp32"
+    model: ir.Model,
+    folder: Path,
+    given: Sequence[Bucket],
+    activation_type: ActivationType = "fp32",
+    compiled: Callable[[Kernel], bytes] = described,
 ) -> Artifact:
     lowered = lower_to_launches(model, given, activation_type)
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
-        write_program(lowered, facts, writer.path)
+        write_program(lowered, facts, writer.path, compiled)
         writer.describe(
             name="launches",
             model=facts,
@@ -73,7 +83,7 @@ def write_artifact(
         return open_artifact(writer.seal())
 
 
-def write_program(lowered: Lowered, facts: ModelFacts, folder: Path) -> None:
+def write_program(lowered: Lowered, facts: ModelFacts, folder: Path, compiled: Callable[[Kernel], bytes]) -> None:
     kernels = lowered.shared.kernels
     program = CudaProgram(
         sms=(SM,),
@@ -87,7 +97,7 @@ def write_program(lowered: Lowered, facts: ModelFacts, folder: Path) -> None:
         programs=lowered.programs,
     )
     (folder / LAUNCHES_FILE).write_text(json.dumps(program.model_dump(mode="json")))
-    codes = {key: np.frombuffer(kernel.model_dump_json().encode(), np.uint8) for key, kernel in kernels.items()}
+    codes = {key: np.frombuffer(compiled(kernel), np.uint8) for key, kernel in kernels.items()}
     save_file(codes, folder / cubins_file(SM))
     weights = {name: np.ascontiguousarray(weight.make()) for name, weight in lowered.shared.weights.items()}
     save_file(weights, folder / WEIGHTS_FILE)

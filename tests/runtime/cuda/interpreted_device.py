@@ -141,9 +141,7 @@ class InterpretedDevice:
         read = Kernel.model_validate_json(cubin.tobytes())
         assert read == kernel
         assert facts.symbol == kernel.name
-        module, _, name = CATALOG[kernel.name].function.partition(".")
-        function = getattr(import_module(f"ingot.kernels.{module}"), name)
-        return FakeKernel(function, {key: _constant(key, value) for key, value in kernel.constants.items()})
+        return FakeKernel(*kernel_function(kernel))
 
     def bind(
         self, kernel: FakeKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str
@@ -230,6 +228,13 @@ class InterpretedDevice:
     def _raise_if_lost(self, what: str) -> None:
         if self.lost is not None:
             raise EngineError(f"{what}: {self.lost}")
+
+
+def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
+    """The interpreted function of a kernel, and its constants."""
+    module, _, name = CATALOG[kernel.name].function.partition(".")
+    function = getattr(import_module(f"ingot.kernels.{module}"), name)
+    return function, {key: _constant(key, value) for key, value in kernel.constants.items()}
 
 
 def _aligned(size: int) -> Bytes:

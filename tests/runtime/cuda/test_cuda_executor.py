@@ -5,9 +5,9 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.batch import FloatArray, PipelinedExecutor, TokenDraws
+from ingot.runtime.batch import FloatArray, PipelinedExecutor
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
-from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
+from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 from tests.runtime.cuda.conftest import MakeExecutor
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
 
@@ -86,19 +86,14 @@ def test_limits_beyond_the_largest_bucket_are_refused(
         make_executor(**options)
 
 
-GREEDY = TokenDraws(
-    *(np.zeros(1, kind) for kind in (np.float32, np.int32)), np.ones(1, np.float32), np.zeros(1, np.float32)
-)
-
-
 def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor, wanted: list[FloatArray]) -> None:
     executor = make_executor()
     prompt = IDS[0][:5]
     sequences = Growing([prompt], [TABLES[0]])
-    steps = [executor.submit(sequences.step([5], "last"), GREEDY, np.full(5, -1, np.int32))]
+    steps = [executor.submit(sequences.step([5], "last"), greedy(1), np.full(5, -1, np.int32))]
     sequences.ids = [np.zeros(9, np.int64)]  # what is carried stands for these
     for _ in range(3):
-        steps.append(executor.submit(sequences.step([1], "last"), GREEDY, np.zeros(1, np.int32)))
+        steps.append(executor.submit(sequences.step([1], "last"), greedy(1), np.zeros(1, np.int32)))
     found = [int(step.tokens()[0]) for step in steps]
     ids = list(prompt)
     for token in found:
@@ -112,10 +107,10 @@ def test_a_failure_on_the_device_is_an_error_of_the_step_that_is_read(make_execu
     device = InterpretedDevice()
     executor = make_executor(device)
     sequences = Growing(IDS, TABLES)
-    good = executor.submit(sequences.step([3, 0, 0], "last"), GREEDY, np.full(3, -1, np.int32))
+    good = executor.submit(sequences.step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
     good.tokens()
     device.failing = "greedy"
-    bad = executor.submit(sequences.step([1, 0, 0], "last"), GREEDY, np.full(1, -1, np.int32))
+    bad = executor.submit(sequences.step([1, 0, 0], "last"), greedy(1), np.full(1, -1, np.int32))
     with pytest.raises(EngineError, match="a step of the decode bucket of 1 rows: greedy broke"):
         bad.tokens()
     executor.close()
@@ -124,7 +119,7 @@ def test_a_failure_on_the_device_is_an_error_of_the_step_that_is_read(make_execu
 
 def test_a_closed_executor_says_so_and_its_steps_keep_their_tokens(make_executor: MakeExecutor) -> None:
     executor = make_executor()
-    step = executor.submit(Growing(IDS, TABLES).step([3, 0, 0], "last"), GREEDY, np.full(3, -1, np.int32))
+    step = executor.submit(Growing(IDS, TABLES).step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
     executor.close()
     executor.close()
     assert step.tokens().shape == (1,)
