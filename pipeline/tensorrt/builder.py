@@ -67,7 +67,8 @@ def _run(request: Path, plan: Path) -> int | None:
     if ended.returncode == REFUSED and said:
         raise BuildError("; ".join(dict.fromkeys([said[-1], *said[-3:-1]])))
     last = " / ".join(said[-_LAST_LINES:])
-    raise BuildError(f"the process that builds a TensorRT plan ended with {ended.returncode}: {last or 'no message'}")
+    how = f"exit code {ended.returncode}" if ended.returncode > 0 else f"signal {-ended.returncode}"
+    raise BuildError(f"the process that builds a TensorRT plan ended with {how}: {last or 'no message'}")
 
 
 def _record(line: str) -> tuple[int, str]:
