@@ -2,8 +2,7 @@
 
     carry tokens | look-up | plan | rotary, keys and values | attention | plan | ... | rows of logits | plan | tails
 
-Kernels are lowered as for the targets cuda-smXX. Every decode bucket has a profile of its own; all buckets of other
-steps share one, which ranges over their rows.
+Kernels are lowered as for the targets cuda-smXX; which profile of a plan a bucket runs, profiles.py says.
 """
 
 from collections.abc import Sequence
@@ -15,20 +14,10 @@ from ingot.artifact.launch_program import BufferArgument, LaunchProgram, Segment
 from ingot.pipeline.cuda.lowering import NodeLowering, carry_tokens, sample_tokens
 from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.tensorrt.plan_request import Profile
+from ingot.pipeline.tensorrt.profiles import TOKENS, bucket_profiles, profile_number, segment_profiles
 from ingot.pipeline.tensorrt.segment_builder import TYPES, dims
 from ingot.pipeline.tensorrt.segment_lowering import Segment
 from ingot.pipeline.tensorrt.stages import SegmentStage, Stage
-
-TOKENS, LOGITS = "T", "R"
-
-
-def bucket_profiles(buckets: Sequence[Bucket]) -> dict[str, tuple[Profile, ...]]:
-    """Profiles of plans over T tokens, and of plans over R rows of logits."""
-    decode = [Profile.of(bucket.rows) for bucket in buckets if bucket.attention == "decode"]
-    ragged = [bucket.rows for bucket in buckets if bucket.attention == "ragged"]
-    ranges = [Profile(min(ragged), max(ragged), max(ragged))] if ragged else []
-    logits = sorted({bucket.logits_rows for bucket in buckets})
-    return {TOKENS: (*decode, *ranges), LOGITS: tuple(map(Profile.of, logits))}
 
 
 def lower_to_calls(
@@ -48,8 +37,7 @@ def lower_to_calls(
         for stage, segment, file in stages:
             if isinstance(stage, SegmentStage):
                 assert segment is not None
-                profile = _profile(profiles[segment.row_symbol], builder.rows, bucket)
-                builder.call(_call(builder, segment, file, profile))
+                builder.call(_call(builder, segment, file, segment_profiles(profiles, segment)))
             else:
                 kernels.lower(stage.node)
         sample_tokens(builder, vocabulary)
@@ -57,16 +45,7 @@ def lower_to_calls(
     return tuple(programs)
 
 
-def _profile(profiles: Sequence[Profile], rows: int, bucket: Bucket) -> int:
-    """The number of the profile for so many rows: the exact one, but the range for ragged tokens."""
-    exact = Profile.of(rows)
-    if exact in profiles and not (bucket.attention == "ragged" and rows == bucket.rows and len(profiles) > 1):
-        return profiles.index(exact)
-    fitting = (number for number, profile in enumerate(profiles) if profile.least <= rows <= profile.most)
-    return max(fitting)
-
-
-def _call(builder: ProgramBuilder, segment: Segment, file: str, profile: int) -> SegmentCall:
+def _call(builder: ProgramBuilder, segment: Segment, file: str, profiles: Sequence[Profile]) -> SegmentCall:
     inputs: dict[str, BufferArgument | WeightArgument] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for value in segment.model.graph.inputs:
@@ -74,6 +53,8 @@ def _call(builder: ProgramBuilder, segment: Segment, file: str, profile: int) ->
         inputs[name] = _input(builder, segment, name)
         shapes[name] = tuple(size if isinstance(size, int) else builder.rows for size in dims(value))
     outputs = {name: _output(builder, value) for name, value in segment.outputs.items()}
+    is_ragged = builder.bucket.attention == "ragged" and segment.row_symbol == TOKENS
+    profile = profile_number(profiles, builder.rows, is_ragged=is_ragged)
     return SegmentCall(
         file=file, profile=profile, inputs=inputs, outputs=outputs, shapes=shapes, node=f"... {segment.name}"
     )

@@ -5,7 +5,7 @@ holds its weights in memory only while its ONNX is written.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,8 @@ from ingot.pipeline.tensorrt.builder import WORK, BuiltPlan, build_or_recall
 from ingot.pipeline.tensorrt.library import Library
 from ingot.pipeline.tensorrt.plan_cache import PlanCache
 from ingot.pipeline.tensorrt.plan_check import check_plan
-from ingot.pipeline.tensorrt.plan_request import PlanRequest, Profile
+from ingot.pipeline.tensorrt.plan_request import PlanRequest
+from ingot.pipeline.tensorrt.profiles import Profiles, segment_profiles
 from ingot.pipeline.tensorrt.segment_lowering import Segment
 from ingot.pipeline.tensorrt.sms import check_sms
 from ingot.progress import Progress, silent
@@ -38,11 +39,11 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How all plans of a program are built. profiles: by what a segment's rows are, T tokens or R rows of logits."""
+    """How all plans of a program are built."""
 
     library: Library
     sms: tuple[int, ...]
-    profiles: Mapping[str, tuple[Profile, ...]]
+    profiles: Profiles
     cache: PlanCache
 
 
@@ -105,7 +106,7 @@ def plan_request(segment: Segment, folder: Path, settings: PlanSettings) -> Plan
         data=str(data) if segment.constant_bytes else None,
         rows=segment.rows,
         vectors=segment.vectors,
-        profiles=settings.profiles[segment.row_symbol],
+        profiles=segment_profiles(settings.profiles, segment),
         sms=settings.sms,
         library=settings.library.name,
         library_version=settings.library.version,

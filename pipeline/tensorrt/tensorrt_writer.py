@@ -24,9 +24,10 @@ from ingot.pipeline.program_writers import Written, kv_geometry
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.targets import Target
 from ingot.pipeline.tensorrt.library import load_library
-from ingot.pipeline.tensorrt.lowering import bucket_profiles, lower_to_calls, stage_files
+from ingot.pipeline.tensorrt.lowering import lower_to_calls, stage_files
 from ingot.pipeline.tensorrt.pack_attention import pack_attention_operands
 from ingot.pipeline.tensorrt.plan_cache import PlanCache
+from ingot.pipeline.tensorrt.profiles import bucket_profiles
 from ingot.pipeline.tensorrt.segment_lowering import lower_segment
 from ingot.pipeline.tensorrt.segment_plans import PlanSettings, SegmentPlan, write_plans
 from ingot.pipeline.tensorrt.stages import SegmentStage, split_stages
