@@ -65,10 +65,15 @@ def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Val
 
 def _weight_alone(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand | None, x: ir.Value) -> ir.Value:
     if operand is None:
-        return b.emit("Gemm", node.name or "", [x, _plain(b, node), *_bias(b, node)], dims(node.outputs[0]), transB=1)
+        return plain_linear(b, node, x)
     if operand.kind == "blocks":
         return _blocks(b, node, operand, x)
     return _channel(b, node, operand, x)
+
+
+def plain_linear(b: SegmentBuilder, node: ir.Node, x: ir.Value) -> ir.Value:
+    """y = x @ W^T + b, whatever the IR holds W in: it is stored in the compute dtype."""
+    return b.emit("Gemm", node.name or "", [x, _plain(b, node), *_bias(b, node)], dims(node.outputs[0]), transB=1)
 
 
 def _blocks(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, x: ir.Value) -> ir.Value:

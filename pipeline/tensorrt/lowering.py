@@ -6,6 +6,7 @@ Kernels are lowered as for the targets cuda-smXX; which profile of a plan a buck
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -25,8 +26,12 @@ def lower_to_calls(
     stages: Sequence[tuple[Stage, Segment | None, str]],
     buckets: Sequence[Bucket],
     shared: Shared,
+    engine: Literal["tensorrt", "onnxruntime"] = "tensorrt",
 ) -> tuple[LaunchProgram, ...]:
-    """The program of every bucket. `stages`: each with its segment and the file of its plan, where it is a segment."""
+    """The program of every bucket. `stages`: each with its segment and the file of its plan, where it is a segment.
+
+    Plans have profiles; what onnxruntime runs takes any number of rows.
+    """
     profiles = bucket_profiles(buckets)
     vocabulary = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size
     programs = []
@@ -37,7 +42,11 @@ def lower_to_calls(
         for stage, segment, file in stages:
             if isinstance(stage, SegmentStage):
                 assert segment is not None
-                builder.call(_call(builder, segment, file, segment_profiles(profiles, segment)))
+                call = _call(builder, segment, file)
+                if engine == "tensorrt":
+                    number = _profile(builder, segment, segment_profiles(profiles, segment))
+                    call = call.model_copy(update={"profile": number})
+                builder.call(call.model_copy(update={"engine": engine}))
             else:
                 kernels.lower(stage.node)
         sample_tokens(builder, vocabulary)
@@ -45,7 +54,7 @@ def lower_to_calls(
     return tuple(programs)
 
 
-def _call(builder: ProgramBuilder, segment: Segment, file: str, profiles: Sequence[Profile]) -> SegmentCall:
+def _call(builder: ProgramBuilder, segment: Segment, file: str) -> SegmentCall:
     inputs: dict[str, BufferArgument | WeightArgument] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for value in segment.model.graph.inputs:
@@ -53,11 +62,12 @@ def _call(builder: ProgramBuilder, segment: Segment, file: str, profiles: Sequen
         inputs[name] = _input(builder, segment, name)
         shapes[name] = tuple(size if isinstance(size, int) else builder.rows for size in dims(value))
     outputs = {name: _output(builder, value) for name, value in segment.outputs.items()}
+    return SegmentCall(file=file, inputs=inputs, outputs=outputs, shapes=shapes, node=f"... {segment.name}")
+
+
+def _profile(builder: ProgramBuilder, segment: Segment, profiles: Sequence[Profile]) -> int:
     is_ragged = builder.bucket.attention == "ragged" and segment.row_symbol == TOKENS
-    profile = profile_number(profiles, builder.rows, is_ragged=is_ragged)
-    return SegmentCall(
-        file=file, profile=profile, inputs=inputs, outputs=outputs, shapes=shapes, node=f"... {segment.name}"
-    )
+    return profile_number(profiles, builder.rows, is_ragged=is_ragged)
 
 
 def _input(builder: ProgramBuilder, segment: Segment, name: str) -> BufferArgument | WeightArgument:

@@ -28,6 +28,7 @@ TYPES: Mapping[ir.DataType, str] = {
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",
     ir.DataType.INT8: "i8",
+    ir.DataType.UINT8: "u8",
     ir.DataType.FLOAT8E4M3FN: "fp8e4nv",
     ir.DataType.INT64: "i64",
 }

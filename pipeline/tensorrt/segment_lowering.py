@@ -14,7 +14,7 @@ weights are written.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -97,11 +97,14 @@ class Segment:
 
 def lower_segment(stage: SegmentStage, compute: Compute) -> Segment:
     """Lower one segment. PassError names a node that has no form."""
-    return _Lowering(stage, compute).run()
+    return SegmentLowering(stage, compute).run()
 
 
-class _Lowering:
-    """One walk from the outputs to what they need."""
+class SegmentLowering:
+    """One walk from the outputs to what they need. Another engine overrides what it has other forms for."""
+
+    engine: ClassVar[str] = "TensorRT"
+    domains: ClassVar[tuple[str, ...]] = ("",)  # of the operators that it knows
 
     def __init__(self, stage: SegmentStage, compute: Compute) -> None:
         self.stage = stage
@@ -118,7 +121,7 @@ class _Lowering:
         outputs = {f"y{index}": value for index, value in enumerate(self.stage.outputs)}
         return Segment(b.finish(made), dict(b.crossing), outputs, dict(b.weights), frozenset(b.forms), b.first_layer)
 
-    def _read(self, value: ir.Value) -> ir.Value:
+    def read(self, value: ir.Value) -> ir.Value:
         """The segment's value; made, or an input, where it is not there yet."""
         b = self.b
         if value not in b.values:
@@ -130,37 +133,43 @@ class _Lowering:
         return b.values[value]
 
     def _lower(self, node: ir.Node) -> None:
-        if any(output in self.b.values for output in node.outputs):
-            return
-        handler = _HANDLERS.get(node.op_type, _Lowering._generic)
+        if not any(output in self.b.values for output in node.outputs):
+            self.handler(node)(node)
+
+    def handler(self, node: ir.Node) -> Callable[[ir.Node], None]:
+        """What lowers the node."""
         if node.op_type == "DequantizeLinear" and ACTIVATIONS_KEY in node.metadata_props:
-            handler = _Lowering._rounded
-        handler(self, node)
+            return self._rounded
+        return partial(_HANDLERS.get(node.op_type, SegmentLowering.generic), self)
 
     def _linear(self, node: ir.Node) -> None:
         require_plain_gemm(node)
-        assert not is_kernel(node)
-        y = lower_linear(self.b, node, self._read)
+        y = self.linear(node)
         self.b.values[node.outputs[0]] = self._as_float32(y) if _is_head(node) else y
 
+    def linear(self, node: ir.Node) -> ir.Value:
+        """y = x @ W^T + b in the compute dtype."""
+        assert not is_kernel(node)
+        return lower_linear(self.b, node, self.read)
+
     def _rounded(self, node: ir.Node) -> None:
-        self.b.values[node.outputs[0]] = quantized_rows(self.b, node, self._read)
+        self.b.values[node.outputs[0]] = quantized_rows(self.b, node, self.read)
 
     def _cast(self, node: ir.Node) -> None:
         """Between floats of other widths: all are of the compute dtype."""
         source = node.inputs[0]
         assert source is not None
         if not node.outputs[0].dtype or not node.outputs[0].dtype.is_floating_point():
-            self._generic(node)
+            self.generic(node)
             return
-        self.b.values[node.outputs[0]] = self._read(source)
+        self.b.values[node.outputs[0]] = self.read(source)
 
     def _skip_norm(self, node: ir.Node) -> None:
         b, path, shape = self.b, node.name or "", dims(node.outputs[0])
         x, skip, gamma = node.inputs[:3]
         assert x is not None
         assert skip is not None
-        total = b.emit("Add", f"{path}.sum", [self._read(x), self._read(skip)], shape)
+        total = b.emit("Add", f"{path}.sum", [self.read(x), self.read(skip)], shape)
         epsilon = node.attributes.get_float("epsilon", 1e-5)
         inputs = [total, self._constant(gamma, b.dtype)]
         b.values[node.outputs[0]] = b.emit("RMSNormalization", path, inputs, shape, axis=-1, epsilon=epsilon)
@@ -171,12 +180,12 @@ class _Lowering:
         """Over heads, the weight is multiplied behind the norm: a vector would be reshaped by a launch of its own."""
         b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
         if len(shape) == 2 or source is None:
-            self._generic(node)
+            self.generic(node)
             return
         width, weight = int(shape[-1]), node.inputs[1]
         assert weight is not None
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        inputs = [self._read(source), b.number(1.0, shape=(width,))]
+        inputs = [self.read(source), b.number(1.0, shape=(width,))]
         normed = b.emit("RMSNormalization", path, inputs, shape, **attributes)
         row = (*([1] * (len(shape) - 1)), width)
         name = f"{weight.name}.row"
@@ -186,26 +195,27 @@ class _Lowering:
     def _quick_gelu(self, node: ir.Node) -> None:
         b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
         assert source is not None
-        x, alpha = self._read(source), node.attributes.get_float("alpha", 1.702)
+        x, alpha = self.read(source), node.attributes.get_float("alpha", 1.702)
         assert alpha is not None
         scaled = x if alpha == 1.0 else b.emit("Mul", f"{path}.scaled", [x, b.number(alpha)], shape)
         sigmoid = b.emit("Sigmoid", f"{path}.sigmoid", [scaled], shape)
         b.values[node.outputs[0]] = b.emit("Mul", path, [x, sigmoid], shape)
 
-    def _generic(self, node: ir.Node) -> None:
+    def generic(self, node: ir.Node) -> None:
         """The same op; floats among its constants take the dtype of what tokens made."""
-        if node.domain != "":
+        if node.domain not in self.domains:
             raise PassError(
-                f"{node.name!r} ({node.domain}::{node.op_type}) has no form in TensorRT; leave its pass out"
+                f"{node.name!r} ({node.domain}::{node.op_type}) has no form in {self.engine}; leave its pass out"
             )
         b = self.b
-        read = {value: self._read(value) for value in node.inputs if value is not None and not _is_constant(value)}
+        read = {value: self.read(value) for value in node.inputs if value is not None and not _is_constant(value)}
         floats = [value.dtype for value in read.values() if value.dtype is not None and value.dtype.is_floating_point()]
         dtype = floats[0] if floats else b.dtype
         inputs = [None if v is None else read[v] if v in read else self._constant(v, dtype) for v in node.inputs]
         attributes = list(node.attributes.values())
         outputs = [self._like(value, dtype) for value in node.outputs]
-        b.graph.append(ir.Node("", node.op_type, inputs, attributes, outputs=outputs, name=b.name(node.name or "")))
+        name = b.name(node.name or "")
+        b.graph.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=name))
         b.values.update(zip(node.outputs, outputs, strict=True))
 
     def _like(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -237,12 +247,12 @@ class _Lowering:
         return self.b.emit("Cast", name, [value], dims(value), ir.DataType.FLOAT, to=ir.DataType.FLOAT)
 
 
-_HANDLERS: Mapping[str, Callable[[_Lowering, ir.Node], None]] = {
-    "Gemm": _Lowering._linear,
-    "Cast": _Lowering._cast,
-    "SkipSimplifiedLayerNormalization": _Lowering._skip_norm,
-    "RMSNormalization": _Lowering._norm,
-    "QuickGelu": _Lowering._quick_gelu,
+_HANDLERS: Mapping[str, Callable[[SegmentLowering, ir.Node], None]] = {
+    "Gemm": SegmentLowering._linear,
+    "Cast": SegmentLowering._cast,
+    "SkipSimplifiedLayerNormalization": SegmentLowering._skip_norm,
+    "RMSNormalization": SegmentLowering._norm,
+    "QuickGelu": SegmentLowering._quick_gelu,
 }
 
 

@@ -8,7 +8,7 @@ belong to no stage: each segment that reads one computes it for itself.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -36,18 +36,32 @@ class SegmentStage:
 
 
 Stage = KernelStage | SegmentStage
+IsKernel = Callable[[ir.Node], bool]
 
 
-def split_stages(graph: ir.Graph) -> list[Stage]:
-    """The stages in an order that they can run in."""
-    live = _live(graph)
-    depths = _depths([node for node in graph if node in live])
+def is_kernel(node: ir.Node) -> bool:
+    """Whether one of Ingot's kernels computes the node beside TensorRT's segments."""
+    return is_attention_or_lookup(node) or (node.op_type == "Gemm" and needs_kernel(node))
+
+
+def is_attention_or_lookup(node: ir.Node) -> bool:
+    """What one of Ingot's kernels computes whatever engine runs the segments."""
+    if node.op_type == "Gather":
+        indices = node.inputs[1]
+        return indices is not None and indices.is_graph_input() and indices.name in _TOKENS
+    return node.op_type == ATTENTION
+
+
+def split_stages(graph: ir.Graph, kernels: IsKernel = is_kernel) -> list[Stage]:
+    """The stages in an order that they can run in. `kernels`: which nodes kernels compute."""
+    live = _live(graph, kernels)
+    depths = _depths([node for node in graph if node in live], kernels)
     by_depth: dict[int, list[ir.Node]] = defaultdict(list)
     for node, depth in depths.items():
         by_depth[depth].append(node)
     readers: dict[ir.Value, list[ir.Node]] = defaultdict(list)
     for node in depths:
-        for value in token_inputs(node):
+        for value in token_inputs(node, kernels):
             readers[value].append(node)
     stages: list[Stage] = []
     for depth in sorted(by_depth):
@@ -58,18 +72,10 @@ def split_stages(graph: ir.Graph) -> list[Stage]:
     return stages
 
 
-def is_kernel(node: ir.Node) -> bool:
-    """Whether one of Ingot's kernels computes the node."""
-    if node.op_type == "Gather":
-        indices = node.inputs[1]
-        return indices is not None and indices.is_graph_input() and indices.name in _TOKENS
-    return node.op_type == ATTENTION or (node.op_type == "Gemm" and needs_kernel(node))
-
-
-def token_inputs(node: ir.Node) -> Iterator[ir.Value]:
+def token_inputs(node: ir.Node, kernels: IsKernel = is_kernel) -> Iterator[ir.Value]:
     """What a node reads of what tokens reach. Quantized activations are what they are made from: quantizing them again
     is the reader's affair."""
-    dequantize = dequantizer(node) if node.op_type == "Gemm" and not is_kernel(node) else None
+    dequantize = dequantizer(node) if node.op_type == "Gemm" and not kernels(node) else None
     if dequantize is None and node.op_type == "DequantizeLinear" and ACTIVATIONS_KEY in node.metadata_props:
         dequantize = node
     if dequantize is not None:
@@ -98,7 +104,7 @@ def depends_on_tokens(value: ir.Value) -> bool:
     waiting, seen = [producer], {producer}
     while waiting:
         node = waiting.pop()
-        if node.op_type == ATTENTION or is_kernel(node):
+        if is_attention_or_lookup(node):
             return True
         before = {source.producer() for source in node.inputs if source is not None}
         new = {made for made in before if made is not None} - seen
@@ -107,7 +113,7 @@ def depends_on_tokens(value: ir.Value) -> bool:
     return False
 
 
-def _live(graph: ir.Graph) -> set[ir.Node]:
+def _live(graph: ir.Graph, kernels: IsKernel) -> set[ir.Node]:
     """Nodes that the outputs are made from, quantization of activations left out."""
     live: set[ir.Node] = set()
     waiting = [value.producer() for value in graph.outputs]
@@ -115,17 +121,17 @@ def _live(graph: ir.Graph) -> set[ir.Node]:
         node = waiting.pop()
         if node is not None and node not in live:
             live.add(node)
-            waiting += [value.producer() for value in token_inputs(node)]
+            waiting += [value.producer() for value in token_inputs(node, kernels)]
     return live
 
 
-def _depths(nodes: list[ir.Node]) -> dict[ir.Node, int]:
+def _depths(nodes: list[ir.Node], kernels: IsKernel) -> dict[ir.Node, int]:
     """Kernels stand at odd depths, segments at even ones; a node is never above what it reads."""
     depths: dict[ir.Node, int] = {}
     for node in nodes:
-        before = [value.producer() for value in token_inputs(node)]
+        before = [value.producer() for value in token_inputs(node, kernels)]
         least = max((depths[made] for made in before if made is not None), default=0)
-        depths[node] = least + (2 if least % 2 else 1) if is_kernel(node) else least + least % 2
+        depths[node] = least + (2 if least % 2 else 1) if kernels(node) else least + least % 2
     return depths
 
 

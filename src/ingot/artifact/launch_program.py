@@ -124,12 +124,18 @@ class SegmentCall(_Frozen):
     """A whole segment, run by another engine on the same stream and in the same arena."""
 
     kind: Literal["segment"] = "segment"
+    engine: Literal["tensorrt", "onnxruntime"] = "tensorrt"
     file: str = Field(description="path below the artifact's folder, with forward slashes")
     profile: int = Field(default=0, ge=0, description="optimization profile of a TensorRT plan")
     inputs: dict[str, Annotated[BufferArgument | WeightArgument, Field(discriminator="kind")]]
     outputs: dict[str, BufferArgument]
     shapes: dict[str, tuple[int, ...]] = Field(description="of every input")
     node: str
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether it can be captured into a CUDA graph: onnxruntime allocates while it runs."""
+        return self.engine != "onnxruntime"
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -177,6 +183,16 @@ class LaunchProgram(_Frozen):
     def name(self) -> str:
         """The bucket in a word: decode-8."""
         return f"{self.attention}-{self.rows}"
+
+    @property
+    def segment_calls(self) -> tuple[SegmentCall, ...]:
+        """What other engines run of it."""
+        return tuple(step for step in self.launches if isinstance(step, SegmentCall))
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether its launches can be captured into a CUDA graph."""
+        return all(call.is_capturable for call in self.segment_calls)
 
 
 class Kernel(_Frozen):
