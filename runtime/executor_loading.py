@@ -14,6 +14,7 @@ from ingot.runtime.batch import Executor
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.executors.cuda:load",
     "onnxruntime": "ingot.runtime.executors.onnxruntime:load",
+    "tensorrt": "ingot.runtime.executors.tensorrt:load",
 }
 
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: what is made for that many still fits a memory

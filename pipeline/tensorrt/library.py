@@ -4,7 +4,6 @@ Both have the same names for what is used here. TensorRT-RTX alone knows compute
 between cards and are made for the ones that are listed; those of `tensorrt` are for the card that they are built on.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,8 +14,6 @@ from ingot.errors import BuildError
 LibraryName = Literal["tensorrt-rtx", "tensorrt"]
 MODULES: dict[LibraryName, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 EXTRA = "pip install 'ingot[tensorrt]'"
-
-_log = logging.getLogger("ingot.tensorrt")
 
 
 @dataclass(frozen=True)
@@ -50,35 +47,3 @@ def load_library(load: Callable[[str], Any] = import_module) -> Library:
             continue
         return Library(loaded, name, str(loaded.__version__))
     raise BuildError(f"building for TensorRT needs its Python package: {EXTRA}")
-
-
-_LOGGERS: dict[str, Any] = {}
-
-
-def plan_logger(library: Library) -> Any:
-    """The process's one TensorRT logger, which writes into Python's `ingot.tensorrt`: TensorRT ignores a second."""
-    if library.name not in _LOGGERS:
-        _LOGGERS[library.name] = _make_logger(library.module)
-    return _LOGGERS[library.name]
-
-
-def _make_logger(trt: Any) -> Any:
-    severity = trt.ILogger.Severity
-    levels = {
-        severity.INTERNAL_ERROR: logging.ERROR,
-        severity.ERROR: logging.ERROR,
-        severity.WARNING: logging.WARNING,
-        severity.INFO: logging.INFO,
-    }
-
-    class PlanLogger(trt.ILogger):  # type: ignore[misc]
-        """Forwards to Python's logging."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, level: Any, message: str) -> None:
-            """Called by TensorRT."""
-            _log.log(levels.get(level, logging.DEBUG), "%s", message)
-
-    return PlanLogger()

@@ -3,8 +3,9 @@
 from typing import Any
 
 from ingot.errors import BuildError
-from ingot.pipeline.tensorrt.library import Library, plan_logger
+from ingot.pipeline.tensorrt.library import Library
 from ingot.pipeline.tensorrt.plan_request import PlanRequest
+from ingot.runtime.cuda.tensorrt_log import tensorrt_logger
 
 
 def build_plan(library: Library, request: PlanRequest) -> Any:
@@ -12,7 +13,7 @@ def build_plan(library: Library, request: PlanRequest) -> Any:
 
     SMs are always set: without them TensorRT-RTX claims cards that cannot compute the types of the network.
     """
-    trt, logger = library.module, plan_logger(library)
+    trt, logger = library.module, tensorrt_logger(library.module)
     builder = trt.Builder(logger)
     if builder is None:
         raise BuildError(f"{library.name} {library.version} cannot make a builder; its log says why")

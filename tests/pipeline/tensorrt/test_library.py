@@ -1,6 +1,5 @@
 """Finding the TensorRT module, and its log."""
 
-import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from ingot.errors import BuildError
-from ingot.pipeline.tensorrt.library import load_library, plan_logger
+from ingot.pipeline.tensorrt.library import load_library
 
 
 def only(*modules: str) -> Callable[[str], Any]:
@@ -31,17 +30,3 @@ def test_tensorrt_rtx_is_preferred_and_tensorrt_taken_where_it_is_alone() -> Non
 def test_a_missing_package_is_an_error_that_names_the_extra() -> None:
     with pytest.raises(BuildError, match=r"needs its Python package: pip install 'ingot\[tensorrt\]'"):
         load_library(only())
-
-
-def test_there_is_one_logger_and_it_writes_into_pythons_log(caplog: pytest.LogCaptureFixture) -> None:
-    trt = pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
-    library = load_library()
-    logger = plan_logger(library)
-    assert plan_logger(library) is logger
-    with caplog.at_level(logging.DEBUG, "ingot.tensorrt"):
-        logger.log(trt.ILogger.Severity.WARNING, "a warning")
-        logger.log(trt.ILogger.Severity.VERBOSE, "a detail")
-    assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("WARNING", "a warning"),
-        ("DEBUG", "a detail"),
-    ]

@@ -1,0 +1,253 @@
+"""Running plans: what TensorRT is asked for and in which order, on stand-ins for TensorRT and the card."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.artifact.launch_program import BufferArgument, CudaProgram, SegmentCall
+from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.plans import Plans
+from ingot.runtime.cuda.tensorrt_log import tensorrt_logger
+
+VERSION = "1.7.1.116"
+FILE = "program/segment-000.plan"
+
+
+class Context:
+    """An execution context that writes down what it is asked for."""
+
+    def __init__(self, asked: list[Any]) -> None:
+        self.asked = asked
+
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        self.asked.append(("profile", profile))
+        return profile < 2
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        self.asked.append(("memory", address, size))
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.asked.append(("shape", name, shape))
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self.asked.append((name, address))
+        return name != "missing"
+
+    def execute_async_v3(self, stream: int) -> bool:
+        self.asked.append(("execute", stream))
+        return True
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        return True
+
+
+class RuntimeConfig:
+    dynamic_shapes_kernel_specialization_strategy = "LAZY"
+
+    def __init__(self, library: "FakeTensorRT") -> None:
+        self.library = library
+
+    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
+        self.library.asked.append(("allocation", strategy))
+
+    def create_runtime_cache(self) -> Any:
+        return SimpleNamespace(serialize=lambda: b"compiled", deserialize=self.library.recalled.append)
+
+    def set_runtime_cache(self, cache: Any) -> None:
+        self.library.caches.append(cache)
+
+
+class FakeTensorRT:
+    """The module tensorrt_rtx as far as plans are run."""
+
+    __name__ = "tensorrt_rtx"
+
+    def __init__(self, version: str = VERSION, refuses: bool = False) -> None:
+        self.__version__ = version
+        self.asked: list[Any] = []
+        self.caches: list[Any] = []
+        self.recalled: list[bytes] = []
+        self.refuses = refuses
+        severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)
+        self.ILogger = type("ILogger", (), {"Severity": severity})
+        self.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="USER_MANAGED")
+        self.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="EAGER")
+        diagnostics = {"VERSION_MISMATCH": 1, "OLD_CUDA_DRIVER": 4}
+        self.EngineInvalidityDiagnostics = SimpleNamespace(__members__=diagnostics)
+
+    def Runtime(self, logger: Any) -> Any:  # noqa: N802
+        return SimpleNamespace(deserialize_cuda_engine=self._engine, get_engine_validity=lambda plan: ("INVALID", 4))
+
+    def _engine(self, plan: bytes) -> Any:
+        if self.refuses:
+            return None
+        return SimpleNamespace(
+            get_device_memory_size_for_profile_v2=lambda profile: 1000 * (profile + 1),
+            create_runtime_config=lambda: RuntimeConfig(self),
+            create_execution_context=lambda config: Context(self.asked),
+        )
+
+
+class Card:
+    """As much of a device as plans need."""
+
+    name, sm = "a card", 89
+
+    def __init__(self) -> None:
+        self.waited: list[str] = []
+
+    def make_stream(self) -> int:
+        return 7
+
+    def allocate(self, size: int, what: str) -> int:
+        return 4096
+
+    def synchronize(self, what: str) -> None:
+        self.waited.append(what)
+
+
+def call(profile: int = 0, rows: int = 1, layer: int = 0, file: str = FILE) -> SegmentCall:
+    buffer = BufferArgument(name="hidden", type="fp16")
+    return SegmentCall(
+        file=file,
+        profile=profile,
+        inputs={"x0": buffer},
+        outputs={"y0": buffer},
+        shapes={"x0": (rows, 64)},
+        node=f"... layers.{layer}",
+    )
+
+
+def program(*calls: SegmentCall) -> CudaProgram:
+    return cast(CudaProgram, SimpleNamespace(programs=(SimpleNamespace(launches=calls),)))
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "program").mkdir()
+    profile = PlanProfile(least_rows=1, most_rows=1, operators={})
+    facts = PlanFacts(
+        file=FILE, library="tensorrt-rtx", version=VERSION, sms=(86, 89), bytes=9, weight_bytes=0, profiles=(profile,)
+    )
+    (tmp_path / PLANS_FILE).write_text(ProgramPlans(plans=(facts,)).model_dump_json())
+    (tmp_path / FILE).write_bytes(b"some plan")
+    return cast(Artifact, SimpleNamespace(file=lambda name: tmp_path / name))
+
+
+def plans_of(artifact: Artifact, trt: FakeTensorRT, *calls: SegmentCall, card: Card | None = None) -> Plans:
+    return Plans.load(artifact, program(*(calls or (call(),))), cast(Device, card or Card()), loading(trt))
+
+
+def loading(trt: FakeTensorRT | None) -> Callable[[str], Any]:
+    def load(name: str) -> Any:
+        if trt is None:
+            raise ImportError(name)
+        return trt
+
+    return load
+
+
+def test_layers_share_a_context_and_buckets_do_not(artifact: Artifact) -> None:
+    trt = FakeTensorRT()
+    plans = plans_of(artifact, trt, call(), call(layer=1), call(profile=1, rows=8), call(profile=1, rows=16))
+    assert len(plans.contexts) == 3
+    assert [asked for asked in trt.asked if asked[0] == "profile"] == [("profile", 0), ("profile", 1), ("profile", 1)]
+    assert {asked for asked in trt.asked if asked[0] == "memory"} == {("memory", 4096, 2000)}  # the largest, for all
+    assert ("allocation", "USER_MANAGED") in trt.asked
+    assert len({id(cache) for cache in trt.caches}) == 1
+
+
+def test_a_call_gives_its_addresses_and_runs_once_before_it_is_captured(artifact: Artifact) -> None:
+    trt, card = FakeTensorRT(), Card()
+    plans = plans_of(artifact, trt, card=card)
+    trt.asked.clear()
+    first = plans(call(), {"x0": 100, "y0": 200})
+    assert trt.asked == [("x0", 100), ("y0", 200), ("execute", 7)]
+    assert card.waited[-1] == f"the first run of {FILE}"
+    second = plans(call(layer=1), {"x0": 300, "y0": 400})
+    assert trt.asked[3:] == []  # its context is warm
+    first(9)
+    second(9)
+    assert trt.asked[3:] == [("x0", 100), ("y0", 200), ("execute", 9), ("x0", 300), ("y0", 400), ("execute", 9)]
+
+
+def test_compiled_kernels_are_kept_for_the_next_start(artifact: Artifact, tmp_path: Path) -> None:
+    plans_of(artifact, FakeTensorRT())
+    (kept,) = (tmp_path / "cache" / "compiled-plans").iterdir()
+    assert kept.name == f"tensorrt-rtx-{VERSION}-a-card-sm89"
+    assert kept.read_bytes() == b"compiled"
+    again = FakeTensorRT()
+    plans_of(artifact, again)
+    assert again.recalled == [b"compiled"]
+
+
+def test_a_missing_package_is_named_with_its_version(artifact: Artifact) -> None:
+    with pytest.raises(
+        EngineError, match=r"needs tensorrt-rtx 1.7.1.116: pip install 'ingot\[tensorrt\]' tensorrt-rtx=="
+    ):
+        Plans.load(artifact, program(call()), cast(Device, Card()), loading(None))
+
+
+def test_another_version_is_refused(artifact: Artifact) -> None:
+    with pytest.raises(
+        EngineError, match=r"plans are of tensorrt-rtx 1.7.1.116, and 1.8.0.5 is installed: pip install"
+    ):
+        plans_of(artifact, FakeTensorRT("1.8.0.5"))
+
+
+def test_a_plan_whose_header_is_of_another_version_is_refused(artifact: Artifact) -> None:
+    header = b"vtrt".ljust(24, b"\0") + bytes((1, 6, 0, 2)) + bytes(100)
+    artifact.file(FILE).write_bytes(header)
+    with pytest.raises(EngineError, match=r"segment-000.plan is of tensorrt-rtx 1.6.0.2, and 1.7.1.116 is installed"):
+        plans_of(artifact, FakeTensorRT())
+
+
+def test_a_card_that_the_plans_are_not_for_is_refused(artifact: Artifact) -> None:
+    card = Card()
+    card.sm = 90
+    with pytest.raises(EngineError, match=r"for SM 86, 89, and a card has SM 90.*90 among gpu.sms, or.*cuda-sm90"):
+        plans_of(artifact, FakeTensorRT(), card=card)
+
+
+def test_a_plan_that_tensorrt_does_not_take_is_an_error_with_its_diagnosis(artifact: Artifact) -> None:
+    with pytest.raises(EngineError, match=r"segment-000.plan: .* does not take the plan \(OLD_CUDA_DRIVER\)"):
+        plans_of(artifact, FakeTensorRT(refuses=True))
+
+
+def test_calls_that_do_not_fit_the_plans_are_refused(artifact: Artifact) -> None:
+    with pytest.raises(EngineError, match="has no profile 2 to run"):
+        plans_of(artifact, FakeTensorRT(), call(profile=2))
+    plans = plans_of(artifact, FakeTensorRT())
+    with pytest.raises(EngineError, match=r"segment-000.plan has no tensor 'missing'"):
+        plans(call(), {"missing": 1})
+    with pytest.raises(ArtifactError, match=r"names no plan program/segment-009.plan"):
+        plans(call(file="program/segment-009.plan"), {})
+
+
+def test_facts_that_cannot_be_read_are_refused(artifact: Artifact) -> None:
+    artifact.file(PLANS_FILE).write_text("{}")
+    with pytest.raises(ArtifactError, match=r"plans.json: .*build the artifact again"):
+        plans_of(artifact, FakeTensorRT())
+
+
+def test_tensorrts_log_goes_to_pythons(caplog: pytest.LogCaptureFixture) -> None:
+    trt = FakeTensorRT()
+    trt.__name__ = "a stand-in"
+    logger = tensorrt_logger(trt)
+    assert tensorrt_logger(trt) is logger
+    with caplog.at_level(logging.DEBUG, "ingot.tensorrt"):
+        logger.log(2, "a warning")
+        logger.log(4, "a detail")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "a warning"),
+        ("DEBUG", "a detail"),
+    ]
