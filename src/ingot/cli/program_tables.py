@@ -15,6 +15,7 @@ from ingot.artifact.launch_program import (
     read_cuda_program,
 )
 from ingot.cli.console import human_bytes, print_table
+from ingot.cli.plan_tables import print_plans
 from ingot.errors import UsageError, did_you_mean, one_of
 
 
@@ -24,6 +25,7 @@ def print_program(artifact: Artifact) -> None:
         program = _launches(artifact)
         _print_buckets(program)
         _print_kernels(program)
+        print_plans(artifact)
     else:
         _print_steps(artifact)
 
