@@ -17,7 +17,8 @@ def print_plans(artifact: Artifact) -> None:
         for plan in plans
     ]
     print_table(title, ("plan", "segments", "size", "weights in it", "rows"), rows, left=1)
-    print_table("Operators, of plans that launch the same as one", ("plan", "rows", "launches"), _operators(plans), left=3)
+    header = ("plan", "rows", "launches")
+    print_table("Operators, of plans that launch the same as one", header, _operators(plans), left=3)
 
 
 def _rows(plan: PlanFacts) -> str:
