@@ -24,7 +24,9 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.cuda.tiles import TileTable
 from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.streamed_weights import stream_weights
 from tests.data_paths import ROOT
 from tests.runtime.cuda.interpreted_device import SM
 
@@ -65,8 +67,9 @@ def write_artifact(
     given: Sequence[Bucket],
     activation_type: ActivationType = "fp32",
     compiled: Callable[[Kernel], bytes] = described,
+    tiles: TileTable | None = None,
 ) -> Artifact:
-    lowered = lower_to_launches(model, given, activation_type)
+    lowered = lower_to_launches(model, given, activation_type, tiles)
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
@@ -99,5 +102,6 @@ def write_program(lowered: Lowered, facts: ModelFacts, folder: Path, compiled: C
     (folder / LAUNCHES_FILE).write_text(json.dumps(program.model_dump(mode="json")))
     codes = {key: np.frombuffer(compiled(kernel), np.uint8) for key, kernel in kernels.items()}
     save_file(codes, folder / cubins_file(SM))
-    weights = {name: np.ascontiguousarray(weight.make()) for name, weight in lowered.shared.weights.items()}
-    save_file(weights, folder / WEIGHTS_FILE)
+    stream_weights(
+        folder / WEIGHTS_FILE, {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
+    )
