@@ -1,7 +1,7 @@
 """From an artifact to a program that is ready on a device: what lies there, in what order, and how much of it."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from ingot.runtime.cuda.budget import device_pool_size
 from ingot.runtime.cuda.cubin_choice import load_kernels
 from ingot.runtime.cuda.device import Device, Stream, mebibytes
 from ingot.runtime.cuda.pool import DevicePool
-from ingot.runtime.cuda.programs import Binding, BoundProgram, SegmentBinder
+from ingot.runtime.cuda.programs import Binding, BoundProgram, OpenSegments, SegmentBinder
 from ingot.runtime.cuda.step_inputs import StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights
@@ -35,6 +35,7 @@ class LoadedProgram:
     pool: DevicePool
     inputs: StepInputs
     outputs: StepOutputs
+    segments: SegmentBinder
     max_batch_tokens: int
     max_sequences: int
 
@@ -46,7 +47,7 @@ class _Limits:
 
 
 def load_program(
-    artifact: Artifact, device: Device, options: ExecutorOptions, segments: SegmentBinder
+    artifact: Artifact, device: Device, options: ExecutorOptions, open_segments: OpenSegments
 ) -> LoadedProgram:
     """Bring everything to the device; the KV pool last, from what is left.
 
@@ -62,6 +63,11 @@ def load_program(
     arena_bytes = max(one.arena_bytes for one in program.programs)
     arena = device.allocate(max(1, arena_bytes), "the arena of a step's values")
     inputs, outputs = StepInputs(device, stream, program), StepOutputs(device, stream, program)
+    segments = open_segments(artifact, device, stream)
+    binding = Binding(device, program.kernels, loaded, weights, outputs.addresses, arena, segments)
+    if any(one.segment_calls for one in program.programs):
+        device.clear(arena, arena_bytes, stream)
+        _rehearse(binding, inputs, stream)
     size = device_pool_size(
         artifact.manifest.model,
         program.kv,
@@ -74,11 +80,7 @@ def load_program(
     pool = DevicePool(device, stream, program.kv, size.num_blocks)
     shared = {"kv_pool": pool.address, "kv_scales": pool.address, **outputs.addresses}
     bound = tuple(
-        BoundProgram.of(
-            layout.program,
-            Binding(device, program.kernels, loaded, weights, shared | inputs.addresses(layout), arena, segments),
-            layout,
-        )
+        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout)
         for layout in inputs.layouts
     )
     device.synchronize("loading the program")
@@ -91,7 +93,20 @@ def load_program(
         mebibytes(device.free_bytes()),
     )
     model = artifact.manifest.model
-    return LoadedProgram(device, stream, model, bound, weights, pool, inputs, outputs, limits.tokens, limits.sequences)
+    return LoadedProgram(
+        device, stream, model, bound, weights, pool, inputs, outputs, segments, limits.tokens, limits.sequences
+    )
+
+
+def _rehearse(binding: Binding, inputs: StepInputs, stream: Stream) -> None:
+    """Run the segments of every bucket once, on zeros: what their engine allocates as it goes lies there before the KV
+    pool takes what is left. The largest first, in whose memory all others fit."""
+    inputs.clear()
+    for layout in sorted(inputs.layouts, key=lambda layout: -layout.program.rows):
+        placed = replace(binding, externals={**binding.externals, **inputs.addresses(layout)})
+        for call in layout.program.segment_calls:
+            placed.bind(layout.program, call)(stream)
+    binding.device.synchronize("trying the program's segments")
 
 
 def read_program(artifact: Artifact) -> CudaProgram:

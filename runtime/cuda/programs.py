@@ -8,14 +8,16 @@ A step runs one part of its bucket's program:
     head      the head again, for more rows of logits than it takes at once
 
 Each is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many kernels.
+Programs whose segments cannot be captured are queued launch by launch instead, each step anew.
 With INGOT_CUDA_BLOCKING kernels run one by one, each is waited for, and a failure names the node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from ingot import settings
+from ingot.artifact import Artifact
 from ingot.artifact.launch_program import (
     ELEMENT_BYTES,
     Argument,
@@ -51,13 +53,31 @@ class SegmentBinder(Protocol):
     """Another engine's way to run segments: a call with addresses of inputs and outputs -> work for a stream."""
 
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
-        """Bind a call for good. What it queues must be fit for capture into a graph."""
+        """Bind a call for good. What it queues must be fit for capture into a graph, where the call says that it is."""
+        ...
+
+    def close(self) -> None:
+        """Give back what lies on the device, before the device goes. Idempotent; nothing that was bound runs again."""
         ...
 
 
-def no_segments(call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
+OpenSegments = Callable[[Artifact, Device, Stream], SegmentBinder]  # all that is bound runs on the one stream
+
+
+class NoSegments:
     """The binder of programs that are kernels alone."""
-    raise EngineError(f"{call.node}: {call.file} is a segment of another engine, which is not loaded")
+
+    def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
+        """Refuses."""
+        raise EngineError(f"{call.node}: {call.file} is a segment of another engine, which is not loaded")
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def no_segments(artifact: Artifact, device: Device, stream: Stream) -> NoSegments:
+    """For executors of kernels alone."""
+    return NoSegments()
 
 
 @dataclass(frozen=True)
@@ -70,7 +90,7 @@ class Binding:
     weights: DeviceWeights
     externals: Mapping[str, int]
     arena: int
-    segments: SegmentBinder = no_segments
+    segments: SegmentBinder = field(default_factory=NoSegments)
 
     def bind(self, program: LaunchProgram, step: Step) -> Queue:
         """A launch or a segment of the program, ready to be queued."""
@@ -114,6 +134,7 @@ class BoundProgram:
     body: Sequence[tuple[str, Queue]]
     head: Sequence[tuple[str, Queue]]
     tails: Mapping[Tail, Sequence[tuple[str, Queue]]]
+    captured: bool = True
     graphs: dict[Part, Graph] = field(default_factory=dict)
 
     @classmethod
@@ -125,7 +146,7 @@ class BoundProgram:
 
         tails = {tail: bound(launches) for tail, launches in program.tails.items()}
         body, head = program.launches[: program.head_start], program.launches[program.head_start :]
-        return cls(program, layout, binding.device, bound(body), bound(head), tails)
+        return cls(program, layout, binding.device, bound(body), bound(head), tails, program.is_capturable)
 
     def __str__(self) -> str:
         return f"{self.program.attention} bucket of {self.program.rows} rows"
@@ -144,13 +165,16 @@ class BoundProgram:
                 queue(stream)
                 self.device.synchronize(f"{node!r} of the {self}")
             return
+        if not self.captured:
+            self._queue(part)(stream)
+            return
         if part not in self.graphs:
             self.graphs[part] = self.device.capture(stream, self._queue(part))
         self.device.replay(self.graphs[part], stream)
 
     def warm_up(self, stream: Stream) -> None:
-        """Capture all parts now."""
-        for part in get_args(Part):
+        """Capture all parts now, where they are captured at all."""
+        for part in get_args(Part) if self.captured else ():
             if part not in self.graphs and (part in ("body", "head", "logits") or part in self.tails):
                 self.graphs[part] = self.device.capture(stream, self._queue(part))
 

@@ -29,6 +29,11 @@ class StepInputs:
             name: self._address + offset for name, offset in layout.offsets.items()
         }
 
+    def clear(self) -> None:
+        """Queue zeros for all inputs but the tables."""
+        size = max(layout.bytes for layout in self.layouts)
+        self._device.clear(self._address, size, self._stream)
+
     def send(
         self,
         layout: InputLayout,

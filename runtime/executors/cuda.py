@@ -7,6 +7,8 @@ Everything is queued on one stream, so each step sees what those before it wrote
 are waited for when they are asked for. Blocks move to and from host memory on a stream beside it (`HostBlocks`).
 """
 
+from contextlib import suppress
+
 import numpy as np
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts
@@ -16,7 +18,7 @@ from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.input_layout import token_slots
 from ingot.runtime.cuda.loading import load_program
-from ingot.runtime.cuda.programs import BoundProgram, Part, SegmentBinder, choose, no_segments
+from ingot.runtime.cuda.programs import BoundProgram, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
 
@@ -24,8 +26,8 @@ from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
 class CudaExecutor:
     """Runs an artifact on a card. Implements `PipelinedExecutor`; one thread at a time may call it.
 
-    device      owned: closed with the executor, or when it cannot be made
-    segments    runs the program's segments of another engine, where it has any
+    device          owned: closed with the executor, or when it cannot be made
+    open_segments   the engine that runs the program's segments, where it has any
 
     Raises what `load_program` does.
     """
@@ -35,10 +37,10 @@ class CudaExecutor:
         artifact: Artifact,
         device: Device,
         options: ExecutorOptions | None = None,
-        segments: SegmentBinder = no_segments,
+        open_segments: OpenSegments = no_segments,
     ) -> None:
         try:
-            self._loaded = load_program(artifact, device, options or ExecutorOptions(), segments)
+            self._loaded = load_program(artifact, device, options or ExecutorOptions(), open_segments)
         except BaseException:
             device.close()
             raise
@@ -132,6 +134,9 @@ class CudaExecutor:
         if self._device is not None:
             self._device.activate()
             self._loaded.outputs.close()
+            with suppress(EngineError):  # a card that is lost has nothing left that could still run
+                self._device.synchronize("closing the executor")
+            self._loaded.segments.close()
             self._device.close()
             self._device = self._host_blocks = None
 
