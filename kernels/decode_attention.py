@@ -3,27 +3,27 @@
     scores = q . k * scale                    softcap * tanh(scores / softcap) where there is one
     out    = softmax(scores) . v              over the tokens that the query sees: its window, or all
 
-decode_attention gives each program a sequence, a KV head and a chunk of CHUNK tokens, so that one long sequence fills
-the card; join_chunks merges the chunks' sums (as in Flash-Decoding, Dao et al., 2023). Chunks lie at multiples of CHUNK
-of the sequence itself: the order of a sum depends on the sequence alone. With grouped queries (Ainslie et al.,
-arXiv:2305.13245) the heads that share keys are the rows of one product.
+decode_attention gives each program a sequence, a KV head and a chunk of the context, so that one long sequence fills
+the card; join_chunks merges the chunks' sums (as in Flash-Decoding, Dao et al., 2023). Where chunks begin and end
+follows from the sequence's own length and window: the order of a sum depends on the sequence alone. With grouped
+queries (Ainslie et al., arXiv:2305.13245) the heads that share keys are the rows of one product.
 """
 
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import capped
 from ingot.kernels.kv_precision import load_vectors
 
 NEVER = tl.constexpr(-1.0e30)  # a score that no real one is as small as; exp of its difference to any is 0
 
 
 @triton.jit
-def capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
-    """softcap * tanh(scores / softcap), spelt so that it cannot overflow."""
-    if HAS_SOFTCAP:
-        shrunk = tl.exp(-2.0 * tl.abs(scores) / softcap)
-        scores = tl.where(scores < 0, -softcap, softcap) * (1.0 - shrunk) / (1.0 + shrunk)
-    return scores
+def chunks_of(length, window, CHUNKS: tl.constexpr, LEAST_CHUNK: tl.constexpr, TILE: tl.constexpr):
+    """First token that the query sees, where chunk 0 begins, and tokens of a chunk: at most CHUNKS, of whole tiles."""
+    first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
+    begin = first // TILE * TILE
+    return first, begin, tl.maximum(LEAST_CHUNK, tl.cdiv(tl.cdiv(length - begin, CHUNKS), TILE) * TILE)
 
 
 @triton.jit
@@ -52,33 +52,34 @@ def decode_attention(
     BLOCK_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    LEAST_CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Grid (sequences, KV_HEADS, chunks). q [sequences, KV_HEADS * GROUP * DIM]; pool and scales as rotary_kv_write's.
+    """Grid (sequences, KV_HEADS, CHUNKS). q [sequences, KV_HEADS * GROUP * DIM]; pool and scales as rotary_kv_write's.
 
     tables     [sequences, blocks] int32: the sequence's blocks in order
     lengths    [sequences] int32: tokens that the query sees, itself included; 0 for the bucket's padding
     window     tokens that a query sees at most, itself included; 0: all
-    sums       [sequences, KV_HEADS * GROUP, chunks, DIM] float32: sum of exp(score - largest) * v
-    weights    [sequences, KV_HEADS * GROUP, chunks, 2] float32: largest score, sum of exp(score - largest)
-    WIDTH      elements of the pool per vector; TILE tokens are read at once, CHUNK is a multiple of it
+    sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of exp(score - largest) * v
+    weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of exp(score - largest)
+    WIDTH      elements of the pool per vector; TILE tokens are read at once, LEAST_CHUNK is a multiple of it
     """
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     chunk = tl.program_id(2)
     length = tl.load(lengths + sequence)
-    first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    start, end = tl.maximum(chunk * CHUNK, first // TILE * TILE), tl.minimum((chunk + 1) * CHUNK, length)
+    first, begin, size = chunks_of(length, window, CHUNKS, LEAST_CHUNK, TILE)
+    start, end = begin + chunk * size, tl.minimum(begin + (chunk + 1) * size, length)
     if start < end:
         group, at, inner = tl.arange(0, BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
         heads = kv_head * GROUP + group
         mask = (group < GROUP)[:, None] & (at < DIM)[None, :]
         query = tl.load(q + sequence * q_stride + heads[:, None] * DIM + at[None, :], mask=mask, other=0.0)
-        query = query.to(tl.float32).to(DTYPE)
+        query = query.to(DTYPE)
         largest = tl.zeros([BLOCK_GROUP], tl.float32) + NEVER
         total = tl.zeros([BLOCK_GROUP], tl.float32)
         found = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
@@ -89,7 +90,9 @@ def decode_attention(
             rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
             scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
             key = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores = capped(tl.dot(query, tl.trans(key)) * scale, softcap, HAS_SOFTCAP)
+            scores = tl.dot(query, tl.trans(key)) * scale
+            if HAS_SOFTCAP:
+                scores = capped(scores, softcap)
             scores = tl.where(seen[None, :], scores, NEVER)
             new = tl.maximum(largest, tl.max(scores, 1))
             shares, fade = tl.exp(scores - new[:, None]), tl.exp(largest - new)
@@ -98,7 +101,7 @@ def decode_attention(
             total = total * fade + tl.sum(shares, 1)
             found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value)
             largest = new
-        place = (sequence * KV_HEADS * GROUP + heads) * tl.num_programs(2) + chunk
+        place = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
         tl.store(sums + place[:, None] * DIM + at[None, :], found, mask=mask)
         tl.store(weights + place * 2, largest, mask=group < GROUP)
         tl.store(weights + place * 2 + 1, total, mask=group < GROUP)
@@ -112,35 +115,43 @@ def join_chunks(
     sinks,
     out,
     window,
-    chunks,
     out_stride,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+    LEAST_CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Grid (sequences, HEADS). out [sequences, HEADS * DIM]; zeros where the length is 0.
 
-    sinks    [HEADS] float32: a score of each head that takes part in the softmax and has no value
+    sinks           [HEADS] float32: a score of each head that takes part in the softmax and has no value
+    BLOCK_CHUNKS    CHUNKS' next power of two; 16 chunks are added at once
     """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    at = tl.arange(0, BLOCK_DIM)
+    at, chunk = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_CHUNKS)
     length = tl.load(lengths + sequence)
-    first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-    place = (sequence * HEADS + head) * chunks
-    largest, total = -1.0e30, 0.0
+    _first, begin, size = chunks_of(length, window, CHUNKS, LEAST_CHUNK, TILE)
+    count = tl.cdiv(length - begin, size)
+    place = (sequence * HEADS + head) * CHUNKS
+    theirs = tl.load(weights + (place + chunk) * 2, mask=chunk < count, other=NEVER)
+    largest = tl.max(theirs)
     if HAS_SINKS:
-        largest, total = tl.load(sinks + head).to(tl.float32), 1.0
+        largest = tl.maximum(largest, tl.load(sinks + head).to(tl.float32))
+    totals = tl.load(weights + (place + chunk) * 2 + 1, mask=chunk < count, other=0.0)
+    total = tl.sum(totals * tl.exp(theirs - largest))
+    if HAS_SINKS:
+        total += tl.exp(tl.load(sinks + head).to(tl.float32) - largest)
     found = tl.zeros([BLOCK_DIM], tl.float32)
-    for chunk in range(first // CHUNK, tl.cdiv(length, CHUNK)):
-        theirs = tl.load(weights + (place + chunk) * 2)
-        new = tl.maximum(largest, theirs)
-        fade, share = tl.exp(largest - new), tl.exp(theirs - new)
-        part = tl.load(sums + (place + chunk) * DIM + at, mask=at < DIM, other=0.0)
-        found = found * fade + part * share
-        total = total * fade + tl.load(weights + (place + chunk) * 2 + 1) * share
-        largest = new
+    for start in range(0, count, 16):
+        part = start + tl.arange(0, 16)
+        known = part < count
+        share = tl.exp(tl.load(weights + (place + part) * 2, mask=known, other=NEVER) - largest)
+        mask = known[:, None] & (at < DIM)[None, :]
+        vectors = tl.load(sums + (place + part)[:, None] * DIM + at[None, :], mask=mask, other=0.0)
+        found += tl.sum(vectors * share[:, None], 0)
     result = tl.where(length > 0, found / tl.where(total > 0, total, 1.0), 0.0)
     tl.store(out + sequence * out_stride + head * DIM + at, result.to(out.dtype.element_ty), mask=at < DIM)

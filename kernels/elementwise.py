@@ -1,15 +1,77 @@
-"""Sums of two tensors of one shape, where no norm behind them takes the addition along."""
+"""Element by element: what no kernel beside it takes along.
+
+combine_rows   left + right, or left * right; a vector for all rows is one whose stride is 0
+map_rows       an activation, or none: copies, widens, adds the parts of a sum, scales
+gather_columns x[:, columns]
+"""
 
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import capped, load_parts
+from ingot.kernels.gated_activation import activated
+
+ADD, MULTIPLY = (tl.constexpr(kind) for kind in range(2))
+
 
 @triton.jit
-def add_rows(left, right, out, left_stride, right_stride, out_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). out = left + right, [rows, COLUMNS] each."""
+def combine_rows(
+    left,
+    right,
+    out,
+    left_stride,
+    left_part_stride,
+    right_stride,
+    out_stride,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Grid (rows, ceil(COLUMNS / BLOCK)). [rows, COLUMNS] each; PARTS of left."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
-    total = tl.load(left + row * left_stride + at, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(right + row * right_stride + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + at, total.to(out.dtype.element_ty), mask=inside)
+    x = load_parts(left + row * left_stride + at, left_part_stride, inside, PARTS)
+    y = tl.load(right + row * right_stride + at, mask=inside, other=0.0).to(tl.float32)
+    result = x + y if KIND == ADD else x * y
+    tl.store(out + row * out_stride + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def map_rows(
+    x,
+    out,
+    x_offset,
+    x_stride,
+    part_stride,
+    out_stride,
+    alpha,
+    softcap,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Grid (rows, ceil(COLUMNS / BLOCK)). out = softcap of act(x * alpha); KIND: gated_activation.py's.
+
+    x_offset    elements from x to its first row, which need not be aligned to anything
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < COLUMNS
+    values = activated(load_parts(x + x_offset + row * x_stride + at, part_stride, inside, PARTS) * alpha, KIND)
+    if HAS_SOFTCAP:
+        values = capped(values, softcap)
+    tl.store(out + row * out_stride + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gather_columns(x, columns, out, x_stride, out_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (rows, ceil(COLUMNS / BLOCK)). out [rows, COLUMNS] = x[:, columns]; columns [COLUMNS] int64."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < COLUMNS
+    values = tl.load(x + row * x_stride + tl.load(columns + at, mask=inside, other=0), mask=inside, other=0.0)
+    tl.store(out + row * out_stride + at, values.to(tl.float32).to(out.dtype.element_ty), mask=inside)

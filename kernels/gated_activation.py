@@ -1,4 +1,4 @@
-"""The gated activation of a feed-forward layer: y = act(gate) * up, with gate and up side by side.
+"""The gated activation of a feed-forward layer: y = act(gate) * up.
 
 SwiGLU   act(x) = x * sigmoid(x)                                     (Shazeer, arXiv:2002.05202)
 GeGLU    act(x) = x * (1 + erf(x / sqrt(2))) / 2, or its tanh form   (Hendrycks and Gimpel, arXiv:1606.08415)
@@ -7,31 +7,51 @@ GeGLU    act(x) = x * (1 + erf(x / sqrt(2))) / 2, or its tanh form   (Hendrycks 
 import triton
 import triton.language as tl
 
-SILU, GELU_ERF, GELU_TANH = (tl.constexpr(kind) for kind in range(3))
+from ingot.kernels.common import load_parts, sigmoid
+
+SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU = (tl.constexpr(kind) for kind in range(6))
 
 
 @triton.jit
-def sigmoid(x):
-    """1 / (1 + exp(-x)) for any x."""
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x < 0.0, small, 1.0) / (1.0 + small)
+def activated(x, KIND: tl.constexpr):
+    """act(x) in float32."""
+    if KIND == SILU:
+        x = x * sigmoid(x)
+    elif KIND == GELU_ERF:
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == GELU_TANH:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        x = x * sigmoid(2.0 * inner)  # which is (1 + tanh(inner)) / 2
+    elif KIND == SIGMOID:
+        x = sigmoid(x)
+    elif KIND == RELU:
+        x = tl.maximum(x, 0.0)
+    return x
 
 
 @triton.jit
 def gated_activation(
-    gate_up, out, gate_up_stride, out_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr
+    gate,
+    up,
+    out,
+    gate_stride,
+    gate_part_stride,
+    up_offset,
+    up_stride,
+    up_part_stride,
+    out_stride,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    KIND: tl.constexpr,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). gate_up [rows, 2 * COLUMNS]: gate first; out [rows, COLUMNS]."""
+    """Grid (rows, ceil(COLUMNS / BLOCK)). gate, up and out [rows, COLUMNS]; PARTS of gate and of up.
+
+    up_offset    elements from up to its first row: COLUMNS where both lie side by side in one buffer
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
-    gate = tl.load(gate_up + row * gate_up_stride + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * gate_up_stride + COLUMNS + at, mask=inside, other=0.0).to(tl.float32)
-    if KIND == SILU:
-        active = gate * sigmoid(gate)
-    elif KIND == GELU_ERF:
-        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        active = gate * sigmoid(2.0 * inner)  # which is (1 + tanh(inner)) / 2
-    tl.store(out + row * out_stride + at, (active * up).to(out.dtype.element_ty), mask=inside)
+    x = load_parts(gate + row * gate_stride + at, gate_part_stride, inside, PARTS)
+    y = load_parts(up + up_offset + row * up_stride + at, up_part_stride, inside, PARTS)
+    tl.store(out + row * out_stride + at, (activated(x, KIND) * y).to(out.dtype.element_ty), mask=inside)

@@ -1,7 +1,7 @@
 """Rows of a table by index: the embedding, and the hidden states whose logits are asked for.
 
-    out[i] = table[indices[i]]                                     16- or 32-bit table
-    out[i] = (codes[indices[i]] - zero_point) * scale              8-bit table, scales in blocks of columns
+    out[i] = table[indices[i]] * alpha                             16- or 32-bit table
+    out[i] = (codes[indices[i]] - zero_point) * scale * alpha      4- or 8-bit table, scales in blocks of columns
 
 A negative index gives a row of zeros: a batch that is padded to its bucket's size has such rows.
 """
@@ -11,13 +11,13 @@ import triton.language as tl
 
 
 @triton.jit
-def gather_rows(indices, table, out, table_stride, out_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def gather_rows(indices, table, out, table_stride, out_stride, alpha, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows, ceil(COLUMNS / BLOCK)). indices [rows] int64."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + row)
     mask = (at < COLUMNS) & (index >= 0)
-    values = tl.load(table + index * table_stride + at, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(table + index * table_stride + at, mask=mask, other=0.0).to(tl.float32) * alpha
     tl.store(out + row * out_stride + at, values.to(out.dtype.element_ty), mask=at < COLUMNS)
 
 
@@ -28,25 +28,34 @@ def gather_quantized_rows(
     scales,
     zero_points,
     out,
-    codes_stride,
-    scales_stride,
     out_stride,
+    alpha,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPANS: tl.constexpr,
     GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). codes [vocabulary, COLUMNS] int8, or uint8 with zero points.
+    """Grid (rows, ceil(COLUMNS / BLOCK)). codes [vocabulary, SPANS * 8 * BITS] uint8, as matmul_nbits reads them.
 
-    scales, zero_points    [vocabulary, ceil(COLUMNS / GROUP)], a row every scales_stride
+    scales, zero_points    [vocabulary, GROUPS], any float and uint8; the middle code without zero points
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + row)
     mask = (at < COLUMNS) & (index >= 0)
-    values = tl.load(codes + index * codes_stride + at, mask=mask, other=0).to(tl.float32)
-    group = index * scales_stride + at // GROUP
+    if BITS == 4:
+        packed = tl.load(codes + index * (SPANS * 32) + at // 64 * 32 + at % 32, mask=mask, other=0).to(tl.int32)
+        code = tl.where(at % 64 < 32, packed & 15, packed >> 4)
+    else:
+        code = tl.load(codes + index * (SPANS * 64) + at, mask=mask, other=0).to(tl.int32)
+    group = index * GROUPS + at // GROUP
+    values = code.to(tl.float32)
     if HAS_ZERO_POINTS:
         values -= tl.load(zero_points + group, mask=mask, other=0).to(tl.float32)
-    values *= tl.load(scales + group, mask=mask, other=0.0).to(tl.float32)
+    else:
+        values -= 8.0 if BITS == 4 else 128.0
+    values *= tl.load(scales + group, mask=mask, other=0.0).to(tl.float32) * alpha
     tl.store(out + row * out_stride + at, values.to(out.dtype.element_ty), mask=at < COLUMNS)

@@ -77,10 +77,11 @@ def load_vectors(
         packed = tl.load(pool + rows[:, None] + half[None, :], mask=mask, other=0).to(tl.int32)
         low = ((packed & 15) ^ 8) - 8  # two's complement of 4 bits
         high = ((packed >> 4) ^ 8) - 8
-        values = tl.interleave(low, high).to(tl.float32)
+        values = tl.interleave(low, high)
     else:
         mask = inside[:, None] & (at < DIM)[None, :]
-        values = tl.load(pool + rows[:, None] + at[None, :], mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(pool + rows[:, None] + at[None, :], mask=mask, other=0.0)
     if KIND != FLOAT:
-        values *= tl.load(scales + scale_rows, mask=inside, other=0.0).to(tl.float32)[:, None]
+        factor = tl.load(scales + scale_rows, mask=inside, other=0.0).to(tl.float32)
+        values = values.to(tl.float32) * factor[:, None]
     return values.to(DTYPE)

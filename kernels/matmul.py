@@ -1,17 +1,44 @@
-"""Products of rows with a weight of 16 bits, or with one of 8 bits where both sides are quantized.
+"""Products of rows with a weight of 16 bits, or with one of 8 bits whose scale each row of the weight has.
 
-    FLOAT    y = x @ W^T + b
-    FP8      y = (x @ W^T) * x_scale[row] * w_scale[n] + b         x, W e4m3fn, sums float32
-    INT8     y = (x @ W^T) * x_scale[row] * w_scale[n] + b         x, W int8, sums int32: exact
+    FLOAT           y = x @ W^T
+    FP8             y = (x @ W^T) * x_scale[row] * w_scale[n]     x, W e4m3fn, sums float32
+    INT8            y = (x @ W^T) * x_scale[row] * w_scale[n]     x, W int8, sums int32: exact
+    FP8_WEIGHT      y = (x @ W^T) * w_scale[n]                    x 16 bits, W e4m3fn, widened before the product
 
-quantize_rows makes x and x_scale of 16-bit rows: each row by its own largest value, so that it does not depend on the
-rows beside it.
+and then softcap(alpha * y + b). Few rows leave the card waiting for weights: SPLITS programs share the columns of one
+tile, and who reads the result adds their parts in order; the first part holds the bias. (Split-K with parts, not with
+atomics: the order of a sum is fixed.)
 """
 
 import triton
 import triton.language as tl
 
-from ingot.kernels.kv_precision import FLOAT, FP8, INT8, encode
+from ingot.kernels.common import capped
+from ingot.kernels.kv_precision import FLOAT, FP8, INT8
+
+FP8_WEIGHT = tl.constexpr(3)
+
+
+@triton.jit
+def finished(
+    total,
+    bias,
+    n,
+    inside,
+    split,
+    alpha,
+    softcap,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """A product [rows, n], or part of one, as it is stored: times alpha, the bias added once, capped if it is whole."""
+    total = total * alpha
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=inside & (split == 0), other=0.0).to(tl.float32)[None, :]
+    if HAS_SOFTCAP and SPLITS == 1:
+        total = capped(total, softcap)
+    return total
 
 
 @triton.jit
@@ -25,23 +52,29 @@ def matmul(
     rows,
     x_stride,
     out_stride,
+    alpha,
+    softcap,
     N: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     BAND: tl.constexpr,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (ceil(N / TILE) * ceil(rows / TILE_ROWS),). x [rows, COLUMNS], weight [N, COLUMNS]; scales [rows] and [N].
+    """Grid (ceil(N / TILE) * ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS], weight [N, COLUMNS].
 
+    x_scales, weight_scales    [rows] and [N] float32
+    out       [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     BAND      row tiles that are visited together, for the cache
     UPCAST    multiply in float32: for the interpreter, whose bfloat16 and eight-bit products are not the card's
     """
     row_tiles, tiles = tl.cdiv(rows, TILE_ROWS), tl.cdiv(N, TILE)
-    program = tl.program_id(0)
+    program, split = tl.program_id(0), tl.program_id(1)
     band = program // (BAND * tiles)
     height = tl.minimum(row_tiles - band * BAND, BAND)
     inner = program - band * BAND * tiles
@@ -52,32 +85,27 @@ def matmul(
     left = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     right = weight + n.to(tl.int64)[:, None] * COLUMNS + k[None, :]
     SUM: tl.constexpr = tl.float32 if KIND != INT8 or UPCAST else tl.int32
+    STEPS: tl.constexpr = (COLUMNS + TILE_COLUMNS - 1) // TILE_COLUMNS
     total = tl.zeros([TILE_ROWS, TILE], SUM)
-    for column in range(0, COLUMNS, TILE_COLUMNS):
-        known = (column + k < COLUMNS)[None, :]
-        a = tl.load(left + column, mask=row_mask[:, None] & known, other=0.0)
-        b = tl.load(right + column, mask=inside[:, None] & known, other=0.0)
+    for step in range(split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS):
+        column = step * TILE_COLUMNS
+        if COLUMNS % TILE_COLUMNS == 0:
+            a = tl.load(left + column, mask=row_mask[:, None], other=0.0)
+            b = tl.load(right + column, mask=inside[:, None], other=0.0)
+        else:
+            known = (column + k < COLUMNS)[None, :]
+            a = tl.load(left + column, mask=row_mask[:, None] & known, other=0.0)
+            b = tl.load(right + column, mask=inside[:, None] & known, other=0.0)
         if UPCAST:
             a, b = a.to(tl.float32), b.to(tl.float32)
+        elif KIND == FP8_WEIGHT:
+            b = b.to(a.dtype)
         total = tl.dot(a, tl.trans(b), total, out_dtype=SUM)
     result = total.to(tl.float32)
-    if KIND != FLOAT:
+    if KIND == FP8 or KIND == INT8:  # noqa: SIM109  # no `in` in Triton's language
         result *= tl.load(x_scales + m, mask=row_mask, other=0.0)[:, None]
+    if KIND != FLOAT:
         result *= tl.load(weight_scales + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if HAS_BIAS:
-        result += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    target = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    result = finished(result, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])
-
-
-@triton.jit
-def quantize_rows(x, codes, scales, x_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
-    """Grid (rows,). codes [rows, COLUMNS] e4m3fn or int8, scales [rows] float32: max|x| / 448 or / 127; 1 for zeros."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < COLUMNS
-    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(values))
-    scale = tl.where(largest > 0.0, largest / (448.0 if KIND == FP8 else 127.0), 1.0)
-    tl.store(codes + row * COLUMNS + at, encode(values, scale, KIND).to(codes.dtype.element_ty), mask=inside)
-    tl.store(scales + row, scale)

@@ -1,4 +1,4 @@
-"""Products of 16-bit rows with a 4- or 8-bit weight: y = x @ W^T + b, the weight dequantized in registers.
+"""Products of 16-bit rows with a 4- or 8-bit weight: y = softcap(alpha * x @ W^T + b), dequantized in registers.
 
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
 
@@ -6,13 +6,15 @@ Codes are stored in spans of 64 columns. With 8 bits a span is 64 bytes, column 
 and byte j holds column j in its low half and column j + 32 in its high half. So either half of a span is a run of
 columns with one scale, and needs no shuffling before the product. Columns are padded to whole spans.
 
-Few rows leave the card waiting for weights: SPLITS programs share the columns of one tile, and add_splits joins what
-they found, in order. Many rows make it wait for multiplications: then the scale goes into the weight before the
-product (SCALE_WEIGHTS), not into every sum behind it.
+Few rows leave the card waiting for weights: SPLITS programs share the columns of one tile, and who reads the result
+adds their parts in order, as matmul.py says. Many rows make it wait for multiplications: then the scale goes into the
+weight before the product (SCALE_WEIGHTS), not into every sum behind it.
 """
 
 import triton
 import triton.language as tl
+
+from ingot.kernels.matmul import finished
 
 
 @triton.jit
@@ -29,11 +31,14 @@ def _span(
 ):
     """The product of 32 columns: rows of x from `column` on, codes [tile, 32]. x points at each row's beginning."""
     at = column + tl.arange(0, 32)
-    rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None] & (at < COLUMNS)[None, :], other=0.0)
+    if COLUMNS % 64 == 0:
+        rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None], other=0.0)
+    else:
+        rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None] & (at < COLUMNS)[None, :], other=0.0)
     weight = codes.to(tl.float32) - zero[:, None]
     if SCALE_WEIGHTS:
-        return tl.dot(rows.to(tl.float32).to(DTYPE), tl.trans((weight * scale[:, None]).to(DTYPE)))
-    return tl.dot(rows.to(tl.float32).to(DTYPE), tl.trans(weight.to(DTYPE))) * scale[None, :]
+        return tl.dot(rows.to(DTYPE), tl.trans((weight * scale[:, None]).to(DTYPE)))
+    return tl.dot(rows.to(DTYPE), tl.trans(weight.to(DTYPE))) * scale[None, :]
 
 
 @triton.jit
@@ -67,6 +72,8 @@ def matmul_nbits(
     rows,
     x_stride,
     out_stride,
+    alpha,
+    softcap,
     N: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPANS: tl.constexpr,
@@ -78,16 +85,17 @@ def matmul_nbits(
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Grid (ceil(N / TILE), ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 8 * BITS] uint8.
+    """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 8 * BITS] uint8.
 
     scales, zero_points    [N, GROUPS], any float and uint8
-    out                    [rows, N], or [SPLITS, rows, N] float32 without the bias when SPLITS is more than 1
+    out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     """
-    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    m = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
     inside, row_mask = n < N, m < rows
     place = x + m.to(tl.int64) * x_stride
@@ -101,36 +109,11 @@ def matmul_nbits(
             high = tl.load(place_of_codes + 32, mask=inside[:, None], other=0)
         scale, zero = _group(scales, zero_points, n, span * 64 // GROUP, inside, BITS, GROUPS, HAS_ZERO_POINTS)
         total += _span(place, span * 64, low, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
-        if GROUP < 64:
+        if GROUP % 64:
             scale, zero = _group(
                 scales, zero_points, n, (span * 64 + 32) // GROUP, inside, BITS, GROUPS, HAS_ZERO_POINTS
             )
         total += _span(place, span * 64 + 32, high, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
-    if HAS_BIAS and SPLITS == 1:
-        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total = finished(total, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])
-
-
-@triton.jit
-def add_splits(
-    parts,
-    bias,
-    out,
-    rows,
-    out_stride,
-    N: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    """Grid (rows, ceil(N / BLOCK)). parts [SPLITS, rows, N] float32, added in order; out [rows, N]."""
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < N
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in range(SPLITS):
-        total += tl.load(parts + (split * rows + row) * N + n, mask=inside, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + n, total.to(out.dtype.element_ty), mask=inside)

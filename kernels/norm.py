@@ -1,41 +1,61 @@
-"""RMS norm of rows, with the residual added before: one program a row.
+"""RMS norms of rows with the residual addition between them: one program a row.
 
-    h = x + residual                     [rows, columns], where there is a residual; written out for the next addition
-    y = h / sqrt(mean(h^2) + epsilon) * weight
+    b = norm(x, inner_weight)            where the branch is normed before it joins the residual; else x
+    h = b + residual                     where there is a residual; written out for the next addition
+    y = norm(h, weight)                  where something reads it
 
-(Zhang and Sennrich, arXiv:1910.07467.) Everything is computed in float32 and rounded once, when it is stored; y is of
-the h that was stored, as it is where the addition is an operator of its own.
+    norm(v, w) = v / sqrt(mean(v^2) + epsilon) * w                      (Zhang and Sennrich, arXiv:1910.07467)
+
+Everything is computed in float32 and rounded once, when it is stored; y is of the h that was stored, as it is where the
+addition is an operator of its own.
 """
 
 import triton
 import triton.language as tl
+
+from ingot.kernels.common import load_parts
+
+
+@triton.jit
+def _normed(v, weight, at, inside, epsilon, COLUMNS: tl.constexpr):
+    scale = 1.0 / tl.sqrt(tl.sum(v * v) / COLUMNS + epsilon)
+    return v * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def rms_norm(
     x,
     residual,
+    inner_weight,
     weight,
     out,
     sum_out,
     x_stride,
+    part_stride,
     residual_stride,
+    sum_stride,
     out_stride,
+    inner_epsilon,
     epsilon,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    HAS_INNER: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    HAS_OUTER: tl.constexpr,
 ):
-    """Grid (rows,). BLOCK: the next power of two of COLUMNS. sum_out [rows, COLUMNS] lies as residual does."""
+    """Grid (rows,). BLOCK: the next power of two of COLUMNS. PARTS of x; sum_out and out [rows, COLUMNS]."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < COLUMNS
-    h = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    h = load_parts(x + row * x_stride + at, part_stride, inside, PARTS)
+    if HAS_INNER:
+        h = _normed(h, inner_weight, at, inside, inner_epsilon, COLUMNS)
     if HAS_RESIDUAL:
         h += tl.load(residual + row * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
         stored = h.to(sum_out.dtype.element_ty)
-        tl.store(sum_out + row * residual_stride + at, stored, mask=inside)
+        tl.store(sum_out + row * sum_stride + at, stored, mask=inside)
         h = stored.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(h * h) / COLUMNS + epsilon)
-    y = h * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + at, y.to(out.dtype.element_ty), mask=inside)
+    if HAS_OUTER:
+        y = _normed(h, weight, at, inside, epsilon, COLUMNS)
+        tl.store(out + row * out_stride + at, y.to(out.dtype.element_ty), mask=inside)

@@ -1,15 +1,16 @@
 """Attention of many queries a sequence over its paged keys and values: prefill, chunks of it, and mixed batches.
 
-Queries of all sequences lie end to end. A tile is TILE_QUERIES of one sequence for one KV head; the heads that share
-keys are rows beside each other, so a row is query // GROUP, head % GROUP. Keys are visited in tiles of TILE tokens with
-a running softmax (Dao, FlashAttention-2, arXiv:2307.08691), from the first that the tile's window reaches to the last
-that its last query sees.
+Queries of all sequences lie end to end. A tile is TILE_QUERIES of one sequence for one KV head, and QUERIES of these
+are one program's; the heads that share keys are rows beside each other: a row is query // GROUP, head % GROUP. Keys are
+visited in tiles of TILE tokens with a running softmax (Dao, FlashAttention-2, arXiv:2307.08691), from the first that
+the program's window reaches to the last that its last query sees.
 """
 
 import triton
 import triton.language as tl
 
-from ingot.kernels.decode_attention import NEVER, capped
+from ingot.kernels.common import capped
+from ingot.kernels.decode_attention import NEVER
 from ingot.kernels.kv_precision import load_vectors
 
 
@@ -43,19 +44,20 @@ def ragged_attention(
     WIDTH: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
+    QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Grid (tiles, KV heads). q, out [queries, heads * DIM]; pool, scales, tables, window as decode_attention's.
+    """Grid (tiles, KV heads, TILE_QUERIES / QUERIES). q, out [queries, heads * DIM]; the pool as decode_attention's.
 
     lengths           [sequences] int32: tokens of the sequence, its new ones included
     query_starts      [sequences + 1] int32: where each sequence's queries begin; its last is its last token
     tile_sequences    [tiles] int32: whose queries, or negative for none
     tile_starts       [tiles] int32: the tile's first query within the sequence's queries
-    BLOCK_GROUP       GROUP's next power of two; TILE_QUERIES * BLOCK_GROUP rows, at least 16
+    BLOCK_GROUP       GROUP's next power of two; QUERIES * BLOCK_GROUP rows, at least 16
     """
     tile_index = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -64,8 +66,8 @@ def ragged_attention(
         begin = tl.load(query_starts + sequence)
         count = tl.load(query_starts + sequence + 1) - begin
         length = tl.load(lengths + sequence)
-        start = tl.load(tile_starts + tile_index)
-        row, at, inner = tl.arange(0, TILE_QUERIES * BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
+        start = tl.load(tile_starts + tile_index) + tl.program_id(2) * QUERIES
+        row, at, inner = tl.arange(0, QUERIES * BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
         query, member = start + row // BLOCK_GROUP, row % BLOCK_GROUP
         own = (query < count) & (member < GROUP)
         position = length - count + query
@@ -73,15 +75,16 @@ def ragged_attention(
         mask = own[:, None] & (at < DIM)[None, :]
         place = (begin + query).to(tl.int64)[:, None]
         vectors = tl.load(q + place * q_stride + head[:, None] * DIM + at[None, :], mask=mask, other=0.0)
-        vectors = vectors.to(tl.float32).to(DTYPE)
-        largest = tl.zeros([TILE_QUERIES * BLOCK_GROUP], tl.float32) + NEVER
-        total = tl.zeros([TILE_QUERIES * BLOCK_GROUP], tl.float32)
+        vectors = vectors.to(DTYPE)
+        largest = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32) + NEVER
+        total = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32)
         if HAS_SINKS:
             largest = tl.load(sinks + head, mask=own, other=0.0).to(tl.float32)
             total += 1.0
-        found = tl.zeros([TILE_QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
+        found = tl.zeros([QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
         earliest = tl.where(window > 0, tl.maximum(length - count + start - window + 1, 0), 0)
-        end = tl.minimum(length - count + start + TILE_QUERIES, length)
+        end = tl.minimum(length - count + start + QUERIES, length)
+        end = tl.where(start < count, end, 0)  # a tile's last queries may not be there
         for tile in range(earliest // TILE * TILE, end, TILE):
             token = tile + inner
             known = token < end
@@ -89,7 +92,9 @@ def ragged_attention(
             rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
             scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
             key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores = capped(tl.dot(vectors, tl.trans(key)) * scale, softcap, HAS_SOFTCAP)
+            scores = tl.dot(vectors, tl.trans(key)) * scale
+            if HAS_SOFTCAP:
+                scores = capped(scores, softcap)
             distance = position[:, None] - token[None, :]
             seen = (distance >= 0) & ((distance < window) | (window == 0))
             scores = tl.where(seen, scores, NEVER)

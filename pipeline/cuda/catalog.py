@@ -2,7 +2,8 @@
 
     T      activations and plain weights: fp16 or bf16            KV     elements of the KV pool
     C      codes of a quantized operand                           S      scales of a quantized operand
-    OUT    what a product is stored as: T, or fp32 for logits and for parts that are still to be added
+    X      rows that a product made: T, or fp32 where they are still parts to be added
+    OUT    what a product is stored as: T, or fp32 for logits and for parts
 
 Names and order are those of the kernel's function, which a test compares. To add a kernel: its file in kernels/, its
 line here.
@@ -38,21 +39,37 @@ CATALOG: Mapping[str, Signature] = {
     "carry_tokens": _signature("carry_tokens.carry_tokens", "input_ids: *i64; carried: *i32; tokens: *i64; rows: i32"),
     "rms_norm": _signature(
         "norm.rms_norm",
-        "x residual weight out sum_out: *T; x_stride residual_stride out_stride: i32; epsilon: fp32",
+        "x: *X; residual inner_weight weight out sum_out: *T; "
+        "x_stride part_stride residual_stride sum_stride out_stride: i32; inner_epsilon epsilon: fp32",
     ),
-    "gather_rows": _signature("gather.gather_rows", "indices: *i64; table out: *T; table_stride: i32; out_stride: i32"),
+    "gather_rows": _signature(
+        "gather.gather_rows", "indices: *i64; table out: *T; table_stride out_stride: i32; alpha: fp32"
+    ),
     "gather_quantized_rows": _signature(
         "gather.gather_quantized_rows",
-        "indices: *i64; codes: *C; scales: *S; zero_points: *u8; out: *T; codes_stride scales_stride out_stride: i32",
+        "indices: *i64; codes: *u8; scales: *S; zero_points: *u8; out: *T; out_stride: i32; alpha: fp32",
     ),
     "gated_activation": _signature(
-        "gated_activation.gated_activation", "gate_up out: *T; gate_up_stride out_stride: i32"
+        "gated_activation.gated_activation",
+        "gate up: *X; out: *T; gate_stride gate_part_stride up_offset up_stride up_part_stride out_stride: i32",
     ),
-    "add_rows": _signature("elementwise.add_rows", "left right out: *T; left_stride right_stride out_stride: i32"),
+    "combine_rows": _signature(
+        "elementwise.combine_rows",
+        "left: *X; right out: *T; left_stride left_part_stride right_stride out_stride: i32",
+    ),
+    "map_rows": _signature(
+        "elementwise.map_rows", "x: *X; out: *OUT; x_offset x_stride part_stride out_stride: i32; alpha softcap: fp32"
+    ),
+    "gather_columns": _signature(
+        "elementwise.gather_columns", "x: *T; columns: *i64; out: *T; x_stride out_stride: i32"
+    ),
     "rotary_kv_write": _signature(
         "rotary_kv_write.rotary_kv_write",
-        "qkv: *T; positions slots: *i64; cos sin: *fp32; q_out: *T; pool: *KV; scales: *fp16; "
-        f"qkv_stride q_out_stride: i32; {_STRIDES}",
+        "q k v: *X; positions slots: *i64; cos sin: *fp32; q_norm k_norm q_out: *T; pool: *KV; scales: *fp16; "
+        f"epsilon: fp32; q_stride k_stride v_stride part_stride q_out_stride: i32; {_STRIDES}",
+    ),
+    "rotate_heads": _signature(
+        "rotary_kv_write.rotate_heads", "x: *T; positions: *i64; cos sin: *fp32; out: *T; x_stride out_stride: i32"
     ),
     "decode_attention": _signature(
         "decode_attention.decode_attention",
@@ -61,7 +78,7 @@ CATALOG: Mapping[str, Signature] = {
     ),
     "join_chunks": _signature(
         "decode_attention.join_chunks",
-        "sums weights: *fp32; lengths: *i32; sinks: *fp32; out: *T; window chunks out_stride: i32",
+        "sums weights: *fp32; lengths: *i32; sinks: *fp32; out: *T; window out_stride: i32",
     ),
     "ragged_attention": _signature(
         "ragged_attention.ragged_attention",
@@ -70,14 +87,17 @@ CATALOG: Mapping[str, Signature] = {
     ),
     "matmul_nbits": _signature(
         "matmul_nbits.matmul_nbits",
-        "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32",
+        "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
+        "alpha softcap: fp32",
     ),
-    "add_splits": _signature("matmul_nbits.add_splits", "parts: *fp32; bias: *T; out: *OUT; rows out_stride: i32"),
     "matmul": _signature(
         "matmul.matmul",
-        "x weight: *C; x_scales weight_scales: *fp32; bias: *T; out: *OUT; rows x_stride out_stride: i32",
+        "x: *C; weight: *W; x_scales weight_scales: *fp32; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
+        "alpha softcap: fp32",
     ),
-    "quantize_rows": _signature("matmul.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32"),
+    "quantize_rows": _signature(
+        "quantize_rows.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32; static_scale: fp32"
+    ),
     "greedy": _signature("sampling.greedy", "logits: *fp32; tokens: *i64; stride: i32"),
     "draw": _signature(
         "sampling.draw",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Float64Array = NDArray[np.float64]
 FLOAT, FP8, INT8, INT4 = range(4)
+KINDS = ("float16", "fp8", "int8", "int4")
 POOL_DTYPES = {FLOAT: torch.float16, FP8: torch.float8_e4m3fn, INT8: torch.int8, INT4: torch.uint8}
 # Largest error of a stored vector over its largest magnitude: half a step of the precision.
 STEPS = {FLOAT: 2.0**-11, FP8: 2.0**-4, INT8: 0.5 / 127 * 1.01, INT4: 0.5 / 7 * 1.01}

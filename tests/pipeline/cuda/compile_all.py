@@ -13,47 +13,35 @@ from ingot.pipeline.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets import SMS
 
 KV_TYPES = ("fp16", FLOAT8, "i8", "u8")  # by kernels/kv_precision.py
-CODE_TYPES = ("bf16", FLOAT8, "i8")
 HEADS: dict[str, Constant] = {"DIM": 64, "BLOCK_DIM": 64, "BLOCK_TOKENS": 16}
 ATTENTION: dict[str, Constant] = {**HEADS, "TILE": 32, "DTYPE": "fp16"}
-NBITS: dict[str, Constant] = {
-    "N": 64,
-    "COLUMNS": 128,
-    "SPANS": 2,
-    "GROUP": 32,
-    "GROUPS": 4,
-    "TILE_ROWS": 16,
-    "TILE": 32,
-}
+CHUNKS: dict[str, Constant] = {"CHUNKS": 24, "LEAST_CHUNK": 128, "TILE": 32}
+ROWS: dict[str, Constant] = {"COLUMNS": 172, "BLOCK": 256}
+SPANS: dict[str, Constant] = {"SPANS": 2, "GROUP": 32, "GROUPS": 4, "HAS_ZERO_POINTS": True}
+FINISH: dict[str, Constant] = {"HAS_BIAS": True, "HAS_SOFTCAP": True}
+HALF = {"T": "bf16", "X": "bf16", "OUT": "bf16"}
+PARTS = {**HALF, "X": "fp32", "OUT": "fp32"}
 
 
 def requests() -> Iterator[Kernel]:
     """Every kernel, in every precision that it has."""
-    half, rows = {"T": "bf16"}, {"COLUMNS": 172, "BLOCK": 256}
     yield make_kernel("carry_tokens", {}, {"BLOCK": 128})
-    yield make_kernel("rms_norm", half, {**rows, "HAS_RESIDUAL": True})
-    yield make_kernel("gather_rows", half, rows)
-    quantized = {**rows, "GROUP": 32, "HAS_ZERO_POINTS": True}
-    yield make_kernel("gather_quantized_rows", {**half, "C": "u8", "S": "fp32"}, quantized)
-    for kind in range(3):
-        yield make_kernel("gated_activation", half, {**rows, "KIND": kind})
+    norm: dict[str, Constant] = {**ROWS, "HAS_INNER": True, "HAS_RESIDUAL": True, "HAS_OUTER": True}
+    yield make_kernel("rms_norm", PARTS, {**norm, "PARTS": 4})
+    yield make_kernel("gather_rows", HALF, ROWS)
+    for bits in (4, 8):
+        yield make_kernel("gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "BITS": bits})
+    for kind in range(6):
+        yield make_kernel("gated_activation", PARTS, {**ROWS, "PARTS": 2, "KIND": kind})
+    yield make_kernel("map_rows", PARTS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
+    yield make_kernel("combine_rows", HALF, {**ROWS, "PARTS": 1, "KIND": 0})
+    yield make_kernel("gather_columns", HALF, ROWS)
+    yield make_kernel("rotate_heads", HALF, {"DIM": 80, "BLOCK_DIM": 128, "ROTARY": 32})
     for kind, pool in enumerate(KV_TYPES):
-        yield from pool_requests(kind, {"T": "fp16", "KV": pool})
-    joined: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "CHUNK": 64, "HAS_SINKS": True}
-    yield make_kernel("join_chunks", half, joined)
-    nbits: dict[str, Constant] = {**NBITS, "SPLITS": 2, "HAS_ZERO_POINTS": True, "HAS_BIAS": False, "DTYPE": "bf16"}
-    types = {**half, "S": "fp16", "OUT": "fp32"}
-    for bits, scale_weights in ((4, False), (4, True), (8, False)):
-        form = {**nbits, "BITS": bits, "SCALE_WEIGHTS": scale_weights}
-        yield make_kernel("matmul_nbits", types, form, frozenset({"x_stride"}))
-    yield make_kernel("add_rows", half, rows)
-    yield make_kernel("add_splits", {**half, "OUT": "fp32"}, {"N": 64, "SPLITS": 2, "BLOCK": 64, "HAS_BIAS": True})
-    for kind, codes in enumerate(CODE_TYPES):
-        tiles: dict[str, Constant] = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4}
-        constants = {"N": 64, "COLUMNS": 128, **tiles, "KIND": kind, "HAS_BIAS": True, "UPCAST": False}
-        yield make_kernel("matmul", {**half, "C": codes, "OUT": "bf16"}, constants)
-        if kind:
-            yield make_kernel("quantize_rows", {**half, "C": codes}, {**rows, "KIND": kind})
+        yield from pool_requests(kind, {"T": "fp16", "X": "fp32" if kind == 3 else "fp16", "KV": pool})
+    joined: dict[str, Constant] = {**CHUNKS, "HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "BLOCK_CHUNKS": 32}
+    yield make_kernel("join_chunks", HALF, {**joined, "HAS_SINKS": True})
+    yield from product_requests()
     for kernel in ("greedy", "draw"):
         yield make_kernel(kernel, {}, {"VOCABULARY": 300, "BLOCK": 128})
 
@@ -61,11 +49,28 @@ def requests() -> Iterator[Kernel]:
 def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     """The kernels that read or write the KV pool, in one of its precisions."""
     width = 32 if kind == 3 else 64
-    written: dict[str, Constant] = {**HEADS, "HEADS": 8, "KV_HEADS": 2, "ROTARY": 64, "KIND": kind}
-    yield make_kernel("rotary_kv_write", types, written)
+    written: dict[str, Constant] = {**HEADS, "HEADS": 8, "KV_HEADS": 2, "HEADS_AT_ONCE": 4, "ROTARY": 64, "KIND": kind}
+    yield make_kernel("rotary_kv_write", types, {**written, "PARTS": 4 if kind == 3 else 1, "HAS_NORM": kind > 1})
     read: dict[str, Constant] = {**ATTENTION, "GROUP": 4, "WIDTH": width, "KIND": kind, "HAS_SOFTCAP": True}
-    yield make_kernel("decode_attention", types, {**read, "KV_HEADS": 2, "BLOCK_GROUP": 16, "CHUNK": 64})
-    yield make_kernel("ragged_attention", types, {**read, "BLOCK_GROUP": 4, "TILE_QUERIES": 8, "HAS_SINKS": True})
+    yield make_kernel("decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16})
+    tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
+    yield make_kernel("ragged_attention", types, {**read, **tiles})
+
+
+def product_requests() -> Iterator[Kernel]:
+    """Products, for every form of weight, whole and in parts."""
+    shape: dict[str, Constant] = {"N": 64, "COLUMNS": 128, **FINISH}
+    for bits, scale_weights, splits in ((4, False, 2), (4, True, 1), (8, False, 1)):
+        tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
+        constants = {**shape, **SPANS, **tiles, "BITS": bits, "DTYPE": "bf16"}
+        yield make_kernel("matmul_nbits", {**PARTS, "S": "fp16"}, constants, frozenset({"x_stride"}))
+    for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
+        tiles = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4, "SPLITS": 1 + kind % 2}
+        constants = {**shape, **tiles, "KIND": kind, "UPCAST": False}
+        yield make_kernel("matmul", {**HALF, "C": x, "W": weight}, constants)
+    for kind, codes in ((1, FLOAT8), (2, "i8"), (2, "bf16")):
+        form: dict[str, Constant] = {"KIND": kind, "IS_STATIC": kind == 1, "SCALES_BACK": codes == "bf16"}
+        yield make_kernel("quantize_rows", {**HALF, "C": codes}, {**ROWS, **form})
 
 
 def outcome(request: Kernel, sm: int) -> dict[str, object]:

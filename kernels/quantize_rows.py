@@ -1,0 +1,48 @@
+"""What a linear layer reads, rounded to 8 bits: each row by its own largest value, or all by one scale from before.
+
+    INT8    round(x / scale), -128..127         dynamic: scale = max(max|x|, 1e-30) / 127
+    FP8     e4m3fn of x / scale, up to 448      dynamic: scale = max(max|x|, 1e-30) / 448
+
+A row does not depend on the rows beside it. Where the weight has a form that no product of 8-bit codes takes (4 bits,
+blocks, zero points), the codes are scaled back and stored as floats: that layer reads what the rounding left.
+"""
+
+import triton
+import triton.language as tl
+
+from ingot.kernels.kv_precision import FP8, round_to_e4m3, round_to_nearest
+
+LEAST_PEAK = tl.constexpr(1e-30)
+
+
+@triton.jit
+def quantize_rows(
+    x,
+    codes,
+    scales,
+    x_stride,
+    static_scale,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    IS_STATIC: tl.constexpr,
+    SCALES_BACK: tl.constexpr,
+):
+    """Grid (rows,). codes [rows, COLUMNS] e4m3fn or int8, or floats when SCALES_BACK; scales [rows] float32."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < COLUMNS
+    values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if IS_STATIC:
+        scale = static_scale
+    else:
+        scale = tl.maximum(tl.max(tl.abs(values)), LEAST_PEAK) / (448.0 if KIND == FP8 else 127.0)
+    if KIND == FP8:
+        rounded = round_to_e4m3(tl.minimum(tl.maximum(values / scale, -448.0), 448.0))
+    else:  # far values first: what is rounded must be below 2^22
+        rounded = round_to_nearest(tl.minimum(tl.maximum(values / scale, -128.0), 127.0))
+    if SCALES_BACK:
+        rounded *= scale
+    else:
+        tl.store(scales + row, scale)
+    tl.store(codes + row * COLUMNS + at, rounded.to(codes.dtype.element_ty), mask=inside)

@@ -1,0 +1,152 @@
+"""Products: shapes that divide by nothing, every form of weight, parts, and rows rounded to 8 bits."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from ingot.kernels.matmul import FP8_WEIGHT, matmul
+from ingot.kernels.matmul_nbits import matmul_nbits
+from ingot.kernels.quantize_rows import quantize_rows
+from tests.kernels.cases import DOT_TYPES, HALF_STEP, NAMES, Case, power_of_two, random
+from tests.kernels.reference import FLOAT, FP8, INT8, Float64Array, numpy64
+from tests.kernels.row_cases import spans
+
+Outcome = tuple[Float64Array, Float64Array]
+LIMITS = {torch.float32: 3e-6, torch.float16: 3 * HALF_STEP}
+FORMS = {FLOAT: "floats", FP8: "fp8 both", INT8: "int8 both", FP8_WEIGHT.value: "fp8 weight"}
+NBITS = [  # bits, rows, n, columns, group, splits, symmetric, scaled weights
+    (4, 1, 48, 256, 128, 1, True, False),
+    (4, 1, 40, 320, 64, 3, False, False),
+    (4, 5, 33, 172, 32, 1, False, False),
+    (4, 17, 48, 192, 32, 2, True, True),
+    (4, 5, 33, 192, 96, 1, False, True),
+    (8, 3, 40, 172, 32, 2, True, False),
+    (8, 1, 33, 128, 128, 1, False, True),
+]
+SHAPES = [(1, 40, 100, 1), (33, 70, 64, 1), (5, 17, 172, 3)]  # rows, n, columns, splits
+
+
+def capped(x: Float64Array, softcap: float) -> Float64Array:
+    """Itself where there is no cap."""
+    return softcap * np.tanh(x / softcap) if softcap else x
+
+
+def _nbits(
+    bits: int,
+    rows: int,
+    n: int,
+    columns: int,
+    group: int,
+    splits: int,
+    symmetric: bool,
+    scaled: bool,
+    dtype: torch.dtype,
+) -> Outcome:
+    rng, levels = np.random.default_rng(rows), 1 << bits
+    count, groups = -(-columns // 64), -(-columns // group)
+    codes, zeros = rng.integers(0, levels, (n, columns), np.uint8), rng.integers(0, levels, (n, groups), np.uint8)
+    scales = rng.uniform(0.01, 0.1, (n, groups)).astype(np.float16)
+    if symmetric:
+        zeros[:] = levels // 2
+    x, bias = random(rng, rows, columns, dtype=dtype), random(rng, n, dtype=dtype)
+    group_of, softcap = np.arange(columns) // group, 0.0 if splits > 1 else 8.0
+    weight = (codes.astype(np.float64) - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
+    out = torch.full((splits, rows, n), torch.nan)
+    matmul_nbits[(-(-rows // 16), -(-n // 32), splits)](
+        *(x, spans(codes, bits), torch.from_numpy(scales), None if symmetric else torch.from_numpy(zeros), bias, out),
+        *(rows, columns, n, 0.5, softcap),
+        N=n,
+        COLUMNS=columns,
+        SPANS=count,
+        GROUP=group,
+        GROUPS=groups,
+        SPLITS=splits,
+        TILE_ROWS=16,
+        TILE=32,
+        BITS=bits,
+        HAS_ZERO_POINTS=not symmetric,
+        HAS_BIAS=True,
+        HAS_SOFTCAP=softcap > 0,
+        SCALE_WEIGHTS=scaled,
+        DTYPE=DOT_TYPES[dtype],
+    )
+    return numpy64(out.sum(0)), capped(numpy64(x) @ weight.T * 0.5 + numpy64(bias), softcap)
+
+
+def _matmul(form: int, rows: int, n: int, columns: int, splits: int, dtype: torch.dtype) -> Outcome:
+    rng = np.random.default_rng(form)
+    x, w = random(rng, rows, columns, dtype=dtype), random(rng, n, columns, dtype=dtype)
+    bias, softcap = random(rng, n, dtype=dtype), 0.0 if splits > 1 else 30.0
+    left, left_scale = quantized(x, FLOAT if form == FP8_WEIGHT.value else form)
+    right, right_scale = quantized(w, FP8 if form == FP8_WEIGHT.value else form)
+    exact = [numpy64(codes) * numpy64(scale)[:, None] for codes, scale in ((left, left_scale), (right, right_scale))]
+    out = torch.full((splits, rows, n), torch.nan)
+    matmul[(-(-n // 32) * -(-rows // 32), splits)](
+        *(left, right, left_scale, right_scale, bias, out, rows, columns, n, 0.5, softcap),
+        N=n,
+        COLUMNS=columns,
+        SPLITS=splits,
+        TILE_ROWS=32,
+        TILE=32,
+        TILE_COLUMNS=32,
+        BAND=2,
+        KIND=form,
+        HAS_BIAS=True,
+        HAS_SOFTCAP=softcap > 0,
+        UPCAST=True,
+    )
+    return numpy64(out.sum(0)), capped(exact[0] @ exact[1].T * 0.5 + numpy64(bias), softcap)
+
+
+def quantized(x: torch.Tensor, kind: int, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of rows, by the kernel; the rows themselves and ones for FLOAT."""
+    if kind == FLOAT:
+        return x, torch.ones(len(x))
+    codes = torch.zeros(x.shape, dtype=torch.float8_e4m3fn if kind == FP8 else torch.int8)
+    scales, columns = torch.zeros(len(x)), x.shape[1]
+    form = {"KIND": kind, "IS_STATIC": scale is not None, "SCALES_BACK": False}
+    arguments = (x, codes, scales, columns, scale or 0.0)
+    quantize_rows[(len(x),)](*arguments, COLUMNS=columns, BLOCK=power_of_two(columns), **form)
+    return codes, scales
+
+
+def scaled_back(x: torch.Tensor, kind: int, scale: float) -> torch.Tensor:
+    """Rows rounded by a scale from before, as floats."""
+    out, columns = torch.zeros_like(x), x.shape[1]
+    form = {"KIND": kind, "IS_STATIC": True, "SCALES_BACK": True}
+    quantize_rows[(len(x),)](x, out, None, columns, scale, COLUMNS=columns, BLOCK=power_of_two(columns), **form)
+    return out
+
+
+def _codes(kind: int, static: float | None) -> Outcome:
+    """Codes against the nearest of x over the kernel's scale; rows of very different size, and one of zeros."""
+    rng = np.random.default_rng(4)
+    x = torch.from_numpy((rng.standard_normal((6, 100)) * np.logspace(-6, 3, 6)[:, None]).astype(np.float32))
+    x[2] = 0
+    codes, scales = quantized(x, kind, static)
+    shares = (x / scales[:, None]).clamp(*((-448, 448) if kind == FP8 else (-128, 127)))
+    nearest = shares.to(torch.float8_e4m3fn) if kind == FP8 else torch.round(shares)
+    return numpy64(codes), numpy64(nearest)
+
+
+def cases() -> Iterator[Case]:
+    """Every form of weight over its shapes."""
+    for bits, rows, n, columns, group, splits, symmetric, scaled in NBITS:
+        shape = f"{rows} rows, {columns} to {n}, blocks of {group}"
+        shape += f", {'' if symmetric else 'a'}symmetric" + (f", {splits} parts" if splits > 1 else "")
+        dtypes = [torch.float32, torch.float16] if (bits, rows) in ((4, 1), (4, 17), (8, 3)) else [torch.float32]
+        for dtype in dtypes:
+            run = partial(_nbits, bits, rows, n, columns, group, splits, symmetric, scaled, dtype)
+            yield Case("matmul_nbits", shape, f"{bits} bits, {NAMES[dtype]}", LIMITS[dtype], run)
+    for form, word in FORMS.items():
+        for rows, n, columns, splits in SHAPES:
+            shape = f"{rows} rows, {columns} to {n}" + (f", {splits} parts" if splits > 1 else "")
+            dtype = torch.float16 if rows == 33 else torch.float32
+            run = partial(_matmul, form, rows, n, columns, splits, dtype)
+            yield Case("matmul", shape, f"{word}, {NAMES[dtype]}", LIMITS[torch.float32], run)
+    for kind, word in ((FP8, "fp8"), (INT8, "int8")):
+        for static in (None, 0.02):
+            shape = "100 columns, " + ("a scale by row" if static is None else "one scale")
+            yield Case("quantize_rows", shape, f"{word} codes", 0.0, partial(_codes, kind, static))

@@ -1,0 +1,170 @@
+"""Look-ups, norms, sums and activations of rows, over widths that divide by nothing."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ingot.kernels.elementwise import ADD, MULTIPLY, combine_rows, gather_columns, map_rows
+from ingot.kernels.gated_activation import GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU, gated_activation
+from ingot.kernels.gather import gather_quantized_rows, gather_rows
+from ingot.kernels.norm import rms_norm
+from tests.kernels.cases import HALF_STEP, NAMES, Case, power_of_two, random
+from tests.kernels.reference import Float64Array, numpy64
+
+Outcome = tuple[Float64Array, Float64Array]
+LIMITS = {torch.float32: 2e-6, torch.float16: 1.01 * HALF_STEP}
+FUNCTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "SiLU": (SILU.value, torch.nn.functional.silu),
+    "GeLU (erf)": (GELU_ERF.value, torch.nn.functional.gelu),
+    "GeLU (tanh)": (GELU_TANH.value, partial(torch.nn.functional.gelu, approximate="tanh")),
+    "identity": (IDENTITY.value, torch.clone),
+    "sigmoid": (SIGMOID.value, torch.sigmoid),
+    "ReLU": (RELU.value, torch.relu),
+}
+
+
+def normed(x: Float64Array, weight: torch.Tensor) -> Float64Array:
+    """RMS norm of the last axis with epsilon 1e-5."""
+    scaled: Float64Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * numpy64(weight)
+    return scaled
+
+
+def _norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
+    """form: letters of i(nner norm), r(esidual), o(uter norm), p(arts)."""
+    rng, parts = np.random.default_rng(0), 3 if "p" in form else 1
+    x, added = random(rng, parts, 5, columns, dtype=dtype), random(rng, 5, columns, dtype=dtype)
+    inner, weight = random(rng, columns, dtype=dtype), random(rng, columns, dtype=dtype)
+    out, total = torch.zeros_like(added), torch.zeros_like(added)
+    rms_norm[(5,)](
+        *(x, added, inner, weight, out, total, columns, 5 * columns, columns, columns, columns, 1e-5, 1e-5),
+        COLUMNS=columns,
+        BLOCK=power_of_two(columns, 16),
+        PARTS=parts,
+        HAS_INNER="i" in form,
+        HAS_RESIDUAL="r" in form,
+        HAS_OUTER="o" in form,
+    )
+    h = numpy64(x).sum(axis=0)
+    h = normed(h, inner) if "i" in form else h
+    h = h + numpy64(added) if "r" in form else h
+    if "o" not in form:
+        return numpy64(total), h
+    stored = numpy64(total) if "r" in form else h
+    return np.stack([numpy64(out), stored]), np.stack([normed(stored, weight), h])
+
+
+def _gather(dtype: torch.dtype) -> Outcome:
+    table, indices = random(np.random.default_rng(1), 9, 100, dtype=dtype), torch.tensor([3, -1, 8, 3])
+    out = torch.full((4, 100), torch.nan)
+    gather_rows[(4, 2)](indices, table, out, 100, 100, 1.5, COLUMNS=100, BLOCK=64)
+    return numpy64(out), np.where(indices[:, None] >= 0, numpy64(table)[indices] * 1.5, 0.0)
+
+
+def spans(codes: NDArray[np.uint8], bits: int) -> torch.Tensor:
+    """Codes [n, columns] as the kernels read them: spans of 64, with 4 bits column j beside column j + 32."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 64)))
+    if bits == 8:
+        return torch.from_numpy(padded)
+    halves = padded.reshape(len(padded), -1, 2, 32)
+    return torch.from_numpy((halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(len(padded), -1))
+
+
+def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:
+    rng, groups, middle = np.random.default_rng(2), -(-columns // 32), 1 << (bits - 1)
+    codes = rng.integers(0, 2 * middle, (9, columns), np.uint8)
+    scales, zeros = random(rng, 9, groups), rng.integers(0, 2 * middle, (9, groups), np.uint8)
+    if symmetric:
+        zeros[:] = middle
+    out, indices = torch.full((3, columns), torch.nan), torch.tensor([8, 0, -1])
+    gather_quantized_rows[(3, -(-columns // 64))](
+        *(indices, spans(codes, bits), scales, None if symmetric else torch.from_numpy(zeros), out, columns, 2.0),
+        COLUMNS=columns,
+        BLOCK=64,
+        SPANS=-(-columns // 64),
+        GROUP=32,
+        GROUPS=groups,
+        BITS=bits,
+        HAS_ZERO_POINTS=not symmetric,
+    )
+    group = np.arange(columns) // 32
+    values = (codes.astype(np.float64) - zeros[:, group]) * numpy64(scales)[:, group] * 2
+    return numpy64(out), np.concatenate([values[[8, 0]], np.zeros((1, columns))])
+
+
+def _gated(name: str, dtype: torch.dtype, parts: int) -> Outcome:
+    gate_up = random(np.random.default_rng(3), parts, 3, 200, dtype=dtype) * 10
+    out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
+    gated_activation[(3, 2)](
+        *(gate_up, gate_up, out, 200, 600, 100, 200, 600, 100), COLUMNS=100, BLOCK=64, PARTS=parts, KIND=kind
+    )
+    whole = gate_up.double().sum(0)
+    return numpy64(out), numpy64(function(whole[:, :100]) * whole[:, 100:])
+
+
+def _mapped(name: str, softcap: float, parts: int) -> Outcome:
+    x = random(np.random.default_rng(4), parts, 3, 110) * 5
+    out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
+    map_rows[(3, 2)](
+        *(x, out, 7, 110, 330, 100, 0.5, softcap),
+        COLUMNS=100,
+        BLOCK=64,
+        PARTS=parts,
+        KIND=kind,
+        HAS_SOFTCAP=softcap > 0,
+    )
+    whole = numpy64(function(x.double().sum(0)[:, 7:107] * 0.5))
+    return numpy64(out), softcap * np.tanh(whole / softcap) if softcap else whole
+
+
+def _combined(kind: int, right_stride: int, dtype: torch.dtype) -> Outcome:
+    rng = np.random.default_rng(8)
+    left, right = random(rng, 3, 100, dtype=dtype), random(rng, 3, 100, dtype=dtype)
+    out = torch.full((3, 100), torch.nan)
+    combine_rows[(3, 2)](left, right, out, 100, 0, right_stride, 100, COLUMNS=100, BLOCK=64, PARTS=1, KIND=kind)
+    one, other = numpy64(left), numpy64(right) if right_stride else numpy64(right)[:1]
+    return numpy64(out), one + other if kind == ADD.value else one * other
+
+
+def _columns() -> Outcome:
+    x, columns = random(np.random.default_rng(9), 3, 100), torch.tensor([99, 4, 50, 4, 0])
+    out = torch.full((3, 5), torch.nan)
+    gather_columns[(3, 1)](x, columns, out, 100, 5, COLUMNS=5, BLOCK=16)
+    return numpy64(out), numpy64(x)[:, columns]
+
+
+def cases() -> Iterator[Case]:
+    """Widths, forms and precisions of every kernel over rows."""
+    for columns in (1, 64, 172, 1000):
+        yield _norm_case(columns, "o", torch.float32)
+    for form in ("ro", "po", "iro", "ir", "pro"):
+        yield _norm_case(172, form, torch.float32)
+    yield _norm_case(172, "ro", torch.float16)
+    for dtype in LIMITS:
+        yield Case("gather_rows", "100 columns, padding", NAMES[dtype], 1e-7, partial(_gather, dtype))
+    for bits, columns, symmetric in ((8, 100, True), (8, 64, False), (4, 100, False), (4, 172, True)):
+        shape = f"{columns} columns, blocks of 32, {'' if symmetric else 'a'}symmetric"
+        run = partial(_gather_quantized, bits, columns, symmetric)
+        yield Case("gather_quantized_rows", shape, f"{bits} bits, float32", 1e-7, run)
+    for name in FUNCTIONS:
+        limit, run = LIMITS[torch.float32], partial(_gated, name, torch.float32, 1)
+        yield Case("gated_activation", f"{name}, 100 columns", "float32", limit, run)
+    for dtype, parts in ((torch.float16, 1), (torch.float32, 4)):
+        shape = "SiLU, 100 columns" + (f", {parts} parts" if parts > 1 else "")
+        yield Case("gated_activation", shape, NAMES[dtype], LIMITS[dtype], partial(_gated, "SiLU", dtype, parts))
+    for name, cap, parts in (("identity", 2.0, 1), ("SiLU", 0.0, 3), ("identity", 0.0, 2)):
+        shape = f"{name}, softcap {cap:g}, {parts} parts"
+        yield Case("map_rows", shape, "float32", LIMITS[torch.float32], partial(_mapped, name, cap, parts))
+    for kind, word in ((ADD.value, "sum"), (MULTIPLY.value, "product")):
+        for stride in (0, 100):
+            run = partial(_combined, kind, stride, torch.float16)
+            yield Case("combine_rows", f"{word}, {'rows' if stride else 'a vector'}", "float16", 1e-7, run)
+    yield Case("gather_columns", "5 of 100 columns", "float32", 0.0, _columns)
+
+
+def _norm_case(columns: int, form: str, dtype: torch.dtype) -> Case:
+    words = {"p": "parts", "i": "inner norm", "r": "residual", "o": "norm"}
+    shape = ", ".join([f"{columns} columns", *(words[letter] for letter in "piro" if letter in form)])
+    return Case("rms_norm", shape, NAMES[dtype], LIMITS[dtype], partial(_norm, columns, form, dtype))
