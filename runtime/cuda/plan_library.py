@@ -6,8 +6,7 @@ TensorRT-RTX's, which compiles a plan's kernels on the card.
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ class PlanLibrary:
     version: str
     module: Any = field(repr=False)
     runtime: Any = field(repr=False)
+    compiled: bool = False  # since what was compiled was kept
     _cache: Any = None
-    _known: Path | None = None
+    _file: Path | None = None
 
     def engine(self, plan: bytes, file: str) -> Any:
         """The engine of a plan. EngineError with what TensorRT says of a plan that it does not take."""
@@ -47,22 +47,22 @@ class PlanLibrary:
             self._share_cache(config)
         return engine.create_execution_context(config)
 
-    @contextmanager
-    def runtime_cache(self, file: Path) -> Iterator[None]:
-        """Contexts made within the block compile once for all, and not at all what the file knows of before."""
-        self._known = file
-        yield
-        if self._cache is not None:
-            content = bytes(self._cache.serialize())
-            if not file.is_file() or file.stat().st_size != len(content):
-                _write(file, content)
+    def recall(self, file: Path) -> None:
+        """Where compiled kernels are kept from start to start: contexts made from now on begin with them."""
+        self._file = file
+
+    def keep(self) -> None:
+        """Write down what was compiled since it was last kept."""
+        if self.compiled and self._cache is not None and self._file is not None:
+            _write(self._file, bytes(self._cache.serialize()))
+        self.compiled = False
 
     def _share_cache(self, config: Any) -> None:
         if self._cache is None:
             self._cache = config.create_runtime_cache()
-            if self._known is not None and self._known.is_file():
-                taken = self._cache.deserialize(self._known.read_bytes())
-                _LOG.info("compiled plans of %s: %s", self._known, "taken" if taken else "of another driver or card")
+            if self._file is not None and self._file.is_file():
+                taken = self._cache.deserialize(self._file.read_bytes())
+                _LOG.info("compiled plans of %s: %s", self._file, "taken" if taken else "of another driver or card")
         config.set_runtime_cache(self._cache)
 
     def _diagnosis(self, plan: bytes) -> str:

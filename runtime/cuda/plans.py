@@ -3,9 +3,9 @@
     plan (file) ─► engine ─► a context for every profile and number of rows ─► a call with addresses ─► stream
 
 Contexts share one piece of memory for what they compute between, for one call follows the other on the stream; each
-call gives the context the addresses of its layer. Nothing is allocated while steps run, and every context runs once
-before it is captured into a graph: TensorRT-RTX compiles a plan's kernels on the card. What it compiled is kept in
-Ingot's cache folder, so that the next start is quick.
+call gives the context the addresses of its layer. TensorRT-RTX compiles a plan's kernels on the card, when a context is
+made and when it first runs: the loader rehearses every call before it sizes the KV pool or captures a graph. What was
+compiled is kept in Ingot's cache folder, so that the next start is quick.
 
 TensorRT is imported when plans are loaded, and by this module alone.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import CudaProgram, SegmentCall
+from ingot.artifact.launch_program import SegmentCall
 from ingot.artifact.plan_facts import HEADER_BYTES, PLANS_FILE, PlanFacts, ProgramPlans, is_rtx_plan, read_plan_header
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.device import Device, Queue, Stream, mebibytes
@@ -42,47 +42,41 @@ def read_plan_facts(artifact: Artifact) -> tuple[PlanFacts, ...]:
 
 @dataclass
 class Plans:
-    """The plans of a program on a device. Implements `SegmentBinder`.
-
-    Make it before the KV pool is sized: engines, contexts and their memory come first.
-    """
+    """The plans of a program on a device, run on one stream: a `SegmentBinder`, which `open` makes."""
 
     device: Device
     stream: Stream
     library: PlanLibrary
-    engines: Mapping[str, Any]
+    engines: dict[str, Any]
     scratch: tuple[int, int]  # address and bytes of what contexts compute in
     contexts: dict[_Key, Any] = field(default_factory=dict)
-    warm: set[_Key] = field(default_factory=set)
+    rehearsed: set[tuple[_Key, str]] = field(default_factory=set)
 
     @classmethod
-    def load(
-        cls, artifact: Artifact, program: CudaProgram, device: Device, load: Callable[[str], Any] = import_module
+    def open(
+        cls, artifact: Artifact, device: Device, stream: Stream, load: Callable[[str], Any] = import_module
     ) -> "Plans":
-        """Bring all plans and their contexts to the device.
+        """Bring all plans to the device.
 
         EngineError where TensorRT is missing or of another version, or where the plans are for other cards.
         """
         facts = read_plan_facts(artifact)
         _check_card(facts, device)
         library = load_plan_library(facts[0].library, facts[0].version, load)
+        library.recall(_cache_file(library, device))
         engines = {one.file: _engine(library, artifact.file(one.file), one) for one in facts}
-        calls = [step for one in program.programs for step in one.launches if isinstance(step, SegmentCall)]
-        size = max(1, *(engines[call.file].get_device_memory_size_for_profile_v2(call.profile) for call in calls))
-        stream = device.make_stream()
-        address = device.allocate(size, "the memory of TensorRT's contexts")
-        plans = cls(device, stream, library, engines, (address, size))
-        with library.runtime_cache(_cache_file(library, device)):
-            for call in calls:
-                plans._context(call)
-        device.synchronize("loading the plans")
-        total = sum(one.bytes for one in facts)
-        _LOG.info("%d plans (%s), %d contexts, %s between", len(facts), mebibytes(total), len(plans.contexts), size)
-        return plans
+        size = max(1, *(_memory(engine) for engine in engines.values()))
+        scratch = device.allocate(size, "the memory of TensorRT's contexts"), size
+        _LOG.info("%d plans, %s; %s between", len(facts), mebibytes(sum(one.bytes for one in facts)), mebibytes(size))
+        return cls(device, stream, library, engines, scratch)
 
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
-        """Bind a call: its context is ready, and has run once."""
-        context, key, given = self._context(call), _key(call), dict(addresses)
+        """Bind a call. The first time is a rehearsal: all is compiled when it ran. Then it can be captured."""
+        context, rehearsal, given = self._context(call), (_key(call), call.node), dict(addresses)
+        if rehearsal in self.rehearsed:
+            self._check_capturable(call, context)
+            self.library.keep()
+        self.rehearsed.add(rehearsal)
 
         def run(stream: Stream) -> None:
             for name, address in given.items():
@@ -91,17 +85,19 @@ class Plans:
             if not context.execute_async_v3(int(stream)):
                 raise EngineError(f"{call.node}: TensorRT could not queue {call.file}; its log says why")
 
-        if key not in self.warm:
-            self.warm.add(key)
-            self._warm_up(call, context, run)
         return run
 
-    def _warm_up(self, call: SegmentCall, context: Any, run: Queue) -> None:
-        """Run once on whatever lies in memory, so that all is compiled; then it can be captured."""
-        run(self.stream)
-        self.device.synchronize(f"the first run of {call.file}")
-        capturable = getattr(context, "is_stream_capturable", None)  # TensorRT-RTX alone may compile while it runs
-        if capturable is not None and not capturable(int(self.stream)):
+    def close(self) -> None:
+        """Give back contexts, engines and their memory. Idempotent."""
+        if self.engines:
+            self.library.keep()
+            self.contexts.clear()
+            self.engines.clear()
+            self.device.free(self.scratch[0])
+
+    def _check_capturable(self, call: SegmentCall, context: Any) -> None:
+        ask = getattr(context, "is_stream_capturable", None)  # TensorRT-RTX alone may compile while it runs
+        if ask is not None and not ask(int(self.stream)):
             raise EngineError(f"{call.file} cannot be captured into a CUDA graph; build the artifact again")
 
     def _context(self, call: SegmentCall) -> Any:
@@ -109,6 +105,7 @@ class Plans:
         key = _key(call)
         if key not in self.contexts:
             self.contexts[key] = self._make_context(call)
+            self.library.compiled = True
         return self.contexts[key]
 
     def _make_context(self, call: SegmentCall) -> Any:
@@ -127,6 +124,12 @@ class Plans:
 
 def _key(call: SegmentCall) -> _Key:
     return call.file, call.profile, tuple(sorted(call.shapes.items()))
+
+
+def _memory(engine: Any) -> int:
+    """The most that a context of the engine computes in."""
+    profiles = range(engine.num_optimization_profiles)
+    return max(int(engine.get_device_memory_size_for_profile_v2(profile)) for profile in profiles)
 
 
 def _check_card(facts: tuple[PlanFacts, ...], device: Device) -> None:

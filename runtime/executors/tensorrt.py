@@ -1,22 +1,14 @@
 """Loads an artifact of TensorRT plans: the CUDA executor, whose segments are plans."""
 
 from ingot.artifact import Artifact
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.cuda.plans import Plans
 from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
 from ingot.runtime.executors.cuda import CudaExecutor
 
 
 def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
-    """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `Plans.load` do."""
+    """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `Plans.open` do."""
     from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
 
-    device = open_device()
-    try:
-        device.activate()
-        plans = Plans.load(artifact, read_program(artifact), device)
-    except BaseException:
-        device.close()
-        raise
-    executor = CudaExecutor(artifact, device, options, plans)
+    executor = CudaExecutor(artifact, open_device(), options, Plans.open)
     return LoadedExecutor(executor, executor.max_sequences)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import BufferArgument, CudaProgram, SegmentCall
+from ingot.artifact.launch_program import BufferArgument, SegmentCall
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.device import Device
@@ -90,6 +90,7 @@ class FakeTensorRT:
         if self.refuses:
             return None
         return SimpleNamespace(
+            num_optimization_profiles=2,
             get_device_memory_size_for_profile_v2=lambda profile: 1000 * (profile + 1),
             create_runtime_config=lambda: RuntimeConfig(self),
             create_execution_context=lambda config: Context(self.asked),
@@ -102,16 +103,13 @@ class Card:
     name, sm = "a card", 89
 
     def __init__(self) -> None:
-        self.waited: list[str] = []
-
-    def make_stream(self) -> int:
-        return 7
+        self.freed: list[int] = []
 
     def allocate(self, size: int, what: str) -> int:
         return 4096
 
-    def synchronize(self, what: str) -> None:
-        self.waited.append(what)
+    def free(self, address: int) -> None:
+        self.freed.append(address)
 
 
 def call(profile: int = 0, rows: int = 1, layer: int = 0, file: str = FILE) -> SegmentCall:
@@ -124,10 +122,6 @@ def call(profile: int = 0, rows: int = 1, layer: int = 0, file: str = FILE) -> S
         shapes={"x0": (rows, 64)},
         node=f"... layers.{layer}",
     )
-
-
-def program(*calls: SegmentCall) -> CudaProgram:
-    return cast(CudaProgram, SimpleNamespace(programs=(SimpleNamespace(launches=calls),)))
 
 
 @pytest.fixture
@@ -143,8 +137,8 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
     return cast(Artifact, SimpleNamespace(file=lambda name: tmp_path / name))
 
 
-def plans_of(artifact: Artifact, trt: FakeTensorRT, *calls: SegmentCall, card: Card | None = None) -> Plans:
-    return Plans.load(artifact, program(*(calls or (call(),))), cast(Device, card or Card()), loading(trt))
+def plans_of(artifact: Artifact, trt: FakeTensorRT | None, card: Card | None = None) -> Plans:
+    return Plans.open(artifact, cast(Device, card or Card()), 7, loading(trt))
 
 
 def loading(trt: FakeTensorRT | None) -> Callable[[str], Any]:
@@ -158,7 +152,9 @@ def loading(trt: FakeTensorRT | None) -> Callable[[str], Any]:
 
 def test_layers_share_a_context_and_buckets_do_not(artifact: Artifact) -> None:
     trt = FakeTensorRT()
-    plans = plans_of(artifact, trt, call(), call(layer=1), call(profile=1, rows=8), call(profile=1, rows=16))
+    plans = plans_of(artifact, trt)
+    for one in (call(), call(layer=1), call(profile=1, rows=8), call(profile=1, rows=16)):
+        plans(one, {})
     assert len(plans.contexts) == 3
     assert [asked for asked in trt.asked if asked[0] == "profile"] == [("profile", 0), ("profile", 1), ("profile", 1)]
     assert {asked for asked in trt.asked if asked[0] == "memory"} == {("memory", 4096, 2000)}  # the largest, for all
@@ -166,35 +162,54 @@ def test_layers_share_a_context_and_buckets_do_not(artifact: Artifact) -> None:
     assert len({id(cache) for cache in trt.caches}) == 1
 
 
-def test_a_call_gives_its_addresses_and_runs_once_before_it_is_captured(artifact: Artifact) -> None:
-    trt, card = FakeTensorRT(), Card()
-    plans = plans_of(artifact, trt, card=card)
-    trt.asked.clear()
+def test_each_call_gives_the_shared_context_its_own_addresses(artifact: Artifact) -> None:
+    trt = FakeTensorRT()
+    plans = plans_of(artifact, trt)
     first = plans(call(), {"x0": 100, "y0": 200})
-    assert trt.asked == [("x0", 100), ("y0", 200), ("execute", 7)]
-    assert card.waited[-1] == f"the first run of {FILE}"
     second = plans(call(layer=1), {"x0": 300, "y0": 400})
-    assert trt.asked[3:] == []  # its context is warm
+    trt.asked.clear()
     first(9)
     second(9)
-    assert trt.asked[3:] == [("x0", 100), ("y0", 200), ("execute", 9), ("x0", 300), ("y0", 400), ("execute", 9)]
+    assert trt.asked == [("x0", 100), ("y0", 200), ("execute", 9), ("x0", 300), ("y0", 400), ("execute", 9)]
 
 
-def test_compiled_kernels_are_kept_for_the_next_start(artifact: Artifact, tmp_path: Path) -> None:
-    plans_of(artifact, FakeTensorRT())
+def test_what_cannot_be_captured_after_its_rehearsal_is_refused(artifact: Artifact) -> None:
+    plans = plans_of(artifact, FakeTensorRT())
+    plans(call(), {})(7)
+    plans(call(), {})
+    next(iter(plans.contexts.values())).is_stream_capturable = lambda stream: False
+    with pytest.raises(EngineError, match=r"segment-000.plan cannot be captured into a CUDA graph"):
+        plans(call(), {})
+
+
+def test_compiled_kernels_are_kept_after_the_rehearsal_for_the_next_start(artifact: Artifact, tmp_path: Path) -> None:
+    plans = plans_of(artifact, FakeTensorRT())
+    plans(call(), {})(7)
+    assert not (tmp_path / "cache").exists()
+    plans(call(), {})
     (kept,) = (tmp_path / "cache" / "compiled-plans").iterdir()
     assert kept.name == f"tensorrt-rtx-{VERSION}-a-card-sm89"
     assert kept.read_bytes() == b"compiled"
     again = FakeTensorRT()
-    plans_of(artifact, again)
+    plans_of(artifact, again)(call(), {})
     assert again.recalled == [b"compiled"]
+
+
+def test_closing_gives_the_memory_back_once(artifact: Artifact) -> None:
+    card = Card()
+    plans = plans_of(artifact, FakeTensorRT(), card)
+    plans(call(), {})
+    plans.close()
+    plans.close()
+    assert card.freed == [4096]
+    assert not plans.contexts
 
 
 def test_a_missing_package_is_named_with_its_version(artifact: Artifact) -> None:
     with pytest.raises(
         EngineError, match=r"needs tensorrt-rtx 1.7.1.116: pip install 'ingot\[tensorrt\]' tensorrt-rtx=="
     ):
-        Plans.load(artifact, program(call()), cast(Device, Card()), loading(None))
+        plans_of(artifact, None)
 
 
 def test_another_version_is_refused(artifact: Artifact) -> None:
@@ -215,7 +230,7 @@ def test_a_card_that_the_plans_are_not_for_is_refused(artifact: Artifact) -> Non
     card = Card()
     card.sm = 90
     with pytest.raises(EngineError, match=r"for SM 86, 89, and a card has SM 90.*90 among gpu.sms, or.*cuda-sm90"):
-        plans_of(artifact, FakeTensorRT(), card=card)
+        plans_of(artifact, FakeTensorRT(), card)
 
 
 def test_a_plan_that_tensorrt_does_not_take_is_an_error_with_its_diagnosis(artifact: Artifact) -> None:
@@ -225,10 +240,10 @@ def test_a_plan_that_tensorrt_does_not_take_is_an_error_with_its_diagnosis(artif
 
 def test_calls_that_do_not_fit_the_plans_are_refused(artifact: Artifact) -> None:
     with pytest.raises(EngineError, match="has no profile 2 to run"):
-        plans_of(artifact, FakeTensorRT(), call(profile=2))
+        plans_of(artifact, FakeTensorRT())(call(profile=2), {})
     plans = plans_of(artifact, FakeTensorRT())
     with pytest.raises(EngineError, match=r"segment-000.plan has no tensor 'missing'"):
-        plans(call(), {"missing": 1})
+        plans(call(), {"missing": 1})(7)
     with pytest.raises(ArtifactError, match=r"names no plan program/segment-009.plan"):
         plans(call(file="program/segment-009.plan"), {})
 
