@@ -64,16 +64,17 @@ def lower_to_launches(
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
-    _carry(builder)
+    carry_tokens(builder)
     scope = Scope(builder, find_fusions(model.graph))
     for node in model.graph:
         if node not in scope.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
-            _lower(scope, node)
-    _sample(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
+            lower_node(scope, node)
+    sample_tokens(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
     return builder.program()
 
 
-def _lower(scope: Scope, node: ir.Node) -> None:
+def lower_node(scope: Scope, node: ir.Node) -> None:
+    """One node that no other takes along, with what it takes along itself."""
     match scope.fusions.at.get(node):
         case Gate() as gate:
             lower_gate(scope, node, gate)
@@ -112,7 +113,8 @@ _HANDLERS: Mapping[str, Callable[[Scope, ir.Node], None]] = {
 }
 
 
-def _carry(builder: ProgramBuilder) -> None:
+def carry_tokens(builder: ProgramBuilder) -> None:
+    """What begins every program: tokens of the step before, still on the card, take their places in input_ids."""
     rows = builder.rows
     ids, carried, tokens = map(builder.external, ("input_ids", "carried", "tokens"))
     node, grid = ir.Node("ingot", "CarryTokens", [], name="carry_tokens"), (-(-rows // _CARRY_BLOCK),)
@@ -120,7 +122,8 @@ def _carry(builder: ProgramBuilder) -> None:
     builder.launch("carry_tokens", node, grid, constants, input_ids=ids, carried=carried, tokens=tokens, rows=rows)
 
 
-def _sample(builder: ProgramBuilder, vocabulary: int) -> None:
+def sample_tokens(builder: ProgramBuilder, vocabulary: int) -> None:
+    """The tails: from logits to tokens, greedily or by a draw."""
     constants = {"VOCABULARY": vocabulary, "BLOCK": _VOCABULARY_BLOCK}
     logits, tokens = builder.external("logits"), builder.external("tokens")
     builder.tail("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)

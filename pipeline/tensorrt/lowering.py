@@ -12,8 +12,10 @@ import onnx_ir as ir
 
 from ingot.artifact import ModelFacts
 from ingot.artifact.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
-from ingot.pipeline.cuda.lowering import NodeLowering, carry_tokens, sample_tokens
+from ingot.pipeline.cuda.fusions import Fusions
+from ingot.pipeline.cuda.lowering import carry_tokens, lower_node, sample_tokens
 from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared
+from ingot.pipeline.cuda.scope import Scope
 from ingot.pipeline.tensorrt.plan_request import Profile
 from ingot.pipeline.tensorrt.profiles import TOKENS, bucket_profiles, profile_number, segment_profiles
 from ingot.pipeline.tensorrt.segment_builder import TYPES, dims
@@ -37,31 +39,31 @@ def lower_to_calls(
     programs = []
     for bucket in buckets:
         builder = ProgramBuilder(bucket, shared)
-        kernels = NodeLowering(model, builder)
+        scope = Scope(builder, Fusions())  # what belongs together is within a segment
         carry_tokens(builder)
         for stage, segment, file in stages:
             if isinstance(stage, SegmentStage):
                 assert segment is not None
-                call = _call(builder, segment, file)
+                call = _call(scope, segment, file)
                 if engine == "tensorrt":
                     number = _profile(builder, segment, segment_profiles(profiles, segment))
                     call = call.model_copy(update={"profile": number})
                 builder.call(call.model_copy(update={"engine": engine}))
             else:
-                kernels.lower(stage.node)
+                lower_node(scope, stage.node)
         sample_tokens(builder, vocabulary)
         programs.append(builder.program())
     return tuple(programs)
 
 
-def _call(builder: ProgramBuilder, segment: Segment, file: str) -> SegmentCall:
+def _call(scope: Scope, segment: Segment, file: str) -> SegmentCall:
     inputs: dict[str, BufferArgument | WeightArgument] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for value in segment.model.graph.inputs:
         name = value.name or ""
-        inputs[name] = _input(builder, segment, name)
-        shapes[name] = tuple(size if isinstance(size, int) else builder.rows for size in dims(value))
-    outputs = {name: _output(builder, value) for name, value in segment.outputs.items()}
+        inputs[name] = _input(scope, segment, name)
+        shapes[name] = tuple(size if isinstance(size, int) else scope.rows for size in dims(value))
+    outputs = {name: scope.make(value).buffer for name, value in segment.outputs.items()}
     return SegmentCall(file=file, inputs=inputs, outputs=outputs, shapes=shapes, node=f"... {segment.name}")
 
 
@@ -70,20 +72,17 @@ def _profile(builder: ProgramBuilder, segment: Segment, profiles: Sequence[Profi
     return profile_number(profiles, builder.rows, is_ragged=is_ragged)
 
 
-def _input(builder: ProgramBuilder, segment: Segment, name: str) -> BufferArgument | WeightArgument:
+def _input(scope: Scope, segment: Segment, name: str) -> BufferArgument | WeightArgument:
     if name in segment.weights:
         weight = segment.weights[name]
-        return builder.weight(weight.name, TYPES[weight.dtype], weight.make)
+        return scope.builder.weight(weight.name, TYPES[weight.dtype], weight.make)
     value = segment.inputs[name]
-    return builder.external(name) if value.is_graph_input() else builder.buffer(value.name or "", 0)
-
-
-def _output(builder: ProgramBuilder, value: ir.Value) -> BufferArgument:
-    if value.is_graph_output():
-        return builder.external("logits")
-    columns = dims(value)[-1]
-    assert isinstance(columns, int), f"{value.name} has no fixed width"
-    return builder.buffer(value.name or "", builder.rows * columns)
+    if value.is_graph_input():
+        return scope.builder.external(name)
+    reader = value.consumers()[0]
+    rows = scope.read(value, reader)
+    assert rows.stride == rows.columns, f"{value.name} is part of a wider buffer"
+    return rows.buffer
 
 
 def stage_files(
