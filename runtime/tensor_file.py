@@ -34,7 +34,10 @@ class TensorFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         with file.open("rb") as stream:
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            try:
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:  # an empty file
+                raise _no_tensors(file, error) from error
         self.places = self._read_places()
 
     def view(self, name: str, begin: int = 0, size: int | None = None) -> NDArray[np.uint8]:
@@ -59,8 +62,12 @@ class TensorFile:
                 for name, entry in header.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(f"{self.file}: is no safetensors file ({error}); build the artifact again") from error
+            raise _no_tensors(self.file, error) from error
         for name, place in places.items():
             if not begin <= place.begin <= place.end <= len(self._map):
                 raise ArtifactError(f"{self.file}: {name!r} reaches beyond the file; build the artifact again")
         return dict(sorted(places.items(), key=lambda item: item[1].begin))
+
+
+def _no_tensors(file: Path, error: Exception) -> ArtifactError:
+    return ArtifactError(f"{file}: is no safetensors file ({error}); build the artifact again")

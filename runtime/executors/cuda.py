@@ -132,9 +132,9 @@ class CudaExecutor:
     def close(self) -> None:
         """Wait for the device and give its memory back. Idempotent. Logits that were returned keep theirs."""
         if self._device is not None:
-            self._device.activate()
             self._loaded.outputs.close()
             with suppress(EngineError):  # a card that is lost has nothing left that could still run
+                self._device.activate()
                 self._device.synchronize("closing the executor")
             self._loaded.segments.close()
             self._device.close()

@@ -32,6 +32,7 @@ class FakeStream:
     first: bool
     queue: deque[Callable[[], None]] = field(default_factory=deque)
     captured: list[Callable[[], None]] | None = None
+    num_waits: int = 0
 
 
 @dataclass(eq=False)
@@ -61,7 +62,8 @@ class InterpretedDevice:
         self.failing: str | None = None  # the node whose kernel breaks the device
         self.lost: str | None = None
         self.closed = False
-        self.num_launches = self.num_captures = self.num_replays = self.num_copied = 0
+        self.num_launches = self.num_captures = self.num_replays = 0
+        self.num_copies = self.num_host_waits = self.copied_bytes = 0
 
     def free_bytes(self) -> int:
         return self.total_bytes - sum(map(len, self.memory.values()))
@@ -105,21 +107,23 @@ class InterpretedDevice:
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         version = event.recorded
-        self._put(stream, lambda: self._reach(event, version), until=(event, version))
+        stream.num_waits += 1
+        self._put(stream, lambda: self._reach(event, version))
 
     def wait_on_host(self, event: FakeEvent, what: str) -> None:
+        self.num_host_waits += 1
         self._reach(event, event.recorded)
         self._raise_if_lost(what)
 
     def copy_in(self, target: int, source: Bytes, stream: FakeStream) -> None:
         assert source.flags.c_contiguous
-        self.num_copied += source.size
+        self.copied_bytes += source.size
         view = self.view(target, source.size)
         self._put(stream, lambda: np.copyto(view, source.reshape(-1)))
 
     def copy_rows_in(self, target: int, pitch: int, source: Bytes, stream: FakeStream) -> None:
         rows, width = source.shape
-        self.num_copied += source.size
+        self.copied_bytes += source.size
         view = self.view(target, (rows - 1) * pitch + width)
         cells = np.lib.stride_tricks.as_strided(view, (rows, width), (pitch, 1))
         self._put(stream, lambda: np.copyto(cells, source))
@@ -130,6 +134,7 @@ class InterpretedDevice:
         self._put(stream, lambda: np.copyto(target.reshape(-1), view))
 
     def copy(self, target: int, source: int, size: int, stream: FakeStream) -> None:
+        self.num_copies += 1
         to, of = self.view(target, size), self.view(source, size)
         self._put(stream, lambda: np.copyto(to, of))
 
@@ -170,6 +175,7 @@ class InterpretedDevice:
             self._put(stream, operation)
 
     def synchronize(self, what: str) -> None:
+        self.num_host_waits += 1
         for stream in self.streams:
             assert stream.captured is None
             while stream.queue:
@@ -202,9 +208,7 @@ class InterpretedDevice:
         view = self.view(int(value))
         return torch.from_numpy(view[: len(view) // dtype.itemsize * dtype.itemsize]).view(dtype)
 
-    def _put(
-        self, stream: FakeStream, operation: Callable[[], None], until: tuple[FakeEvent, int] | None = None
-    ) -> None:
+    def _put(self, stream: FakeStream, operation: Callable[[], None]) -> None:
         assert not self.closed
         self._raise_if_lost("something queued before")
         if stream.captured is not None:

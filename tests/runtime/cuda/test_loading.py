@@ -1,0 +1,166 @@
+"""Loading a program: weights through small buffers, the budget of the card, and what is refused."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ingot.artifact import Artifact, KVGeometry, ModelFacts, Program
+from ingot.artifact.launch_program import LAUNCHES_FILE, WEIGHTS_FILE, CudaProgram
+from ingot.errors import ArtifactError, EngineError, UsageError
+from ingot.runtime.cuda.budget import device_pool_size
+from ingot.runtime.cuda.cubin_choice import choose_sm, runs_on
+from ingot.runtime.cuda.loading import read_program
+from ingot.runtime.cuda.weights import DeviceWeights
+from ingot.runtime.tensor_file import TensorFile
+from tests.runtime.cuda.conftest import MakeExecutor
+from tests.runtime.cuda.interpreted_device import InterpretedDevice
+
+KV = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=32, block_tokens=16)
+MODEL = ModelFacts(family="llama", num_layers=2, hidden_size=64, vocab_size=128, context_tokens=64, num_parameters=1000)
+GIB = 2**30
+
+
+@pytest.fixture
+def changed(launches: Artifact, tmp_path: Path) -> Any:
+    """changed(**fields) -> the artifact with other fields of its launches; its digests are not checked again."""
+
+    def change(**fields: Any) -> Artifact:
+        program = read_program(launches)
+        for name in launches.manifest.files:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(launches.file(name).read_bytes())
+        (tmp_path / LAUNCHES_FILE).write_text(program.model_copy(update=fields).model_dump_json())
+        return Artifact(tmp_path, launches.manifest)
+
+    return change
+
+
+@pytest.mark.parametrize("staging_bytes", [256, 1024, 2**20])
+def test_weights_arrive_whole_through_buffers_smaller_than_they_are(tmp_path: Path, staging_bytes: int) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {f"w{size}": rng.integers(0, 256, size).astype(np.uint8) for size in (1, 700, 256, 3000, 5, 0)}
+    save_file(tensors, tmp_path / "weights.safetensors")
+    device = InterpretedDevice()
+    weights = DeviceWeights(device, device.make_stream(), tmp_path / "weights.safetensors", staging_bytes)
+    for name, tensor in tensors.items():
+        assert weights.addresses[name] % 256 == 0
+        if tensor.size:
+            np.testing.assert_array_equal(device.view(weights.addresses[name], tensor.size), tensor)
+
+
+def test_the_pool_takes_what_is_free_but_the_reserve_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    device = InterpretedDevice(GIB)
+    many = device_pool_size(MODEL, KV, device, kv_blocks=None, kv_bytes=None, max_sequences=2**20, graph_nodes=1000)
+    assert 0.6 * GIB < many.num_blocks * KV.block_bytes < 0.75 * GIB
+    assert "1.00 GiB free of 1.00 GiB" in caplog.text
+    few = device_pool_size(MODEL, KV, device, kv_blocks=None, kv_bytes=None, max_sequences=3, graph_nodes=1000)
+    assert few.num_blocks == 3 * 4
+    given = device_pool_size(
+        MODEL, KV, device, max_sequences=3, kv_blocks=None, kv_bytes=5 * KV.block_bytes, graph_nodes=0
+    )
+    assert given.num_blocks == 5
+
+
+def test_a_card_without_room_for_a_block_is_refused_with_what_was_free() -> None:
+    with pytest.raises(EngineError, match=r"no KV block of .* fits on an interpreter: 100.0 MiB free of 100.0 MiB, 2"):
+        device_pool_size(
+            MODEL, KV, InterpretedDevice(100 * 2**20), kv_blocks=None, kv_bytes=None, max_sequences=1, graph_nodes=0
+        )
+
+
+def test_a_pool_that_does_not_fit_is_refused_and_the_device_given_back(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice(2**20)
+    with pytest.raises(
+        EngineError, match=r"a KV pool of 4000 blocks \(16000 tokens\) takes .* ask for fewer KV blocks"
+    ):
+        make_executor(device, kv_blocks=4000)
+    assert device.closed
+    with pytest.raises(UsageError, match="give one of them"):
+        make_executor(kv_bytes=5)
+
+
+@pytest.mark.parametrize(
+    ("built", "card", "runs"),
+    [
+        (80, 80, True),
+        (80, 86, True),
+        (80, 89, True),
+        (89, 86, False),
+        (80, 90, False),
+        (90, 90, True),
+        (120, 121, False),
+    ],
+)
+def test_compiled_code_runs_on_its_major_version_from_its_minor_on(built: int, card: int, runs: bool) -> None:
+    assert runs_on(built, card) == runs
+
+
+def program_for(launches: Artifact, *sms: int, tuned_on: str | None = None) -> CudaProgram:
+    return read_program(launches).model_copy(update={"cubins": {sm: {} for sm in sms}, "tuned_on": tuned_on})
+
+
+def test_the_best_of_several_sms_is_taken_and_a_stranger_refused(
+    launches: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    device = InterpretedDevice()
+    device.sm = 89
+    assert choose_sm(program_for(launches, 80, 86, 90), device) == 86
+    assert "kernels for SM 86 run on an interpreter, which has SM 89" in caplog.text
+    device.sm = 120
+    with pytest.raises(
+        EngineError, match=r"compiled for SM 80, 90, and an interpreter has SM 120; build .* cuda-sm120, or"
+    ):
+        choose_sm(program_for(launches, 80, 90), device)
+
+
+def test_tiles_of_another_card_are_warned_of(launches: Artifact, caplog: pytest.LogCaptureFixture) -> None:
+    choose_sm(program_for(launches, 90, tuned_on="NVIDIA H100"), InterpretedDevice())
+    assert "measured on NVIDIA H100, and this is an interpreter" in caplog.text
+
+
+def test_an_artifact_whose_parts_do_not_fit_is_refused(
+    launches: Artifact, changed: Any, make_executor: MakeExecutor
+) -> None:
+    decode_alone = tuple(one for one in read_program(launches).programs if one.attention == "decode")
+    with pytest.raises(ArtifactError, match="no bucket for prompts"):
+        make_executor(artifact=changed(programs=decode_alone))
+    with pytest.raises(ArtifactError, match="KV geometry is not the manifest's"):
+        make_executor(artifact=changed(kv=KV))
+    with pytest.raises(ArtifactError, match=r"launches.json: sms: .* build the artifact again"):
+        make_executor(artifact=changed(sms=()))
+    without = launches.manifest.model_copy(update={"program": Program()})
+    with pytest.raises(ArtifactError, match="has no launches for a card"):
+        make_executor(artifact=Artifact(launches.path, without))
+
+
+def test_weights_that_are_missing_or_of_another_type_are_refused(changed: Any, make_executor: MakeExecutor) -> None:
+    artifact = changed()
+    tensors = load_file(artifact.path / WEIGHTS_FILE)
+    name = next(name for name in tensors if "norm" in name)
+    save_file({**tensors, name: tensors[name].astype(np.float16)}, artifact.path / WEIGHTS_FILE)
+    with pytest.raises(ArtifactError, match=f"reads the weight '{name}' as F32, and the weights' file has F16"):
+        make_executor(artifact=artifact)
+    del tensors[name]
+    save_file(tensors, artifact.path / WEIGHTS_FILE)
+    with pytest.raises(ArtifactError, match="has none of that name"):
+        make_executor(artifact=artifact)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x02\0\0\0\0\0\0\0[]", b"\xff" * 20, b'\x02\0\0\0\0\0\0\0{"'])
+def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(ArtifactError, match="is no safetensors file"):
+        TensorFile(tmp_path / "bad")
+
+
+def test_a_tensor_beyond_its_file_is_refused(tmp_path: Path) -> None:
+    save_file({"w": np.zeros(8)}, tmp_path / "file")
+    (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match="'w' reaches beyond the file"):
+        TensorFile(tmp_path / "file")
