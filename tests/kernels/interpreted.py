@@ -78,7 +78,10 @@ class InterpretedModel:
 
 
 def _tensor(weight: Weight) -> torch.Tensor:
-    return torch.from_numpy(np.array(weight.make())).to(TORCH_TYPES[weight.type])
+    values = np.array(weight.make())
+    if weight.type == "fp8e4nv":  # which torch does not take from numpy
+        return torch.from_numpy(values.view(np.uint8)).view(TORCH_TYPES[weight.type])
+    return torch.from_numpy(values).to(TORCH_TYPES[weight.type])
 
 
 def _constant(name: str, value: Any) -> Any:

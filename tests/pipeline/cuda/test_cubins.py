@@ -55,4 +55,4 @@ def test_an_unknown_sm_kernel_or_missing_type_is_refused() -> None:
     with pytest.raises(UsageError, match="gather_rows: no type is given for T"):
         make_kernel("gather_rows", {}, {})
     with pytest.raises(BuildError, match="rotary_kv_write: 8-bit floats need SM 89 or newer, this is SM 80"):
-        compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "KV": "fp8e4nv"}, {}), 80)
+        compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "X": "fp16", "KV": "fp8e4nv"}, {}), 80)
