@@ -84,7 +84,7 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 def _write_weights(shape: ModelShape, path: Path, random: np.random.Generator) -> None:
     shapes = tensor_shapes(shape)
-    header = json.dumps(_header(shapes), separators=(",", ":")).encode()
+    header = json.dumps(weights_header(shapes), separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the format asks for data that begins at a multiple of 8
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
@@ -92,7 +92,7 @@ def _write_weights(shape: ModelShape, path: Path, random: np.random.Generator) -
             file.write(values.tobytes())
 
 
-def _header(shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
+def weights_header(shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
     """The safetensors header: dtype, shape and byte range of every tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0

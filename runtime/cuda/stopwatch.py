@@ -3,6 +3,7 @@
 The tuner and the benchmarks measure with it; nothing that serves requests does.
 """
 
+import itertools
 import time
 from typing import Any, Protocol
 
@@ -85,4 +86,4 @@ def laps(stopwatch: Stopwatch, stream: Stream, work: Queue, count: int, warm_up:
     for _ in range(count):
         work(stream)
         marks.append(stopwatch.mark(stream))
-    return [stopwatch.seconds(first, last) for first, last in zip(marks, marks[1:], strict=False)]
+    return [stopwatch.seconds(first, last) for first, last in itertools.pairwise(marks)]

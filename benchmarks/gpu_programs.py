@@ -1,0 +1,152 @@
+"""Launch programs of large models without their weights, made where there is no card and carried to one.
+
+    python -m benchmarks.gpu_programs            # -> benchmarks/gpu-programs/*.zip: a megabyte each, for SM 90
+
+A file holds launches, cubins, the manifest, and the names, types and shapes of the weights. gpu_packing.py makes
+an artifact of it again, gpu_device.py fills its weights with random numbers on the card.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import numpy as np
+from safetensors.numpy import save
+
+from benchmarks.gpu_packing import FOLDER, UNKNOWN_DIGEST, WEIGHTS_TABLE, pack
+from benchmarks.gpu_shapes import passes_of, recipe_of, write_hollow_checkpoint
+from benchmarks.gpu_specs import SPECS, ProgramSpec
+from ingot.artifact import Manifest, ModelFacts, Program
+from ingot.artifact.launch_program import (
+    LAUNCHES_FILE,
+    CubinFacts,
+    CudaProgram,
+    Kernel,
+    cubins_file,
+)
+from ingot.artifact.manifest import FileEntry
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
+from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.cuda.compile_workers import Cubin, compile_kernels
+from ingot.pipeline.cuda.cuda_writer import activation_type, recipe_buckets, recipe_tiles
+from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Weight
+from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.program_writers import kv_geometry
+from ingot.pipeline.recipe import Recipe
+from ingot.pipeline.targets import get_target
+
+_TARGET = get_target("cuda-sm90")
+_STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "fp8e4nv": "F8_E4M3", "i8": "I8", "u8": "U8", "i64": "I64"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A lowered model, and what its weights would be."""
+
+    spec: ProgramSpec
+    recipe: Recipe
+    model: ModelFacts
+    lowered: Lowered
+    weights: Mapping[str, dict[str, Any]]
+    tuned_on: str | None
+
+    def launches(self, cubins: Mapping[str, CubinFacts]) -> CudaProgram:
+        """What the launches' file says."""
+        return CudaProgram(
+            sms=_TARGET.sms,
+            activation_type=self.lowered.shared.activation_type,
+            kv=self.lowered.shared.kv,
+            vocab_size=self.model.vocab_size,
+            context_tokens=self.model.context_tokens,
+            tile_queries=TILE_QUERIES,
+            kernels=self.lowered.shared.kernels,
+            cubins={_TARGET.sms[0]: dict(cubins)},
+            programs=self.lowered.programs,
+            tuned_on=self.tuned_on,
+        )
+
+
+def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepared:
+    """Import, pass and lower a model of which only the shapes exist; `folder` is for its checkpoint."""
+    checkpoint = write_hollow_checkpoint(spec.shape, spec.context_tokens, folder)
+    recipe = recipe_of(spec, checkpoint, tiles)
+    model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
+    PassManager([*passes_of(spec, recipe), *map(make_pass, _TARGET.lowering)]).run(model)
+    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    table = recipe_tiles(recipe, _TARGET.sms)
+    lowered = lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), table)
+    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    return Prepared(spec, recipe, facts, lowered, weight_table(lowered.shared.weights), table.device)
+
+
+def weight_table(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
+    """Type and shape of each weight. Those of the first layer are made once; all layers have the same."""
+    shapes: dict[str, list[int]] = {}
+    table = {}
+    for name, weight in weights.items():
+        key = re.sub(r"\.\d+\.", ".*.", name)
+        if key not in shapes:
+            shapes[key] = list(weight.make().shape)
+        table[name] = {"dtype": _STORED[weight.type], "shape": shapes[key]}
+    return table
+
+
+def write_zip(prepared: Prepared, cubins: Mapping[str, Cubin], file: Path) -> None:
+    """Everything but the weights themselves."""
+    program = prepared.launches({key: cubin.facts for key, cubin in cubins.items()})
+    content = {
+        LAUNCHES_FILE: json.dumps(program.model_dump(mode="json"), separators=(",", ":")).encode(),
+        cubins_file(_TARGET.sms[0]): save({key: np.frombuffer(one.code, np.uint8) for key, one in cubins.items()}),
+    }
+    sizes = {name: len(data) for name, data in content.items()}
+    content["manifest.json"] = _manifest(prepared, program, sizes).model_dump_json().encode()
+    content[WEIGHTS_TABLE] = json.dumps(prepared.weights).encode()
+    pack(content, file)
+
+
+def _manifest(prepared: Prepared, program: CudaProgram, sizes: Mapping[str, int]) -> Manifest:
+    return Manifest(
+        name=prepared.spec.name,
+        identity=UNKNOWN_DIGEST,
+        model=prepared.model,
+        kv=program.kv,
+        target=_TARGET.name,
+        engine=_TARGET.engine,
+        max_batch_tokens=prepared.recipe.engine.max_batch_tokens,
+        program=Program(launches=LAUNCHES_FILE),
+        files={name: FileEntry(bytes=size, sha256=UNKNOWN_DIGEST) for name, size in sizes.items()},
+        versions={},
+    )
+
+
+def described(kernels: Mapping[str, Kernel]) -> dict[str, Cubin]:
+    """In place of compiled code each kernel's own description, for a device that interprets kernels."""
+    return {
+        key: Cubin(kernel.model_dump_json().encode(), CubinFacts(symbol=kernel.name, shared_bytes=0))
+        for key, kernel in kernels.items()
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--only", default="", help="Programs whose names hold this.")
+@click.option("--tiles", type=click.Path(path_type=Path, exists=True), help="Table that `ingot tune` made.")
+@click.option("--output", type=click.Path(path_type=Path), default=FOLDER, show_default=True)
+def main(only: str, tiles: Path | None, output: Path) -> None:
+    """Prepare, compile and pack every model of the table."""
+    for spec in (spec for spec in SPECS if only in spec.name):
+        with TemporaryDirectory() as scratch:
+            prepared = prepare(spec, Path(scratch), tiles)
+            file = output / f"{spec.name}.zip"
+            write_zip(prepared, compile_kernels(prepared.lowered.shared.kernels, _TARGET.sms[0]), file)
+        click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(prepared.lowered.shared.kernels)} kernels")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The GPU benchmark without a card: every part on tiny shapes, and what it says about them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.interpreter import use_interpreter
+
+use_interpreter()
+
+from benchmarks.gpu import PARTS, run_part  # noqa: E402
+from benchmarks.gpu_dry import write_programs  # noqa: E402
+from benchmarks.gpu_summary import goals, summary  # noqa: E402
+
+Figure = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[Figure]:
+    """Of all parts, in this process."""
+    folder = tmp_path_factory.mktemp("gpu")
+    programs = write_programs(folder / "programs")
+    peaks = {"bytes_per_second": 1.0, "flops_per_second": 1.0, "to_device": 1.0, "to_host": 1.0}
+    found: list[Figure] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGOT_CUDA_BLOCKING", "0")
+        patch.setattr("builtins.print", lambda text, **_: found.append(json.loads(text)))
+        for part in PARTS:
+            run_part(part, str(programs), str(folder), 60.0, peaks, dry_run=True)
+            patch.setenv("INGOT_CUDA_BLOCKING", "0")
+    return found
+
+
+def of(records: list[Figure], figure: str) -> list[Figure]:
+    return [record for record in records if record["figure"] == figure]
+
+
+def test_every_kernel_of_a_step_is_measured_with_its_share_of_the_roofline(records: list[Figure]) -> None:
+    kernels = {record["kernel"].split()[0] for record in of(records, "kernel")}
+    assert {"matmul", "matmul_nbits", "rms_norm", "decode_attention", "ragged_attention", "rotary_kv_write"} <= kernels
+    assert all(record["share_of_roofline"] >= 0 for record in of(records, "kernel"))
+    assert {record["phase"] for record in of(records, "step")} == {"decode", "prefill"}
+
+
+def test_launches_on_the_device_equal_the_interpreters(records: list[Figure]) -> None:
+    checked = of(records, "check")
+    assert {"out", "q_out", "pool", "sums", "tokens"} <= {record["argument"] for record in checked}
+    assert [record for record in checked if not record["within"]] == []
+
+
+def test_the_model_end_to_end_has_the_cpu_engines_logits_and_tokens(records: list[Figure]) -> None:
+    (demo,) = of(records, "demo")
+    assert demo["within"]
+    assert demo["likeliest_equal"] == 1
+
+
+def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None:
+    assert {record["way"] for record in of(records, "offload")} == {"save", "restore", "steps beside a save"}
+    assert all(record["steps"] > 1 for record in of(records, "gap"))
+    assert {record["phase"] for record in of(records, "torch step")} == {"decode", "prefill"}
+
+
+def test_goals_are_met_not_met_or_not_measured(records: list[Figure]) -> None:
+    reached = {str(goal["goal"]): goal["met"] for goal in goals(records)}
+    assert reached["kernels and models beyond their limits"] is True
+    assert reached["prefill of 4096: share of the matmul peak"] is None
+    text = summary(records, goals(records))
+    assert "not measured" in text
+    assert "tiny-16-bit-kv-16-bit decode-1" in text
