@@ -18,11 +18,14 @@ from ingot.pipeline.tensorrt.stages import SegmentStage, split_stages
 from tests.data_paths import FIXTURES
 
 Passes = tuple[tuple[str, Mapping[str, Any]], ...]
+TABLE = {"embed_tokens": {"block_size": 32}}  # the least that the look-up's kernel takes
 CHANNEL = {"bits": 8, "block_size": "channel"}
 FORMS: dict[str, Passes] = {
     "plain": (),
-    "int4": (("quantize-weights", {"block_size": 16, "symmetric": True, "lm_head": 4}),),
-    "int4-zero-points": (("quantize-weights", {"block_size": 16, "symmetric": False, "lm_head": 4}),),
+    "int4": (("quantize-weights", {"block_size": 16, "symmetric": True, "lm_head": 4, "overrides": TABLE}),),
+    "int4-zero-points": (
+        ("quantize-weights", {"block_size": 16, "symmetric": False, "lm_head": 4, "overrides": TABLE}),
+    ),
     "int4-rows": (("quantize-weights", {"block_size": "channel", "symmetric": True, "lm_head": 4}),),
     "int3": (("quantize-weights", {"bits": 3, "block_size": 32, "symmetric": True, "lm_head": 3}),),
     "int8": (("quantize-weights", {**CHANNEL, "symmetric": True}),),
@@ -41,12 +44,19 @@ FORMS: dict[str, Passes] = {
 }
 
 
-def prepared(form: str = "plain", checkpoint: str = "llama") -> ir.Model:
-    """A fixture's IR as it comes to the target's writer."""
+def quantized(form: str = "plain", checkpoint: str = "llama") -> ir.Model:
+    """A fixture's IR, packed and quantized, before any lowering."""
     model = import_checkpoint(Checkpoint.open(FIXTURES / "checkpoints" / checkpoint), check_weights=False)
     names = ("fold-constants", "pack-projections", "clean-up")
     passes = [*map(make_pass, names), *(make_pass(name, options) for name, options in FORMS[form])]
-    PassManager([*passes, *map(make_pass, get_target("tensorrt").lowering)]).run(model)
+    PassManager(passes).run(model)
+    return model
+
+
+def prepared(form: str = "plain", checkpoint: str = "llama") -> ir.Model:
+    """A fixture's IR as it comes to the target's writer."""
+    model = quantized(form, checkpoint)
+    PassManager([make_pass(name) for name in get_target("tensorrt").lowering]).run(model)
     pack_attention_operands(model.graph)
     return model
 

@@ -1,0 +1,138 @@
+"""Whole programs of kernels and segments by the CUDA executor: logits and tokens are onnxruntime's.
+
+Kernels are interpreted; a segment's model, as TensorRT is given it, is run by onnxruntime on the device's memory.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
+from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
+from ingot.pipeline.cuda.lowering import Lowered
+from ingot.pipeline.cuda.program_builder import Shared
+from ingot.pipeline.tensorrt.lowering import lower_to_calls, stage_files
+from ingot.pipeline.tensorrt.segment_lowering import Segment
+from ingot.pipeline.tensorrt.stages import split_stages
+from ingot.runtime import Engine, SamplingParams
+from ingot.runtime.batch import FloatArray
+from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.executor_loading import ExecutorOptions
+from ingot.runtime.executors.cuda import CudaExecutor
+from tests.conftest import BuildArtifact
+from tests.pipeline.program_chain import reference_logits
+from tests.pipeline.tensorrt.models import prepared, quantized, segments_of
+from tests.runtime.cuda.artifacts import LLAMA, buckets, described, write_program
+from tests.runtime.cuda.batches import Growing, token_ids
+from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.sessions import plain_session
+from tests.tolerances import within
+
+PROMPT = [token_ids(5, 9).tolist()]
+PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
+_DTYPES: dict[str, Any] = {"fp32": np.float32, "i64": np.int64, "i8": np.int8}
+
+
+class OpenDevice(InterpretedDevice):
+    """A device that others may queue work on."""
+
+    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
+        self._put(stream, work)
+
+
+class InterpretedSegments:
+    """Runs segments by onnxruntime on what lies at a call's addresses. A `SegmentBinder`."""
+
+    def __init__(self, device: OpenDevice, models: Mapping[str, ir.Model]) -> None:
+        self._device = device
+        self._sessions = {file: plain_session(model, optimize=False) for file, model in models.items()}
+        self.num_runs = 0
+
+    def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
+        session = self._sessions[call.file]
+
+        def run() -> None:
+            self.num_runs += 1
+            feeds = {name: self._array(call, name, addresses[name]) for name in call.inputs}
+            results = session.run(list(call.outputs), feeds)
+            for name, result in zip(call.outputs, results, strict=True):
+                self._device.view(addresses[name], result.nbytes)[:] = result.reshape(-1).view(np.uint8)
+
+        return lambda stream: self._device.queue(stream, run)
+
+    def close(self) -> None:
+        """Nothing lies on the device."""
+
+    def _array(self, call: SegmentCall, name: str, address: int) -> Any:
+        dtype, shape = _DTYPES[call.inputs[name].type], call.shapes[name]
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self._device.view(address, size).view(dtype).reshape(shape)
+
+
+def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[CudaExecutor, list[InterpretedSegments]]:
+    """The executor of a fixture's program in float32, and what runs its segments."""
+    model, opened = prepared(form, checkpoint), list[InterpretedSegments]()
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    shared = Shared("fp32", geometry.model_copy(update={"block_tokens": 4}))
+    segments = segments_of(model, "fp32")
+    files = [f"program/segment-{number:03}.plan" for number in range(len(segments))]
+    stages = stage_files(split_stages(model.graph), segments, files)
+    programs = lower_to_calls(model, stages, buckets(decode=(1, 2), ragged=8, sequences=2), shared)
+    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    artifact = _sealed(Lowered(programs, shared), facts, folder)
+
+    def open_segments(artifact: Artifact, device: Device, stream: Stream) -> InterpretedSegments:
+        assert isinstance(device, OpenDevice)
+        opened.append(InterpretedSegments(device, dict(zip(files, map(Segment.copied_model, segments), strict=True))))
+        return opened[-1]
+
+    return CudaExecutor(artifact, OpenDevice(), ExecutorOptions(kv_blocks=24), open_segments), opened
+
+
+def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path) -> Artifact:
+    with ArtifactWriter(folder) as writer:
+        (writer.path / "program").mkdir()
+        write_program(lowered, facts, writer.path, described)
+        writer.describe(
+            name="plans",
+            model=facts,
+            kv=lowered.shared.kv,
+            target="tensorrt",
+            program=Program(launches=LAUNCHES_FILE),
+            versions={},
+            engine="tensorrt",
+        )
+        return open_artifact(writer.seal())
+
+
+def logits_of(executor: CudaExecutor, ids: Any) -> FloatArray:
+    """Logits of one sequence: a prompt of five tokens, then another token."""
+    sequence = Growing([ids], [[3, 1]])
+    return np.concatenate([executor.forward(sequence.step([count])).copy() for count in (5, 1)])
+
+
+@pytest.mark.parametrize(
+    ("form", "checkpoint"),
+    [("plain", "llama"), ("int4-zero-points", "llama"), ("int8-activations", "llama"), ("plain", "qwen3")],
+)
+def test_prompts_and_decoded_tokens_have_the_logits_of_the_ir(form: str, checkpoint: str, tmp_path: Path) -> None:
+    ids = token_ids(6, vocabulary=96)
+    executor, _ = executor_of(form, tmp_path / "artifact", checkpoint)
+    found = logits_of(executor, ids)
+    executor.close()
+    wanted = reference_logits(quantized(form, checkpoint), ids)
+    error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    assert within("segments.activations" if "activations" in form else "parity.float32", error, f"{checkpoint} {form}")
+
+
+def test_greedy_tokens_are_onnxruntimes(build_unmeasured: BuildArtifact, tmp_path: Path) -> None:
+    executor, opened = executor_of("plain", tmp_path / "artifact")
+    with Engine(executor, max_sequences=executor.max_sequences) as engine:
+        found = engine.generate(PROMPT, PARAMS)[0].token_ids
+    with Engine.load(build_unmeasured("fp32-cpu", LLAMA), kv_blocks=16) as engine:
+        assert engine.generate(PROMPT, PARAMS)[0].token_ids == found
+    assert opened[0].num_runs > 0
