@@ -20,7 +20,7 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calibration_data
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.program_writers import program_writer
+from ingot.pipeline.program_writers import program_writer, require_packages
 from ingot.pipeline.pruned_config import as_pruned
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.sealed_checkpoint import seal_checkpoint
@@ -54,6 +54,7 @@ def compile_recipe(
     the folder is the caller's to remove.
     """
     target = get_target(recipe.target)
+    require_packages(target)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
     with progress_to(progress):
         model = import_checkpoint(checkpoint, recipe.context_tokens)

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
 
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, Program
+from ingot.errors import BuildError
 from ingot.pipeline.program_writer import write_program
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.targets import Target
@@ -29,6 +31,16 @@ class ProgramWriter(Protocol):
     def __call__(
         self, model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress
     ) -> Written: ...
+
+
+def require_packages(target: Target) -> None:
+    """BuildError that names the extra, before hours of passes, where the target's writer lacks a package."""
+    for alternatives in target.packages:
+        if not any(find_spec(name) for name in alternatives):
+            raise BuildError(
+                f"target {target.name} is built with {' or '.join(alternatives)}, which is not installed: "
+                f"pip install 'ingot[{target.extra}]'"
+            )
 
 
 def program_writer(target: Target) -> ProgramWriter:

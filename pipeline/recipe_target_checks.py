@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from ingot.errors import Problem, UsageError
+from ingot.passes.quantization.fp8 import Fp8
+from ingot.passes.quantization.quantize_activations import QuantizeActivations
 from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
 from ingot.pipeline.recipe import PassEntry, Recipe
 from ingot.pipeline.recipe_yaml import Located
-from ingot.pipeline.targets import Target, get_target, require_kv_type
+from ingot.pipeline.targets import FLOAT8_FROM, Target, get_target, require_kv_type
 
 
 def target_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Problem]:
@@ -20,16 +22,21 @@ def target_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Prob
     except UsageError as error:
         assert given is not None
         return [given.problem(str(error))]
-    return [*_sm_problems(recipe, target), *_kv_problems(recipe, target, passes)]
+    found = [*_sm_problems(recipe, target), *_kv_problems(recipe, target, passes)]
+    return [*found, *_float8_problems(recipe, target, passes)]
 
 
-def _sm_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+def _given_sms(recipe: Located) -> tuple[Located | None, tuple[int, ...]]:
+    """gpu.sms, and its numbers where it holds numbers."""
     gpu = recipe.entries.get("gpu")
     sms = gpu.entries.get("sms") if gpu else None
     if sms is None or not all(isinstance(item.value, int) for item in sms.items):
-        given: tuple[int, ...] = ()
-    else:
-        given = tuple(int(str(item.value)) for item in sms.items)
+        return sms, ()
+    return sms, tuple(int(str(item.value)) for item in sms.items)
+
+
+def _sm_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    sms, given = _given_sms(recipe)
     place = sms or recipe.entries.get("target") or recipe
     choice = ", ".join(map(str, target.sm_choice))
     if given and not target.sm_choice:
@@ -59,3 +66,15 @@ def _kv_problems(recipe: Located, target: Target, passes: tuple[PassEntry, ...])
                 require_kv_type(target, made.precision)
             except UsageError as error:
                 yield recipe.entries["passes"].problem(f"passes: {error}")
+
+
+def _float8_problems(recipe: Located, target: Target, passes: tuple[PassEntry, ...]) -> Iterator[Problem]:
+    """Weights or activations of 8-bit floats for cards that have none."""
+    too_old = [sm for sm in target.sms or _given_sms(recipe)[1] if sm < FLOAT8_FROM]
+    for entry in passes if too_old else ():
+        made = entry.make()
+        if isinstance(made, Fp8) or (isinstance(made, QuantizeActivations) and made.dtype == "float8"):
+            yield recipe.entries["passes"].problem(
+                f"passes: {made.name} makes 8-bit floats, which need SM {FLOAT8_FROM} or newer, and target "
+                f"{target.name} builds for SM {too_old[0]}; take 8-bit or 4-bit integers, or newer cards"
+            )

@@ -19,6 +19,7 @@ class Target:
     kv_types    what keys and values can be quantized to, beside the engine's own floats
     sms         cards that it builds for, as SM numbers; none: no card, or those that gpu.sms chooses
     sm_choice   what gpu.sms may choose from
+    extra       of Ingot's package, whose `packages` the writer imports; each names alternatives
     """
 
     name: str
@@ -29,6 +30,8 @@ class Target:
     kv_types: tuple[KVType, ...] = ()
     sms: tuple[int, ...] = ()
     sm_choice: tuple[int, ...] = ()
+    extra: str = ""
+    packages: tuple[tuple[str, ...], ...] = ()
 
 
 _CARDS = {
@@ -49,6 +52,8 @@ def _cuda(sm: int, cards: str) -> Target:
         writer="ingot.pipeline.cuda.cuda_writer:write_cuda_program",
         kv_types=("fp8", "int8", "int4") if sm >= FLOAT8_FROM else ("int8", "int4"),
         sms=(sm,),
+        extra="cuda",
+        packages=(("triton",),),
     )
 
 
@@ -69,6 +74,8 @@ _ROWS = (
         writer="ingot.pipeline.tensorrt.tensorrt_writer:write_tensorrt_program",
         kv_types=("fp8", "int8", "int4"),
         sm_choice=(80, 86, 89, 120),
+        extra="tensorrt",
+        packages=(("triton",), ("tensorrt_rtx", "tensorrt")),
     ),
 )
 SMS = tuple(_CARDS)

@@ -19,6 +19,14 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
         (["target=cpu", "gpu.sms=[90]"], "target cpu builds for no card; take it out"),
         (["target=cpu", KV], "cpu does not read keys and values in fp8; it keeps them as 32-bit floats.*cuda-sm89"),
         (["target=cuda-sm86", KV], "cuda-sm86 does not read keys and values in fp8; it reads int4, int8"),
+        (
+            ["target=cuda-sm86", "passes=[fp8]"],
+            "fp8 makes 8-bit floats, which need SM 89 or newer, and target cuda-sm86 builds for SM 86; take 8-bit",
+        ),
+        (
+            ["target=tensorrt", "gpu.sms=[80, 89]", "passes=[{quantize-activations: {dtype: float8}}]"],
+            "quantize-activations makes 8-bit floats, .* and target tensorrt builds for SM 80",
+        ),
         (["gpu.decode_rows=[4, 2]"], r"gpu.decode_rows: \[4, 2\] must ascend, and name each value once"),
         (["gpu.decode_rows=[]"], "gpu.decode_rows is .*; it must be a list of at least 1 value"),
         (["gpu.decode_rows=[0, 1]"], "it must be 1 or more"),
