@@ -77,6 +77,17 @@ _ROWS = (
         extra="tensorrt",
         packages=(("triton",), ("tensorrt_rtx", "tensorrt")),
     ),
+    Target(
+        name="ort-cuda",
+        engine="onnxruntime-cuda",
+        summary="Segments run by onnxruntime's CUDA provider on the cards of gpu.sms, attention by Ingot's kernels.",
+        lowering=("fuse-rotary-attention", "clean-up"),
+        writer="ingot.pipeline.ort_cuda.ort_cuda_writer:write_ort_cuda_program",
+        kv_types=("fp8", "int8", "int4"),
+        sm_choice=tuple(_CARDS),
+        extra="cuda",
+        packages=(("triton",),),
+    ),
 )
 SMS = tuple(_CARDS)
 TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}

@@ -14,6 +14,7 @@ from ingot.runtime.batch import Executor
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.executors.cuda:load",
     "onnxruntime": "ingot.runtime.executors.onnxruntime:load",
+    "onnxruntime-cuda": "ingot.runtime.executors.onnxruntime_cuda:load",
     "tensorrt": "ingot.runtime.executors.tensorrt:load",
 }
 
