@@ -28,10 +28,10 @@ from ingot.pipeline.cuda.tiles import TileTable
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.streamed_weights import stream_weights
 from tests.data_paths import ROOT
-from tests.runtime.cuda.interpreted_device import SM
 
 LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
 CONTEXT = 64  # of the fixture
+SM = 90  # of the interpreted device
 PASSES = (
     "fold-constants",
     "pack-projections",

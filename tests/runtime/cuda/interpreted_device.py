@@ -21,8 +21,8 @@ from ingot.errors import EngineError
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.runtime.cuda.device import Bytes, Given, out_of_memory
 from tests.kernels.interpreted import TORCH_TYPES
+from tests.runtime.cuda.artifacts import SM
 
-SM = 90
 _GARBAGE = 0xFF  # a NaN in every float
 _DOT_TYPES = {"fp32": tl.float32, "fp16": tl.float16}
 

@@ -1,0 +1,79 @@
+"""What a real card runs: the CUDA executor with compiled kernels. Without a card everything here is skipped."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
+from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.launch_program import LAUNCHES_FILE
+from ingot.errors import EngineError
+from ingot.pipeline.cuda.cuda_writer import write_lowered
+from ingot.pipeline.cuda.lowering import lower_to_launches
+from ingot.pipeline.cuda.tiles import TileTable
+from ingot.pipeline.targets import SMS
+from ingot.progress import silent
+from ingot.runtime.cuda import driver
+from ingot.runtime.cuda.cubin_choice import runs_on
+from ingot.runtime.executor_loading import ExecutorOptions
+from ingot.runtime.executors.cuda import CudaExecutor
+from tests.conftest import BuildArtifact
+from tests.runtime.cuda.artifacts import LLAMA, buckets, model_of
+
+MakeExecutor = Callable[..., CudaExecutor]
+
+
+@pytest.fixture(scope="session")
+def card_sm() -> int:
+    """The SM to compile for; skips where there is no card, or none that kernels are compiled for."""
+    try:
+        device = driver.open_device()
+    except EngineError as error:
+        pytest.skip(f"needs a CUDA card: {error}")
+    sm, name = device.sm, device.name
+    device.close()
+    fitting = [built for built in SMS if runs_on(built, sm)]
+    if not fitting:
+        pytest.skip(f"no kernels are compiled for {name} of SM {sm}")
+    return max(fitting)
+
+
+@pytest.fixture(scope="session", params=["float16", "int8"])
+def launches(request: pytest.FixtureRequest, card_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The tiny llama in float16, a KV pool of that precision: decoding 1 and 4 rows, 16 tokens of 4 sequences."""
+    kv: KVType = request.param
+    model = model_of(kv=kv, block_tokens=4)
+    lowered = lower_to_launches(model, buckets(), "fp16")
+    with ArtifactWriter(tmp_path_factory.mktemp("card") / "artifact") as writer:
+        write_lowered(lowered, model, writer.path, (card_sm,), TileTable(), None, silent)
+        writer.describe(
+            name="tiny",
+            model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
+            kv=lowered.shared.kv,
+            target=f"cuda-sm{card_sm}",
+            program=Program(launches=LAUNCHES_FILE),
+            versions={},
+            engine="cuda",
+        )
+        return open_artifact(writer.seal())
+
+
+@pytest.fixture(scope="session")
+def reference(build_unmeasured: BuildArtifact) -> Artifact:
+    """The same model for onnxruntime, in float32."""
+    return build_unmeasured("fp32-cpu", LLAMA)
+
+
+@pytest.fixture
+def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
+    """make_executor(**options) -> CudaExecutor on the card, closed after the test."""
+    made: list[CudaExecutor] = []
+
+    def make(**options: int | None) -> CudaExecutor:
+        given = ExecutorOptions(**{"kv_blocks": 48, **options})
+        made.append(CudaExecutor(launches, driver.open_device(), given))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
