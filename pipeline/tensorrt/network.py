@@ -17,8 +17,8 @@ def build_plan(library: Library, request: PlanRequest) -> Any:
     builder = trt.Builder(logger)
     if builder is None:
         raise BuildError(f"{library.name} {library.version} cannot make a builder; its log says why")
-    strongly_typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    network = builder.create_network(strongly_typed)
+    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # None: releases that know nothing else
+    network = builder.create_network(0 if flag is None else 1 << int(flag))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request.onnx):
         raise BuildError(f"{library.name} {library.version} refuses {_refused(trt, parser, request)}")

@@ -72,6 +72,12 @@ def test_eight_bits_share_a_plan_too(
     plans = built(form, sms, cache, tmp_path, compute)
     assert plans[0] is plans[1]
     assert plans[0].facts.sms == sms
+    ragged = plans[0].facts.profiles[1].operators
+    if "activations" in form:
+        assert ragged["fully_connected"] == 4  # of codes: none dequantizes before it multiplies
+        assert not any(name.endswith("Fc") for name in ragged)
+    else:
+        assert ragged["CastMulCastFc"] == 4
 
 
 @pytest.mark.parametrize("form", ["int4", "int4-zero-points"])
