@@ -18,3 +18,13 @@ def test_a_number_of_threads_that_cannot_be_is_refused(text: str, monkeypatch: p
     monkeypatch.setenv("INGOT_THREADS", text)
     with pytest.raises(UsageError, match=f"INGOT_THREADS is '{text}'; it must be a whole number from 1 to 256"):
         settings.num_threads()
+
+
+def test_kernels_are_waited_for_only_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INGOT_CUDA_BLOCKING", raising=False)
+    assert not settings.cuda_blocking()
+    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
+    assert settings.cuda_blocking()
+    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "yes")
+    with pytest.raises(UsageError, match="INGOT_CUDA_BLOCKING is 'yes'; it must be 0 or 1"):
+        settings.cuda_blocking()

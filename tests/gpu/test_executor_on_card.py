@@ -59,7 +59,7 @@ def test_a_replayed_step_has_the_bits_of_one_whose_kernels_ran_one_by_one(
         sequences = Growing(IDS, TABLES)
         steps = [executor.forward(sequences.step(counts)).copy() for counts in ([9, 3, 2], [1, 1, 1], [1, 1, 1])]
         found.append(np.concatenate(steps))
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_submitted_steps_choose_the_tokens_that_their_logits_say(make_executor: MakeExecutor) -> None:

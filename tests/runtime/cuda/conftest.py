@@ -1,6 +1,7 @@
 """The CUDA runtime on a device that interprets kernels, in the computer's own memory."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
+from ingot.artifact.launch_program import LAUNCHES_FILE
+from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.executor_loading import ExecutorOptions
 from tests.conftest import BuildArtifact
 from tests.interpreter import use_interpreter
@@ -19,6 +22,7 @@ from tests.runtime.cuda.artifacts import LLAMA, buckets, model_of, write_artifac
 from tests.runtime.cuda.interpreted_device import InterpretedDevice  # noqa: E402
 
 MakeExecutor = Callable[..., CudaExecutor]
+ChangeArtifact = Callable[..., Artifact]
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +48,19 @@ def launches(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 def reference(checkpoint: Path, build_unmeasured: BuildArtifact) -> Artifact:
     """The same model for onnxruntime."""
     return build_unmeasured("fp32-cpu", checkpoint)
+
+
+@pytest.fixture
+def change(launches: Artifact, tmp_path: Path) -> ChangeArtifact:
+    """change(**fields) -> a copy with other fields of its launches, to be spoilt further: digests are not checked."""
+
+    def copied(**fields: object) -> Artifact:
+        shutil.copytree(launches.path, tmp_path, dirs_exist_ok=True)
+        program = read_program(launches).model_copy(update=fields)
+        (tmp_path / LAUNCHES_FILE).write_text(program.model_dump_json())
+        return Artifact(tmp_path, launches.manifest)
+
+    return copied
 
 
 @pytest.fixture

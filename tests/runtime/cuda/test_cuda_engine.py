@@ -1,11 +1,13 @@
 """The engine over the CUDA executor: what comes out is onnxruntime's, whatever the steps and blocks it took."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
+from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
 from ingot.runtime.batch import FloatArray, ForwardBatch
@@ -96,8 +98,12 @@ def test_prompt_logits_are_those_of_onnxruntime(launches: Artifact, reference: A
 
 
 def test_an_artifact_for_a_card_is_refused_in_words_where_there_is_none(
-    launches: Artifact, monkeypatch: pytest.MonkeyPatch
+    launches: Artifact, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # where there is one
-    with pytest.raises(EngineError, match=r"driver cannot be loaded|no card can be used|needs cuda-bindings"):
+    reason = r"driver cannot be loaded|no card can be used|needs cuda-bindings"
+    with pytest.raises(EngineError, match=reason):
         Engine.load(launches)
+    assert run(["run", str(launches.path), "text"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(reason, line)

@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
+from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.batch import FloatArray, PipelinedExecutor
+from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
-from tests.runtime.cuda.conftest import MakeExecutor
+from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
 
 IDS = [token_ids(9, 0), token_ids(6, 1), token_ids(3, 2)]
@@ -101,6 +104,30 @@ def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor,
         assert int(logits[0].argmax()) == token
         ids.append(token)
     assert found[0] == wanted[0][4].argmax()
+
+
+def test_a_row_whose_logits_are_not_finite_has_no_token(make_executor: MakeExecutor, change: ChangeArtifact) -> None:
+    artifact = change()
+    tensors = load_file(artifact.path / WEIGHTS_FILE)
+    (name,) = (name for name in tensors if name.startswith("lm_head"))
+    save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, artifact.path / WEIGHTS_FILE)
+    executor = make_executor(artifact=artifact)
+    sequences = Growing(IDS, TABLES)
+    first = executor.submit(sequences.step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
+    second = executor.submit(sequences.step([1, 0, 0], "last"), greedy(1), np.zeros(1, np.int32))
+    assert [step.tokens().tolist() for step in (first, second)] == [[-1], [-1]]
+
+
+def test_waiting_for_every_kernel_names_the_one_that_breaks(
+    make_executor: MakeExecutor, launches: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    device.failing = next(step.node for step in read_program(launches).programs[-1].launches if "mlp" in step.node)
+    with pytest.raises(EngineError, match=f"'{device.failing}' of the ragged bucket of 8 rows: {device.failing} broke"):
+        executor.forward(Growing(IDS, TABLES).step([3, 0, 0]))
+    assert device.num_captures == 0
 
 
 def test_a_failure_on_the_device_is_an_error_of_the_step_that_is_read(make_executor: MakeExecutor) -> None:

@@ -2,41 +2,25 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, Program
-from ingot.artifact.launch_program import LAUNCHES_FILE, WEIGHTS_FILE, CudaProgram
+from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram
 from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.cuda.budget import device_pool_size
 from ingot.runtime.cuda.cubin_choice import choose_sm, runs_on
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.cuda.weights import DeviceWeights
 from ingot.runtime.tensor_file import TensorFile
-from tests.runtime.cuda.conftest import MakeExecutor
+from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
 
 KV = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=32, block_tokens=16)
 MODEL = ModelFacts(family="llama", num_layers=2, hidden_size=64, vocab_size=128, context_tokens=64, num_parameters=1000)
 GIB = 2**30
-
-
-@pytest.fixture
-def changed(launches: Artifact, tmp_path: Path) -> Any:
-    """changed(**fields) -> the artifact with other fields of its launches; its digests are not checked again."""
-
-    def change(**fields: Any) -> Artifact:
-        program = read_program(launches)
-        for name in launches.manifest.files:
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_bytes(launches.file(name).read_bytes())
-        (tmp_path / LAUNCHES_FILE).write_text(program.model_copy(update=fields).model_dump_json())
-        return Artifact(tmp_path, launches.manifest)
-
-    return change
 
 
 @pytest.mark.parametrize("staging_bytes", [256, 1024, 2**20])
@@ -125,22 +109,24 @@ def test_tiles_of_another_card_are_warned_of(launches: Artifact, caplog: pytest.
 
 
 def test_an_artifact_whose_parts_do_not_fit_is_refused(
-    launches: Artifact, changed: Any, make_executor: MakeExecutor
+    launches: Artifact, change: ChangeArtifact, make_executor: MakeExecutor
 ) -> None:
     decode_alone = tuple(one for one in read_program(launches).programs if one.attention == "decode")
     with pytest.raises(ArtifactError, match="no bucket for prompts"):
-        make_executor(artifact=changed(programs=decode_alone))
+        make_executor(artifact=change(programs=decode_alone))
     with pytest.raises(ArtifactError, match="KV geometry is not the manifest's"):
-        make_executor(artifact=changed(kv=KV))
+        make_executor(artifact=change(kv=KV))
     with pytest.raises(ArtifactError, match=r"launches.json: sms: .* build the artifact again"):
-        make_executor(artifact=changed(sms=()))
+        make_executor(artifact=change(sms=()))
     without = launches.manifest.model_copy(update={"program": Program()})
     with pytest.raises(ArtifactError, match="has no launches for a card"):
         make_executor(artifact=Artifact(launches.path, without))
 
 
-def test_weights_that_are_missing_or_of_another_type_are_refused(changed: Any, make_executor: MakeExecutor) -> None:
-    artifact = changed()
+def test_weights_that_are_missing_or_of_another_type_are_refused(
+    change: ChangeArtifact, make_executor: MakeExecutor
+) -> None:
+    artifact = change()
     tensors = load_file(artifact.path / WEIGHTS_FILE)
     name = next(name for name in tensors if "norm" in name)
     save_file({**tensors, name: tensors[name].astype(np.float16)}, artifact.path / WEIGHTS_FILE)
