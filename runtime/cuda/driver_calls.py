@@ -36,6 +36,7 @@ _SPOILING = frozenset(
 )
 
 _ADVICE = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "the card is full; ask for fewer KV blocks (kv_blocks or kv_bytes)",
     "CUDA_ERROR_NO_DEVICE": "no NVIDIA card is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
     "CUDA_ERROR_INVALID_DEVICE": "no NVIDIA card is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
     "CUDA_ERROR_STUB_LIBRARY": "libcuda.so.1 is the toolkit's stub, not the driver's; take it off LD_LIBRARY_PATH",

@@ -14,7 +14,7 @@ With INGOT_CUDA_BLOCKING kernels run one by one, each is waited for, and a failu
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from ingot import settings
 from ingot.artifact import Artifact
@@ -173,9 +173,13 @@ class BoundProgram:
         self.device.replay(self.graphs[part], stream)
 
     def warm_up(self, stream: Stream) -> None:
-        """Capture all parts now, where they are captured at all."""
-        for part in get_args(Part) if self.captured else ():
-            if part not in self.graphs and (part in ("body", "head", "logits") or part in self.tails):
+        """Capture now what engines run, where it is captured at all; the head alone is for logits of whole prompts."""
+        tails: tuple[Part, ...] = tuple(self.tails)
+        parts: tuple[Part, ...] = (
+            ("logits", *tails) if self.program.attention == "decode" else ("body", "logits", *tails)
+        )
+        for part in parts if self.captured and not settings.cuda_blocking() else ():
+            if part not in self.graphs:
                 self.graphs[part] = self.device.capture(stream, self._queue(part))
 
     def _queue(self, part: Part) -> Queue:

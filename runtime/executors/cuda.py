@@ -7,6 +7,7 @@ Everything is queued on one stream, so each step sees what those before it wrote
 are waited for when they are asked for. Blocks move to and from host memory on a stream beside it (`HostBlocks`).
 """
 
+import logging
 from contextlib import suppress
 
 import numpy as np
@@ -14,13 +15,15 @@ import numpy as np
 from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
-from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.device import Device, mebibytes
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.input_layout import token_slots
 from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
+
+_LOG = logging.getLogger(__name__)
 
 
 class CudaExecutor:
@@ -126,8 +129,12 @@ class CudaExecutor:
     def warm_up(self) -> None:
         """Capture the graphs of all buckets now, not when each first runs."""
         self._activate()
-        for bound in self._loaded.programs:
-            bound.warm_up(self._loaded.stream)
+        loaded = self._loaded
+        before = loaded.device.free_bytes()
+        for bound in loaded.programs:
+            bound.warm_up(loaded.stream)
+        count, taken = sum(len(bound.graphs) for bound in loaded.programs), before - loaded.device.free_bytes()
+        _LOG.info("%d CUDA graphs of %d buckets, %s", count, len(loaded.programs), mebibytes(taken))
 
     def close(self) -> None:
         """Wait for the device and give its memory back. Idempotent. Logits that were returned keep theirs."""
@@ -176,9 +183,17 @@ class CudaExecutor:
         assert np.diff(batch.query_starts).min() > 0
 
 
-def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
-    """The executor of an artifact of launches, on the first card that CUDA shows. `num_threads` means nothing here."""
+def load(artifact: Artifact, options: ExecutorOptions, open_segments: OpenSegments = no_segments) -> LoadedExecutor:
+    """The executor of an artifact of launches, on the first card that CUDA shows, its graphs captured.
+
+    `num_threads` means nothing here. Raises what `CudaExecutor` does.
+    """
     from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
 
-    executor = CudaExecutor(artifact, open_device(), options)
+    executor = CudaExecutor(artifact, open_device(), options, open_segments)
+    try:
+        executor.warm_up()
+    except BaseException:
+        executor.close()
+        raise
     return LoadedExecutor(executor, executor.max_sequences)

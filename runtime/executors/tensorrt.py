@@ -3,12 +3,9 @@
 from ingot.artifact import Artifact
 from ingot.runtime.cuda.plans import Plans
 from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.executors import cuda
 
 
 def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
     """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `Plans.open` do."""
-    from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
-
-    executor = CudaExecutor(artifact, open_device(), options, Plans.open)
-    return LoadedExecutor(executor, executor.max_sequences)
+    return cuda.load(artifact, options, Plans.open)

@@ -1,5 +1,7 @@
 """The whole CUDA executor, on a device that interprets kernels and does everything as late as it may."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -10,6 +12,7 @@ from ingot.errors import EngineError, UsageError
 from ingot.runtime.batch import FloatArray, PipelinedExecutor
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
+from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
@@ -67,6 +70,27 @@ def test_a_graph_is_captured_once_and_replayed(make_executor: MakeExecutor) -> N
     executor.forward(sequences.step([1, 0, 0], "last"))
     executor.forward(sequences.step([1, 0, 0], "last"))
     assert (device.num_captures, device.num_replays) == (2, 3)
+
+
+def test_warming_up_captures_all_that_engines_run(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    executor.warm_up()
+    assert device.num_captures == 2 * 3 + 4  # logits, greedy, draw of two buckets for decoding; body too of the third
+    assert device.num_launches == 0
+    executor.forward(Growing(IDS, TABLES).step([1, 0, 0], "last"))
+    assert device.num_captures == 10
+
+
+def test_a_quantized_pool_has_its_scales_where_the_kernels_look(
+    make_executor: MakeExecutor, checkpoint: Path, tmp_path: Path, wanted: list[FloatArray]
+) -> None:
+    model = model_of(checkpoint, kv="int8", block_tokens=4)
+    executor = make_executor(artifact=write_artifact(model, tmp_path / "int8", buckets((1,), ragged=8)))
+    sequences = Growing(IDS, TABLES)
+    found = [executor.forward(sequences.step([count, 0, 0])).copy() for count in (5, 1)]
+    limit = 0.02 * np.abs(wanted[0]).max()  # 7 bits of keys and values
+    np.testing.assert_allclose(np.concatenate(found), wanted[0][:6], atol=limit)
 
 
 def test_it_is_a_pipelined_executor_with_the_artifacts_limits(make_executor: MakeExecutor) -> None:
