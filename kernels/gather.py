@@ -30,17 +30,17 @@ def gather_quantized_rows(
     out,
     out_stride,
     alpha,
+    TABLE_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPANS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). codes [vocabulary, SPANS * 8 * BITS] uint8, as matmul_nbits reads them.
+    """Grid (rows, ceil(COLUMNS / BLOCK)). codes [TABLE_ROWS, SPANS * 8 * BITS] uint8, as in matmul_nbits.py.
 
-    scales, zero_points    [vocabulary, GROUPS], any float and uint8; the middle code without zero points
+    scales, zero_points    [GROUPS, TABLE_ROWS], any float and uint8; the middle code without zero points
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -51,7 +51,7 @@ def gather_quantized_rows(
         code = tl.where(at % 64 < 32, packed & 15, packed >> 4)
     else:
         code = tl.load(codes + index * (SPANS * 64) + at, mask=mask, other=0).to(tl.int32)
-    group = index * GROUPS + at // GROUP
+    group = at // GROUP * TABLE_ROWS + index
     values = code.to(tl.float32)
     if HAS_ZERO_POINTS:
         values -= tl.load(zero_points + group, mask=mask, other=0).to(tl.float32)

@@ -7,8 +7,8 @@ and byte j holds column j in its low half and column j + 32 in its high half. So
 columns with one scale, and needs no shuffling before the product. Columns are padded to whole spans.
 
 Few rows leave the card waiting for weights: SPLITS programs share the columns of one tile, and who reads the result
-adds their parts in order, as matmul.py says. Many rows make it wait for multiplications: then the scale goes into the
-weight before the product (SCALE_WEIGHTS), not into every sum behind it.
+adds their parts in order, as matmul.py says; the scales of a step are asked for a step ahead, and go onto its sum. Many
+rows make the card wait for multiplications: then the scale goes into the weight before the product (SCALE_WEIGHTS).
 """
 
 import triton
@@ -18,19 +18,21 @@ from ingot.kernels.matmul import finished
 
 
 @triton.jit
-def _span(
+def _half(
     x,
     column,
     codes,
-    zero,
     scale,
+    zero,
     row_mask,
     COLUMNS: tl.constexpr,
+    SPANS_AT_ONCE: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The product of 32 columns: rows of x from `column` on, codes [tile, 32]. x points at each row's beginning."""
-    at = column + tl.arange(0, 32)
+    """The product of the halves of spans that begin at `column`: codes [tile, 32 * spans], x a pointer to each row."""
+    inner = tl.arange(0, 32 * SPANS_AT_ONCE)
+    at = column + inner // 32 * 64 + inner % 32
     if COLUMNS % 64 == 0:
         rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None], other=0.0)
     else:
@@ -46,18 +48,21 @@ def _group(
     scales,
     zero_points,
     n,
-    group,
+    column,
     inside,
+    N: tl.constexpr,
     BITS: tl.constexpr,
+    GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """Scale and zero point [tile] of a group; the middle code where a symmetric weight has none."""
+    """Scale and zero point [tile] of the group that a column is in; the middle code where a weight is symmetric."""
+    group = column // GROUP
     known = inside & (group < GROUPS)
-    scale = tl.load(scales + n * GROUPS + group, mask=known, other=0.0).to(tl.float32)
+    scale = tl.load(scales + group * N + n, mask=known, other=0.0).to(tl.float32)
     zero = tl.zeros_like(scale) + (8.0 if BITS == 4 else 128.0)
     if HAS_ZERO_POINTS:
-        zero = tl.load(zero_points + n * GROUPS + group, mask=known, other=0).to(tl.float32)
+        zero = tl.load(zero_points + group * N + n, mask=known, other=0).to(tl.float32)
     return scale, zero
 
 
@@ -82,6 +87,7 @@ def matmul_nbits(
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    SPANS_AT_ONCE: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -91,29 +97,46 @@ def matmul_nbits(
 ):
     """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 8 * BITS] uint8.
 
-    scales, zero_points    [N, GROUPS], any float and uint8
+    scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
+    SPANS_AT_ONCE          divides SPANS; more than one only where GROUP is a multiple of all their columns
     """
     m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
     inside, row_mask = n < N, m < rows
+    STEPS: tl.constexpr = SPANS // SPANS_AT_ONCE
+    STEP: tl.constexpr = 64 * SPANS_AT_ONCE
+    inner = tl.arange(0, 32 * SPANS_AT_ONCE)
     place = x + m.to(tl.int64) * x_stride
+    place_of_codes = codes + n.to(tl.int64)[:, None] * (SPANS * 8 * BITS)
+    if BITS == 4:
+        place_of_codes += inner[None, :]
+    else:
+        place_of_codes += (inner // 32 * 64 + inner % 32)[None, :]
     total = tl.zeros([TILE_ROWS, TILE], tl.float32)
-    for span in range(split * SPANS // SPLITS, (split + 1) * SPANS // SPLITS):
-        place_of_codes = codes + (n.to(tl.int64)[:, None] * SPANS + span) * (8 * BITS) + tl.arange(0, 32)[None, :]
-        low = tl.load(place_of_codes, mask=inside[:, None], other=0)
+    first, last = split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS
+    scale, zero = _group(scales, zero_points, n, first * STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    for step in range(first, last):
+        column = step * STEP
+        low = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 8 * BITS), mask=inside[:, None], other=0)
         if BITS == 4:
             low, high = low & 15, low >> 4
         else:
-            high = tl.load(place_of_codes + 32, mask=inside[:, None], other=0)
-        scale, zero = _group(scales, zero_points, n, span * 64 // GROUP, inside, BITS, GROUPS, HAS_ZERO_POINTS)
-        total += _span(place, span * 64, low, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
+            high = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 64) + 32, mask=inside[:, None], other=0)
+        second_scale, second_zero = scale, zero
         if GROUP % 64:
-            scale, zero = _group(
-                scales, zero_points, n, (span * 64 + 32) // GROUP, inside, BITS, GROUPS, HAS_ZERO_POINTS
+            second_scale, second_zero = _group(
+                scales, zero_points, n, column + 32, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
             )
-        total += _span(place, span * 64 + 32, high, zero, scale, row_mask, COLUMNS, SCALE_WEIGHTS, DTYPE)
+        next_scale, next_zero = _group(
+            scales, zero_points, n, column + STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
+        )
+        total += _half(place, column, low, scale, zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE)
+        total += _half(
+            place, column + 32, high, second_scale, second_zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE
+        )
+        scale, zero = next_scale, next_zero
     total = finished(total, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])

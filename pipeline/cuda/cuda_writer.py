@@ -45,7 +45,7 @@ def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Ta
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
     """The recipe's table of tiles, or an empty one."""
     file = recipe.tile_table()
-    return read_tile_table(file, sms) if file else TileTable()
+    return read_tile_table(file, sms) if file else TileTable(sm=sms[0] if len(sms) == 1 else None)
 
 
 def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:

@@ -22,7 +22,7 @@ from ingot.pipeline.cuda.fusions import Epilogue, Rounding
 from ingot.pipeline.cuda.placed_rows import QuantizedRows, Rows
 from ingot.pipeline.cuda.program_builder import next_power_of_two
 from ingot.pipeline.cuda.scope import Scope, columns_of
-from ingot.pipeline.cuda.tiles import FEW_ROWS, ProductShape, Tile
+from ingot.pipeline.cuda.tiles import FEW_ROWS, SPAN, ProductShape, Tile
 
 _CODE_TYPES = {weight_forms.FP8: "fp8e4nv", weight_forms.INT8: "i8"}
 _BAND = 8
@@ -173,9 +173,14 @@ class _Product:
             group=weight.group,
         )
         tile = self._tile(shape)
-        splits = min(tile.splits, weight.spans)
+        at_once = tile.depth // SPAN
+        if weight.spans % at_once or (at_once > 1 and weight.group % tile.depth):
+            at_once = 1  # a step has one scale, and all steps are whole
+        splits = min(tile.splits, weight.spans // at_once)
         constants = {
             **weight.constants,
+            "GROUPS": weight.groups,
+            "SPANS_AT_ONCE": at_once,
             "TILE_ROWS": tile.rows,
             "SCALE_WEIGHTS": self.scope.rows > FEW_ROWS,
             "DTYPE": self.scope.builder.activation_type,

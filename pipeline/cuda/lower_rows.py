@@ -54,12 +54,17 @@ def _gather_rows(scope: Scope, node: ir.Node, source: ir.Value, table: Rows | No
             raise PassError(f"{node.name!r} reads a table of float8, for which there is no CUDA kernel; leave it out")
         spans = weight_forms.spans(builder, dequantize)
         given: dict[str, Any] = {"codes": spans.codes, "scales": spans.scales, "zero_points": spans.zero_points}
-        constants = {**shape, **spans.constants}
+        constants = {**shape, **spans.constants, "TABLE_ROWS": _table_rows(source)}
         builder.launch("gather_quantized_rows", node, grid, constants, **common, **given, alpha=alpha)
         return
     plain: Argument = table.buffer if table else scope.vector(source)
     stride = table.stride if table else out.columns
     builder.launch("gather_rows", node, grid, shape, **common, table=plain, table_stride=stride, alpha=alpha)
+
+
+def _table_rows(table: ir.Value) -> int:
+    assert table.shape is not None
+    return int(table.shape.numpy()[0])
 
 
 def _gather_columns(scope: Scope, node: ir.Node, indices: ir.Value) -> None:

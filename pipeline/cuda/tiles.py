@@ -5,7 +5,9 @@ A table is a JSON file:
     {"sm": 90, "device": "NVIDIA H100 80GB HBM3", "choices": {
         "matmul_nbits bits=4 group=128 rows=16 n=6144 columns=4096": {"rows": 16, "columns": 64, "splits": 4}}}
 
-`depth` is meant for kernels that walk their columns in steps of a chosen size; those of packed codes walk whole spans.
+Columns are walked in steps of `depth`, which for packed codes is whole spans. How they are split decides in which order
+a row's sum is added up: safe choices for few rows share that, so that a row has the same bits in all buckets of few
+rows; a measured table that gives buckets other `splits` gives it up.
 """
 
 from pathlib import Path
@@ -17,8 +19,10 @@ from ingot.errors import UsageError
 
 FEW_ROWS = 64  # up to here the card waits for weights, not for multiplications
 SPAN = 64  # columns that the packed codes of kernels/matmul_nbits.py come in
-_PROGRAMS = 256  # so many programs fill a large card twice
+_PROGRAMS = 384  # of few rows: several on each multiprocessor of a large card, so that enough loads are on their way
+_FULL = 128  # of many rows: one on nearly each
 _MOST_SPLITS = 8
+_WIDE, _WIDEST_SM = 128, 90  # columns of a tile that all cards have the shared memory for; who has more
 
 Product = Literal["matmul", "matmul_nbits"]
 
@@ -55,7 +59,7 @@ class ProductShape(_Frozen):
 
 
 class TileTable(_Frozen):
-    """Choices by shape, and the card they were measured on."""
+    """Choices by shape, and the card they were measured on. Without choices: sm is what safe ones are made for."""
 
     sm: int | None = None
     device: str | None = None
@@ -63,16 +67,28 @@ class TileTable(_Frozen):
 
     def choose(self, shape: ProductShape) -> Tile:
         """The table's choice, or the safe one."""
-        return self.choices.get(shape.key) or safe_tile(shape)
+        return self.choices.get(shape.key) or safe_tile(shape, self.sm)
 
 
-def safe_tile(shape: ProductShape) -> Tile:
-    """A choice that runs on every card: little shared memory, and enough programs to keep a large one busy."""
-    few = shape.rows <= FEW_ROWS
-    splits = 1
-    if few and shape.kernel == "matmul_nbits":
-        splits = min(_MOST_SPLITS, -(-shape.columns // SPAN), -(-_PROGRAMS // -(-shape.n // 64)))
-    return Tile(rows=16 if few else 64, columns=64, splits=splits)
+def safe_tile(shape: ProductShape, sm: int | None = None) -> Tile:
+    """A choice that every card of the SM has shared memory and registers for; of all SMs where it is None."""
+    depth = SPAN if shape.bits == 16 or (shape.kernel == "matmul_nbits" and shape.rows > FEW_ROWS) else 2 * SPAN
+    if shape.rows > FEW_ROWS:
+        is_plain = shape.kernel == "matmul" and shape.bits == 16
+        tiles = [tile for tile in _MANY if tile[1] <= _WIDE or (is_plain and sm == _WIDEST_SM)]
+        rows, columns, warps = next((tile for tile in tiles if _programs(shape, *tile) >= _FULL), tiles[-1])
+        stages = 4 if is_plain and sm is not None and columns == _WIDE else 3
+        return Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
+    rows = 16 if shape.rows <= 16 else 32  # SM 90 multiplies 64 rows by other instructions than fewer
+    splits = min(_MOST_SPLITS, -(-shape.columns // depth), -(-_PROGRAMS // -(-shape.n // 64)))
+    return Tile(rows=rows, columns=64, depth=depth, splits=splits, num_stages=4)
+
+
+_MANY = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4))  # rows, columns, warps
+
+
+def _programs(shape: ProductShape, rows: int, columns: int, _warps: int) -> int:
+    return -(-shape.rows // rows) * -(-shape.n // columns)
 
 
 def read_tile_table(file: Path, sms: tuple[int, ...]) -> TileTable:

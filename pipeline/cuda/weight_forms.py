@@ -40,7 +40,6 @@ class Spans:
         return {
             "SPANS": self.spans,
             "GROUP": self.group,
-            "GROUPS": self.groups,
             "BITS": self.bits,
             "HAS_ZERO_POINTS": self.zero_points is not None,
         }
@@ -137,7 +136,7 @@ def _scales(builder: ProgramBuilder, scales: ir.Value | None, groups: int) -> Ar
     name = f"{scales.name}.groups"
     known = builder.shared.weights.get(name)
     kind = known.type if known else _scale_type(builder, as_float(_stored(scales)))
-    return builder.weight(name, kind, lambda: as_float(_stored(scales)).reshape(-1, groups))
+    return builder.weight(name, kind, lambda: np.ascontiguousarray(as_float(_stored(scales)).reshape(-1, groups).T))
 
 
 def _scale_type(builder: ProgramBuilder, scales: NDArray[np.float32]) -> str:
@@ -149,7 +148,10 @@ def _scale_type(builder: ProgramBuilder, scales: NDArray[np.float32]) -> str:
 def _zeros(builder: ProgramBuilder, zeros: ir.Value | None, groups: int) -> Argument | None:
     if zeros is None:
         return None
-    return builder.weight(zeros.name or "", "u8", lambda: _stored(zeros).astype(np.uint8).reshape(-1, groups))
+    name = f"{zeros.name}.groups"
+    return builder.weight(
+        name, "u8", lambda: np.ascontiguousarray(_stored(zeros).astype(np.uint8).reshape(-1, groups).T)
+    )
 
 
 def _stored(value: ir.Value) -> NDArray[Any]:

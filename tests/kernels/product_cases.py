@@ -55,8 +55,8 @@ def _nbits(
     weight = (codes.astype(np.float64) - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
     out = torch.full((splits, rows, n), torch.nan)
     matmul_nbits[(-(-rows // 16), -(-n // 32), splits)](
-        *(x, spans(codes, bits), torch.from_numpy(scales), None if symmetric else torch.from_numpy(zeros), bias, out),
-        *(rows, columns, n, 0.5, softcap),
+        *(x, spans(codes, bits), torch.from_numpy(scales.T.copy())),
+        *(None if symmetric else torch.from_numpy(zeros.T.copy()), bias, out, rows, columns, n, 0.5, softcap),
         N=n,
         COLUMNS=columns,
         SPANS=count,
@@ -65,6 +65,7 @@ def _nbits(
         SPLITS=splits,
         TILE_ROWS=16,
         TILE=32,
+        SPANS_AT_ONCE=2 if group % 128 == 0 and count % 2 == 0 else 1,
         BITS=bits,
         HAS_ZERO_POINTS=not symmetric,
         HAS_BIAS=True,

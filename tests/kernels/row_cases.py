@@ -80,12 +80,13 @@ def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:
         zeros[:] = middle
     out, indices = torch.full((3, columns), torch.nan), torch.tensor([8, 0, -1])
     gather_quantized_rows[(3, -(-columns // 64))](
-        *(indices, spans(codes, bits), scales, None if symmetric else torch.from_numpy(zeros), out, columns, 2.0),
+        *(indices, spans(codes, bits), scales.T.contiguous(), None if symmetric else torch.from_numpy(zeros.T.copy())),
+        *(out, columns, 2.0),
+        TABLE_ROWS=9,
         COLUMNS=columns,
         BLOCK=64,
         SPANS=-(-columns // 64),
         GROUP=32,
-        GROUPS=groups,
         BITS=bits,
         HAS_ZERO_POINTS=not symmetric,
     )

@@ -17,7 +17,7 @@ HEADS: dict[str, Constant] = {"DIM": 64, "BLOCK_DIM": 64, "BLOCK_TOKENS": 16}
 ATTENTION: dict[str, Constant] = {**HEADS, "TILE": 32, "DTYPE": "fp16"}
 CHUNKS: dict[str, Constant] = {"CHUNKS": 24, "LEAST_CHUNK": 128, "TILE": 32}
 ROWS: dict[str, Constant] = {"COLUMNS": 172, "BLOCK": 256}
-SPANS: dict[str, Constant] = {"SPANS": 2, "GROUP": 32, "GROUPS": 4, "HAS_ZERO_POINTS": True}
+SPANS: dict[str, Constant] = {"SPANS": 2, "GROUP": 32, "HAS_ZERO_POINTS": True}
 FINISH: dict[str, Constant] = {"HAS_BIAS": True, "HAS_SOFTCAP": True}
 HALF = {"T": "bf16", "X": "bf16", "OUT": "bf16"}
 PARTS = {**HALF, "X": "fp32", "OUT": "fp32"}
@@ -30,7 +30,9 @@ def requests() -> Iterator[Kernel]:
     yield make_kernel("rms_norm", PARTS, {**norm, "PARTS": 4})
     yield make_kernel("gather_rows", HALF, ROWS)
     for bits in (4, 8):
-        yield make_kernel("gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "BITS": bits})
+        yield make_kernel(
+            "gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "TABLE_ROWS": 9, "BITS": bits}
+        )
     for kind in range(6):
         yield make_kernel("gated_activation", PARTS, {**ROWS, "PARTS": 2, "KIND": kind})
     yield make_kernel("map_rows", PARTS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
@@ -62,7 +64,7 @@ def product_requests() -> Iterator[Kernel]:
     shape: dict[str, Constant] = {"N": 64, "COLUMNS": 128, **FINISH}
     for bits, scale_weights, splits in ((4, False, 2), (4, True, 1), (8, False, 1)):
         tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
-        constants = {**shape, **SPANS, **tiles, "BITS": bits, "DTYPE": "bf16"}
+        constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
         yield make_kernel("matmul_nbits", {**PARTS, "S": "fp16"}, constants, frozenset({"x_stride"}))
     for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
         tiles = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4, "SPLITS": 1 + kind % 2}
