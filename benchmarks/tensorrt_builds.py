@@ -38,7 +38,8 @@ from ingot.pipeline.tensorrt.numerics import random_feeds, relative_errors
 from ingot.pipeline.tensorrt.pack_attention import pack_attention_operands
 from ingot.pipeline.tensorrt.plan_cache import PlanCache
 from ingot.pipeline.tensorrt.profiles import bucket_profiles
-from ingot.pipeline.tensorrt.segment_lowering import Segment, lower_segment
+from ingot.pipeline.tensorrt.segment import Segment
+from ingot.pipeline.tensorrt.segment_lowering import lower_segment
 from ingot.pipeline.tensorrt.segment_plans import PlanSettings, SegmentPlan, write_plans
 from ingot.pipeline.tensorrt.stages import SegmentStage, split_stages
 

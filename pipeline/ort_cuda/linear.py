@@ -22,7 +22,8 @@ from ingot.passes.quantization.activation_quantization import dequantizer
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.ort_cuda.quantized_weights import SegmentWeight, is_float8, weight_dequantizer
 from ingot.pipeline.ort_cuda.segment_builder import OrtSegmentBuilder
-from ingot.pipeline.tensorrt.linear import plain_linear, quantized_rows
+from ingot.pipeline.tensorrt.activation_codes import quantized_rows
+from ingot.pipeline.tensorrt.linear import plain_linear
 from ingot.pipeline.tensorrt.segment_builder import dims
 
 Read = Callable[[ir.Value], ir.Value]

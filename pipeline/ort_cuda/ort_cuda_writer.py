@@ -21,8 +21,8 @@ from ingot.pipeline.program_writers import Written, kv_geometry
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.targets import Target
 from ingot.pipeline.tensorrt.lowering import lower_to_calls, stage_files
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import Compute
-from ingot.pipeline.tensorrt.segment_lowering import Segment
 from ingot.pipeline.tensorrt.stages import ATTENTION, SegmentStage, split_stages
 from ingot.pipeline.weights_file import needing_room
 from ingot.progress import Progress

@@ -15,8 +15,9 @@ from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
 from ingot.pipeline.ort_cuda.linear import lower_linear, lower_lookup
 from ingot.pipeline.ort_cuda.quantized_weights import is_float8, weight_dequantizer
 from ingot.pipeline.ort_cuda.segment_builder import OrtSegmentBuilder
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import Compute, dims
-from ingot.pipeline.tensorrt.segment_lowering import Segment, SegmentLowering
+from ingot.pipeline.tensorrt.segment_lowering import SegmentLowering
 from ingot.pipeline.tensorrt.stages import SegmentStage
 
 

@@ -1,4 +1,4 @@
-"""Linear layers in the forms that TensorRT fuses. c is 2^-8 and p is 2^-7 (float8: 2^-9): exact in any dtype.
+"""Linear layers in the forms that TensorRT fuses. c is 2^-8, exact in any dtype; n and p: activation_codes.py.
 
     plain                        Gemm(x, W, b)
     int4 in blocks               Gemm(x, DequantizeLinear(codes, scale, axis=1, block_size), b)
@@ -7,8 +7,8 @@
     int8, float8, x quantized    g = Gemm(DequantizeLinear(QuantizeLinear(x / n, p), p), DequantizeLinear(codes, c))
                                  y = g * (scale / c) * n + b
 
-In the last, n [T, 1] is what a row must be divided by so that it fills the codes; of a static scale, n is one number
-and part of the vector. Scales stand outside of the matmul, which is so one of integers (or float8) in any layer's plan.
+In the last, a static scale's n is part of the vector. Scales stand outside of the matmul, which is so one of integers
+(or float8) in any layer's plan.
 """
 
 from collections.abc import Callable
@@ -20,26 +20,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.quantization.activation_quantization import (
-    DTYPES,
-    LARGEST,
-    ActivationScheme,
-    Kind,
-    activation_scheme,
-    dequantizer,
-)
+from ingot.passes.quantization.activation_quantization import Kind, activation_scheme, dequantizer
 from ingot.passes.weight_values import float32_values, is_stored
+from ingot.pipeline.tensorrt.activation_codes import Read, activation_codes, quantized_rows
 from ingot.pipeline.tensorrt.packed_int4 import int4_codes
 from ingot.pipeline.tensorrt.segment_builder import SegmentBuilder, dims
-from ingot.pipeline.tensorrt.stages import unquantized
 from ingot.pipeline.tensorrt.weight_forms import QuantizedOperand, stored_array, stored_shape
 
-Read = Callable[[ir.Value], ir.Value]
-
 CODE_SCALE = 2.0**-8  # c
-_UNITS: dict[Kind, float] = {"int": 2.0**-7, "float": 2.0**-9}  # p: codes fill most of -1 .. 1
-_LEAST_PEAK = {ir.DataType.FLOAT16: 2.0**-14}  # the smallest normal number; of a row of zeros
-_LEAST_FLOAT = 1e-30
 _KINDS: dict[Kind, str] = {"int": "channel", "float": "float8"}
 
 
@@ -53,14 +41,6 @@ def lower_linear(b: SegmentBuilder, node: ir.Node, read: Read) -> ir.Value:
         return _weight_alone(b, node, operand, read(node.inputs[0]))
     assert operand is not None
     return _integer(b, node, operand, source, read)
-
-
-def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Value:
-    """Activations [T, in] rounded to 8 bits and back, for a matmul that computes in 16."""
-    codes, norm, scheme = _codes(b, dequantize, read)
-    path, shape = dequantize.name or "", dims(dequantize.outputs[0])
-    factor = norm if norm is not None else b.number(_static_norm(scheme))
-    return b.emit("Mul", f"{path}.back", [codes, factor], shape)
 
 
 def _weight_alone(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand | None, x: ir.Value) -> ir.Value:
@@ -111,56 +91,18 @@ def _integer(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, source
     """A matmul of codes with codes."""
     path, shape, name = node.name or "", dims(node.outputs[0]), operand.codes.name or ""
     sizes = stored_shape(operand.codes)
-    x, norm, scheme = _codes(b, source, read)
+    codes_of_x = activation_codes(b, source, read)
+    x, norm = codes_of_x.value, codes_of_x.norm
     codes = b.weight(f"{name}.rows", _code_type(b, operand), sizes, partial(_signed, operand))
     weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, b.number(CODE_SCALE)], sizes)
     y = b.emit("Gemm", f"{path}.codes", [x, weight], shape, transB=1)
     y = _shifted(b, node, operand, x, y, lambda: np.float32(CODE_SCALE), "codes")
-    factor = 1 / CODE_SCALE * (_static_norm(scheme) if norm is None else 1.0)
+    factor = 1 / CODE_SCALE * (codes_of_x.static_norm if norm is None else 1.0)
     scales = b.weight(f"{path}.output_scale", b.dtype, sizes[:1], lambda: _scale(operand) * np.float32(factor))
     y = b.emit("Mul", f"{path}.scaled", [y, scales], shape)
     if norm is not None:
         y = b.emit("Mul", f"{path}.normed", [y, norm], shape)
     return _biased(b, node, y)
-
-
-def _codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> tuple[ir.Value, ir.Value | None, ActivationScheme]:
-    """x / n rounded to codes times p; n [T, 1], or None where it is one number."""
-    reader = dequantize.outputs[0].consumers()[0]
-    scheme = activation_scheme(reader)
-    assert scheme is not None
-    path, x, shape = dequantize.name or "", read(unquantized(dequantize)), dims(dequantize.outputs[0])
-    if dequantize.outputs[0] in b.values:
-        return b.values[dequantize.outputs[0]], b.values.get(dequantize.inputs[1]), scheme  # type: ignore[arg-type]
-    norm = None
-    if scheme.dynamic:
-        norm = _norm(b, path, x, shape, scheme.kind)
-        assert dequantize.inputs[1] is not None
-        b.values[dequantize.inputs[1]] = norm
-        ratio = b.emit("Div", f"{path}.ratio", [x, norm], shape)
-    else:
-        inverse = np.array([1 / _static_norm(scheme)], np.float32)
-        ratio = b.emit("Mul", f"{path}.ratio", [x, b.weight(f"{path}.inverse", b.dtype, (1,), lambda: inverse)], shape)
-    unit, dtype = b.number(_UNITS[scheme.kind]), DTYPES[scheme.kind]
-    codes = b.emit("QuantizeLinear", f"{path}.quantize", [ratio, unit], shape, dtype, output_dtype=dtype)
-    b.values[dequantize.outputs[0]] = b.emit("DequantizeLinear", path, [codes, unit], shape)
-    return b.values[dequantize.outputs[0]], norm, scheme
-
-
-def _norm(b: SegmentBuilder, path: str, x: ir.Value, shape: list[int | str], kind: Kind) -> ir.Value:
-    """n [T, 1] of every row: its largest magnitude over what the largest code stands for."""
-    b.forms.add("fp8" if kind == "float" else "int8")
-    column = [shape[0], 1]
-    magnitude = b.emit("Abs", f"{path}.abs", [x], shape)
-    peak = b.emit("ReduceMax", f"{path}.peak", [magnitude, b.integers(1)], column, keepdims=1)
-    least = b.number(_LEAST_PEAK.get(b.dtype, _LEAST_FLOAT), shape=(1, 1))
-    bounded = b.emit("Max", f"{path}.bounded", [peak, least], column)
-    return b.emit("Mul", f"{path}.norm", [bounded, b.number(1 / (LARGEST[kind] * _UNITS[kind]))], column)
-
-
-def _static_norm(scheme: ActivationScheme) -> float:
-    assert scheme.scale is not None
-    return scheme.scale / _UNITS[scheme.kind]
 
 
 def _shifted(

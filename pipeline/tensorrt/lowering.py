@@ -18,8 +18,8 @@ from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.cuda.scope import Scope
 from ingot.pipeline.tensorrt.plan_request import Profile
 from ingot.pipeline.tensorrt.profiles import TOKENS, bucket_profiles, profile_number, segment_profiles
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import TYPES, dims
-from ingot.pipeline.tensorrt.segment_lowering import Segment
 from ingot.pipeline.tensorrt.stages import SegmentStage, Stage
 
 

@@ -12,8 +12,8 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.passes.weight_sites import apply_to_array
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import PlanWeight
-from ingot.pipeline.tensorrt.segment_lowering import Segment
 from ingot.runtime.executors.segment_runner import session_options
 from ingot.runtime.executors.thread_pool import use_thread_pool
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.pipeline.cuda.program_builder import Bucket
 from ingot.pipeline.tensorrt.plan_request import Profile
-from ingot.pipeline.tensorrt.segment_lowering import Segment
+from ingot.pipeline.tensorrt.segment import Segment
 
 TOKENS, LOGITS = "T", "R"
 Profiles = Mapping[str, tuple[Profile, ...]]

@@ -107,7 +107,8 @@ class SegmentBuilder:
         """A float constant of the compute dtype, filled with one number."""
         kind = dtype or self.dtype
         array = np.full(shape, value, kind.numpy())
-        return self.constant(f"number.{value!r}.{TYPES[kind]}.{len(shape)}", ir.Tensor(array, dtype=kind))
+        name = ".".join(["number", repr(value), TYPES[kind], *map(str, shape)])
+        return self.constant(name, ir.Tensor(array, dtype=kind))
 
     def integers(self, *numbers: int) -> ir.Value:
         """An int64 vector."""

@@ -12,87 +12,21 @@ weights are written.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
-from ingot.passes.weight_values import float32_values, is_stored
-from ingot.pipeline.tensorrt.linear import lower_linear, quantized_rows
-from ingot.pipeline.tensorrt.segment_builder import Compute, PlanWeight, SegmentBuilder, dims, original_names
-from ingot.pipeline.tensorrt.sms import Form
+from ingot.pipeline.tensorrt.activation_codes import quantized_rows
+from ingot.pipeline.tensorrt.folded_constants import folded, is_constant
+from ingot.pipeline.tensorrt.linear import lower_linear
+from ingot.pipeline.tensorrt.segment import Segment
+from ingot.pipeline.tensorrt.segment_builder import Compute, SegmentBuilder, dims
 from ingot.pipeline.tensorrt.stages import SegmentStage, depends_on_tokens, is_kernel
 from ingot.pipeline.tensorrt.weight_forms import stored_array
-
-INLINE_BYTES = 1024  # constants up to this size belong to a segment's structure, larger ones are its weights
-
-_FOLDED: Mapping[str, Callable[[Any, Any], Any]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-}
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One segment, ready to be built.
-
-    model      inputs are activations, the runtime's int64 inputs and weights; outputs y0, y1 ...
-    inputs     the model's inputs that are no weights -> the IR's values
-    outputs    the model's outputs -> the IR's values
-    weights    the model's inputs that are weights
-    forms      what its cards must be able to compute
-    first_layer    the IR's number of the layer that the model calls 0
-    """
-
-    model: ir.Model
-    inputs: Mapping[str, ir.Value]
-    outputs: Mapping[str, ir.Value]
-    weights: Mapping[str, PlanWeight]
-    forms: frozenset[Form]
-    first_layer: int
-
-    @property
-    def name(self) -> str:
-        """The IR's name of its last result, which tells segments apart."""
-        return list(self.outputs.values())[-1].name or ""
-
-    @property
-    def rows(self) -> Mapping[str, tuple[int, ...]]:
-        """Inputs whose first dimension is the rows: activations and positions, with their other dimensions."""
-        inputs = (value for value in self.model.graph.inputs if value.name in self.inputs)
-        return {value.name or "": tuple(int(size) for size in dims(value)[1:]) for value in inputs}
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """Weights that are no matrices."""
-        return tuple(name for name, weight in self.weights.items() if sum(size > 1 for size in weight.shape) < 2)
-
-    @property
-    def row_symbol(self) -> str:
-        """What the rows are: T tokens, or R rows of logits."""
-        return str(dims(self.model.graph.outputs[0])[0])
-
-    @property
-    def constant_bytes(self) -> int:
-        """Of the constants that are no part of its structure."""
-        tensors = (value.const_value for value in self.model.graph.initializers.values())
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > INLINE_BYTES)
-
-    def copied_model(self) -> ir.Model:
-        """The model again, sharing its tensors, to bind or to write."""
-        return ir.Model(self.model.graph.clone(), ir_version=self.model.ir_version, producer_name="ingot")
-
-    def originals(self, text: str) -> str:
-        """A message of TensorRT's with the IR's numbers of layers."""
-        return original_names(text, self.first_layer)
 
 
 def lower_segment(stage: SegmentStage, compute: Compute) -> Segment:
@@ -112,12 +46,13 @@ class SegmentLowering:
         self.b = SegmentBuilder.of(stage.nodes, compute)
 
     def run(self) -> Segment:
+        """All nodes of the stage."""
         b = self.b
         for node in self.stage.nodes:
             self._lower(node)
         made = [self._widened(value) if value.is_graph_output() else b.values[value] for value in self.stage.outputs]
-        if compute := {"fp16": "fp16", "bf16": "bf16"}.get(b.compute):
-            b.forms.add(compute)  # type: ignore[arg-type]
+        if b.compute != "fp32":
+            b.forms.add(b.compute)
         outputs = {f"y{index}": value for index, value in enumerate(self.stage.outputs)}
         return Segment(b.finish(made), dict(b.crossing), outputs, dict(b.weights), frozenset(b.forms), b.first_layer)
 
@@ -189,7 +124,7 @@ class SegmentLowering:
         normed = b.emit("RMSNormalization", path, inputs, shape, **attributes)
         row = (*([1] * (len(shape) - 1)), width)
         name = f"{weight.name}.row"
-        scale = b.weight(name, b.dtype, row, lambda: _folded(weight).reshape(row))
+        scale = b.weight(name, b.dtype, row, lambda: folded(weight).reshape(row))
         b.values[node.outputs[0]] = b.emit("Mul", f"{path}.weighted", [normed, scale], shape)
 
     def _quick_gelu(self, node: ir.Node) -> None:
@@ -208,7 +143,7 @@ class SegmentLowering:
                 f"{node.name!r} ({node.domain}::{node.op_type}) has no form in {self.engine}; leave its pass out"
             )
         b = self.b
-        read = {value: self.read(value) for value in node.inputs if value is not None and not _is_constant(value)}
+        read = {value: self.read(value) for value in node.inputs if value is not None and not is_constant(value)}
         floats = [value.dtype for value in read.values() if value.dtype is not None and value.dtype.is_floating_point()]
         dtype = floats[0] if floats else b.dtype
         inputs = [None if v is None else read[v] if v in read else self._constant(v, dtype) for v in node.inputs]
@@ -232,8 +167,8 @@ class SegmentLowering:
             return b.constant(name, ir.Tensor(stored_array(value)))
         shape = tuple(int(size) for size in dims(value))
         if shape == ():
-            return b.number(float(_folded(value)), dtype)
-        return b.weight(name, dtype, shape, partial(_folded, value))
+            return b.number(float(folded(value)), dtype)
+        return b.weight(name, dtype, shape, partial(folded, value))
 
     def _widened(self, value: ir.Value) -> ir.Value:
         """The graph's output, in float32."""
@@ -254,25 +189,6 @@ _HANDLERS: Mapping[str, Callable[[SegmentLowering, ir.Node], None]] = {
     "RMSNormalization": SegmentLowering._norm,
     "QuickGelu": SegmentLowering._quick_gelu,
 }
-
-
-def _is_constant(value: ir.Value) -> bool:
-    """Whether a value is an initializer, or computed from initializers alone."""
-    if value.is_initializer() or is_stored(value):
-        return True
-    producer = value.producer()
-    if producer is None:
-        return False
-    return producer.op_type in _FOLDED and all(v is not None and _is_constant(v) for v in producer.inputs)
-
-
-def _folded(value: ir.Value) -> NDArray[np.float32]:
-    """What a constant comes to, in float32."""
-    producer = value.producer()
-    if producer is None or producer.op_type not in _FOLDED:
-        return float32_values(value)
-    left, right = (_folded(operand) for operand in producer.inputs if operand is not None)
-    return np.asarray(_FOLDED[producer.op_type](left, right), np.float32)
 
 
 def _is_head(node: ir.Node) -> bool:

@@ -22,7 +22,7 @@ from ingot.pipeline.tensorrt.plan_cache import PlanCache
 from ingot.pipeline.tensorrt.plan_check import check_plan
 from ingot.pipeline.tensorrt.plan_request import PlanRequest
 from ingot.pipeline.tensorrt.profiles import Profiles, segment_profiles
-from ingot.pipeline.tensorrt.segment_lowering import Segment
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.sms import check_sms
 from ingot.progress import Progress, silent
 

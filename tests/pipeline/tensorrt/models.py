@@ -12,8 +12,9 @@ from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.targets import get_target
 from ingot.pipeline.tensorrt.pack_attention import pack_attention_operands
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import Compute
-from ingot.pipeline.tensorrt.segment_lowering import Segment, lower_segment
+from ingot.pipeline.tensorrt.segment_lowering import lower_segment
 from ingot.pipeline.tensorrt.stages import SegmentStage, split_stages
 from tests.data_paths import FIXTURES
 

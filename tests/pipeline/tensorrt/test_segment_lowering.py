@@ -5,8 +5,9 @@ import pytest
 
 from ingot.errors import PassError
 from ingot.pipeline.tensorrt.numerics import random_feeds, relative_errors
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import Compute
-from ingot.pipeline.tensorrt.segment_lowering import Segment, lower_segment
+from ingot.pipeline.tensorrt.segment_lowering import lower_segment
 from ingot.pipeline.tensorrt.stages import SegmentStage, split_stages
 from tests.data_paths import FIXTURES
 from tests.pipeline.tensorrt.models import FORMS, prepared, segments_of

@@ -16,7 +16,7 @@ from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
 from ingot.pipeline.cuda.lowering import Lowered
 from ingot.pipeline.cuda.program_builder import Shared
 from ingot.pipeline.tensorrt.lowering import lower_to_calls, stage_files
-from ingot.pipeline.tensorrt.segment_lowering import Segment
+from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.stages import split_stages
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.batch import FloatArray
