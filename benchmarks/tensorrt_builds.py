@@ -10,6 +10,7 @@ run by onnxruntime in float16, against what the IR says in float32, on 8 rows of
 
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -80,13 +81,18 @@ class Kind:
 
 @dataclass(frozen=True)
 class Result:
-    """What one case came to. builder_peak_bytes: of the process that builds one plan, the largest of them."""
+    """What one case came to.
+
+    build_cpu_seconds     of processor time, the builders' included: the same whatever else the machine does
+    builder_peak_bytes    of the process that builds one plan, the largest of them
+    """
 
     model: str
     form: str
     sms: tuple[int, ...]
     pass_seconds: float
     build_seconds: float
+    build_cpu_seconds: float
     segments: int
     plans: int
     plan_bytes: int
@@ -114,17 +120,18 @@ def measure(case: Case, checkpoint: Path) -> Result:
     compute, settled = activation_type(model, recipe), time.perf_counter()
     assert compute != "fp32", "the checkpoints have 16 bits"
     segments = [lower_segment(stage, compute) for stage in split_stages(model.graph) if isinstance(stage, SegmentStage)]
-    profiles = bucket_profiles(recipe_buckets(model, recipe))
+    profiles, used = bucket_profiles(recipe_buckets(model, recipe)), _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         cache = PlanCache(Path(folder) / "cache")
         settings = PlanSettings(load_library(), case.sms, profiles, cache)
         plans = write_plans(segments, settings, Path(folder))
-    built, peak = time.perf_counter(), _peak_bytes()
+    built, used, peak = time.perf_counter(), _cpu_seconds() - used, _peak_bytes()
     distinct = {plan.facts.file: plan for plan in plans}.values()
     return Result(
         **asdict(case),
         pass_seconds=round(settled - start, 2),
         build_seconds=round(built - settled, 2),
+        build_cpu_seconds=round(used, 2),
         segments=len(segments),
         plans=len(distinct),
         plan_bytes=sum(plan.facts.bytes for plan in distinct),
@@ -171,6 +178,12 @@ def _weight_input_bytes(segments: list[Segment]) -> int:
     return sum(int(math.prod(weight.shape) * weight.dtype.itemsize) for weight in weights.values())
 
 
+def _cpu_seconds() -> float:
+    """Processor time of this process and of those that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def _peak_bytes() -> int:
     """The most memory that this process held."""
     lines = (line.split() for line in _STATUS.read_text("ascii").splitlines())
@@ -179,11 +192,11 @@ def _peak_bytes() -> int:
 
 def table(results: list[Result]) -> str:
     """A Markdown table, a row per case."""
-    lines = ["| model | form | SMs | build | plans | size | builder's peak | worst error |", "|---" * 8 + "|"]
+    lines = ["| model | form | SMs | processor time | plans | size | builder's peak | worst error |", "|---" * 8 + "|"]
     for result in results:
         worst = max(error for kind in result.kinds for error in kind.errors.values())
         sms, size = ", ".join(map(str, result.sms)), f"{result.plan_bytes / 1e6:.1f} MB"
-        cells = (result.model, result.form, sms, f"{result.build_seconds:.1f} s", str(result.plans), size)
+        cells = (result.model, result.form, sms, f"{result.build_cpu_seconds:.1f} s", str(result.plans), size)
         lines.append(f"| {' | '.join(cells)} | {result.builder_peak_bytes / 1e9:.2f} GB | {worst:.1e} |")
     return "\n".join(lines)
 
