@@ -121,13 +121,11 @@ def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor,
     sequences.ids = [np.zeros(9, np.int64)]  # what is carried stands for these
     for _ in range(3):
         steps.append(executor.submit(sequences.step([1], "last"), greedy(1), np.zeros(1, np.int32)))
-    found = [int(step.tokens()[0]) for step in steps]
-    ids = list(prompt)
-    for token in found:
-        logits = executor.forward(Growing([np.array(ids)], [[20, 21, 22]]).step([len(ids)], "last"))
-        assert int(logits[0].argmax()) == token
-        ids.append(token)
-    assert found[0] == wanted[0][4].argmax()
+    chosen = [int(step.tokens()[0]) for step in steps]
+    again = Growing([np.array([*prompt, *chosen])], [[20, 21, 22]])
+    logits = [executor.forward(again.step([count], "last"))[0].copy() for count in (5, 1, 1, 1)]
+    assert [int(row.argmax()) for row in logits] == chosen
+    assert chosen[0] == wanted[0][4].argmax()
 
 
 def test_a_row_whose_logits_are_not_finite_has_no_token(make_executor: MakeExecutor, change: ChangeArtifact) -> None:
