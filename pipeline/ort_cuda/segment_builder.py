@@ -1,8 +1,6 @@
-"""Builds the ONNX model of one segment for onnxruntime's CUDA provider: as for TensorRT, in operators that it has.
+"""Builds the ONNX model of one segment for onnxruntime's CUDA provider: as for TensorRT, with Microsoft's operators.
 
-Opset 23 is the last whose every operator has a CUDA kernel in onnxruntime 1.31: a kernel that is registered from some
-version on serves nodes of that very version alone, and opset 24 has new versions of Cast, Reshape, Squeeze and others.
-ReduceMax has been left behind in opset 18; the largest of a row comes from TopK.
+The provider computes ReduceMax by cuDNN, which it needs for nothing else here: the largest of a row comes from TopK.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +11,6 @@ import onnx_ir as ir
 from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
 from ingot.pipeline.tensorrt.segment_builder import Compute, Dims, SegmentBuilder
 
-OPSETS = {"": 23, MICROSOFT: 1}
-
 
 class OrtSegmentBuilder(SegmentBuilder):
     """The segment so far."""
@@ -24,7 +20,7 @@ class OrtSegmentBuilder(SegmentBuilder):
         """An empty segment for these nodes of the IR."""
         made = super().of(nodes, compute)
         assert isinstance(made, OrtSegmentBuilder)
-        made.graph.opset_imports.update(OPSETS)
+        made.graph.opset_imports[MICROSOFT] = 1
         return made
 
     def emit(

@@ -3,7 +3,7 @@
 What has a form of its own for TensorRT only (norms without weights) stays what it is, and operators of com.microsoft
 pass: a node that the provider has no kernel for is named when the artifact is loaded (runtime/cuda/ort_segments.py).
 
-    Swish(x; alpha)        Mul(x, Sigmoid(Mul(x, alpha)))        an operator of opset 24
+    Swish(x; alpha)        Mul(x, Sigmoid(Mul(x, alpha)))
 """
 
 from collections.abc import Callable

@@ -42,9 +42,8 @@ class Provider:
 
 
 def _cuda_options(stream: Stream) -> Mapping[str, str]:
-    """The first visible card, as driver.py takes; float32 in full, sums of norms too; no more memory than is asked."""
+    """On the first visible card, as driver.py: float32 in full, sums of norms too, no more memory than is asked for."""
     return {
-        "device_id": "0",
         "user_compute_stream": str(int(stream)),
         "arena_extend_strategy": "kSameAsRequested",
         "use_tf32": "0",
@@ -163,8 +162,11 @@ def _import_onnxruntime(provider: Provider) -> Any:
 
 
 def _session_options(onnxruntime: Any) -> Any:
+    from ingot.runtime.executors.thread_pool import use_thread_pool
+
+    use_thread_pool(None)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # nothing is computed on the CPU
+    options.use_per_session_threads = False  # onnxruntime wants all sessions of a process to agree
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.log_severity_level = _FATAL_ONLY
     return options
