@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PARTS = {
     "card": "benchmarks.gpu_card:card",
+    "kernels": "benchmarks.gpu_kernel_cases:kernel_cases",
     "check": "benchmarks.gpu_check:check",
     "demo": "benchmarks.gpu_demo:demo",
     "steps": "benchmarks.gpu_steps:steps",

@@ -1,15 +1,18 @@
 """Launch programs of large models without their weights, made where there is no card and carried to one.
 
-    python -m benchmarks.gpu_programs            # -> benchmarks/gpu-programs/*.zip: a megabyte each, for SM 90
+    python -m benchmarks.gpu_programs            # -> benchmarks/gpu-programs/*.zip, for SM 90
 
-A file holds launches, cubins, the manifest, and the names, types and shapes of the weights. gpu_packing.py makes
-an artifact of it again, gpu_device.py fills its weights with random numbers on the card.
+A program's file holds launches, cubins, the manifest, and the names, types and shapes of the weights. gpu_packing.py
+makes an artifact of it again, gpu_device.py fills its weights with random numbers on the card. Beside them lie small
+models with weights, the demo model among them, and the kernels of the tests' cases.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,6 +46,7 @@ from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.targets import get_target
 
 _TARGET = get_target("cuda-sm90")
+_ALL = ("programs", "demo", "check", "kernels")
 _STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "fp8e4nv": "F8_E4M3", "i8": "I8", "u8": "U8", "i64": "I64"}
 
 
@@ -134,18 +138,36 @@ def described(kernels: Mapping[str, Kernel]) -> dict[str, Cubin]:
     }
 
 
-@click.command(help=__doc__)
-@click.option("--only", default="", help="Programs whose names hold this.")
-@click.option("--tiles", type=click.Path(path_type=Path, exists=True), help="Table that `ingot tune` made.")
-@click.option("--output", type=click.Path(path_type=Path), default=FOLDER, show_default=True)
-def main(only: str, tiles: Path | None, output: Path) -> None:
-    """Prepare, compile and pack every model of the table."""
+def write_programs(folder: Path, only: str = "", tiles: Path | None = None) -> None:
+    """Prepare, compile and pack every model of the table whose name holds `only`."""
     for spec in (spec for spec in SPECS if only in spec.name):
         with TemporaryDirectory() as scratch:
             prepared = prepare(spec, Path(scratch), tiles)
-            file = output / f"{spec.name}.zip"
+            file = folder / f"{spec.name}.zip"
             write_zip(prepared, compile_kernels(prepared.lowered.shared.kernels, _TARGET.sms[0]), file)
         click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(prepared.lowered.shared.kernels)} kernels")
+
+
+@click.command(help=__doc__)
+@click.option("--what", "chosen", multiple=True, type=click.Choice(_ALL), default=_ALL, show_default=True)
+@click.option("--only", default="", help="Programs whose names hold this.")
+@click.option("--tiles", type=click.Path(path_type=Path, exists=True), help="Table that `ingot tune` made.")
+@click.option("--output", type=click.Path(path_type=Path), default=FOLDER, show_default=True)
+def main(chosen: tuple[str, ...], only: str, tiles: Path | None, output: Path) -> None:
+    """Pack what the benchmark needs on a card."""
+    output.mkdir(parents=True, exist_ok=True)
+    if "programs" in chosen:
+        write_programs(output, only, tiles)
+    if "demo" in chosen:
+        import_module("benchmarks.gpu_cases").write_demo(output)
+    if "check" in chosen:
+        import_module("benchmarks.gpu_cases").write_cases(output)
+    if "kernels" in chosen:
+        os.environ["TRITON_INTERPRET"] = "1"  # the cases' launches are caught in the interpreter
+        cases = import_module("benchmarks.gpu_kernel_cases")
+        cases.write_kernel_cases(output / cases.FILE, _TARGET.sms[0])
+    total = sum(file.stat().st_size for file in output.iterdir())
+    click.echo(f"{output}: {total / 1e6:.1f} MB in {len(list(output.iterdir()))} files")
 
 
 if __name__ == "__main__":

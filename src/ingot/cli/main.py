@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "recipes": "ingot.cli.recipes:recipes_command",
     "run": "ingot.cli.run:run_command",
     "transcode": "ingot.cli.transcode:transcode_command",
+    "tune": "ingot.cli.tune:tune_command",
     "validate": "ingot.cli.validate:validate_command",
 }
 

@@ -1,0 +1,103 @@
+"""One product in one tile: how long it takes on the card, and what it computes."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
+from ingot.builder.tune_operands import Operands
+from ingot.errors import EngineError
+from ingot.pipeline.cuda.catalog import CATALOG
+from ingot.pipeline.cuda.compile_workers import Cubin
+from ingot.pipeline.cuda.tile_candidates import Product, cut_of, with_tile
+from ingot.pipeline.cuda.tiles import Tile
+from ingot.runtime.cuda.device import Device, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.stopwatch import Stopwatch, laps
+
+ROUNDS = 7
+_LARGEST_ERROR = 0.03  # of a result beside the safe tile's, in norm: what 16 bits explain
+_CHECKED_ROWS = 16
+_FLOATS: Mapping[str, Any] = {"*fp32": np.float32, "*fp16": np.float16, "*bf16": ml_dtypes.bfloat16}
+
+
+class ProductTimer:
+    """Operands of a product on the device; `time` runs it over them. The first tile's result is what others must give.
+
+    bytes_per_second    what the card reads: parts of a sum cost their reader time
+    """
+
+    def __init__(
+        self, device: Device, stopwatch: Stopwatch, stream: Stream, product: Product, bytes_per_second: float
+    ) -> None:
+        self._device, self._stopwatch, self._stream = device, stopwatch, stream
+        self._product, self._bytes_per_second = product, bytes_per_second
+        self._operands = Operands.of(device, stream, product)
+        self._expected: NDArray[np.float32] | None = None
+
+    def time(self, tile: Tile, cubin: Cubin) -> float | None:
+        """Seconds; None where the card has not the shared memory for the tile, or it computes something else."""
+        kernel, grid = with_tile(self._product, tile)
+        loaded = self._loaded(kernel, cubin)
+        if loaded is None:
+            return None
+        copies = range(len(self._operands.weights))
+        key = self._product.shape.key
+        queues = [
+            self._device.bind(loaded, grid, self._operands.given(self._product, kernel, copy), key) for copy in copies
+        ]
+        queues[0](self._stream)
+        if not self._agrees(self._result(tile, kernel)):
+            return None
+        graph = self._device.capture(self._stream, _all(queues))
+        times = laps(self._stopwatch, self._stream, lambda stream: self._device.replay(graph, stream), ROUNDS)
+        return median(times) / len(queues) + self._parts_bytes(tile) / self._bytes_per_second
+
+    def close(self) -> None:
+        """Give the operands back."""
+        self._operands.free()
+
+    def _loaded(self, kernel: Kernel, cubin: Cubin) -> LoadedKernel | None:
+        """The kernel; None where the card cannot take it. The first has to fit."""
+        try:
+            return self._device.load_kernel(np.frombuffer(cubin.code, np.uint8).copy(), kernel, cubin.facts)
+        except EngineError:
+            if self._expected is None:
+                raise
+            return None
+
+    def _parts_bytes(self, tile: Tile) -> int:
+        """What its reader has to read more than one result."""
+        shape, splits = self._product.shape, cut_of(self._product.shape, tile).splits
+        return shape.rows * shape.n * 4 * splits if splits > 1 else 0
+
+    def _result(self, tile: Tile, kernel: Kernel) -> NDArray[np.float32]:
+        """The first rows, parts added up [rows, n]."""
+        shape = self._product.shape
+        kind = kernel.types[list(CATALOG[kernel.name].arguments).index("out")]
+        rows, size = min(shape.rows, _CHECKED_ROWS), ELEMENT_BYTES[kind.removeprefix("*")]
+        total = np.zeros((rows, shape.n), np.float32)
+        pinned = self._device.allocate_pinned(rows * shape.n * size, "a result")
+        for part in range(cut_of(shape, tile).splits):
+            address = self._operands.addresses["out"] + part * shape.rows * shape.n * size
+            self._device.copy_out(pinned, address, self._stream)
+            self._device.synchronize(f"{kernel.name} of {shape.key}")
+            total += pinned.view(_FLOATS[kind]).astype(np.float32).reshape(rows, shape.n)
+        return total
+
+    def _agrees(self, found: NDArray[np.float32]) -> bool:
+        if self._expected is None:
+            self._expected = found
+        wanted = self._expected
+        return bool(np.linalg.norm(found - wanted) <= _LARGEST_ERROR * np.linalg.norm(wanted))
+
+
+def _all(queues: list[Queue]) -> Queue:
+    def run(stream: Stream) -> None:
+        for queue in queues:
+            queue(stream)
+
+    return run
