@@ -8,8 +8,9 @@ To add a pass: its file, its test, one line of PASSES, one section of docs/passe
 
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib import import_module, metadata
+from importlib.metadata import EntryPoint
 from typing import get_type_hints
 
 from ingot.errors import UsageError, did_you_mean, one_of
@@ -42,6 +43,12 @@ PASSES: dict[str, str] = {
     "round-scales": "ingot.passes.quantization.round_scales:RoundScales",
     "smooth-quant": "ingot.passes.quantization.smooth_quant:SmoothQuant",
 }
+
+
+@cache
+def entry_points(group: str) -> metadata.EntryPoints:
+    """Every installed distribution is read: once a process, not once a pass of every recipe."""
+    return metadata.entry_points(group=group)
 
 
 def pass_names() -> list[str]:

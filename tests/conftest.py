@@ -1,16 +1,30 @@
-"""Fixtures that several areas share: artifacts built once per run, caches kept out of the user's folders."""
+"""Fixtures that several areas share: artifacts built once per run, caches kept out of the user's folders.
 
+Under pytest-xdist every worker is a process; they share what is built, and divide the cores among them.
+"""
+
+import fcntl
+import gc
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from ingot.artifact import Artifact
+from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
+from ingot.settings import num_threads
+from ingot.validation import evidence
+from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
+from ingot.validation.process_memory import process_memory
 from tests.data_paths import DEMO_MODEL
 
 UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
+THREADS = ("INGOT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 BuildArtifact = Callable[..., Artifact]
 
@@ -18,24 +32,70 @@ settings.register_profile("ingot", deadline=None)  # no test says how long anyth
 settings.load_profile("ingot")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[object]) -> None:
+    """Workers, which are about to start, divide the cores; threads beyond the cores would only wait for each other."""
+    share = str(max(1, num_threads() // len(specs)))
+    for name in THREADS:
+        os.environ.setdefault(name, share)
+
+
+def pytest_collection_finish() -> None:
+    """What stands until the run ends need not be looked at whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Baselines of tests are made in a folder of this run."""
+def _caches_of_this_run(tmp_path_factory: pytest.TempPathFactory, folder_of_run: Path) -> Iterator[None]:
+    """Baselines of tests are made in a folder of this worker; kernels are compiled once for all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGOT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TRITON_CACHE_DIR", str(folder_of_run / "triton"))
+        yield
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Wait until no other worker is between here and the end."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @pytest.fixture(scope="session")
-def build_unmeasured(tmp_path_factory: pytest.TempPathFactory) -> BuildArtifact:
-    """build_unmeasured(recipe, checkpoint, *overrides) -> Artifact, made once for equal arguments."""
-    made: dict[tuple[str, ...], Artifact] = {}
+def build_unmeasured(folder_of_run: Path) -> BuildArtifact:
+    """build_unmeasured(recipe, checkpoint, *overrides) -> Artifact, made once a run for equal arguments."""
 
     def make(recipe: str, checkpoint: Path = DEMO_MODEL, *overrides: str) -> Artifact:
-        key = (recipe, str(checkpoint), *overrides)
-        if key not in made:
-            settings = [f"checkpoint={checkpoint}", *UNMEASURED, *overrides]
-            made[key] = build(recipe, settings, tmp_path_factory.mktemp("artifact") / recipe).artifact
-        return made[key]
+        key = sha256("\0".join((recipe, str(checkpoint), *overrides)).encode()).hexdigest()[:32]
+        folder = folder_of_run / key / recipe
+        folder.parent.mkdir(exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            if not folder.exists():
+                build(recipe, [f"checkpoint={checkpoint}", *UNMEASURED, *overrides], folder)
+        return open_artifact(folder, verify=False)
 
     return make
+
+
+def _probe_this_process(artifact: Path, options: MemoryOptions) -> MemoryProbe:
+    now = process_memory()
+    return MemoryProbe(now, now, now)
+
+
+@pytest.fixture(scope="module")
+def memory_of_this_process() -> Iterator[None]:
+    """For tests of what is done with measurements: no fresh processes are started to take their memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "measure_memory", partial(measure_memory, prober=_probe_this_process))
+        yield

@@ -13,8 +13,11 @@ from ingot.cli.main import run
 from tests.conftest import UNMEASURED
 from tests.data_paths import DEMO_MODEL
 
+pytestmark = pytest.mark.usefixtures("memory_of_this_process")
+
 Captured = pytest.CaptureFixture[str]
 UNMEASURED_DEMO = ["demo", *(part for setting in (*UNMEASURED, "generate=null") for part in ("--set", setting))]
+SHORT = ("evaluation.tokens=256", "evaluation.window_tokens=64")
 WATCHED = ["--print-ir-after", "all", "--save-ir", "ir", "--time-passes", "--json"]
 
 
@@ -82,7 +85,7 @@ def test_a_quiet_build_says_one_line(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_measured_build_prints_json_alone(tmp_path: Path, capsys: Captured) -> None:
-    settings = ["latency=null", "gates={}", "evaluation.tokens=256", "evaluation.window_tokens=64"]
+    settings = ["latency=null", "gates={}", *SHORT, "evaluation.layer_kl_tokens=64"]
     options = [part for setting in settings for part in ("--set", setting)]
     assert run(["build", "demo", *options, "-o", str(tmp_path / "demo"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -91,7 +94,7 @@ def test_a_measured_build_prints_json_alone(tmp_path: Path, capsys: Captured) ->
 
 
 def test_a_build_that_its_gates_refuse_prints_what_was_measured_as_json(tmp_path: Path, capsys: Captured) -> None:
-    settings = ["latency=null", "gates={kl_mean: {max: 0}}", "evaluation.tokens=256", "evaluation.window_tokens=64"]
+    settings = ["latency=null", "gates={kl_mean: {max: 0}}", *SHORT, "evaluation.layer_kl_tokens=0"]
     options = [part for setting in settings for part in ("--set", setting)]
     assert run(["build", "demo", *options, "-o", str(tmp_path / "demo"), "--json"]) == 3
     shown = capsys.readouterr()

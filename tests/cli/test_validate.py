@@ -10,6 +10,8 @@ from ingot.cli.main import run
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
+pytestmark = pytest.mark.usefixtures("memory_of_this_process")
+
 Captured = pytest.CaptureFixture[str]
 MEASURED = [
     f"evaluation={{text: {DEMO_MODEL / 'heldout.txt'}, tokens: 256, window_tokens: 64}}",

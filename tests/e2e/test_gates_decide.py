@@ -11,9 +11,12 @@ from ingot.cli.main import run
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
+pytestmark = pytest.mark.usefixtures("memory_of_this_process")
+
 FAST = (
     "evaluation.tokens=2048",
     "evaluation.window_tokens=128",
+    "evaluation.layer_kl_tokens=0",
     "latency=null",
     "gates={perplexity_ratio: {max: 1.05}, top1_agreement: {min: 0.85}, size_ratio: {max: 0.35}}",
 )
@@ -25,7 +28,7 @@ def build_demo(output: Path, *settings: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sealed(tmp_path_factory: pytest.TempPathFactory, memory_of_this_process: None) -> Path:
     """The demo model's artifact, measured and sealed."""
     output = tmp_path_factory.mktemp("sealed") / "demo"
     assert build_demo(output) == 0
