@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,23 +47,31 @@ Run = Callable[[Kernel, tuple[int, int, int], list[Any]], None]
 
 
 def write_kernel_cases(file: Path, sm: int) -> None:
-    """Compile what the cases launch."""
+    """Compile what the cases launch, for an SM, into a file."""
     from ingot.pipeline.cuda.compile_workers import compile_kernels
 
+    needed = kernels_of(_cases(), narrow=False) | kernels_of(filter(is_wide, _cases()), narrow=True)
+    pack_kernels(needed, compile_kernels(needed, sm), file)
+
+
+def kernels_of(cases: Iterable[Any], *, narrow: bool) -> dict[str, Kernel]:
+    """What cases launch, by key; nothing runs, so what they find is of no use."""
     needed: dict[str, Kernel] = {}
 
     def note(kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
         needed[_key(kernel)] = kernel
 
-    with np.errstate(all="ignore"):
-        for narrow in (False, True):
-            with caught(note, narrow):
-                for case in _cases():
-                    case.run()
-    made = compile_kernels(needed, sm)
-    facts = {key: [needed[key].model_dump(), cubin.facts.model_dump()] for key, cubin in made.items()}
-    cubins = {key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()}
-    pack({"kernels.json": json.dumps(facts).encode(), "cubins.safetensors": save(cubins)}, file)
+    with np.errstate(all="ignore"), caught(note, narrow):
+        for case in cases:
+            case.run()
+    return needed
+
+
+def pack_kernels(kernels: Mapping[str, Kernel], cubins: Mapping[str, Any], file: Path) -> None:
+    """Kernels with their compiled code."""
+    facts = {key: [kernel.model_dump(), cubins[key].facts.model_dump()] for key, kernel in kernels.items()}
+    codes = {key: np.frombuffer(cubins[key].code, np.uint8) for key in kernels}
+    pack({"kernels.json": json.dumps(facts).encode(), "cubins.safetensors": save(codes)}, file)
 
 
 def kernel_cases(bench: Bench) -> Iterator[Record]:
@@ -75,13 +83,11 @@ def kernel_cases(bench: Bench) -> Iterator[Record]:
             yield _record(case, "interpreted", case.limit)
         return
     device = bench.machine.open()
-    runner = _Runner(device, bench.programs / FILE)
+    runner = CaseRunner(device, bench.programs / FILE)
     for case in cases:
-        with caught(runner.run, narrow=False):
-            yield _record(case, case.precision, _limit(case))
-        if "float32" in case.precision:
-            with caught(runner.run, narrow=True):
-                yield _record(case, case.precision.replace("float32", "bfloat16"), max(case.limit, _BF16))
+        for narrow in (False, True) if is_wide(case) else (False,):
+            with caught(runner.run, narrow):
+                yield _record(case, precision_of(case, narrow), limit_on_card(case, narrow))
     device.close()
 
 
@@ -156,7 +162,7 @@ def _key(kernel: Kernel) -> str:
     return f"{kernel.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-class _Runner:
+class CaseRunner:
     """Runs caught launches on a device, from the file's cubins."""
 
     def __init__(self, device: Device, file: Path) -> None:
@@ -205,8 +211,21 @@ def _cases() -> list[Any]:
     return list(all_cases())
 
 
-def _limit(case: Any) -> float:
-    if case.kernel in _PRODUCTS and "float32" in case.precision:
+def is_wide(case: Any) -> bool:
+    """Whether a case computes in float32, and so in bfloat16 too."""
+    return "float32" in case.precision
+
+
+def precision_of(case: Any, narrow: bool) -> str:
+    """What it computes in on a card."""
+    return str(case.precision).replace("float32", "bfloat16") if narrow else str(case.precision)
+
+
+def limit_on_card(case: Any, narrow: bool) -> float:
+    """The largest error over the largest value that rounding explains there."""
+    if narrow:
+        return max(float(case.limit), _BF16)
+    if case.kernel in _PRODUCTS and is_wide(case):
         return max(float(case.limit), _TF32)
     return max(2 * float(case.limit), _FUNCTIONS)
 

@@ -1,0 +1,50 @@
+"""Compiled kernels on a card: every case against numpy, and every launch of small models against the interpreter."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interpreter import use_interpreter
+
+use_interpreter()
+
+from benchmarks.gpu_cases import CASES, Case, case_artifact  # noqa: E402
+from benchmarks.gpu_check import compare, worst  # noqa: E402
+from benchmarks.gpu_device import Card  # noqa: E402
+from benchmarks.gpu_kernel_cases import CaseRunner, caught, is_wide, limit_on_card, write_kernel_cases  # noqa: E402
+
+from ingot.pipeline.targets import FLOAT8_FROM  # noqa: E402
+from ingot.runtime.cuda.driver import open_device  # noqa: E402
+from tests.kernels.all_cases import all_cases  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def runner(card_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseRunner]:
+    """The cases' kernels, compiled for the card."""
+    file = tmp_path_factory.mktemp("kernels") / "cases.zip"
+    write_kernel_cases(file, card_sm)
+    device = open_device()
+    yield CaseRunner(device, file)
+    device.close()
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_a_kernel_is_as_close_to_float64_as_its_precision_allows(case: Any, runner: CaseRunner) -> None:
+    for narrow in (False, True) if is_wide(case) else (False,):
+        with caught(runner.run, narrow):
+            assert case.errors()[1] <= limit_on_card(case, narrow), narrow
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_launch_of_a_model_writes_what_the_interpreter_does(
+    case: Case, card_sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if card_sm < FLOAT8_FROM and "fp8" in case.name:
+        pytest.skip(f"SM {card_sm} has no 8-bit floats")
+    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
+    records = worst(compare(case_artifact(case, tmp_path, card_sm), Card()))
+    assert [record for record in records if not record["within"]] == []
