@@ -64,7 +64,8 @@ def _print_buckets(program: CudaProgram) -> None:
     ]
     sms = ", ".join(map(str, program.sms))
     tuned = f", tiles tuned on {program.tuned_on}" if program.tuned_on else ", safe tiles"
-    title = f"Launch program for SM {sms}, {program.activation_type}, keys and values {program.kv.dtype}{tuned}"
+    graphs = "" if all(one.is_capturable for one in program.programs) else ", launched one by one"
+    title = f"Launch program for SM {sms}, {program.activation_type}, keys and values {program.kv.dtype}{tuned}{graphs}"
     print_table(title, ("bucket", "sequences", "logits", "launches", "arena"), rows)
 
 
@@ -82,7 +83,8 @@ def _print_kernels(program: CudaProgram) -> None:
 def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, str, str, str]:
     if isinstance(step, SegmentCall):
         given = [*step.inputs.values(), *step.outputs.values()]
-        return step.file, step.node, f"profile {step.profile}", _shown(bucket, given)
+        how = f"profile {step.profile}" if step.engine == "tensorrt" else step.engine
+        return step.file, step.node, how, _shown(bucket, given)
     grid = " x ".join(map(str, step.grid))
     return step.kernel, step.node, grid, _shown(bucket, step.arguments)
 
