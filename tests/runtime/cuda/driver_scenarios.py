@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -208,8 +209,18 @@ def executor(shim: Shim) -> object:
     executor = CudaExecutor(open_artifact(sys.argv[1]), open_device(), ExecutorOptions(kv_blocks=8))
     sequences = Growing([token_ids(7)], [[3, 1]])
     logits = [executor.forward(sequences.step([count])).tolist() for count in (5, 1, 1)]
+    copied: list[bytes] = []
+
+    def elsewhere() -> None:
+        executor.copy_block(1, 5)
+        copied.extend(executor.read_block(block) for block in (1, 5))
+
+    thread = Thread(target=elsewhere)  # an AsyncEngine is loaded by one thread and steps in another
+    thread.start()
+    thread.join()
     executor.close()
-    return {"logits": logits, "log": shim.log, "used": shim.used_bytes}
+    moved = len(copied) == 2 and copied[0] == copied[1]
+    return {"logits": logits, "log": shim.log, "used": shim.used_bytes, "moved": moved}
 
 
 SCENARIOS: Sequence[Callable[[Shim], object]] = (

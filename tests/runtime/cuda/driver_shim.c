@@ -13,7 +13,8 @@
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201 };
+enum { NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
 enum { MOST_PARAMETERS = 64, MOST_NODES = 4096, MOST_ALLOCATIONS = 4096 };
 
 typedef void (*Launcher)(const char *image, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared,
@@ -93,14 +94,17 @@ static CUresult PrimaryCtxRetain(void **context, int device) {
     return SUCCESS;
 }
 static CUresult PrimaryCtxRelease(int device) { (void)device; note("release\n"); return SUCCESS; }
-static CUresult CtxSetCurrent(void *context) { return context ? SUCCESS : INVALID_VALUE; }
-static CUresult CtxSynchronize(void) { return (CUresult)set.fail_wait; }
+static __thread void *current; /* a context is a thread's own: what is called without one fails */
+static CUresult CtxSetCurrent(void *context) { current = context; return context ? SUCCESS : INVALID_VALUE; }
+static CUresult CtxSynchronize(void) { return current ? (CUresult)set.fail_wait : INVALID_CONTEXT; }
 static CUresult MemGetInfo(size_t *available, size_t *total) {
+    if (!current) return INVALID_CONTEXT;
     *available = (size_t)(set.total - used);
     *total = (size_t)set.total;
     return SUCCESS;
 }
 static CUresult MemAlloc(CUdeviceptr *address, size_t size) {
+    if (!current) return INVALID_CONTEXT;
     if ((int64_t)size > set.total - used) return OUT_OF_MEMORY;
     for (int i = 0; i < MOST_ALLOCATIONS; i++)
         if (!allocations[i].address) {
@@ -131,18 +135,25 @@ static int inside(CUdeviceptr address, size_t size) {
     return 0;
 }
 static CUresult MemHostAlloc(void **memory, size_t size, unsigned flags) {
+    if (!current) return INVALID_CONTEXT;
     note("pin %zu flags %u\n", size, flags);
     *memory = calloc(1, size);
     return *memory ? SUCCESS : OUT_OF_MEMORY;
 }
 static CUresult MemFreeHost(void *memory) { note("unpin\n"); free(memory); return SUCCESS; }
 static CUresult StreamCreate(Stream **stream, unsigned flags) {
+    if (!current) return INVALID_CONTEXT;
     note("stream flags %u\n", flags);
     *stream = calloc(1, sizeof **stream);
     return SUCCESS;
 }
 static CUresult StreamDestroy(Stream *stream) { free(stream); return SUCCESS; }
-static CUresult EventCreate(void **event, unsigned flags) { (void)flags; *event = malloc(1); return SUCCESS; }
+static CUresult EventCreate(void **event, unsigned flags) {
+    if (!current) return INVALID_CONTEXT;
+    (void)flags;
+    *event = malloc(1);
+    return SUCCESS;
+}
 static CUresult EventDestroy(void *event) { free(event); return SUCCESS; }
 static CUresult EventRecord(void *event, Stream *stream) { (void)event; (void)stream; return SUCCESS; }
 static CUresult StreamWaitEvent(Stream *stream, void *event, unsigned flags) {
@@ -152,6 +163,7 @@ static CUresult StreamWaitEvent(Stream *stream, void *event, unsigned flags) {
 }
 static CUresult EventSynchronize(void *event) { (void)event; return (CUresult)set.fail_wait; }
 static CUresult HtoD(CUdeviceptr target, const void *source, size_t size, Stream *stream) {
+    if (!current) return INVALID_CONTEXT;
     (void)stream;
     if (!inside(target, size)) return INVALID_VALUE;
     memcpy((void *)(uintptr_t)target, source, size);
@@ -159,6 +171,7 @@ static CUresult HtoD(CUdeviceptr target, const void *source, size_t size, Stream
     return SUCCESS;
 }
 static CUresult DtoH(void *target, CUdeviceptr source, size_t size, Stream *stream) {
+    if (!current) return INVALID_CONTEXT;
     (void)stream;
     if (!inside(source, size)) return INVALID_VALUE;
     memcpy(target, (void *)(uintptr_t)source, size);
@@ -166,6 +179,7 @@ static CUresult DtoH(void *target, CUdeviceptr source, size_t size, Stream *stre
     return SUCCESS;
 }
 static CUresult DtoD(CUdeviceptr target, CUdeviceptr source, size_t size, Stream *stream) {
+    if (!current) return INVALID_CONTEXT;
     (void)stream;
     if (!inside(source, size) || !inside(target, size)) return INVALID_VALUE;
     memmove((void *)(uintptr_t)target, (void *)(uintptr_t)source, size);
@@ -186,6 +200,7 @@ typedef struct {
     size_t target_pitch, width, height;
 } Copy2D;
 static CUresult Memcpy2D(const Copy2D *copy, Stream *stream) {
+    if (!current) return INVALID_CONTEXT;
     (void)stream;
     if (copy->source_type != 1 || copy->target_type != 2 || copy->width > copy->target_pitch) return INVALID_VALUE;
     if (!inside(copy->target_device, (copy->height - 1) * copy->target_pitch + copy->width)) return INVALID_VALUE;
@@ -196,12 +211,14 @@ static CUresult Memcpy2D(const Copy2D *copy, Stream *stream) {
     return SUCCESS;
 }
 static CUresult MemsetD8(CUdeviceptr address, unsigned char value, size_t size, Stream *stream) {
+    if (!current) return INVALID_CONTEXT;
     (void)stream;
     if (!inside(address, size)) return INVALID_VALUE;
     memset((void *)(uintptr_t)address, value, size);
     return SUCCESS;
 }
 static CUresult ModuleLoadData(Kernel **kernel, const char *image) {
+    if (!current) return INVALID_CONTEXT;
     const char *line = strchr(image, '\n');
     if (!line) return 200; /* CUDA_ERROR_INVALID_IMAGE */
     *kernel = calloc(1, sizeof **kernel);
@@ -230,6 +247,7 @@ static void launch(const Node *node) {
 }
 static CUresult LaunchKernel(Kernel *function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty,
                              unsigned tz, unsigned shared, Stream *stream, void **parameters, void **extra) {
+    if (!current) return INVALID_CONTEXT;
     if (extra || ty != 1 || tz != 1) return INVALID_VALUE;
     if (set.fail_launch) return (CUresult)set.fail_launch;
     Node node = {function, x, y, z, tx, shared, {0}};
@@ -266,6 +284,7 @@ static CUresult GraphInstantiate(Graph **ready, Graph *graph, unsigned long long
 }
 static CUresult GraphUpload(Graph *graph, Stream *stream) { (void)graph, (void)stream; return SUCCESS; }
 static CUresult GraphLaunch(Graph *graph, Stream *stream) {
+    if (!current) return INVALID_CONTEXT;
     (void)stream;
     note("replay of %d\n", graph->count);
     for (int i = 0; i < graph->count; i++) launch(&graph->nodes[i]);

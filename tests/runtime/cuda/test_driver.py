@@ -76,6 +76,7 @@ def test_the_executor_through_the_driver_has_the_interpreted_devices_logits(
         np.testing.assert_array_equal(executor.forward(sequences.step([count])), np.array(logits, np.float32))
     executor.close()
     assert said["executor"]["used"] == 0
+    assert said["executor"]["moved"]  # a block, by another thread
     assert sum(line.startswith("replay") for line in said["executor"]["log"]) == device.num_replays
 
 
