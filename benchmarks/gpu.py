@@ -45,6 +45,7 @@ PARTS = {
     "torch-compile": "benchmarks.gpu_torch:compiled_peers",
 }
 _PACKAGES = ("ingot", "numpy", "torch", "triton", "cuda-bindings")
+_INTERPRETED = ("kernels", "check")  # launches are caught in Triton's interpreter, or compared with it
 _LEAST_SECONDS = 5.0  # under which no part begins
 _LAST_LINES = 25
 
@@ -140,8 +141,9 @@ def _part(report: Report, name: str, programs: Path, scratch: Path, dry_run: boo
 def _lines(order: Record, seconds: float, entry: Record) -> Iterator[Record]:
     """The records that a child process prints; it is killed when the time is up."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--child", json.dumps(order)]
+    pipe, environment = subprocess.PIPE, _environment(order)
     with TemporaryDirectory() as folder, (Path(folder) / "stderr").open("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()) as child:
+        with subprocess.Popen(command, stdout=pipe, stderr=errors, text=True, env=environment) as child:
             timer = Timer(seconds, child.kill)
             timer.start()
             assert child.stdout is not None
@@ -158,10 +160,13 @@ def _lines(order: Record, seconds: float, entry: Record) -> Iterator[Record]:
         click.echo("\n".join(said), err=True)
 
 
-def _environment() -> dict[str, str]:
-    """The child finds the repository's packages as this process does."""
+def _environment(order: Record) -> dict[str, str]:
+    """The child finds the repository's packages; Triton learns at its import whether kernels are interpreted."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    extra = {"TRITON_INTERPRET": "1"} if order["dry_run"] or order["part"] in _INTERPRETED else {}
+    if order["part"] == "check":
+        extra["INGOT_CUDA_BLOCKING"] = "1"  # launches one by one, none from a graph
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **extra}
 
 
 def _budget_left(report: Report) -> float:

@@ -3,7 +3,6 @@
 Tokens that two logits of nearly one size decide are the one thing that may differ: see gpu_lockstep.py for the rest.
 """
 
-import os
 from collections.abc import Iterator
 from typing import cast
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from benchmarks.gpu_device import Bench, Machine
 from benchmarks.gpu_figures import Record
-from benchmarks.gpu_lockstep import Comparison, LockstepDevice
+from benchmarks.gpu_lockstep import Comparison, LockstepDevice, quicken_interpreter
 from benchmarks.gpu_packing import unpack_artifact
 from ingot.artifact import Artifact
 from ingot.runtime.batch import ForwardBatch, TokenDraws
@@ -29,8 +28,7 @@ _DRY_STEPS = (((3, 1), (3, 1)),)
 
 def check(bench: Bench) -> Iterator[Record]:
     """Every case in turn: the worst error of each kernel and argument."""
-    os.environ["INGOT_CUDA_BLOCKING"] = "1"  # launches one by one, none from a graph
-    os.environ["TRITON_INTERPRET"] = "1"
+    quicken_interpreter()
     for file in sorted(bench.programs.glob("check-*.zip")):
         if not bench.room(_SECONDS_A_CASE):
             yield {"figure": "check", "case": file.stem, "skipped": "no time left"}

@@ -7,7 +7,6 @@ back (`kernel_cases`). Cases in float32 run in bfloat16 too, which the interpret
 
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +75,6 @@ def pack_kernels(kernels: Mapping[str, Kernel], cubins: Mapping[str, Any], file:
 
 def kernel_cases(bench: Bench) -> Iterator[Record]:
     """Every case in its own precision, and those in float32 in bfloat16."""
-    os.environ["TRITON_INTERPRET"] = "1"  # so that launches can be caught
     cases = _cases()
     if bench.machine.is_dry:
         for case in cases[:_DRY_CASES]:

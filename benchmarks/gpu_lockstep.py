@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from numpy.typing import NDArray
+from tests.kernels.quick_interpreter import patch_language_once
 
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.pipeline.cuda.catalog import CATALOG
@@ -162,6 +163,24 @@ def relative_error(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> f
     known = np.isfinite(wanted)
     scale = float(np.linalg.norm(wanted[known])) or 1.0
     return float(np.linalg.norm(found[known] - wanted[known])) / scale
+
+
+def quicken_interpreter() -> None:
+    """Make Triton's interpreter fast, and fit for the numpy at hand. This process then compiles no kernels.
+
+    Triton 3.6 takes numbers out of arrays of one element by int(), which numpy 2.4 refuses.
+    """
+    from triton.runtime import interpreter
+
+    inner: Any = interpreter
+    usual = inner._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        usual(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    inner._patch_lang_tensor = patch
+    patch_language_once()
 
 
 def _interpret(kernel: Kernel, grid: tuple[int, int, int], given: Sequence[Any]) -> None:
