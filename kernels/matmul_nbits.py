@@ -44,7 +44,7 @@ def _half(
 
 
 @triton.jit
-def _group(
+def scale_and_zero(
     scales,
     zero_points,
     n,
@@ -116,7 +116,7 @@ def matmul_nbits(
         place_of_codes += (inner // 32 * 64 + inner % 32)[None, :]
     total = tl.zeros([TILE_ROWS, TILE], tl.float32)
     first, last = split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS
-    scale, zero = _group(scales, zero_points, n, first * STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    scale, zero = scale_and_zero(scales, zero_points, n, first * STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
     for step in range(first, last):
         column = step * STEP
         low = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 8 * BITS), mask=inside[:, None], other=0)
@@ -126,10 +126,10 @@ def matmul_nbits(
             high = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 64) + 32, mask=inside[:, None], other=0)
         second_scale, second_zero = scale, zero
         if GROUP % 64:
-            second_scale, second_zero = _group(
+            second_scale, second_zero = scale_and_zero(
                 scales, zero_points, n, column + 32, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
             )
-        next_scale, next_zero = _group(
+        next_scale, next_zero = scale_and_zero(
             scales, zero_points, n, column + STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
         )
         total += _half(place, column, low, scale, zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE)

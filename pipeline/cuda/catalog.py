@@ -90,6 +90,9 @@ CATALOG: Mapping[str, Signature] = {
         "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
         "alpha softcap: fp32",
     ),
+    "dequantize_nbits": _signature(
+        "dequantize_nbits.dequantize_nbits", "codes: *u8; scales: *S; zero_points: *u8; out: *T; first count: i32"
+    ),
     "matmul": _signature(
         "matmul.matmul",
         "x: *C; weight: *W; x_scales weight_scales: *fp32; bias: *T; out: *OUT; rows x_stride out_stride: i32; "

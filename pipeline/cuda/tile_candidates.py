@@ -13,8 +13,9 @@ from ingot.artifact.launch_program import Constant, CudaProgram, Kernel, Launch
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.tiles import FEW_ROWS, SPAN, ProductShape, Tile, safe_tile
 
-_FEWEST_PROGRAMS, _MOST_PROGRAMS = 48, 4096  # of a product of few rows: less leaves a card idle, more is overhead
+_FEWEST_PROGRAMS, _MOST_PROGRAMS = 96, 1100  # of a product of few rows: less leaves a card idle, more is overhead
 _SPLITS = (1, 2, 4, 8, 16)
+_WORK_OF_EIGHT = 128 * 128  # elements of a step's weights that eight warps have enough to do with
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def _few(shape: ProductShape) -> Iterator[Tile]:
         tile = Tile(rows=rows, columns=columns, depth=depth, splits=splits, num_warps=warps)
         programs = ceil(shape.n / columns) * splits
         is_sensible = splits == 1 or _FEWEST_PROGRAMS <= programs <= _MOST_PROGRAMS
-        if is_sensible and warps * 16 <= columns * depth // 32 and cut_of(shape, tile).splits == splits:
+        has_enough = warps == 4 or columns * depth >= _WORK_OF_EIGHT
+        if is_sensible and has_enough and cut_of(shape, tile).splits == splits:
             for stages in (3, 5):
                 yield tile.model_copy(update={"num_stages": stages})
 

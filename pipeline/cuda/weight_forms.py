@@ -157,3 +157,14 @@ def _zeros(builder: ProgramBuilder, zeros: ir.Value | None, groups: int) -> Argu
 def _stored(value: ir.Value) -> NDArray[Any]:
     assert value.const_value is not None
     return np.asarray(value.const_value.numpy())
+
+
+def takes_codes(reader: ir.Node, kind: int) -> bool:
+    """Whether a layer multiplies 8-bit codes of this kind by its own."""
+    dequantize = quantizer(reader.inputs[1]) if reader.op_type == "Gemm" else None
+    if dequantize is None:
+        return False
+    if kind == FP8:
+        codes = dequantize.inputs[0]
+        return codes is not None and codes.dtype == ir.DataType.FLOAT8E4M3FN and float8(dequantize)
+    return is_plain_int8(dequantize)

@@ -8,6 +8,7 @@ from ingot.artifact.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
+from ingot.pipeline.cuda import lower_product
 from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.cuda.program_builder import Bucket
 from tests.kernels.programs import (
@@ -101,3 +102,20 @@ def test_blocks_that_no_kernel_takes_are_refused_by_name() -> None:
     model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": 16, **FLOATS})))
     with pytest.raises(PassError, match=r"'model.layers.0.*' has blocks of 16; the CUDA kernels take multiples of 32"):
         lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # without a bias, and with one
+def test_products_of_many_rows_write_the_weight_out_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_product, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_product, "_SLICE_STEP", 16)
+    monkeypatch.setattr(lower_product, "_SLICE_BYTES", 16 * 4 * 32)
+    model = imported(CHECKPOINTS / name, ("quantize-weights", {"block_size": 32, **FLOATS}))
+    ids = prompts(5)
+    wanted = exact_logits(model, ids[0])
+    fused(model)
+    (program,) = lower_to_launches(model, (Bucket.ragged(16, CONTEXT, 4),), "fp32").programs
+    kernels = [step.kernel.partition("-")[0] for step in program.launches if isinstance(step, Launch)]
+    assert "matmul_nbits" not in kernels
+    assert kernels.count("dequantize_nbits") > 4 * 3  # projections of the layers: some in slices
+    found = logits_by_program(model, ids)[0]
+    assert np.abs(found - wanted[-len(found) :]).max() <= EXACT * np.abs(wanted).max()

@@ -66,12 +66,14 @@ def product_requests() -> Iterator[Kernel]:
         tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
         constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
         yield make_kernel("matmul_nbits", {**PARTS, "S": "fp16"}, constants, frozenset({"x_stride"}))
+        form: dict[str, Constant] = {**SPANS, "N": 64, "COLUMNS": 128, "TILE": 32, "GROUPS": 4, "BITS": bits}
+        yield make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, form)
     for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
         tiles = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4, "SPLITS": 1 + kind % 2}
         constants = {**shape, **tiles, "KIND": kind, "UPCAST": False}
         yield make_kernel("matmul", {**HALF, "C": x, "W": weight}, constants)
     for kind, codes in ((1, FLOAT8), (2, "i8"), (2, "bf16")):
-        form: dict[str, Constant] = {"KIND": kind, "IS_STATIC": kind == 1, "SCALES_BACK": codes == "bf16"}
+        form = {"KIND": kind, "IS_STATIC": kind == 1, "SCALES_BACK": codes == "bf16"}
         yield make_kernel("quantize_rows", {**HALF, "C": codes}, {**ROWS, **form})
 
 
