@@ -5,7 +5,9 @@ Under pytest-xdist every worker is a process; they share what is built, and divi
 
 import fcntl
 import gc
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
@@ -62,6 +65,24 @@ def _caches_of_this_run(tmp_path_factory: pytest.TempPathFactory, folder_of_run:
         patch.setenv("INGOT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("TRITON_CACHE_DIR", str(folder_of_run / "triton"))
         yield
+
+
+@pytest.fixture(scope="session")
+def two_layers(folder_of_run: Path) -> Path:
+    """The demo model's first two layers of six, and some of its text: for tests that build or calibrate often."""
+    folder = folder_of_run / "two-layers" / DEMO_MODEL.name
+    folder.parent.mkdir(exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("model.safetensors"))
+            config = json.loads((DEMO_MODEL / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+            text = (DEMO_MODEL / "heldout.txt").read_text(encoding="utf-8")
+            (folder / "heldout.txt").write_text(text[:40_000], encoding="utf-8")
+            tensors = load_file(DEMO_MODEL / "model.safetensors")
+            kept = [name for name in tensors if ".layers." not in name or name.split(".")[2] in ("0", "1")]
+            save_file({name: tensors[name] for name in kept}, folder / "model.safetensors")
+    return folder
 
 
 @contextmanager

@@ -5,6 +5,7 @@ batched, chunked, preempted and served from the prefix cache; each must get what
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +13,12 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.runtime import Completion, Engine, SamplingParams
 from tests.conftest import BuildArtifact
-from tests.data_paths import DEMO_MODEL, shared_data
+from tests.data_paths import shared_data
 
 NUM_REQUESTS = 64
 FEW_SEQUENCES = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=4")
-RECIPES = [
-    ("fp32-cpu", ()),
-    ("int4-cpu", ()),
+WHOLE = ["fp32-cpu", "int4-cpu"]
+RECIPES: list[tuple[str, tuple[str, ...]]] = [
     ("int4-cpu", ("passes.quantize-weights.block_size=32",)),
     ("int8-cpu", ()),
     ("w8a8-cpu", ("passes.smooth-quant.alpha=none",)),
@@ -64,14 +64,22 @@ def check(artifact: Artifact, num_blocks: int, max_batch_tokens: int) -> None:
     assert metrics.prefix_hit_tokens > 0
 
 
-@pytest.mark.parametrize(("recipe", "overrides"), RECIPES)
+@pytest.mark.parametrize("recipe", WHOLE)
 def test_64_requests_through_a_small_pool_get_what_each_gets_alone(
-    build_unmeasured: BuildArtifact, recipe: str, overrides: tuple[str, ...]
+    build_unmeasured: BuildArtifact, recipe: str
 ) -> None:
-    check(build_unmeasured(recipe, DEMO_MODEL, *overrides), num_blocks=24, max_batch_tokens=72)
+    check(build_unmeasured(recipe), num_blocks=24, max_batch_tokens=72)
 
 
-@pytest.mark.parametrize("recipe", ["fp32-cpu", "int4-cpu"])
+@pytest.mark.parametrize(("recipe", "overrides"), RECIPES)
+def test_whatever_computes_the_layers(
+    build_unmeasured: BuildArtifact, two_layers: Path, recipe: str, overrides: tuple[str, ...]
+) -> None:
+    """Two layers have every kernel that six have."""
+    check(build_unmeasured(recipe, two_layers, *overrides), num_blocks=24, max_batch_tokens=72)
+
+
+@pytest.mark.parametrize("recipe", WHOLE)
 def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
     build_unmeasured: BuildArtifact, recipe: str
 ) -> None:

@@ -23,7 +23,6 @@ from ingot.passes.weight_values import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.compile import compile_recipe
 from ingot.pipeline.recipe_loader import load_recipe
-from tests.data_paths import DEMO_MODEL
 from tests.passes.calibration_data import calibration_data
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -219,12 +218,12 @@ def test_options_out_of_range_are_refused(option: str, value: float, allowed: st
         make_pass("distill", {option: value})
 
 
-def test_a_recipe_names_the_checkpoint_s_own_model_as_the_teacher(tmp_path: Path) -> None:
+def test_a_recipe_names_the_checkpoint_s_own_model_as_the_teacher(two_layers: Path, tmp_path: Path) -> None:
     recipe = load_recipe(
         "int4-gptq-distill-cpu",
         [
-            f"checkpoint={DEMO_MODEL}",
-            f"calibration.text={DEMO_MODEL / 'heldout.txt'}",
+            f"checkpoint={two_layers}",
+            "calibration.text=checkpoint:heldout.txt",
             "calibration.sequences=3",
             "calibration.sequence_tokens=48",
             "passes.distill.epochs=1",

@@ -19,7 +19,7 @@ from tests.pipeline.test_artifact_weights import floats
 
 SCHEME = "bits: 4, block_size: 32, symmetric: true, embedding: none, lm_head: none"
 LLAMA = FIXTURES / "checkpoints" / "llama"
-CALIBRATION = (f"calibration.text={DEMO_MODEL / 'heldout.txt'}", "calibration.sequences=4")
+CALIBRATION = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=4")
 CHAINS = {
     "round-to-nearest": f"[fold-constants, pack-projections, {{quantize-weights: {{{SCHEME}}}}}, round-scales]",
     "gptq": f"[fold-constants, pack-projections, fuse-gated-activation, {{gptq: {{{SCHEME}}}}}, round-scales]",
@@ -28,9 +28,9 @@ CHAINS = {
 }
 
 
-def demo(build: BuildArtifact, chain: str) -> Artifact:
-    """The demo model, quantized by that chain."""
-    return build("fp32-cpu", DEMO_MODEL, f"passes={CHAINS[chain]}", *CALIBRATION, "generate=null")
+def demo(build: BuildArtifact, checkpoint: Path, chain: str) -> Artifact:
+    """Two layers of the demo model, quantized by that chain."""
+    return build("fp32-cpu", checkpoint, f"passes={CHAINS[chain]}", *CALIBRATION, "generate=null")
 
 
 def same_weights(folder: Path, artifact: Artifact) -> bool:
@@ -57,9 +57,9 @@ def greedy_tokens(artifact: Artifact) -> tuple[int, ...]:
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("format_name", ["gptq", "awq", "compressed-tensors", "gguf", "safetensors"])
 def test_an_exported_checkpoint_holds_the_artifacts_weights(
-    chain: str, format_name: str, build_unmeasured: BuildArtifact, tmp_path: Path
+    chain: str, format_name: str, build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:
-    artifact = demo(build_unmeasured, chain)
+    artifact = demo(build_unmeasured, two_layers, chain)
     folder = export_artifact(artifact, tmp_path / "out", format_name)
     assert same_weights(folder, artifact)
     assert (folder / "tokenizer.json").read_bytes() == (DEMO_MODEL / "tokenizer.json").read_bytes()
@@ -67,9 +67,9 @@ def test_an_exported_checkpoint_holds_the_artifacts_weights(
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_build_of_the_exported_checkpoint_gives_the_same_greedy_tokens(
-    chain: str, build_unmeasured: BuildArtifact, tmp_path: Path
+    chain: str, build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:
-    artifact = demo(build_unmeasured, chain)
+    artifact = demo(build_unmeasured, two_layers, chain)
     folder = export_artifact(artifact, tmp_path / "out", "compressed-tensors")
     again = build_unmeasured("fp32-cpu", folder, "generate=null")
     assert greedy_tokens(again) == greedy_tokens(artifact)
@@ -123,12 +123,12 @@ def test_a_tied_head_that_is_quantized_alone_leaves_the_table_as_it_is(
     ],
 )
 def test_weights_that_a_pass_scaled_turned_or_cut_come_out_as_they_are_in_the_program(
-    chain: str, build_unmeasured: BuildArtifact, tmp_path: Path
+    chain: str, build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:
     settings = [f"passes={chain}", CALIBRATION[0], "calibration.sequences=2"]
-    recipe = load_recipe("fp32-cpu", [f"checkpoint={DEMO_MODEL}", *settings])
+    recipe = load_recipe("fp32-cpu", [f"checkpoint={two_layers}", *settings])
     export_checkpoint(recipe, tmp_path / "out", "compressed-tensors")
-    assert same_weights(tmp_path / "out", build_unmeasured("fp32-cpu", DEMO_MODEL, *settings, "generate=null"))
+    assert same_weights(tmp_path / "out", build_unmeasured("fp32-cpu", two_layers, *settings, "generate=null"))
 
 
 def test_what_a_format_cannot_hold_is_said_with_the_formats_that_can(
@@ -156,10 +156,10 @@ def test_a_recipe_is_refused_before_its_calibration_text_is_read(tmp_path: Path)
 
 
 def test_scales_that_float16_rounds_are_found_once_they_are_known(
-    build_unmeasured: BuildArtifact, tmp_path: Path
+    build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:
     passes = f"passes=[{{quantize-weights: {{{SCHEME}}}}}]"
-    artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, passes, "generate=null")
+    artifact = build_unmeasured("fp32-cpu", two_layers, passes, "generate=null")
     with pytest.raises(
         UsageError, match=r"stores scales as float16.*As they are, these weights fit compressed-tensors"
     ):
