@@ -43,7 +43,9 @@ PARTS = {
     "gap": "benchmarks.gpu_gap:gap",
     "offload": "benchmarks.gpu_offload:offload",
     "torch-compile": "benchmarks.gpu_torch:compiled_peers",
+    "tune": "benchmarks.gpu_tune:tune",
 }
+BY_DEFAULT = tuple(name for name in PARTS if name != "tune")
 _PACKAGES = ("ingot", "numpy", "torch", "triton", "cuda-bindings")
 _INTERPRETED = ("kernels", "check")  # launches are caught in Triton's interpreter, or compared with it
 _LEAST_SECONDS = 5.0  # under which no part begins
@@ -80,7 +82,7 @@ class Report:
 
 
 @click.command(help=__doc__)
-@click.option("--parts", default=",".join(PARTS), show_default=True, help="Which, in this order.")
+@click.option("--parts", default=",".join(BY_DEFAULT), show_default=True, help="Which, in this order.")
 @click.option("--budget", default=460.0, show_default=True, help="Seconds for all parts.")
 @click.option("--programs", type=click.Path(path_type=Path), default=FOLDER, help="What gpu_programs packed.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS, help="Folder for the JSON.")
@@ -109,10 +111,13 @@ def main(parts: str, budget: float, programs: Path, output: Path, dry_run: bool,
         raise click.ClickException(f"parts failed: {', '.join(failed)}; see `stderr` of each in {file}")
 
 
-def run_part(part: str, programs: str, scratch: str, seconds: float, peaks: dict[str, float], dry_run: bool) -> None:
+def run_part(
+    part: str, programs: str, scratch: str, output: str, seconds: float, peaks: dict[str, float], dry_run: bool
+) -> None:
     """In a process of its own: print each record as a line of JSON."""
     machine: Machine = import_module("benchmarks.gpu_dry").DryMachine() if dry_run else Card()
-    bench = Bench(machine, Path(programs), Path(scratch), time.monotonic() + seconds, Peaks(**peaks))
+    paths = (Path(programs), Path(scratch), Path(output))
+    bench = Bench(machine, *paths, time.monotonic() + seconds, Peaks(**peaks))
     module, _, name = PARTS[part].partition(":")
     generate: Callable[[Bench], Iterator[Record]] = getattr(import_module(module), name)
     for record in generate(bench):
@@ -129,7 +134,8 @@ def _part(report: Report, name: str, programs: Path, scratch: Path, dry_run: boo
         entry["status"] = "skipped: the budget of seconds is spent"
         return
     begin = time.monotonic()
-    order = {"part": name, "programs": str(programs), "scratch": str(scratch), "seconds": left, "dry_run": dry_run}
+    paths = {"programs": str(programs), "scratch": str(scratch), "output": str(report.folder)}
+    order = {"part": name, **paths, "seconds": left, "dry_run": dry_run}
     for record in _lines(order | {"peaks": asdict(peaks_of(report.records))}, left, entry):
         records.append(record)
         report.write()

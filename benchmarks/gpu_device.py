@@ -30,7 +30,7 @@ from ingot.runtime.executors.cuda import CudaExecutor
 
 _PATTERN_BYTES = 16 << 20
 _TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_SECONDS_A_FIGURE = 0.4
+_SECONDS_A_FIGURE = 0.2
 
 
 class Machine(Protocol):
@@ -79,6 +79,7 @@ class Bench:
     machine: Machine
     programs: Path
     scratch: Path
+    output: Path
     deadline: float
     peaks: Peaks
 
@@ -91,7 +92,7 @@ class Bench:
         if self.machine.is_dry:
             return Spread.of(laps(stopwatch, stream, work, 1, warm_up=0))
         first = laps(stopwatch, stream, work, 3)
-        count = min(60, max(7, int(_SECONDS_A_FIGURE / max(first))))
+        count = min(40, max(7, int(_SECONDS_A_FIGURE / max(first))))
         return Spread.of(laps(stopwatch, stream, work, count, warm_up=0))
 
 

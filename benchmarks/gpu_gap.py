@@ -54,7 +54,7 @@ class WatchedDevice:
 
 def gap(bench: Bench) -> Iterator[Record]:
     """The 4-bit programs: their steps are the shortest."""
-    files = [file for file in program_files(bench.programs) if "int4-kv-16" in file.stem or "tiny-16" in file.stem]
+    files = [file for file in program_files(bench.programs) if "int4-kv-16" in file.stem]
     for file in files:
         if not bench.room(_SECONDS):
             yield {"figure": "gap", "program": file.stem, "skipped": "no time left"}

@@ -17,7 +17,7 @@ _STEPS = 20
 
 def offload(bench: Bench) -> Iterator[Record]:
     """Blocks of 16-bit keys and of 4-bit ones."""
-    wanted = ("llama-3.1-8b-int4-kv-16-bit", "llama-3.1-8b-int4-kv-int4", "tiny-int4-kv-int8")
+    wanted = ("llama-3.1-8b-int4-kv-16-bit", "llama-3.1-8b-int4-kv-int4", "tiny-int4-kv-16-bit")
     for file in program_files(bench.programs):
         if file.stem not in wanted:
             continue

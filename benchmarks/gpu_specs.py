@@ -47,7 +47,7 @@ SPECS = (
     ProgramSpec(LLAMA_8B, "int4", "int8"),
     ProgramSpec(LLAMA_8B, "int4", "int4"),
 )
-_DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "16-bit"), ("int4", "int8"))
+_DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "int8"), ("int4", "16-bit"))
 _TINY = ModelShape(
     name="tiny",
     hidden_size=64,

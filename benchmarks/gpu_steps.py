@@ -16,6 +16,7 @@ from ingot.runtime.executor_loading import ExecutorOptions
 
 DECODE_CONTEXT = 1024  # tokens of each sequence, where the model's context has room for them
 LONG_SHARES = (16, 4, 1)  # of the context, for attention alone
+_OF_KEYS = ("attention", "rotary", "join")  # kernels that the precision of keys changes
 _SECONDS_A_PROGRAM = 20.0  # to unpack, load and fill the largest
 
 
@@ -70,7 +71,10 @@ def _bucket(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> I
     tokens = batch.num_tokens / seconds.median
     work = step_work(found)
     yield {"figure": "step", **facts, **work.record(seconds, bench.peaks), "tokens_per_second": tokens}
+    is_usual = not executor.kv_geometry.is_quantized
     for group in found:
+        if not is_usual and not any(word in group.name for word in _OF_KEYS):
+            continue  # measured with 16-bit keys
         yield {"figure": "kernel", **facts, **_group(bench, executor, stopwatch, group)}
     if bound.program.name == "decode-1":
         yield from _long_attention(bench, executor, bound, stopwatch)

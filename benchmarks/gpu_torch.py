@@ -32,7 +32,7 @@ def torch_seconds(bench: Bench, work: Callable[[], object]) -> Spread:
         return Spread.of([time.perf_counter() - begin])
     for _ in range(3):
         work()
-    count = min(60, max(7, int(0.4 / max(_events(work, 2)))))
+    count = min(40, max(7, int(0.2 / max(_events(work, 2)))))
     return Spread.of(_events(work, count))
 
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.interpreter import use_interpreter
@@ -23,11 +24,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Figure]:
     programs = write_programs(folder / "programs")
     peaks = {"bytes_per_second": 1.0, "flops_per_second": 1.0, "to_device": 1.0, "to_host": 1.0}
     found: list[Figure] = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):  # kernels alone run on whatever is there
         patch.setattr("builtins.print", lambda text, **_: found.append(json.loads(text)))
         for part in PARTS:
             patch.setenv("INGOT_CUDA_BLOCKING", "1" if part == "check" else "0")
-            run_part(part, str(programs), str(folder), 60.0, peaks, dry_run=True)
+            run_part(part, str(programs), str(folder), str(folder), 60.0, peaks, dry_run=True)
     return found
 
 
@@ -37,7 +38,7 @@ def of(records: list[Figure], figure: str) -> list[Figure]:
 
 def test_every_kernel_of_a_step_is_measured_with_its_share_of_the_roofline(records: list[Figure]) -> None:
     kernels = {record["kernel"].split()[0] for record in of(records, "kernel")}
-    assert {"matmul", "matmul_nbits", "rms_norm", "decode_attention", "ragged_attention", "rotary_kv_write"} <= kernels
+    assert {"matmul_nbits", "rms_norm", "decode_attention", "ragged_attention", "rotary_kv_write"} <= kernels
     assert all(record["share_of_roofline"] >= 0 for record in of(records, "kernel"))
     assert {record["phase"] for record in of(records, "step")} == {"decode", "prefill"}
 
@@ -66,4 +67,4 @@ def test_goals_are_met_not_met_or_not_measured(records: list[Figure]) -> None:
     assert reached["prefill of 4096: share of the matmul peak"] is None
     text = summary(records, goals(records))
     assert "not measured" in text
-    assert "tiny-16-bit-kv-16-bit decode-1" in text
+    assert "tiny-16-bit-kv-int8 decode-1" in text
