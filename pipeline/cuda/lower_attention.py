@@ -1,50 +1,27 @@
-"""ingot::PagedAttention and its rotary embedding as launches: keys and values into the pool, attention over it."""
+"""ingot::PagedAttention as launches: keys and values into the pool (lower_pool.py), then attention over it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Argument
-from ingot.errors import PassError
-from ingot.passes.weight_values import float32_values
-from ingot.pipeline.cuda.fusions import HeadNorms
+from ingot.pipeline.cuda.attention_tiles import (
+    DECODE_WARPS,
+    LEAST_CHUNK,
+    MOST_CHUNKS,
+    TILE,
+    HeadSizes,
+    ragged_tile,
+)
+from ingot.pipeline.cuda.lower_pool import float_attribute, int_attribute, pool_arguments, vector_constants, write_pool
 from ingot.pipeline.cuda.placed_rows import Rows
 from ingot.pipeline.cuda.program_builder import TILE_QUERIES, ProgramBuilder, next_power_of_two
-from ingot.pipeline.cuda.scope import Scope, columns_of
-from ingot.pipeline.cuda.tiles import FEW_ROWS
-
-_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
-_TILE = 32  # tokens that are read at once
-_MOST_CHUNKS = 64
-_LEAST_CHUNK = 128
-_MOST_SUMS = 128 * 128  # running sums of one program of ragged attention: rows times head size
-_FEW_HEADS = 4  # of a token, that one program takes where there are few tokens
-_MOST_ELEMENTS = 2048  # of all heads that it takes where there are many
-_ONE_WARP = 128  # head size up to which a warp has enough to do
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """An attention's sizes."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    @property
-    def block_dim(self) -> int:
-        return next_power_of_two(self.dim, 16)
+from ingot.pipeline.cuda.scope import Scope
 
 
 def lower_attention(scope: Scope, node: ir.Node) -> None:
     """Write, then attend: split along the context in decode buckets, by tiles of queries in others."""
-    sizes = _Heads(*(_int(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
-    queries = _write(scope, node, sizes)
+    sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
+    queries = write_pool(scope, node, sizes)
     out = scope.make(node.outputs[0])
     if scope.builder.bucket.attention == "ragged":
         _ragged(scope, node, sizes, queries, out)
@@ -52,103 +29,10 @@ def lower_attention(scope: Scope, node: ir.Node) -> None:
         _decode(scope, node, sizes, queries, out)
 
 
-def lower_rotary(scope: Scope, node: ir.Node) -> None:
-    """RotaryEmbedding by itself. PassError for interleaved pairs and for positions that are not the model's input."""
-    positions = node.inputs[3] if len(node.inputs) > 3 else None
-    source = positions.producer() if positions is not None else None
-    given = source.inputs[0] if source is not None and source.op_type == "Unsqueeze" else None
-    if node.attributes.get_int("interleaved", 0) or given is None or given.name != "position_ids":
-        raise PassError(
-            f"{node.name!r} (RotaryEmbedding) turns neighbours, or by other positions than position_ids; the CUDA "
-            "kernels turn halves of a head by position_ids"
-        )
-    x, out, heads = scope.read(node.inputs[0], node), scope.make(node.outputs[0]), _int(node, "num_heads")
-    dim = columns_of(node.outputs[0]) // heads
-    rotary = _int(node, "rotary_embedding_dim") or dim
-    scope.builder.launch(
-        "rotate_heads",
-        node,
-        (scope.rows, heads),
-        {"DIM": dim, "BLOCK_DIM": next_power_of_two(dim, 16), "ROTARY": rotary},
-        num_warps=1 if dim <= _ONE_WARP else 2,
-        x=x.buffer,
-        positions=scope.builder.external("position_ids"),
-        cos=_table(scope.builder, node, 1),
-        sin=_table(scope.builder, node, 2),
-        out=out.buffer,
-        x_stride=x.stride,
-        out_stride=out.stride,
-    )
-
-
-def _write(scope: Scope, node: ir.Node, sizes: _Heads) -> Rows:
-    """Keys and values into the pool; the queries, normed and rotated, are returned."""
-    builder, rotary = scope.builder, _int(node, "rotary_dim")
-    norms = scope.fusions.at.get(node)
-    norms = norms if isinstance(norms, HeadNorms) else None
-    q, k, v = _operands(scope, node, sizes, norms)
-    width = sizes.heads * sizes.dim
-    queries = Rows(builder.buffer(f"{node.name}.queries", scope.rows * width), width, width)
-    at_once = _FEW_HEADS if scope.rows <= FEW_ROWS else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
-    at_once = min(at_once, next_power_of_two(sizes.heads))
-    builder.launch(
-        "rotary_kv_write",
-        node,
-        (scope.rows, sum(-(-heads // at_once) for heads in (sizes.heads, sizes.kv_heads))),
-        {
-            **_vector(builder, sizes),
-            "HEADS": sizes.heads,
-            "KV_HEADS": sizes.kv_heads,
-            "HEADS_AT_ONCE": at_once,
-            "ROTARY": rotary,
-            "PARTS": q.parts,
-            "HAS_NORM": norms is not None,
-        },
-        q=q.buffer,
-        k=k.buffer,
-        v=v.buffer,
-        positions=builder.external("position_ids"),
-        slots=builder.external("slots"),
-        cos=_table(builder, node, 3) if rotary else None,
-        sin=_table(builder, node, 4) if rotary else None,
-        q_norm=scope.vector(norms.query.weight) if norms else None,
-        k_norm=scope.vector(norms.key.weight) if norms else None,
-        q_out=queries.buffer,
-        **_pool(builder, node),
-        epsilon=norms.query.epsilon if norms else 0.0,
-        q_stride=q.stride,
-        k_stride=k.stride,
-        v_stride=v.stride,
-        part_stride=q.part_stride,
-        q_out_stride=width,
-    )
-    return queries
-
-
-def _operands(scope: Scope, node: ir.Node, sizes: _Heads, norms: HeadNorms | None) -> list[Rows]:
-    """Queries, keys and values where they lie; whole where they are not parts of one product."""
-    normed = (norms.query.source, norms.key.source) if norms else tuple(node.inputs[:2])
-    sources = (*normed, node.inputs[2])
-    starts = [_int(node, f"{name}_column") for name in ("query", "key", "value")]
-    widths = [heads * sizes.dim for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
-
-    def placed(parts: bool) -> list[Rows]:
-        rows = (scope.read(source, node, parts=parts, unaligned=True) for source in sources)
-        return [each.slice(start, width) for each, start, width in zip(rows, starts, widths, strict=True)]
-
-    found = placed(parts=True)
-    if len({(rows.parts, rows.part_stride, rows.buffer.type) for rows in found}) > 1:
-        found = placed(parts=False)
-    if any(not rows.is_aligned for rows in found):
-        names = (f"{node.name}.{name}" for name in "qkv")
-        found = [scope.copied(rows, name, node) for rows, name in zip(found, names, strict=True)]
-    return found
-
-
-def _decode(scope: Scope, node: ir.Node, sizes: _Heads, queries: Rows, out: Rows) -> None:
+def _decode(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
     builder, rows, context = scope.builder, scope.rows, scope.builder.bucket.context_tokens
-    chunks = min(_MOST_CHUNKS, -(-context // _LEAST_CHUNK))
-    split = {"CHUNKS": chunks, "LEAST_CHUNK": _LEAST_CHUNK, "TILE": _TILE}
+    chunks = min(MOST_CHUNKS, -(-context // LEAST_CHUNK))
+    split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
     sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
     weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
     group = next_power_of_two(sizes.group, 16)
@@ -157,8 +41,8 @@ def _decode(scope: Scope, node: ir.Node, sizes: _Heads, queries: Rows, out: Rows
         node,
         (rows, sizes.kv_heads, chunks),
         {**_read(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
-        num_warps=4 if sizes.block_dim <= _ONE_WARP else 8,
-        num_stages=_stages(sizes),
+        num_warps=DECODE_WARPS,
+        num_stages=sizes.num_stages,
         **_common(builder, node, queries),
         sums=sums,
         weights=weights,
@@ -180,29 +64,28 @@ def _decode(scope: Scope, node: ir.Node, sizes: _Heads, queries: Rows, out: Rows
         lengths=builder.external("lengths"),
         sinks=None,
         out=out.buffer,
-        window=_int(node, "window"),
+        window=int_attribute(node, "window"),
         out_stride=out.stride,
     )
 
 
-def _ragged(scope: Scope, node: ir.Node, sizes: _Heads, queries: Rows, out: Rows) -> None:
-    builder, group = scope.builder, next_power_of_two(sizes.group)
-    own = max(1, min(TILE_QUERIES, _MOST_SUMS // (group * sizes.block_dim)))  # a power of two, like both
-    group = max(group, 16 // own)  # a product has 16 rows at least
+def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+    builder = scope.builder
+    tile = ragged_tile(sizes, is_quantized=builder.kv.is_quantized, sm=builder.shared.tiles.sm)
     builder.launch(
         "ragged_attention",
         node,
-        (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // own),
+        (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
         {
             **_read(builder, node, sizes),
-            "TILE": _TILE,
-            "BLOCK_GROUP": group,
+            "TILE": TILE,
+            "BLOCK_GROUP": tile.group,
             "TILE_QUERIES": TILE_QUERIES,
-            "QUERIES": own,
+            "QUERIES": tile.queries,
             "HAS_SINKS": False,
         },
-        num_warps=8 if own * group * sizes.block_dim > _MOST_SUMS // 2 else 4,
-        num_stages=_stages(sizes),
+        num_warps=tile.num_warps,
+        num_stages=sizes.num_stages,
         **_common(builder, node, queries),
         query_starts=builder.external("query_starts"),
         tile_sequences=builder.external("tile_sequences"),
@@ -213,59 +96,27 @@ def _ragged(scope: Scope, node: ir.Node, sizes: _Heads, queries: Rows, out: Rows
     )
 
 
-def _stages(sizes: _Heads) -> int:
-    """Tiles of keys and values in flight: as many as shared memory of the smallest card holds."""
-    return 3 if sizes.block_dim <= _ONE_WARP else 2
-
-
-def _vector(builder: ProgramBuilder, sizes: _Heads) -> dict[str, int]:
-    kind = _KINDS.get(builder.kv.dtype, 0)
-    return {"DIM": sizes.dim, "BLOCK_DIM": sizes.block_dim, "BLOCK_TOKENS": builder.kv.block_tokens, "KIND": kind}
-
-
-def _read(builder: ProgramBuilder, node: ir.Node, sizes: _Heads) -> dict[str, Any]:
+def _read(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
     """Constants of both kernels that read the pool."""
     return {
-        **_vector(builder, sizes),
+        **vector_constants(builder, sizes),
         "WIDTH": builder.kv.width,
         "GROUP": sizes.group,
-        "HAS_SOFTCAP": _float(node, "softcap") > 0,
+        "HAS_SOFTCAP": float_attribute(node, "softcap") > 0,
         "DTYPE": builder.activation_type,
     }
-
-
-def _pool(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
-    """The layer's keys and values, and how they lie."""
-    layer = _int(node, "layer")
-    scales = builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None
-    pool = builder.external("kv_pool", builder.kv.pool_offset(layer))
-    return {"pool": pool, "scales": scales, **builder.kv.strides()}
 
 
 def _common(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
     """Arguments of both kernels that read the pool."""
     return {
-        **_pool(builder, node),
+        **pool_arguments(builder, node),
         "q": queries.buffer,
         "tables": builder.external("tables"),
         "lengths": builder.external("lengths"),
-        "scale": _float(node, "scale"),
-        "softcap": _float(node, "softcap"),
-        "window": _int(node, "window"),
+        "scale": float_attribute(node, "scale"),
+        "softcap": float_attribute(node, "softcap"),
+        "window": int_attribute(node, "window"),
         "q_stride": queries.stride,
         "table_stride": -(-builder.bucket.context_tokens // builder.kv.block_tokens),
     }
-
-
-def _table(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
-    table = node.inputs[index]
-    assert table is not None
-    return builder.weight(table.name or "", "fp32", lambda: float32_values(table))
-
-
-def _int(node: ir.Node, name: str) -> int:
-    return node.attributes.get_int(name, 0) or 0
-
-
-def _float(node: ir.Node, name: str) -> float:
-    return float(node.attributes.get_float(name, 0.0) or 0.0)

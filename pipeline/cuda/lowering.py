@@ -17,16 +17,16 @@ from ingot.artifact.launch_program import ActivationType, LaunchProgram
 from ingot.errors import PassError, one_of
 from ingot.passes.weight_values import is_stored
 from ingot.pipeline.cuda.fusions import Gate, Rounding, find_fusions
-from ingot.pipeline.cuda.lower_attention import lower_attention, lower_rotary
+from ingot.pipeline.cuda.lower_attention import lower_attention
 from ingot.pipeline.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
+from ingot.pipeline.cuda.lower_norms import lower_norm, lower_sum
+from ingot.pipeline.cuda.lower_pool import lower_rotary
 from ingot.pipeline.cuda.lower_rows import (
     lower_activation,
     lower_gate,
     lower_gather,
     lower_multiplication,
-    lower_norm,
     lower_split,
-    lower_sum,
     lower_view,
 )
 from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared
