@@ -26,19 +26,18 @@ def test_the_catalogue_lists_the_functions_arguments_in_order(kernel: str) -> No
     assert list(CATALOG[kernel].arguments) == [arg.arg for arg in function.args.args if arg.annotation is None]
 
 
-def test_every_kernel_compiles_for_every_sm_that_can_run_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sm", SMS)
+def test_every_kernel_compiles_for_every_sm_that_can_run_it(sm: int) -> None:
     pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install --group oracle")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), str(sm)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {row["kernel"] for row in rows} == set(CATALOG)
-    assert {row["sm"] for row in rows} == set(SMS)
     for row in rows:
-        if row["float8"] and row["sm"] < 89:
+        if row["float8"] and sm < 89:
             assert "8-bit floats need SM 89 or newer" in row["error"]
         else:
             assert row["error"] is None
