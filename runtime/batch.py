@@ -64,6 +64,16 @@ class TokenDraws:
         return not self.temperatures.any()
 
 
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The card that an executor computes on, and the memory there that it took when it was made, in bytes."""
+
+    name: str
+    sm: int
+    total_bytes: int
+    used_bytes: int
+
+
 class Executor(Protocol):
     """Runs the model's program on a batch and keeps the KV pool.
 
@@ -88,6 +98,11 @@ class Executor(Protocol):
     @property
     def max_batch_tokens(self) -> int:
         """Most tokens that one batch may hold."""
+        ...
+
+    @property
+    def device(self) -> DeviceFacts | None:
+        """The card that it computes on; None on the CPU."""
         ...
 
     def forward(self, batch: ForwardBatch) -> FloatArray:

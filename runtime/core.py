@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.batch import Executor, Int64Array
+from ingot.runtime.batch import DeviceFacts, Executor, Int64Array
 from ingot.runtime.batching import BatchBuilder
 from ingot.runtime.blocks import BlockManager
 from ingot.runtime.metrics import EngineMetrics
@@ -56,6 +56,11 @@ class EngineCore:
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or an output waits to be returned by `step`."""
         return self._loop.has_unfinished
+
+    @property
+    def device(self) -> DeviceFacts | None:
+        """The executor's card."""
+        return self._executor.device
 
     def add(self, prompt: Int64Array, params: SamplingParams, *, keep_logits: bool) -> int:
         """Queue a request of a checked prompt; RequestError when the pool could never hold it."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import RequestError
-from ingot.runtime.batch import Executor, FloatArray
+from ingot.runtime.batch import DeviceFacts, Executor, FloatArray
 from ingot.runtime.chat_template import Message
 from ingot.runtime.core import EngineCore
 from ingot.runtime.executor_loading import ExecutorOptions, load_executor
@@ -217,6 +217,11 @@ class Engine:
         """
         checked = (checked_prompt(prompt, self.model, room=0) for prompt in prompts)
         return self.core.iterate_prompt_logits(checked)
+
+    @property
+    def device(self) -> DeviceFacts | None:
+        """The card that it computes on, and what it took of its memory; None on the CPU."""
+        return self.core.device
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and counters since the engine was made."""

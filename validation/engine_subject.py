@@ -6,6 +6,7 @@ from typing import Self
 
 from ingot.artifact import Artifact
 from ingot.errors import DataError
+from ingot.runtime.batch import DeviceFacts
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
 from ingot.validation.subject import LogitsArray, StepEvent
@@ -31,6 +32,11 @@ class EngineSubject:
         if sequence_tokens is not None:
             blocks = 2 * -(-sequence_tokens // artifact.manifest.kv.block_tokens) + _SPARE_BLOCKS
         return cls(Engine.load(artifact, kv_blocks=blocks, prefix_cache=False, num_threads=num_threads))
+
+    @property
+    def device(self) -> DeviceFacts | None:
+        """The card that it computes on; None on the CPU."""
+        return self._engine.device
 
     @property
     def vocab_size(self) -> int:

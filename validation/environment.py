@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ingot.runtime.batch import DeviceFacts
 from ingot.settings import num_threads
 
 _CPU_FLAGS = frozenset(
@@ -15,12 +16,14 @@ _CPU_FLAGS = frozenset(
         *("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
     )
 )
-_PACKAGES = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
+_PACKAGES = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers", "cuda-bindings")
 
 
-def environment(threads: int | None = None) -> dict[str, Any]:
-    """CPU, memory, system, Python, packages and engine threads, ready for JSON."""
+def environment(threads: int | None = None, device: DeviceFacts | None = None) -> dict[str, Any]:
+    """CPU, memory, card where one computed, system, Python, packages and engine threads, ready for JSON."""
+    card = {"name": device.name, "sm": device.sm, "memory_bytes": device.total_bytes} if device else None
     return {
+        "card": card,
         "cpu": cpu_facts(_read("/proc/cpuinfo")),
         "cores_available": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cores_total": os.cpu_count(),

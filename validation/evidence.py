@@ -12,6 +12,7 @@ from pathlib import Path
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, UsageError
 from ingot.progress import Progress, silent
+from ingot.runtime.batch import DeviceFacts
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.accuracy_summary import accuracy_metrics
 from ingot.validation.engine_subject import EngineSubject
@@ -78,12 +79,12 @@ def measure(
     artifacts = open_artifact(candidate), open_artifact(baseline)
     sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
     memory = measure_memory(candidate, baseline, options.memory, progress) if options.memory else None
-    accuracy, latency = _run_engines(*artifacts, options, progress)
+    accuracy, latency, device = _run_engines(*artifacts, options, progress)
     measured = collect(sizes, accuracy, latency, memory)
     return Evidence(
         candidate=SubjectFacts.of(artifacts[0]),
         baseline=SubjectFacts.of(artifacts[1]),
-        environment=environment(options.num_threads),
+        environment=environment(options.num_threads, device),
         sizes=sizes,
         accuracy=accuracy,
         latency=latency,
@@ -140,16 +141,16 @@ def sealed_quantization(artifact: Artifact) -> Quantization:
 
 def _run_engines(
     candidate: Artifact, baseline: Artifact, options: MeasureOptions, progress: Progress
-) -> tuple[AccuracyResult | None, LatencyResult | None]:
+) -> tuple[AccuracyResult | None, LatencyResult | None, DeviceFacts | None]:
     if options.accuracy is None and options.latency is None:
-        return None, None
+        return None, None, None
     with (
         EngineSubject.load(candidate, options.sequence_tokens, options.num_threads) as new,
         EngineSubject.load(baseline, options.sequence_tokens, options.num_threads) as old,
     ):
         accuracy = _accuracy(new, old, options, progress)
         latency = measure_latency(new, old, options.latency, progress) if options.latency else None
-    return accuracy, latency
+        return accuracy, latency, new.device
 
 
 def _accuracy(

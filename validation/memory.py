@@ -97,5 +97,5 @@ def memory_metrics(result: MemoryResult) -> list[Measured]:
 
 
 def peaks(probes: Sequence[MemoryProbe]) -> list[int]:
-    """Peak bytes of every probe."""
-    return [probe.generated.peak_bytes for probe in probes]
+    """Peak bytes of every probe, a card's among them."""
+    return [probe.generated.peak_bytes + probe.generated.device_bytes for probe in probes]

@@ -12,12 +12,16 @@ _FIELDS = {"peak_bytes": "VmHWM", "resident_bytes": "VmRSS", "private_bytes": "R
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """peak_bytes since the process began; of what is resident now, private pages and pages mapped from files."""
+    """peak_bytes since the process began; of what is resident now, private pages and pages mapped from files.
+
+    device_bytes    what it took of a card's memory, beside all that
+    """
 
     peak_bytes: int
     resident_bytes: int
     private_bytes: int
     mapped_bytes: int
+    device_bytes: int = 0
 
 
 def process_memory() -> ProcessMemory:

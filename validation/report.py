@@ -106,6 +106,7 @@ def resource_figures(evidence: Evidence) -> list[Figure]:
             "private": probe.generated.private_bytes / 1e6,
             "file-mapped": probe.generated.mapped_bytes / 1e6,
             "released": max(0, probe.generated.peak_bytes - probe.generated.resident_bytes) / 1e6,
+            **({"on the card": probe.generated.device_bytes / 1e6} if probe.generated.device_bytes else {}),
         }
         for side, probe in probes.items()
     }

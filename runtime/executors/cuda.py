@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
+from ingot.runtime.batch import DeviceFacts, FloatArray, ForwardBatch, Int32Array, TokenDraws
 from ingot.runtime.cuda.device import Device, mebibytes
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.input_layout import token_slots
@@ -42,6 +42,7 @@ class CudaExecutor:
         options: ExecutorOptions | None = None,
         open_segments: OpenSegments = no_segments,
     ) -> None:
+        self._free_before = device.free_bytes()
         try:
             self._loaded = load_program(artifact, device, options or ExecutorOptions(), open_segments)
         except BaseException:
@@ -74,6 +75,13 @@ class CudaExecutor:
     def max_sequences(self) -> int:
         """Most sequences that one batch may hold."""
         return self._loaded.max_sequences
+
+    @property
+    def device(self) -> DeviceFacts:
+        """The card, and what was taken of it since the executor was made; graphs are captured later."""
+        card = self._activate()
+        used = max(0, self._free_before - card.free_bytes())
+        return DeviceFacts(card.name, card.sm, card.total_bytes, used)
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call.
@@ -147,10 +155,11 @@ class CudaExecutor:
             self._device.close()
             self._device = self._host_blocks = None
 
-    def _activate(self) -> None:
+    def _activate(self) -> Device:
         if self._device is None:
             raise EngineError("the executor is closed; make another")
         self._device.activate()
+        return self._device
 
     def _queue(
         self,

@@ -69,6 +69,11 @@ class FakeExecutor:
         """Most tokens of one batch."""
         return self._max_batch_tokens
 
+    @property
+    def device(self) -> None:
+        """No card."""
+        return None
+
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write marks, read histories back, return logits [R, vocab]. EngineError for a batch that breaks the rules."""
         self.require_open()

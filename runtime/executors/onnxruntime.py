@@ -84,6 +84,11 @@ class OnnxRuntimeExecutor:
         """Most tokens that one batch may hold."""
         return self._max_batch_tokens
 
+    @property
+    def device(self) -> None:
+        """No card."""
+        return None
+
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call."""
         rows = len(batch.logits_indices)

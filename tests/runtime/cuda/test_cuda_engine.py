@@ -70,6 +70,7 @@ class HostSampled:
         self._executor = executor
         self.model, self.kv_geometry = executor.model, executor.kv_geometry
         self.num_blocks, self.max_batch_tokens = executor.num_blocks, executor.max_batch_tokens
+        self.device = executor.device
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         return self._executor.forward(batch)

@@ -174,3 +174,11 @@ def test_a_closed_executor_says_so_and_its_steps_keep_their_tokens(make_executor
     assert step.tokens().shape == (1,)
     with pytest.raises(EngineError, match="the executor is closed"):
         executor.copy_block(0, 1)
+
+
+def test_it_tells_its_card_and_what_it_took_of_it(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    facts = executor.device
+    assert (facts.name, facts.sm, facts.total_bytes) == (device.name, device.sm, device.total_bytes)
+    assert facts.used_bytes == device.total_bytes - device.free_bytes() > executor.num_blocks * 64
