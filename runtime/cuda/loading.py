@@ -2,12 +2,9 @@
 
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-from pydantic import ValidationError
 
 from ingot.artifact import Artifact, ModelFacts
-from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram
+from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram, read_cuda_program
 from ingot.errors import ArtifactError, UsageError
 from ingot.runtime.cuda.budget import device_pool_size
 from ingot.runtime.cuda.cubin_choice import load_kernels
@@ -114,13 +111,8 @@ def read_program(artifact: Artifact) -> CudaProgram:
     name = artifact.manifest.program.launches
     if name is None:
         raise ArtifactError(f"{artifact.path}: has no launches for a card; build it for a CUDA target")
-    file: Path = artifact.file(name)
-    try:
-        program = CudaProgram.model_validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
+    file = artifact.file(name)
+    program = read_cuda_program(file)
     if program.kv != artifact.manifest.kv:
         raise ArtifactError(f"{file}: its KV geometry is not the manifest's; build the artifact again")
     return program

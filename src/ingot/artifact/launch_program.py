@@ -250,7 +250,7 @@ def read_cuda_program(file: Path) -> CudaProgram:
         raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"])) or "the file"
         raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
 
 
