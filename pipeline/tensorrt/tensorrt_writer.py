@@ -4,8 +4,8 @@
     program/plans.json                  what each plan holds: SMs, bytes, operators of every profile
     program/launches.json, cubins-smXX.safetensors, weights.safetensors        as of the targets cuda-smXX
 
-TensorRT numbers the symbols of its plans anew in each build, so that plans of the same inputs differ in some bytes; a
-build that finds them in the cache is the same, byte for byte.
+Plans built in processes of their own are the same, byte for byte, in most builds; in one of ten or so TensorRT writes a
+segment's outputs in another order (docs/log.md). What comes from the cache is always the same.
 """
 
 import json
