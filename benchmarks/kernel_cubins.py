@@ -26,7 +26,7 @@ from ingot.pipeline.cuda.attention_tiles import (
 )
 from ingot.pipeline.cuda.catalog import make_kernel
 from ingot.pipeline.cuda.cubins import FLOAT8, compile_kernel
-from ingot.pipeline.cuda.program_builder import TILE_QUERIES
+from ingot.pipeline.cuda.program_builder import TAIL_WARPS, TILE_QUERIES
 from ingot.pipeline.cuda.tiles import FEW_ROWS, SPAN, ProductShape, safe_tile
 from ingot.pipeline.targets import FLOAT8_FROM, SMS
 
@@ -62,8 +62,14 @@ def _row_requests() -> Iterator[Request]:
     for codes, kind in ((FLOAT8, 1), ("i8", 2)):
         form: dict[str, Constant] = {**row, "KIND": kind, "IS_STATIC": False, "SCALES_BACK": False}
         yield codes, make_kernel("quantize_rows", {**HALF, "C": codes}, form)
+    spans: dict[str, Constant] = {"SPANS": HIDDEN // SPAN, "GROUP": 128, "GROUPS": HIDDEN // 128, "BITS": 4}
+    weight: dict[str, Constant] = {**spans, "N": HIDDEN, "COLUMNS": HIDDEN, "HAS_ZERO_POINTS": True}
+    yield "4 bits", make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, {**weight, "TILE": 32})
     for name in ("greedy", "draw"):
-        yield f"{VOCABULARY} tokens", make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 4096}, num_warps=8)
+        yield (
+            f"{VOCABULARY} tokens",
+            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 8192}, num_warps=TAIL_WARPS),
+        )
 
 
 def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[Request]:

@@ -25,30 +25,27 @@ def _ordered(x):
 
 @triton.jit
 def _peak(logits, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit, and whether a token can be chosen: it is finite, and nothing is NaN."""
+    """The largest logit, its first token, and whether a token can be chosen: it is finite, and nothing is NaN."""
     at = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float32) + float("-inf")
+    token = tl.zeros([BLOCK], tl.int32) + VOCABULARY
     strange = tl.zeros([BLOCK], tl.int32)
     for start in range(0, VOCABULARY, BLOCK):
         x = tl.load(logits + start + at, mask=start + at < VOCABULARY, other=float("-inf")).to(tl.float32)
         strange |= (x != x).to(tl.int32)
-        largest = tl.maximum(largest, tl.where(x != x, float("-inf"), x))
+        token = tl.where(x > largest, start + at, token)
+        largest = tl.where(x > largest, x, largest)
     top = tl.max(largest)
-    return top, (tl.max(strange) == 0) & (tl.abs(top) < float("inf"))
+    first = tl.min(tl.where(largest == top, token, VOCABULARY))
+    return top, first, (tl.max(strange) == 0) & (tl.abs(top) < float("inf"))
 
 
 @triton.jit
 def greedy(logits, tokens, stride, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (rows,). logits [rows, VOCABULARY]; tokens [rows] int64."""
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    at = tl.arange(0, BLOCK)
-    top, is_sound = _peak(logits, VOCABULARY, BLOCK)
-    first = tl.zeros([BLOCK], tl.int32) + VOCABULARY
-    for start in range(0, VOCABULARY, BLOCK):
-        x = tl.load(logits + start + at, mask=start + at < VOCABULARY, other=float("-inf")).to(tl.float32)
-        first = tl.minimum(first, tl.where(x == top, start + at, VOCABULARY))
-    tl.store(tokens + row, tl.where(is_sound, tl.min(first), -1).to(tl.int64))
+    _top, first, is_sound = _peak(logits + row * stride, VOCABULARY, BLOCK)
+    tl.store(tokens + row, tl.where(is_sound, first, -1).to(tl.int64))
 
 
 @triton.jit
@@ -107,7 +104,7 @@ def draw(
     temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
     top_p, uniform = tl.load(top_ps + row), tl.load(uniforms + row)
     at = tl.arange(0, BLOCK)
-    top, is_sound = _peak(logits, VOCABULARY, BLOCK)
+    top, _first, is_sound = _peak(logits, VOCABULARY, BLOCK)
     top = tl.where(is_sound, top, 0.0)
     is_greedy = temperature <= 0.0
     heat = tl.where(is_greedy, 1.0, temperature)

@@ -29,13 +29,13 @@ from ingot.pipeline.cuda.lower_rows import (
     lower_split,
     lower_view,
 )
-from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared
+from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared, next_power_of_two
 from ingot.pipeline.cuda.scope import Scope
 from ingot.pipeline.cuda.tiles import TileTable
 
 FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _CARRY_BLOCK = 128
-_VOCABULARY_BLOCK = 4096
+_MOST_LOGITS = 8192  # that a program of the samplers looks at together
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def carry_tokens(builder: ProgramBuilder) -> None:
 
 def sample_tokens(builder: ProgramBuilder, vocabulary: int) -> None:
     """The tails: from logits to tokens, greedily or by a draw."""
-    constants = {"VOCABULARY": vocabulary, "BLOCK": _VOCABULARY_BLOCK}
+    constants = {"VOCABULARY": vocabulary, "BLOCK": min(_MOST_LOGITS, next_power_of_two(vocabulary, 16))}
     logits, tokens = builder.external("logits"), builder.external("tokens")
     builder.tail("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
     given = {name: builder.external(name) for name in ("temperatures", "top_ks", "top_ps", "uniforms")}

@@ -39,6 +39,7 @@ from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.tiles import TileTable
 
 TILE_QUERIES = 32  # queries of one sequence that a program of ragged attention takes
+TAIL_WARPS = 16  # one program has a row of logits to itself: as much of a multiprocessor as it can use
 Given = Argument | int | float | None
 
 
@@ -162,7 +163,7 @@ class ProgramBuilder:
 
     def tail(self, tail: Tail, constants: Mapping[str, Constant], **given: Given) -> None:
         """Choose tokens by the kernel of the tail's name."""
-        launch = self._launch(tail, tail, (self.bucket.logits_rows,), constants, (4, 1), given)
+        launch = self._launch(tail, tail, (self.bucket.logits_rows,), constants, (TAIL_WARPS, 1), given)
         self.tails[tail] = (launch,)
 
     def program(self) -> LaunchProgram:
