@@ -1,10 +1,9 @@
-"""Requests -> plans, one at a time, each in a process of its own, so that memory is bounded by the largest of them."""
+"""A request -> its plan, built in a process of its own, one after the other: memory is bounded by the largest of them."""
 
 import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,6 @@ from ingot.errors import BuildError
 from ingot.pipeline.tensorrt.build_worker import PEAK_KEY, REFUSED
 from ingot.pipeline.tensorrt.plan_cache import PlanCache
 from ingot.pipeline.tensorrt.plan_request import PlanRequest
-from ingot.progress import Progress, silent
 
 WORK = "building TensorRT plans"
 _WORKER = "ingot.pipeline.tensorrt.build_worker"
@@ -30,18 +28,8 @@ class BuiltPlan:
     peak_bytes: int | None
 
 
-def build_plans(requests: Sequence[PlanRequest], cache: PlanCache, progress: Progress = silent) -> Iterator[BuiltPlan]:
-    """The plan of each request, in order. `progress` counts plans.
-
-    BuildError says what TensorRT refuses, or how it ended.
-    """
-    for index, request in enumerate(requests):
-        yield build_or_recall(request, cache)
-        progress(WORK, index + 1, len(requests))
-
-
 def build_or_recall(request: PlanRequest, cache: PlanCache) -> BuiltPlan:
-    """The plan from the cache, or built into it."""
+    """The plan from the cache, or built into it. BuildError says what TensorRT refuses, or how it ended."""
     key = request.key()
     known = cache.find(key)
     if known is not None:
