@@ -1,6 +1,7 @@
 """The quantization table of real builds: KL of single weights, stored bytes, and reasons where there is no KL."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,17 +16,22 @@ from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
 TEXT = DEMO_MODEL / "heldout.txt"
-EVALUATED = f"evaluation={{text: {TEXT}, tokens: 512, window_tokens: 128, layer_kl_tokens: 256}}"
+EVALUATED = "evaluation={text: checkpoint:heldout.txt, tokens: 512, window_tokens: 128, layer_kl_tokens: 256}"
 
 
 @pytest.fixture(scope="module")
-def found(build_unmeasured: BuildArtifact) -> Quantization:
-    """Of the demo model in 4 bits, head and table in 8."""
-    return sealed_quantization(build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null"))
+def evaluated(build_unmeasured: BuildArtifact, two_layers: Path, memory_of_this_process: None) -> Artifact:
+    """Two layers of the demo model in 4 bits, head and table in 8."""
+    return build_unmeasured("int4-cpu", two_layers, EVALUATED, "generate=null")
+
+
+@pytest.fixture(scope="module")
+def found(evaluated: Artifact) -> Quantization:
+    return sealed_quantization(evaluated)
 
 
 def test_every_weight_has_its_kl_and_its_figures(found: Quantization) -> None:
-    assert len(found.weights) == 1 + 6 * 4  # the tied table, and four packed layers of each of six
+    assert len(found.weights) == 1 + 2 * 4  # the tied table, and four packed layers of each of two
     for weight in found.weights:
         assert weight.kl is not None
         assert weight.kl > 0
@@ -42,10 +48,9 @@ def test_eight_bits_cost_less_than_four(found: Quantization) -> None:
     assert by_name.pop("embed_tokens") < np.median(list(by_name.values()))
 
 
-def test_stored_bytes_are_those_of_the_weights_file(found: Quantization, build_unmeasured: BuildArtifact) -> None:
-    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null")
+def test_stored_bytes_are_those_of_the_weights_file(found: Quantization, evaluated: Artifact) -> None:
     stored = sum(weight.stored_bytes or 0 for weight in found.weights)
-    file = artifact.file("program/weights.safetensors").stat().st_size
+    file = evaluated.file("program/weights.safetensors").stat().st_size
     assert 0.8 * file < stored < file
 
 
@@ -61,13 +66,15 @@ def test_a_build_without_quantization_keeps_no_table(build_unmeasured: BuildArti
     assert artifact.manifest.evidence is None
 
 
-def test_weights_that_are_scaled_after_a_rounding_have_no_kl(build_unmeasured: BuildArtifact) -> None:
+def test_weights_that_are_scaled_after_a_rounding_have_no_kl(
+    build_unmeasured: BuildArtifact, two_layers: Path, memory_of_this_process: None
+) -> None:
     passes = (
         "passes=[{quantize-weights: {lm_head: none, overrides: {'*.mlp.*': none}}}, "
         "{awq: {steps: 2}}, {quantize-weights: {lm_head: none}}]"
     )
-    calibration = (f"calibration.text={TEXT}", "calibration.sequences=2")
-    artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, passes, EVALUATED, *calibration, "generate=null")
+    calibration = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=2")
+    artifact = build_unmeasured("fp32-cpu", two_layers, passes, EVALUATED, *calibration, "generate=null")
     assert sealed_quantization(artifact).kl_absent == "awq changed weights when others were quantized already"
 
 
@@ -76,9 +83,8 @@ def _mean_kl(artifact: Artifact) -> float:
     return float(sum(item["kl"] for item in accuracy["items"])) / int(accuracy["predicted_tokens"])
 
 
-def test_single_weights_add_up_to_about_the_whole(found: Quantization, build_unmeasured: BuildArtifact) -> None:
-    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null")
+def test_single_weights_add_up_to_about_the_whole(found: Quantization, evaluated: Artifact, two_layers: Path) -> None:
     total = sum(weight.kl or 0.0 for weight in found.weights)
-    assert 0.5 < total / _mean_kl(artifact) < 2
-    names = {site.node.name for site in weight_sites(import_checkpoint(Checkpoint.open(DEMO_MODEL)))}
+    assert 0.5 < total / _mean_kl(evaluated) < 2
+    names = {site.node.name for site in weight_sites(import_checkpoint(Checkpoint.open(two_layers)))}
     assert {weight.name for weight in found.weights if "self_attn.o" in weight.name} <= names

@@ -12,13 +12,12 @@ from ingot.errors import ArtifactError, UsageError
 from ingot.validation.evidence import sealed_quantization
 from tests.builder.test_quantization_notes import EVALUATED, TEXT
 from tests.conftest import BuildArtifact
-from tests.data_paths import DEMO_MODEL
 
 
 @pytest.fixture(scope="module")
-def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    """The demo model in 4 bits, with the KL of each weight."""
-    return build_unmeasured("int4-cpu", DEMO_MODEL, EVALUATED, "generate=null")
+def artifact(build_unmeasured: BuildArtifact, two_layers: Path, memory_of_this_process: None) -> Artifact:
+    """Two layers of the demo model in 4 bits, with the KL of each weight."""
+    return build_unmeasured("int4-cpu", two_layers, EVALUATED, "generate=null")
 
 
 def without_evidence(artifact: Artifact, folder: Path) -> Artifact:
@@ -47,22 +46,24 @@ def test_the_program_and_the_sealed_table_agree(artifact: Artifact) -> None:
         assert weight.code_histogram
 
 
-def test_the_checkpoint_gives_the_errors_that_the_build_found(artifact: Artifact, tmp_path: Path) -> None:
+def test_the_checkpoint_gives_the_errors_that_the_build_found(
+    artifact: Artifact, two_layers: Path, tmp_path: Path
+) -> None:
     bare = without_evidence(artifact, tmp_path / "bare")
     alone, _ = quantize_report(bare)
     assert all(weight.relative_error is None and weight.end_share is not None for weight in alone.weights)
     assert alone.kl_absent == "the build kept none"
     sealed = {weight.name: weight for weight in sealed_quantization(artifact).weights}
-    found, _ = quantize_report(bare, DEMO_MODEL)
+    found, _ = quantize_report(bare, two_layers)
     for weight in found.weights:
         assert weight.relative_error == pytest.approx(sealed[weight.name].relative_error, rel=1e-5)
         assert weight.outlier_share == sealed[weight.name].outlier_share
 
 
-def test_a_text_gives_the_kl_that_the_build_measured(artifact: Artifact, tmp_path: Path) -> None:
+def test_a_text_gives_the_kl_that_the_build_measured(artifact: Artifact, two_layers: Path, tmp_path: Path) -> None:
     text = tmp_path / "beginning.txt"  # the build spreads its two windows over the first 512 tokens
     text.write_text(TEXT.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
-    found, remarks = quantize_report(artifact, DEMO_MODEL, TextOptions(text, tokens=256))
+    found, remarks = quantize_report(artifact, two_layers, TextOptions(text, tokens=256))
     assert remarks == []
     assert found.kl is not None
     assert (found.kl.text, found.kl.tokens, found.kl.window_tokens) == ("beginning.txt", 256, 128)
@@ -72,11 +73,13 @@ def test_a_text_gives_the_kl_that_the_build_measured(artifact: Artifact, tmp_pat
     assert sealed[first.name] is not None
 
 
-def test_weights_that_were_scaled_are_not_compared_with_the_checkpoint(build_unmeasured: BuildArtifact) -> None:
+def test_weights_that_were_scaled_are_not_compared_with_the_checkpoint(
+    build_unmeasured: BuildArtifact, two_layers: Path
+) -> None:
     passes = "passes=[{awq: {steps: 2}}, {quantize-weights: {lm_head: none, embedding: none}}]"
-    calibration = (f"calibration.text={TEXT}", "calibration.sequences=2")
-    scaled = build_unmeasured("fp32-cpu", DEMO_MODEL, passes, *calibration, "generate=null")
-    found, remarks = quantize_report(scaled, DEMO_MODEL, TextOptions(TEXT))
+    calibration = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=2")
+    scaled = build_unmeasured("fp32-cpu", two_layers, passes, *calibration, "generate=null")
+    found, remarks = quantize_report(scaled, two_layers, TextOptions(TEXT))
     assert found.weights == quantize_report(scaled)[0].weights
     assert remarks == [
         "awq changed the weights before they were rounded, so the checkpoint's own say nothing of the rounding; "
