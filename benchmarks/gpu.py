@@ -44,8 +44,9 @@ PARTS = {
     "offload": "benchmarks.gpu_offload:offload",
     "torch-compile": "benchmarks.gpu_torch:compiled_peers",
     "tune": "benchmarks.gpu_tune:tune",
+    "attention": "benchmarks.gpu_attention:attention",
 }
-BY_DEFAULT = tuple(name for name in PARTS if name != "tune")
+BY_DEFAULT = tuple(name for name in PARTS if name not in ("tune", "attention"))  # those need Triton's compiler there
 _PACKAGES = ("ingot", "numpy", "torch", "triton", "cuda-bindings")
 _INTERPRETED = ("kernels", "check")  # launches are caught in Triton's interpreter, or compared with it
 _LEAST_SECONDS = 5.0  # under which no part begins

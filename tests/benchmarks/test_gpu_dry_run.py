@@ -1,7 +1,8 @@
 """The GPU benchmark without a card: every part on tiny shapes, and what it says about them."""
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,18 +11,27 @@ from tests.interpreter import use_interpreter
 
 use_interpreter()
 
+from benchmarks import gpu_attention  # noqa: E402
 from benchmarks.gpu import PARTS, run_part  # noqa: E402
-from benchmarks.gpu_dry import write_programs  # noqa: E402
+from benchmarks.gpu_device import Bench  # noqa: E402
+from benchmarks.gpu_dry import DryMachine, write_programs  # noqa: E402
+from benchmarks.gpu_figures import Peaks  # noqa: E402
+from benchmarks.gpu_programs import described  # noqa: E402
 from benchmarks.gpu_summary import goals, summary  # noqa: E402
 
 Figure = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[Figure]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny ones."""
+    return write_programs(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="module")
+def records(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Figure]:
     """Of all parts, in this process."""
     folder = tmp_path_factory.mktemp("gpu")
-    programs = write_programs(folder / "programs")
     peaks = {"bytes_per_second": 1.0, "flops_per_second": 1.0, "to_device": 1.0, "to_host": 1.0}
     found: list[Figure] = []
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):  # kernels alone run on whatever is there
@@ -68,3 +78,18 @@ def test_goals_are_met_not_met_or_not_measured(records: list[Figure]) -> None:
     text = summary(records, goals(records))
     assert "not measured" in text
     assert "tiny-16-bit-kv-int8 decode-1" in text
+
+
+def test_attention_is_measured_in_other_tiles_with_the_arguments_of_the_program(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_attention, "compile_kernels", lambda kernels, sm: described(kernels))
+    for name, values in {"_TILES": (16, 32), "_WARPS": (4, 4), "_STAGES": (3,), "_QUERIES": (8,)}.items():
+        monkeypatch.setattr(gpu_attention, name, values)
+    bench = Bench(DryMachine(), programs, tmp_path, tmp_path, 0.0, Peaks(1.0, 1.0, 1.0, 1.0))
+    with np.errstate(invalid="ignore"):
+        found = list(gpu_attention.variants(bench, programs / "tiny-16-bit-kv-int8.zip"))
+    kinds = {(cast(list[str], record["kernels"])[0], record["variant"]) for record in found}
+    assert ("decode_attention", "as built") in kinds
+    assert ("decode_attention", "16 4 3") in kinds
+    assert ("ragged_attention", "32 8 4 3") in kinds
