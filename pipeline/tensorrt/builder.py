@@ -1,4 +1,4 @@
-"""A request -> its plan, built in a process of its own, one after the other: memory is bounded by the largest of them."""
+"""A request -> its plan, built in a process of its own, one after the other: memory is bounded by the largest."""
 
 import json
 import logging

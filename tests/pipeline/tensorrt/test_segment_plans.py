@@ -80,12 +80,19 @@ def test_eight_bits_share_a_plan_too(
         assert ragged["CastMulCastFc"] == 4
 
 
-@pytest.mark.parametrize("form", ["int4", "int4-zero-points"])
-def test_int4_has_a_plan_a_layer_with_every_dequantization_fused(form: str, cache: PlanCache, tmp_path: Path) -> None:
-    first, second = built(form, (80, 120), cache, tmp_path)
+def test_int4_has_a_plan_a_layer_with_every_dequantization_fused(cache: PlanCache, tmp_path: Path) -> None:
+    first, second = built("int4", (80, 120), cache, tmp_path)
     assert first.facts.file != second.facts.file
     assert first.facts.weight_bytes > 0
     assert first.facts.profiles[1].operators["ReplCastMulCastFc"] == 4  # block scales, codes, product
+
+
+def test_zero_points_cost_a_sum_and_a_small_product_and_nothing_is_written_out(
+    cache: PlanCache, tmp_path: Path
+) -> None:
+    segment = segments_of(prepared("int4-zero-points"))[0]
+    (made,) = write_plans([segment], PlanSettings(load_library(), (89,), PROFILES, cache), tmp_path)
+    assert made.facts.profiles[1].operators["ReplCastMulCastFc"] == 1
 
 
 def test_a_family_with_every_difference_builds(cache: PlanCache, tmp_path: Path) -> None:

@@ -1,16 +1,27 @@
 """An artifact with plans, built without a card: what lies in it, and that calls, plans and weights fit together."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import CudaProgram, SegmentCall, WeightArgument, cubins_file, read_cuda_program
+from ingot.artifact.launch_program import (
+    CubinFacts,
+    CudaProgram,
+    Kernel,
+    SegmentCall,
+    WeightArgument,
+    cubins_file,
+    read_cuda_program,
+)
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
 from ingot.cli.main import run
 from ingot.errors import EngineError, RecipeError, UsageError
+from ingot.pipeline.cuda import cuda_writer
+from ingot.pipeline.cuda.compile_workers import Cubin
 from ingot.pipeline.recipe_loader import load_recipe
 from ingot.pipeline.targets import get_target
 from ingot.pipeline.tensorrt.tensorrt_writer import write_tensorrt_program
@@ -28,9 +39,16 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton: pip instal
 pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
 
 
+def not_compiled(kernels: Mapping[str, Kernel], sm: int, *_: object) -> dict[str, Cubin]:
+    """Kernels without their code: how it is compiled, the tests of cubins show."""
+    return {key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=0)) for key, kernel in kernels.items()}
+
+
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    return build_unmeasured("fp16-tensorrt", LLAMA, *SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_writer, "compile_kernels", not_compiled)
+        return build_unmeasured("fp16-tensorrt", LLAMA, *SMALL)
 
 
 @pytest.fixture(scope="module")
