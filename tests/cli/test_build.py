@@ -84,8 +84,8 @@ def test_a_quiet_build_says_one_line(tmp_path: Path, capsys: Captured) -> None:
     assert shown.err == ""
 
 
-def test_a_measured_build_prints_json_alone(tmp_path: Path, capsys: Captured) -> None:
-    settings = ["latency=null", "gates={}", *SHORT, "evaluation.layer_kl_tokens=64"]
+def test_a_measured_build_prints_json_alone(two_layers: Path, tmp_path: Path, capsys: Captured) -> None:
+    settings = [f"checkpoint={two_layers}", "latency=null", "gates={}", *SHORT, "evaluation.layer_kl_tokens=64"]
     options = [part for setting in settings for part in ("--set", setting)]
     assert run(["build", "demo", *options, "-o", str(tmp_path / "demo"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -93,8 +93,16 @@ def test_a_measured_build_prints_json_alone(tmp_path: Path, capsys: Captured) ->
     assert facts["evidence"]["metrics"]["top1_agreement"]["value"] > 0.5
 
 
-def test_a_build_that_its_gates_refuse_prints_what_was_measured_as_json(tmp_path: Path, capsys: Captured) -> None:
-    settings = ["latency=null", "gates={kl_mean: {max: 0}}", *SHORT, "evaluation.layer_kl_tokens=0"]
+def test_a_build_that_its_gates_refuse_prints_what_was_measured_as_json(
+    two_layers: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    settings = [
+        f"checkpoint={two_layers}",
+        "latency=null",
+        "gates={kl_mean: {max: 0}}",
+        *SHORT,
+        "evaluation.layer_kl_tokens=0",
+    ]
     options = [part for setting in settings for part in ("--set", setting)]
     assert run(["build", "demo", *options, "-o", str(tmp_path / "demo"), "--json"]) == 3
     shown = capsys.readouterr()
