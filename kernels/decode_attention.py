@@ -90,7 +90,7 @@ def decode_attention(
             rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
             scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
             key = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores = tl.dot(query, tl.trans(key)) * scale
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if HAS_SOFTCAP:
                 scores = capped(scores, softcap)
             scores = tl.where(seen[None, :], scores, NEVER)
@@ -99,7 +99,7 @@ def decode_attention(
             rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
             value = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
             total = total * fade + tl.sum(shares, 1)
-            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value)
+            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
             largest = new
         place = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
         tl.store(sums + place[:, None] * DIM + at[None, :], found, mask=mask)

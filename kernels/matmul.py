@@ -103,7 +103,9 @@ def matmul(
         if KIND == FP8 and not UPCAST:  # tensor cores of SM 90 keep 14 bits of a sum: no further than a step
             total = tl.dot(a, tl.trans(b), total, out_dtype=SUM, max_num_imprecise_acc=TILE_COLUMNS)
         else:
-            total = tl.dot(a, tl.trans(b), total, out_dtype=SUM)
+            total = tl.dot(
+                a, tl.trans(b), total, out_dtype=SUM, input_precision="ieee"
+            )  # else SM 80 cuts float32 short
     result = total.to(tl.float32)
     if KIND == FP8 or KIND == INT8:  # noqa: SIM109  # no `in` in Triton's language
         result *= tl.load(x_scales + m, mask=row_mask, other=0.0)[:, None]

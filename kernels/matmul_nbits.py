@@ -39,8 +39,8 @@ def _half(
         rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None] & (at < COLUMNS)[None, :], other=0.0)
     weight = codes.to(tl.float32) - zero[:, None]
     if SCALE_WEIGHTS:
-        return tl.dot(rows.to(DTYPE), tl.trans((weight * scale[:, None]).to(DTYPE)))
-    return tl.dot(rows.to(DTYPE), tl.trans(weight.to(DTYPE))) * scale[None, :]
+        return tl.dot(rows.to(DTYPE), tl.trans((weight * scale[:, None]).to(DTYPE)), input_precision="ieee")
+    return tl.dot(rows.to(DTYPE), tl.trans(weight.to(DTYPE)), input_precision="ieee") * scale[None, :]
 
 
 @triton.jit

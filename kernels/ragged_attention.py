@@ -92,7 +92,7 @@ def ragged_attention(
             rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
             scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
             key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores = tl.dot(vectors, tl.trans(key)) * scale
+            scores = tl.dot(vectors, tl.trans(key), input_precision="ieee") * scale
             if HAS_SOFTCAP:
                 scores = capped(scores, softcap)
             distance = position[:, None] - token[None, :]
@@ -103,7 +103,7 @@ def ragged_attention(
             rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
             value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
             total = total * fade + tl.sum(shares, 1)
-            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value)
+            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
             largest = new
         result = found / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(

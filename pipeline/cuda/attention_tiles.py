@@ -51,9 +51,11 @@ class RaggedTile:
     num_warps: int
 
 
-def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None) -> RaggedTile:
+def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_float32: bool = False) -> RaggedTile:
     """What a program of ragged attention takes; sm is None where it must fit all of them."""
     sums = _MOST_SUMS // 2 if is_quantized and sm != _MANY_REGISTERS else _MOST_SUMS
+    if is_float32:  # whose tiles take twice the shared memory
+        sums = _MOST_SUMS // 4
     group = next_power_of_two(sizes.group)
     queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, like both
     warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4

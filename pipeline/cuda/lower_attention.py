@@ -71,7 +71,9 @@ def _decode(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: R
 
 def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
     builder = scope.builder
-    tile = ragged_tile(sizes, is_quantized=builder.kv.is_quantized, sm=builder.shared.tiles.sm)
+    is_float32 = builder.activation_type == "fp32"
+    sm, is_quantized = builder.shared.tiles.sm, builder.kv.is_quantized
+    tile = ragged_tile(sizes, is_quantized=is_quantized, sm=sm, is_float32=is_float32)
     builder.launch(
         "ragged_attention",
         node,

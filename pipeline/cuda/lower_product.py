@@ -191,7 +191,8 @@ class Product:
             scope.map(self.node, out, scope.make(result), softcap=epilogue.softcap)
 
     def _tile(self, shape: ProductShape) -> Tile:
-        return self.scope.builder.shared.tiles.choose(shape)
+        is_float32 = self.scope.builder.activation_type == "fp32"
+        return self.scope.builder.shared.tiles.choose(shape.model_copy(update={"is_float32": is_float32}))
 
     def _bias(self) -> Argument | None:
         """The bias, scaled as the product is."""

@@ -43,7 +43,10 @@ class Tile(_Frozen):
 
 
 class ProductShape(_Frozen):
-    """y [rows, n] = x [rows, columns] @ W^T, W in `bits` bits and blocks of `group` columns (0: none)."""
+    """y [rows, n] = x [rows, columns] @ W^T, W in `bits` bits and blocks of `group` columns (0: none).
+
+    is_float32    x, and what multiplies it, have 32 bits
+    """
 
     kernel: Product
     rows: int
@@ -51,11 +54,13 @@ class ProductShape(_Frozen):
     columns: int
     bits: int = 16
     group: int = 0
+    is_float32: bool = False
 
     @property
     def key(self) -> str:
         """The shape as a table names it."""
-        return f"{self.kernel} bits={self.bits} group={self.group} rows={self.rows} n={self.n} columns={self.columns}"
+        form = f"{self.kernel} bits={self.bits} group={self.group}{' float32' if self.is_float32 else ''}"
+        return f"{form} rows={self.rows} n={self.n} columns={self.columns}"
 
 
 class TileTable(_Frozen):
@@ -73,6 +78,8 @@ class TileTable(_Frozen):
 def safe_tile(shape: ProductShape, sm: int | None = None) -> Tile:
     """A choice that every card of the SM has shared memory and registers for; of all SMs where it is None."""
     depth = SPAN if shape.bits == 16 or (shape.kernel == "matmul_nbits" and shape.rows > FEW_ROWS) else 2 * SPAN
+    if shape.is_float32:
+        return _float32_tile(shape)
     if shape.rows > FEW_ROWS:
         is_plain = shape.kernel == "matmul" and shape.bits == 16
         tiles = [tile for tile in _MANY if tile[1] <= _WIDE or (is_plain and sm == _WIDEST_SM)]
@@ -80,8 +87,18 @@ def safe_tile(shape: ProductShape, sm: int | None = None) -> Tile:
         stages = 4 if is_plain and sm is not None and columns == _WIDE else 3
         return Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
     rows = 16 if shape.rows <= 16 else 32  # SM 90 multiplies 64 rows by other instructions than fewer
-    splits = min(_MOST_SPLITS, -(-shape.columns // depth), -(-_PROGRAMS // -(-shape.n // 64)))
-    return Tile(rows=rows, columns=64, depth=depth, splits=splits, num_stages=4)
+    return Tile(rows=rows, columns=64, depth=depth, splits=_splits(shape, depth), num_stages=4)
+
+
+def _float32_tile(shape: ProductShape) -> Tile:
+    """For exactness, not for speed: no tensor core takes part."""
+    few, depth = shape.rows <= FEW_ROWS, SPAN if shape.kernel == "matmul_nbits" else SPAN // 2
+    splits = _splits(shape, depth) if few else 1
+    return Tile(rows=16 if few else 64, columns=64, depth=depth, splits=splits, num_stages=2)
+
+
+def _splits(shape: ProductShape, depth: int) -> int:
+    return min(_MOST_SPLITS, -(-shape.columns // depth), -(-_PROGRAMS // -(-shape.n // 64)))
 
 
 _MANY = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4))  # rows, columns, warps

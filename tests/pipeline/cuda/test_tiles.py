@@ -28,6 +28,14 @@ def test_many_rows_are_cut_no_finer_than_fills_a_card(form: tuple[Product, int, 
     assert few.splits == many.splits == 1
 
 
+def test_float32_takes_tiles_that_fit_twice_the_bytes() -> None:
+    wide = shape(FORMS[0], 4096, 4096, 4096).model_copy(update={"is_float32": True})
+    tile = safe_tile(wide, 90)
+    stage_bytes = (tile.rows + tile.columns) * tile.depth * 4
+    assert stage_bytes * tile.num_stages <= 99 * 1024
+    assert wide.key == "matmul bits=16 group=0 float32 rows=4096 n=4096 columns=4096"
+
+
 def test_a_measured_choice_goes_before_a_safe_one() -> None:
     wanted = shape(FORMS[0], 8, 96, 64)
     chosen = Tile(rows=16, columns=32)
