@@ -4,6 +4,8 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
 from ingot.pipeline.tensorrt.numerics import random_feeds, relative_errors
 from ingot.pipeline.tensorrt.segment import Segment
 from ingot.pipeline.tensorrt.segment_builder import Compute
@@ -55,6 +57,14 @@ def test_a_message_with_relative_names_is_turned_back_into_the_models_own() -> N
     layer = segments_of(prepared())[2]
     assert layer.originals("no form for 'layers.0.mlp.down_proj'") == "no form for 'layers.1.mlp.down_proj'"
     assert layer.name == "layers.2.self_attn.qkv_proj"
+
+
+def test_fused_norms_and_activations_are_taken_apart_again() -> None:
+    model = prepared()
+    PassManager([make_pass("fuse-residual-norm"), make_pass("fuse-gated-activation")]).run(model)
+    segments = segments_of(model)
+    assert {node.domain for segment in segments for node in segment.model.graph} == {""}
+    assert within("segments.fp16", worst_error(segments), "fused")
 
 
 def test_a_fused_op_of_another_engine_is_refused_with_its_name() -> None:
