@@ -4,6 +4,9 @@ Sixty-four requests with shared prefixes run at once through a KV pool that is t
 batched, chunked, preempted and served from the prefix cache; each must get what it gets alone.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +15,8 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.runtime import Completion, Engine, SamplingParams
-from tests.conftest import BuildArtifact
-from tests.data_paths import shared_data
+from tests.conftest import THREADS, BuildArtifact
+from tests.data_paths import ROOT, shared_data
 
 NUM_REQUESTS = 64
 FEW_SEQUENCES = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=4")
@@ -85,3 +88,18 @@ def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
 ) -> None:
     artifact = build_unmeasured(recipe, shared_data("models/stories260K"))
     check(artifact, num_blocks=24, max_batch_tokens=61)
+
+
+@pytest.mark.parametrize("recipe", WHOLE)
+def test_the_promise_holds_with_two_threads(build_unmeasured: BuildArtifact, two_layers: Path, recipe: str) -> None:
+    """In a process of its own: the pool's size stands until a process ends, and a worker's is one thread."""
+    path = build_unmeasured(recipe, two_layers).path
+    code = f"""
+from ingot.artifact import open_artifact
+from ingot.runtime.executors.thread_pool import use_thread_pool
+from tests.e2e.test_promise import check
+check(open_artifact({str(path)!r}), num_blocks=24, max_batch_tokens=72)
+assert use_thread_pool(None) == 2
+"""
+    environment = {**os.environ, **dict.fromkeys(THREADS, "2")}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
