@@ -85,7 +85,7 @@ def write_cases(folder: Path) -> None:
 
 def case_artifact(case: Case, folder: Path, sm: int) -> Artifact:
     """A case built for an SM."""
-    gpu = {"activations": case.activations, "decode_rows": [1, 4, 64], "prefill_rows": [16]}
+    gpu = {"activations": case.activations, "decode_rows": [1, 4, 16], "prefill_rows": [16]}
     return built(folder, _FIXTURES / case.checkpoint, case.passes, f"cuda-sm{sm}", gpu=gpu)
 
 

@@ -19,10 +19,10 @@ from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.executor_loading import ExecutorOptions
 from ingot.runtime.executors.cuda import CudaExecutor
 
-_SECONDS_A_CASE = 6.0
+_SECONDS_A_CASE = 12.0
 _BLOCKS = 96
-# Tokens of each of some sequences, and where they then end: prompts, chunks of them, decode steps.
-_STEPS = (((9, 1, 4), (9, 1, 4)), ((3, 7, 1), (12, 8, 5)), ((1, 1, 1), (13, 9, 6)), ((1,), (14,)))
+# Tokens of each of some sequences, and where they then end: prompts, decode steps, more rows than are few.
+_STEPS = (((9, 1, 4), (9, 1, 4)), ((1, 1, 1), (10, 2, 5)), ((1,), (11,)), ((20, 22, 24), (31, 24, 29)))
 _DRY_STEPS = (((3, 1), (3, 1)),)
 
 
@@ -39,7 +39,7 @@ def check(bench: Bench) -> Iterator[Record]:
 
 
 def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:
-    """Run prompts, chunks of them, decode steps and both ways to choose tokens; each launch twice."""
+    """Run prompts, decode steps, many rows, and both ways to choose tokens; each launch twice."""
     program = read_program(artifact)
     device = LockstepDevice(machine.open(), program.activation_type)
     executor = CudaExecutor(artifact, cast(Device, device), ExecutorOptions(kv_blocks=_BLOCKS))
@@ -48,12 +48,13 @@ def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:
         tables = np.random.default_rng(1).permutation(_BLOCKS)
         rows = max(one.rows for one in program.programs if one.attention == "decode")
         steps = _DRY_STEPS if machine.is_dry else _STEPS
-        few = tables[: 3 * (24 // block + 1)].reshape(3, -1).astype(np.int32)
+        few = tables[: 3 * (32 // block + 1)].reshape(3, -1).astype(np.int32)
         for counts, ends in steps:
             executor.forward(batch_of(list(counts), list(ends), few, vocabulary))
         wide = batch_of([1] * rows, [1] * rows, tables[:rows, None].astype(np.int32), vocabulary)
         executor.submit(wide, _draws(rows, 0.0), np.full(rows, -1, np.int32)).tokens()
-        executor.submit(wide, _draws(rows, 0.8), np.arange(rows, dtype=np.int32)).tokens()
+        one = batch_of([1], [1], tables[:1, None].astype(np.int32), vocabulary)
+        executor.submit(one, _draws(1, 0.8), np.zeros(1, np.int32)).tokens()
     finally:
         executor.close()
     return device.comparisons
