@@ -39,6 +39,8 @@ def load_kernel(call: Calls, card: Any, cubin: Bytes, kernel: Kernel, facts: Cub
     driver, what = call.driver, f"loading the kernel {kernel.name}"
     module = call(what, driver.cuModuleLoadData, cubin.ctypes.data)
     function = call(what, driver.cuModuleGetFunction, module, facts.symbol.encode())
+    # The driver loads code when a function is first looked into or launched, which must not happen within a capture.
+    call(what, driver.cuFuncGetAttribute, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, function)
     if facts.shared_bytes > _STATIC_SHARED_BYTES:
         _allow_shared(call, card, function, kernel, facts.shared_bytes)
     return DriverKernel(kernel.name, module, function, _WARP * kernel.num_warps, facts.shared_bytes)
