@@ -3,7 +3,7 @@
 Few rows: the weight is read as it is stored, by the kernel of its form, and its columns are shared out. Many rows: a
 weight of 4 or 8 bits in blocks is written out in 16 bits first, in slices that stay in the card's cache, and multiplied
 by the kernel of plain weights: from some hundred rows on multiplications are what a product costs, and that kernel does
-nothing else.
+nothing else. Where the table of tiles says so a library's kernel multiplies by a plain weight.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, Argument, BufferArgument
+from ingot.artifact.launch_program import (
+    ELEMENT_BYTES,
+    Argument,
+    BufferArgument,
+    Library,
+    LibraryProduct,
+    WeightArgument,
+)
 from ingot.passes.weight_values import float32_values
 from ingot.pipeline.cuda import weight_forms
 from ingot.pipeline.cuda.fusions import Epilogue
@@ -68,7 +75,7 @@ class Product:
     def _input(self) -> Rows:
         return self.scope.read(self.node.inputs[0], self.node)
 
-    def _plain(self) -> Argument:
+    def _plain(self) -> WeightArgument:
         operand, builder = self.operand, self.scope.builder
         if not self.is_transposed:
             return builder.weight(operand.name or "", builder.activation_type, lambda: float32_values(operand))
@@ -78,7 +85,7 @@ class Product:
     def _matmul(
         self,
         x: Rows,
-        weight: Argument,
+        weight: BufferArgument | WeightArgument,
         kind: int,
         x_scales: Argument | None = None,
         weight_scales: Argument | None = None,
@@ -86,6 +93,9 @@ class Product:
     ) -> None:
         bits, n = 16 if kind == 0 else 8, part.count if part else self.n
         tile = self._tile(ProductShape(kernel="matmul", rows=self.scope.rows, n=n, columns=self.columns, bits=bits))
+        if tile.library and self._is_for_libraries():
+            self._by_library(tile.library, x, weight, part or _Slice(0, self.n))
+            return
         splits = 1 if part else min(tile.splits, -(-self.columns // tile.depth))
         constants = {
             "TILE_ROWS": tile.rows,
@@ -97,6 +107,30 @@ class Product:
         programs = -(-n // tile.columns) * -(-self.scope.rows // tile.rows)
         given = {"x": x.buffer, "weight": weight, "x_scales": x_scales, "weight_scales": weight_scales}
         self._launch("matmul", (programs, splits), constants, given, x, tile, splits, part)
+
+    def _is_for_libraries(self) -> bool:
+        """Whether nothing is asked that libraries lack: a cap, a bias of another type than the result's."""
+        is_wide = self.epilogue.result.is_graph_output() and self.scope.builder.activation_type != "fp32"
+        return not self.epilogue.softcap and not (is_wide and self._bias() is not None)
+
+    def _by_library(self, library: Library, x: Rows, weight: BufferArgument | WeightArgument, part: _Slice) -> None:
+        scope = self.scope
+        scope.builder.call(
+            LibraryProduct(
+                library=library,
+                rows=scope.rows,
+                n=part.count,
+                columns=self.columns,
+                x=x.buffer,
+                weight=weight,
+                bias=self._bias(),
+                out=_from_column(scope.make(self.epilogue.result).buffer, part.first),
+                x_stride=x.stride,
+                out_stride=self.n,
+                alpha=self.epilogue.alpha,
+                node=self.node.name or "",
+            )
+        )
 
     def _dequantized(self, x: Rows, weight: weight_forms.Spans) -> None:
         """Slice after slice; a bias has no slices, and so its weight has none either."""
@@ -194,7 +228,7 @@ class Product:
         is_float32 = self.scope.builder.activation_type == "fp32"
         return self.scope.builder.shared.tiles.choose(shape.model_copy(update={"is_float32": is_float32}))
 
-    def _bias(self) -> Argument | None:
+    def _bias(self) -> WeightArgument | None:
         """The bias, scaled as the product is."""
         bias = self.node.inputs[2] if len(self.node.inputs) > 2 else None
         if bias is None:

@@ -27,6 +27,7 @@ from ingot.artifact.launch_program import (
     Kernel,
     Launch,
     LaunchProgram,
+    LibraryProduct,
     NullArgument,
     NumberArgument,
     Place,
@@ -101,7 +102,7 @@ class ProgramBuilder:
 
     bucket: Bucket
     shared: Shared
-    launches: list[Launch | SegmentCall] = field(default_factory=list)
+    launches: list[Launch | SegmentCall | LibraryProduct] = field(default_factory=list)
     tails: dict[Tail, tuple[Launch, ...]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     head_start: int | None = None
@@ -157,9 +158,9 @@ class ProgramBuilder:
         options = (num_warps, num_stages)
         self.launches.append(self._launch(kernel, node.name or "", grid, constants, options, given))
 
-    def call(self, segment: SegmentCall) -> None:
-        """Add a segment that another engine runs."""
-        self.launches.append(segment)
+    def call(self, step: SegmentCall | LibraryProduct) -> None:
+        """Add what others run: a segment by another engine, a product by a library."""
+        self.launches.append(step)
 
     def tail(self, tail: Tail, constants: Mapping[str, Constant], **given: Given) -> None:
         """Choose tokens by the kernel of the tail's name."""

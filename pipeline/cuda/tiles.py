@@ -13,8 +13,9 @@ rows; a measured table that gives buckets other `splits` gives it up.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ingot.artifact.launch_program import Library
 from ingot.errors import UsageError
 
 FEW_ROWS = 64  # up to here the card waits for weights, not for multiplications
@@ -24,6 +25,7 @@ _FULL = 128  # of many rows: one on nearly each
 _MOST_SPLITS = 8
 _WIDE, _WIDEST_SM = 128, 90  # columns of a tile that all cards have the shared memory for; who has more
 
+_LIBRARY_SHAPES = "matmul bits=16 "  # how keys begin that a library may be chosen for
 Product = Literal["matmul", "matmul_nbits"]
 
 
@@ -32,7 +34,11 @@ class _Frozen(BaseModel):
 
 
 class Tile(_Frozen):
-    """One choice: a program's rows and columns of the output, its step along the sum, parts of the sum."""
+    """One choice: a program's rows and columns of the output, its step along the sum, parts of the sum.
+
+    library    whose kernel is used instead, wherever it computes all that is asked (lower_product.py); no more is then
+               looked at
+    """
 
     rows: int = Field(ge=16)
     columns: int = Field(ge=16)
@@ -40,6 +46,7 @@ class Tile(_Frozen):
     splits: int = Field(default=1, ge=1)
     num_warps: int = Field(default=4, ge=1)
     num_stages: int = Field(default=3, ge=1)
+    library: Library | None = None
 
 
 class ProductShape(_Frozen):
@@ -69,6 +76,14 @@ class TileTable(_Frozen):
     sm: int | None = None
     device: str | None = None
     choices: dict[str, Tile] = Field(default_factory=dict)
+
+    @field_validator("choices")
+    @classmethod
+    def _libraries_have_the_kernel(cls, choices: dict[str, Tile]) -> dict[str, Tile]:
+        for key, tile in choices.items():
+            if tile.library and not key.startswith(_LIBRARY_SHAPES):
+                raise ValueError(f"{tile.library} multiplies by plain weights only, and is chosen for {key!r}")
+        return choices
 
     def choose(self, shape: ProductShape) -> Tile:
         """The table's choice, or the safe one."""

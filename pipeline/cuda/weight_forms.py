@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import Argument
+from ingot.artifact.launch_program import Argument, WeightArgument
 from ingot.errors import PassError
 from ingot.pipeline.cuda.program_builder import ProgramBuilder, as_float
 from ingot.pipeline.cuda.tiles import SPAN
@@ -74,7 +74,7 @@ def is_plain_int8(dequantize: ir.Node) -> bool:
     )
 
 
-def byte_rows(builder: ProgramBuilder, dequantize: ir.Node) -> tuple[Argument, Argument]:
+def byte_rows(builder: ProgramBuilder, dequantize: ir.Node) -> tuple[WeightArgument, WeightArgument]:
     """Codes [n, columns] of one byte and scales [n]."""
     codes, scales = dequantize.inputs[0], dequantize.inputs[1]
     assert codes is not None

@@ -4,13 +4,21 @@ import logging
 from dataclasses import dataclass, replace
 
 from ingot.artifact import Artifact, ModelFacts
-from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram, read_cuda_program
+from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram, Step, read_cuda_program
 from ingot.errors import ArtifactError, UsageError
 from ingot.runtime.cuda.budget import device_pool_size
 from ingot.runtime.cuda.cubin_choice import load_kernels
 from ingot.runtime.cuda.device import Device, Stream, mebibytes
 from ingot.runtime.cuda.pool import DevicePool
-from ingot.runtime.cuda.programs import Binding, BoundProgram, OpenSegments, SegmentBinder
+from ingot.runtime.cuda.programs import (
+    Binding,
+    BoundProgram,
+    NoProducts,
+    OpenProducts,
+    OpenSegments,
+    ProductBinder,
+    SegmentBinder,
+)
 from ingot.runtime.cuda.step_inputs import StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights
@@ -33,6 +41,7 @@ class LoadedProgram:
     inputs: StepInputs
     outputs: StepOutputs
     segments: SegmentBinder
+    products: ProductBinder
     max_batch_tokens: int
     max_sequences: int
 
@@ -44,7 +53,11 @@ class _Limits:
 
 
 def load_program(
-    artifact: Artifact, device: Device, options: ExecutorOptions, open_segments: OpenSegments
+    artifact: Artifact,
+    device: Device,
+    options: ExecutorOptions,
+    open_segments: OpenSegments,
+    open_products: OpenProducts,
 ) -> LoadedProgram:
     """Bring everything to the device; the KV pool last, from what is left.
 
@@ -61,8 +74,10 @@ def load_program(
     arena = device.allocate(max(1, arena_bytes), "the arena of a step's values")
     inputs, outputs = StepInputs(device, stream, program), StepOutputs(device, stream, program)
     segments = open_segments(artifact, device, stream)
-    binding = Binding(device, program.kernels, loaded, weights, outputs.addresses, arena, segments)
-    if any(one.segment_calls for one in program.programs):
+    has_products = any(one.library_products for one in program.programs)
+    products = open_products(device, stream) if has_products else NoProducts()
+    binding = Binding(device, program.kernels, loaded, weights, outputs.addresses, arena, segments, products)
+    if has_products or any(one.segment_calls for one in program.programs):
         device.clear(arena, arena_bytes, stream)
         _rehearse(binding, inputs, stream)
     size = device_pool_size(
@@ -91,19 +106,31 @@ def load_program(
     )
     model = artifact.manifest.model
     return LoadedProgram(
-        device, stream, model, bound, weights, pool, inputs, outputs, segments, limits.tokens, limits.sequences
+        device,
+        stream,
+        model,
+        bound,
+        weights,
+        pool,
+        inputs,
+        outputs,
+        segments,
+        products,
+        limits.tokens,
+        limits.sequences,
     )
 
 
 def _rehearse(binding: Binding, inputs: StepInputs, stream: Stream) -> None:
-    """Run the segments of every bucket once, on zeros: what their engine allocates as it goes lies there before the KV
-    pool takes what is left. The largest first, in whose memory all others fit."""
+    """Run once, on zeros, what engines and libraries compute of every bucket: what they allocate as they first do lies
+    there before the KV pool takes what is left. The largest first, in whose memory all others fit."""
     inputs.clear()
     for layout in sorted(inputs.layouts, key=lambda layout: -layout.program.rows):
         placed = replace(binding, externals={**binding.externals, **inputs.addresses(layout)})
-        for call in layout.program.segment_calls:
-            placed.bind(layout.program, call)(stream)
-    binding.device.synchronize("trying the program's segments")
+        steps: tuple[Step, ...] = (*layout.program.segment_calls, *layout.program.library_products)
+        for step in steps:
+            placed.bind(layout.program, step)(stream)
+    binding.device.synchronize("trying what engines and libraries run of the program")
 
 
 def read_program(artifact: Artifact) -> CudaProgram:

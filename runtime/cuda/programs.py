@@ -24,6 +24,7 @@ from ingot.artifact.launch_program import (
     Kernel,
     Launch,
     LaunchProgram,
+    LibraryProduct,
     SegmentCall,
     Step,
     Tail,
@@ -80,6 +81,32 @@ def no_segments(artifact: Artifact, device: Device, stream: Stream) -> NoSegment
     return NoSegments()
 
 
+class ProductBinder(Protocol):
+    """A library's way to multiply: a product with addresses of its operands -> work for a stream."""
+
+    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Queue:
+        """Bind a product for good. What it queues must be fit for capture into a graph once it has run."""
+        ...
+
+    def close(self) -> None:
+        """Give back what lies on the device, before the device goes. Idempotent; nothing that was bound runs again."""
+        ...
+
+
+OpenProducts = Callable[[Device, Stream], ProductBinder]  # all that is bound runs on the one stream
+
+
+class NoProducts:
+    """The binder of programs whose products are all Ingot's own."""
+
+    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Queue:
+        """Refuses."""
+        raise EngineError(f"{product.node}: is computed by {product.library}, which is not loaded")
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
 @dataclass(frozen=True)
 class Binding:
     """What arguments are bound to: kernels by key, addresses of weights and of the runtime's buffers, the arena."""
@@ -91,15 +118,20 @@ class Binding:
     externals: Mapping[str, int]
     arena: int
     segments: SegmentBinder = field(default_factory=NoSegments)
+    products: ProductBinder = field(default_factory=NoProducts)
 
     def bind(self, program: LaunchProgram, step: Step) -> Queue:
-        """A launch or a segment of the program, ready to be queued."""
+        """A step of the program, ready to be queued."""
         if isinstance(step, Launch):
             types = self.kernels[step.kernel].types
             given = [(kind, self._value(program, one)) for kind, one in zip(types, step.arguments, strict=True)]
             return self.device.bind(self.loaded[step.kernel], step.grid, given, step.node)
-        operands = {**step.inputs, **step.outputs}
-        return self.segments(step, {name: int(self._value(program, one)) for name, one in operands.items()})
+        if isinstance(step, LibraryProduct):
+            return self.products(step, self._addresses(program, step.operands))
+        return self.segments(step, self._addresses(program, {**step.inputs, **step.outputs}))
+
+    def _addresses(self, program: LaunchProgram, operands: Mapping[str, Argument]) -> dict[str, int]:
+        return {name: int(self._value(program, one)) for name, one in operands.items()}
 
     def _value(self, program: LaunchProgram, argument: Argument) -> int | float:
         """An argument's number or address."""

@@ -15,11 +15,12 @@ import numpy as np
 from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.errors import EngineError
 from ingot.runtime.batch import DeviceFacts, FloatArray, ForwardBatch, Int32Array, TokenDraws
+from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device, mebibytes
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.input_layout import token_slots
 from ingot.runtime.cuda.loading import load_program
-from ingot.runtime.cuda.programs import BoundProgram, OpenSegments, Part, choose, no_segments
+from ingot.runtime.cuda.programs import BoundProgram, OpenProducts, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.executor_loading import ExecutorOptions, LoadedExecutor
 
@@ -31,6 +32,7 @@ class CudaExecutor:
 
     device          owned: closed with the executor, or when it cannot be made
     open_segments   the engine that runs the program's segments, where it has any
+    open_products   the library that computes products of the program, where it has such
 
     Raises what `load_program` does.
     """
@@ -41,10 +43,11 @@ class CudaExecutor:
         device: Device,
         options: ExecutorOptions | None = None,
         open_segments: OpenSegments = no_segments,
+        open_products: OpenProducts = CublasLt,
     ) -> None:
         self._free_before = device.free_bytes()
         try:
-            self._loaded = load_program(artifact, device, options or ExecutorOptions(), open_segments)
+            self._loaded = load_program(artifact, device, options or ExecutorOptions(), open_segments, open_products)
         except BaseException:
             device.close()
             raise
@@ -152,6 +155,7 @@ class CudaExecutor:
                 self._device.activate()
                 self._device.synchronize("closing the executor")
             self._loaded.segments.close()
+            self._loaded.products.close()
             self._device.close()
             self._device = self._host_blocks = None
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import EXTERNAL, Argument, Launch, LaunchProgram, Step
+from ingot.artifact.launch_program import EXTERNAL, Argument, Launch, LaunchProgram, LibraryProduct, Step
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.lowering import Lowered
 from ingot.pipeline.cuda.program_builder import Weight
@@ -52,6 +52,10 @@ class InterpretedModel:
         return external["logits"].reshape(program.logits_rows, vocabulary).numpy()
 
     def _launch(self, program: LaunchProgram, launch: Step, external: Mapping[str, torch.Tensor]) -> None:
+        if isinstance(launch, LibraryProduct):
+            operands = launch.operands.items()
+            multiply(launch, {name: self._argument(program, operand, external) for name, operand in operands})
+            return
         assert isinstance(launch, Launch), "segments of other engines are not interpreted"
         kernel = self.kernels[launch.kernel]
         module, _, name = CATALOG[kernel.name].function.partition(".")
@@ -75,6 +79,16 @@ class InterpretedModel:
         place = program.places[argument.name]
         part = self._arena[place.offset // 4 : (place.offset + place.bytes + 3) // 4]
         return part.view(dtype)[argument.offset :]
+
+
+def multiply(product: LibraryProduct, operands: Mapping[str, torch.Tensor]) -> None:
+    """What a library computes, on flat operands: sums in float32, rounded once."""
+    x = operands["x"].as_strided((product.rows, product.columns), (product.x_stride, 1)).float()
+    weight = operands["weight"].as_strided((product.n, product.columns), (product.columns, 1)).float()
+    result = product.alpha * (x @ weight.T)
+    if "bias" in operands:
+        result += operands["bias"][: product.n].float()
+    operands["out"].as_strided((product.rows, product.n), (product.out_stride, 1)).copy_(result)
 
 
 def _tensor(weight: Weight) -> torch.Tensor:

@@ -15,6 +15,7 @@ from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.lowering import lower_to_launches
 from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.cuda.tiles import ProductShape, Tile, TileTable
 from ingot.pipeline.importer import import_checkpoint
 from tests.data_paths import FIXTURES
 from tests.kernels.interpreted import InterpretedModel
@@ -27,6 +28,16 @@ PREPARED = ("fold-constants", "pack-projections", "clean-up")
 FUSED = ("fuse-residual-norm", "fuse-rotary-attention", "clean-up")
 
 IntArray = NDArray[np.int64]
+
+
+class LibraryTiles(TileTable):
+    """A library for every product that may have one."""
+
+    def choose(self, shape: ProductShape) -> Tile:
+        is_plain = shape.kernel == "matmul" and shape.bits == 16
+        return super().choose(shape).model_copy(update={"library": "cublaslt" if is_plain else None})
+
+
 Entry = tuple[str, dict[str, object]]
 
 
@@ -95,13 +106,14 @@ def logits_by_program(
     ids: list[IntArray],
     kv: str = "float32",
     runner_class: type[InterpretedModel] = InterpretedModel,
+    tiles: TileTable | None = None,
 ) -> list[NDArray[np.float32]]:
     """Logits of the last two tokens of each prompt: all before through the ragged bucket, one through the decode's."""
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
     model.metadata_props["ingot.kv"] = geometry.model_copy(update={"dtype": kv}).model_dump_json()
     buckets = (Bucket.ragged(ROWS, CONTEXT, SEQUENCES), Bucket.decode(SEQUENCES, CONTEXT))
-    lowered = lower_to_launches(model, buckets, "fp32")
+    lowered = lower_to_launches(model, buckets, "fp32", tiles)
     runner = runner_class(lowered, blocks=len(ids) * -(-CONTEXT // lowered.shared.kv.block_tokens))
     sequences = Sequences(ids, lowered.shared.kv.block_tokens)
     steps = [(buckets[0], [len(sequence) - 1 for sequence in ids]), (buckets[1], [1] * len(ids))]

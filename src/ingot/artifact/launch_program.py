@@ -65,6 +65,7 @@ EXTERNAL: Mapping[str, str | None] = {
 Constant = int | float | bool | str
 ActivationType = Literal["fp32", "fp16", "bf16"]
 Tail = Literal["greedy", "draw"]
+Library = Literal["cublaslt"]
 
 
 class _Frozen(BaseModel):
@@ -144,7 +145,42 @@ class SegmentCall(_Frozen):
         return tuple(argument.name for argument in given if isinstance(argument, BufferArgument))
 
 
-Step = Annotated[Launch | SegmentCall, Field(discriminator="kind")]
+class LibraryProduct(_Frozen):
+    """y = alpha * x @ W^T + bias by a library's kernel, on the same stream and in the same arena.
+
+    x       [rows, columns], a row every `x_stride` elements
+    weight  [n, columns], one row behind the other, of x's type
+    bias    [n], of the result's type
+    out     [rows, n], a row every `out_stride` elements; of x's type, or float32
+    """
+
+    kind: Literal["product"] = "product"
+    library: Library = "cublaslt"
+    rows: int = Field(ge=1)
+    n: int = Field(ge=1)
+    columns: int = Field(ge=1)
+    x: BufferArgument
+    weight: Annotated[BufferArgument | WeightArgument, Field(discriminator="kind")]
+    bias: WeightArgument | None = None
+    out: BufferArgument
+    x_stride: int = Field(ge=1)
+    out_stride: int = Field(ge=1)
+    alpha: float = 1.0
+    node: str
+
+    @property
+    def operands(self) -> dict[str, BufferArgument | WeightArgument]:
+        """What it reads and writes, by the names above."""
+        given = {"x": self.x, "weight": self.weight, "bias": self.bias, "out": self.out}
+        return {name: operand for name, operand in given.items() if operand is not None}
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that it reads or writes."""
+        return tuple(operand.name for operand in self.operands.values() if isinstance(operand, BufferArgument))
+
+
+Step = Annotated[Launch | SegmentCall | LibraryProduct, Field(discriminator="kind")]
 
 
 class Place(_Frozen):
@@ -188,6 +224,11 @@ class LaunchProgram(_Frozen):
     def segment_calls(self) -> tuple[SegmentCall, ...]:
         """What other engines run of it."""
         return tuple(step for step in self.launches if isinstance(step, SegmentCall))
+
+    @property
+    def library_products(self) -> tuple[LibraryProduct, ...]:
+        """What kernels of libraries compute of it."""
+        return tuple(step for step in self.launches if isinstance(step, LibraryProduct))
 
     @property
     def is_capturable(self) -> bool:

@@ -9,6 +9,7 @@ from ingot.artifact.launch_program import (
     CudaProgram,
     Launch,
     LaunchProgram,
+    LibraryProduct,
     SegmentCall,
     Step,
     WeightArgument,
@@ -77,6 +78,8 @@ def _print_kernels(program: CudaProgram) -> None:
         constants = " ".join(f"{name}={value}" for name, value in kernel.constants.items())
         warps = f"{kernel.num_warps} x {kernel.num_stages}"
         rows.append((key, constants, warps, human_bytes(shared), str(uses[key])))
+    products = Counter(step.library for bucket in program.programs for step in bucket.library_products)
+    rows += [(library, "products of plain weights", "", "", str(count)) for library, count in products.items()]
     print_table("Kernels", ("kernel", "constants", "warps x stages", "shared", "launches"), rows, left=2)
 
 
@@ -85,6 +88,13 @@ def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, 
         given = [*step.inputs.values(), *step.outputs.values()]
         how = f"profile {step.profile}" if step.engine == "tensorrt" else step.engine
         return step.file, step.node, how, _shown(bucket, given)
+    if isinstance(step, LibraryProduct):
+        return (
+            step.library,
+            step.node,
+            f"{step.rows} x {step.n} x {step.columns}",
+            _shown(bucket, [*step.operands.values()]),
+        )
     grid = " x ".join(map(str, step.grid))
     return step.kernel, step.node, grid, _shown(bucket, step.arguments)
 

@@ -7,7 +7,7 @@ the first run as early as it allows. What forgets to wait therefore reads what i
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryProduct
 from ingot.errors import EngineError
 from ingot.pipeline.cuda.catalog import CATALOG
-from ingot.runtime.cuda.device import Bytes, Given, out_of_memory
-from tests.kernels.interpreted import TORCH_TYPES
+from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory
+from tests.kernels.interpreted import TORCH_TYPES, multiply
 from tests.runtime.cuda.artifacts import SM
 
 _GARBAGE = 0xFF  # a NaN in every float
@@ -62,6 +62,7 @@ class InterpretedDevice:
         self.failing: str | None = None  # the node whose kernel breaks the device
         self.lost: str | None = None
         self.closed = False
+        self.products: list[InterpretedProducts] = []
         self.num_launches = self.num_captures = self.num_replays = 0
         self.num_copies = self.num_host_waits = self.copied_bytes = 0
 
@@ -162,6 +163,18 @@ class InterpretedDevice:
 
         return lambda stream: self._put(stream, run)
 
+    def open_products(self, device: Device, stream: FakeStream) -> "InterpretedProducts":
+        """For `CudaExecutor`: in place of the library."""
+        assert device is self
+        self.products.append(InterpretedProducts(self))
+        return self.products[-1]
+
+    def multiply(self, product: LibraryProduct, addresses: Mapping[str, int], stream: FakeStream) -> None:
+        """Queue what a library computes."""
+        operands = product.operands.items()
+        tensors = {name: self._argument(f"*{operand.type}", addresses[name]) for name, operand in operands}
+        self._put(stream, lambda: multiply(product, tensors))
+
     def capture(self, stream: FakeStream, work: Callable[[FakeStream], None]) -> list[Callable[[], None]]:
         self.num_captures += 1
         stream.captured = []
@@ -232,6 +245,29 @@ class InterpretedDevice:
     def _raise_if_lost(self, what: str) -> None:
         if self.lost is not None:
             raise EngineError(f"{what}: {self.lost}")
+
+
+@dataclass
+class InterpretedProducts:
+    """Products of a library. Implements `programs.ProductBinder`; counts what is queued."""
+
+    device: InterpretedDevice
+    num_queued: int = 0
+    closed: bool = False
+
+    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Callable[[FakeStream], None]:
+        given = dict(addresses)
+
+        def queue(stream: FakeStream) -> None:
+            assert not self.closed
+            self.num_queued += 1
+            self.device.multiply(product, given, stream)
+
+        return queue
+
+    def close(self) -> None:
+        assert not self.device.closed
+        self.closed = True
 
 
 def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:

@@ -1,0 +1,69 @@
+"""Programs whose plain products a library computes, by the executor: logits, graphs, when the library is opened."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.errors import EngineError
+from ingot.runtime import Engine, SamplingParams
+from ingot.runtime.executor_loading import ExecutorOptions
+from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
+from tests.kernels.programs import LibraryTiles
+from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
+from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
+from tests.runtime.cuda.interpreted_device import InterpretedDevice
+
+IDS = token_ids(6)
+OPTIONS = ExecutorOptions(kv_blocks=24)
+
+
+@pytest.fixture(scope="module")
+def products(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Buckets for decoding 1 and for 8 tokens of 2 sequences."""
+    folder, given = tmp_path_factory.mktemp("products") / "artifact", buckets((1,), ragged=8, sequences=2)
+    return write_artifact(model_of(checkpoint, block_tokens=4), folder, given, tiles=LibraryTiles())
+
+
+def test_prompts_and_decoded_tokens_have_onnxruntimes_logits(products: Artifact, reference: Artifact) -> None:
+    device = InterpretedDevice()
+    executor = CudaExecutor(products, device, OPTIONS, open_products=device.open_products)
+    library = device.products[0]
+    tried, captured = library.num_queued, device.num_captures
+    assert tried > 0
+    assert captured == 0
+    sequence = Growing([IDS], [[3, 1]])
+    found = np.concatenate([executor.forward(sequence.step([count])).copy() for count in (5, 1)])
+    assert device.num_replays >= device.num_captures > 0
+    executor.close()
+    assert library.closed
+    exact = OnnxRuntimeExecutor(reference, num_blocks=4)
+    wanted = whole_logits(exact, IDS)
+    exact.close()
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_greedy_tokens_are_onnxruntimes(products: Artifact, reference: Artifact) -> None:
+    device, params = InterpretedDevice(), SamplingParams(max_tokens=3, ignore_eos=True)
+    executor = CudaExecutor(products, device, OPTIONS, open_products=device.open_products)
+    with Engine(executor, max_sequences=executor.max_sequences) as engine:
+        found = engine.generate([IDS.tolist()], params)[0].token_ids
+    with Engine.load(reference, kv_blocks=16) as engine:
+        assert engine.generate([IDS.tolist()], params)[0].token_ids == found
+
+
+def test_the_library_is_opened_for_programs_that_need_it_alone(
+    launches: Artifact, products: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = InterpretedDevice()
+    CudaExecutor(launches, device, OPTIONS, open_products=device.open_products).close()
+    assert device.products == []
+    monkeypatch.setitem(sys.modules, "nvmath", None)
+    with pytest.raises(
+        EngineError, match=r"bindings of cuBLASLt cannot be imported .*: pip install 'ingot\[cublas\]', "
+    ):
+        CudaExecutor(products, device := InterpretedDevice(), OPTIONS)
+    assert device.closed
