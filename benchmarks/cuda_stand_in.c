@@ -11,16 +11,17 @@ typedef void *Pointer;
 
 enum { MAJOR = 9, MINOR = 0, PROCESSORS = 132, VERSION = 13000 };
 enum { ATTRIBUTE_WARP = 10, ATTRIBUTE_PROCESSORS = 16, ATTRIBUTE_MAJOR = 75, ATTRIBUTE_MINOR = 76 };
+enum { WITHIN = 3 }; /* cudaMemcpyDeviceToDevice */
 
 /* Offsets in cudaDeviceProp of CUDA 13. */
 enum { TOTAL = 288, SHARED = 296, REGISTERS = 304, WARP = 308, THREADS = 320, BLOCK = 324, GRID = 336, SM_MAJOR = 360 };
 enum { SM_MINOR = 364, MULTI_PROCESSORS = 384, ALL = 1008 };
 
-static long launches, synchronizations, streams;
+static long launches, synchronizations, streams, copies;
 
 void stand_in_counts(long *counts) {
-    counts[0] = launches, counts[1] = synchronizations, counts[2] = streams;
-    launches = synchronizations = streams = 0;
+    counts[0] = launches, counts[1] = synchronizations, counts[2] = streams, counts[3] = copies;
+    launches = synchronizations = streams = copies = 0;
 }
 
 static void put(char *properties, int offset, int value) { memcpy(properties + offset, &value, sizeof value); }
@@ -60,9 +61,12 @@ Status cudaMallocFromPoolAsync(Pointer *memory, size_t size, Pointer pool, Point
 Status cudaFree(Pointer memory) { return free(memory), 0; }
 Status cudaFreeHost(Pointer memory) { return free(memory), 0; }
 Status cudaFreeAsync(Pointer memory, Pointer stream) { return free(memory), 0; }
-Status cudaMemcpy(Pointer to, Pointer from, size_t size, int kind) { return memcpy(to, from, size), 0; }
-Status cudaMemcpyAsync(Pointer to, Pointer from, size_t size, int kind, Pointer stream) {
+Status cudaMemcpy(Pointer to, Pointer from, size_t size, int kind) {
+    copies += kind != WITHIN;
     return memcpy(to, from, size), 0;
+}
+Status cudaMemcpyAsync(Pointer to, Pointer from, size_t size, int kind, Pointer stream) {
+    return cudaMemcpy(to, from, size, kind);
 }
 Status cudaMemset(Pointer memory, int value, size_t size) { return memset(memory, value, size), 0; }
 Status cudaMemsetAsync(Pointer memory, int value, size_t size, Pointer stream) { return memset(memory, value, size), 0; }

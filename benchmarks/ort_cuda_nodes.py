@@ -6,8 +6,8 @@
 The provider and its table of kernels are the real ones, CUDA's libraries are stand-ins that compute nothing. The
 fixtures of all families are lowered with weights of every form in float16, bfloat16 and float32; every segment is
 loaded by the runtime's own code, which refuses nodes that are not on the provider, and run once for a decode and a
-ragged bucket. Said of each form: the fewest and the most kernels that a program launched, its waits and streams while
-it ran (none is right), or why it was refused. Numbers are not looked at: they are what lay in memory.
+ragged bucket. Said of each form: the fewest and the most kernels that a program launched; waits, streams and copies to
+or from the host while it was bound and ran (none is right); or why it was refused. Numbers are not looked at.
 """
 
 import ctypes
@@ -54,6 +54,8 @@ FORMS: Mapping[str, Sequence[tuple[str, Mapping[str, object]]]] = {
 }
 _STREAM = 0x5151
 _BYTES = 1 << 20  # more than any buffer of a fixture
+_OFFSET = 256
+_COUNTED = ("launches", "waits", "streams", "copies")
 
 
 class _Stream:
@@ -121,32 +123,35 @@ def _placed(family: str, form: str, compute: Compute) -> dict[str, Any]:
             lowered = lower_with_segments(model, Path(folder), buckets, compute, TileTable())
             stream = _Stream()
             segments = OrtSegments(_Files(Path(folder)), stream)
-            bound = [segments(call, _addresses(call)) for one in lowered.programs for call in one.segment_calls]
+            calls = [call for one in lowered.programs for call in one.segment_calls]
+            for call in calls:
+                segments(call, _addresses(call))  # loads the file, with its few constants
             _counts()
-            for queue in bound:
-                queue(stream)
+            for call in calls:
+                segments(call, _addresses(call, _OFFSET))(stream)
         except IngotError as error:
             return {"refused": str(error)}
-        launches, waits, streams = _counts()
+        counts = _counts()
         segments.close()
-    return {"calls": len(bound), "launches": launches, "waits": waits, "streams": streams}
+    return {"calls": len(calls), **counts}
 
 
 _memory: list[Any] = []
 
 
-def _addresses(call: SegmentCall) -> dict[str, int]:
-    """Memory for every operand; what was given before is used again."""
+def _addresses(call: SegmentCall, offset: int = 0) -> dict[str, int]:
+    """Memory for every operand, that many bytes into it; what was given before is used again."""
     operands = (*call.inputs, *call.outputs)
     while len(_memory) < len(operands):
         _memory.append(ctypes.create_string_buffer(_BYTES))
-    return {name: ctypes.addressof(memory) for name, memory in zip(operands, _memory, strict=False)}
+    return {name: ctypes.addressof(memory) + offset for name, memory in zip(operands, _memory, strict=False)}
 
 
-def _counts() -> tuple[int, int, int]:
-    counts = (ctypes.c_long * 3)()
+def _counts() -> dict[str, int]:
+    """What was counted since the last time."""
+    counts = (ctypes.c_long * len(_COUNTED))()
     ctypes.CDLL("libcudart.so.13").stand_in_counts(counts)
-    return counts[0], counts[1], counts[2]
+    return dict(zip(_COUNTED, counts, strict=True))
 
 
 def _by_form(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -159,7 +164,7 @@ def _by_form(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if placed:
             launches = [one["launches"] for one in placed]
             row |= {"launches": [min(launches), max(launches)]}
-            row |= {key: sum(one[key] for one in placed) for key in ("waits", "streams")}
+            row |= {key: sum(one[key] for one in placed) for key in _COUNTED[1:]}
         if refused := sorted({one["refused"] for one in mine if "refused" in one}):
             row["refused"] = refused
         rows.append(row)
@@ -168,8 +173,8 @@ def _by_form(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _show(results: Sequence[Mapping[str, Any]]) -> None:
     placed = [result for result in results if "refused" not in result]
-    waits = sum(result["waits"] + result["streams"] for result in placed)
-    print(f"{len(placed)} of {len(results)} programs are on the provider as a whole; {waits} waits and own streams")
+    others = sum(result[key] for result in placed for key in _COUNTED[1:])
+    print(f"{len(placed)} of {len(results)} programs are on the provider as a whole; {others} waits, streams, copies")
     for refusal in sorted({str(result["refused"]) for result in results if "refused" in result}):
         print(f"refused: {refusal}")
 
