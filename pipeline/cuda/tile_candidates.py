@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
+from typing import get_args
 
-from ingot.artifact.launch_program import Constant, CudaProgram, Kernel, Launch
+from ingot.artifact.launch_program import Constant, CudaProgram, Kernel, Launch, Library
+from ingot.errors import UsageError
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.tiles import FEW_ROWS, SPAN, ProductShape, Tile, safe_tile
 
@@ -28,8 +30,16 @@ class Product:
 
 
 def products_of(program: CudaProgram) -> list[Product]:
-    """The distinct products of a program, those of few rows first."""
+    """The distinct products of a program, those of few rows first.
+
+    UsageError for a program that has products of a library: it was built with a table, and says no more of them.
+    """
     found: dict[str, Product] = {}
+    if any(one.library_products for one in program.programs):
+        raise UsageError(
+            "the program was built with a table that leaves products to a library, and does not say how it would cut "
+            "them itself; tune the recipe, or an artifact that was built without gpu.tiles"
+        )
     for one in program.programs:
         for launch in one.launches:
             if isinstance(launch, Launch):
@@ -46,11 +56,16 @@ def shape_of(kernel: Kernel, launch: Launch) -> ProductShape | None:
         return None
     rows = launch.arguments[list(CATALOG[kernel.name].arguments).index("rows")]
     assert rows.kind == "number"
-    sizes = {"rows": int(rows.value), "n": int(kernel.constants["N"]), "columns": int(kernel.constants["COLUMNS"])}
-    if kernel.name == "matmul":
-        return ProductShape(kernel="matmul", bits=8 if kernel.constants["KIND"] else 16, **sizes)
-    bits, group = int(kernel.constants["BITS"]), int(kernel.constants["GROUP"])
-    return ProductShape(kernel="matmul_nbits", bits=bits, group=group, **sizes)
+    is_plain = kernel.name == "matmul"
+    return ProductShape(
+        kernel="matmul" if is_plain else "matmul_nbits",
+        rows=int(rows.value),
+        n=int(kernel.constants["N"]),
+        columns=int(kernel.constants["COLUMNS"]),
+        bits=(8 if kernel.constants["KIND"] else 16) if is_plain else int(kernel.constants["BITS"]),
+        group=0 if is_plain else int(kernel.constants["GROUP"]),
+        is_float32=kernel.types[list(CATALOG[kernel.name].arguments).index("bias")] == "*fp32",
+    )
 
 
 def candidates(shape: ProductShape, sm: int) -> list[Tile]:
@@ -110,6 +125,16 @@ def cut_of(shape: ProductShape, tile: Tile) -> Cut:
     if shape.kernel == "matmul":
         return Cut(splits, (row_tiles * tiles, splits, 1), constants | {"TILE_COLUMNS": tile.depth})
     return Cut(splits, (row_tiles, tiles, splits), constants | {"SPANS_AT_ONCE": step // SPAN})
+
+
+def library_tiles(made: Product) -> list[Tile]:
+    """The product left to a library, where one computes all that is asked."""
+    kernel = made.kernel
+    is_wide = "logits" in made.launch.buffers and not made.shape.is_float32
+    lacks = kernel.constants["HAS_SOFTCAP"] or (is_wide and kernel.constants["HAS_BIAS"])
+    if made.shape.kernel != "matmul" or made.shape.bits != 16 or lacks:
+        return []
+    return [Tile(rows=16, columns=16, library=library) for library in get_args(Library)]
 
 
 def with_tile(made: Product, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryProduct
 from ingot.errors import EngineError
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.compile_workers import Cubin
@@ -106,3 +106,27 @@ def compile_nothing(kernels: Mapping[str, Kernel], sm: int) -> dict[str, Cubin]:
         key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=SHARED_BYTES + (kernel.num_stages > 4)))
         for key, kernel in kernels.items()
     }
+
+
+class FakeLibrary:
+    """A library whose kernel takes so long. Implements `ProductBinder`."""
+
+    def __init__(self, card: FakeCard, seconds: float) -> None:
+        self._card, self._seconds = card, seconds
+        self.products: list[LibraryProduct] = []
+
+    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Any:
+        assert addresses.keys() == product.operands.keys()
+        self.products.append(product)
+
+        def queue(stream: Any) -> None:
+            self._card.clock += self._seconds
+
+        return queue
+
+    def close(self) -> None: ...
+
+
+def no_library(device: Any, stream: Any) -> FakeLibrary:
+    """As where it is not installed."""
+    raise EngineError("there is none")

@@ -11,7 +11,7 @@ from ingot.builder.tune import Tuner
 from ingot.cli import tune
 from ingot.cli.main import run
 from ingot.errors import EngineError
-from tests.builder.fake_card import FakeCard, FakeStopwatch, compile_nothing
+from tests.builder.fake_card import FakeCard, FakeStopwatch, compile_nothing, no_library
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 
@@ -35,7 +35,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
     made = FakeCard(lambda kernel, grid: 1e-6 * int(kernel.constants["TILE"]))
     monkeypatch.setattr(tune, "open_device", lambda: made)
     monkeypatch.setattr(tune, "EventStopwatch", lambda: FakeStopwatch(made))
-    monkeypatch.setattr(tune, "Tuner", partial(Tuner, compile_=compile_nothing))
+    monkeypatch.setattr(tune, "Tuner", partial(Tuner, compile_=compile_nothing, open_products=no_library))
     return made
 
 

@@ -16,12 +16,14 @@ from statistics import median
 
 from ingot.artifact.launch_program import CudaProgram, Kernel
 from ingot.builder.tune_measure import ROUNDS, ProductTimer
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.pipeline.cuda.compile_workers import Cubin, compile_kernels
-from ingot.pipeline.cuda.tile_candidates import Product, candidates, cut_of, products_of, with_tile
+from ingot.pipeline.cuda.tile_candidates import Product, candidates, cut_of, library_tiles, products_of, with_tile
 from ingot.pipeline.cuda.tiles import FEW_ROWS, ProductShape, Tile, TileTable, read_tile_table
-from ingot.progress import Progress, detail, silent
+from ingot.progress import Progress, detail, note, silent
+from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.programs import OpenProducts, ProductBinder
 from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 Compile = Callable[[Mapping[str, Kernel], int], Mapping[str, Cubin]]
@@ -62,6 +64,7 @@ class Tuner:
     stopwatch: Stopwatch
     compile_: Compile = compile_kernels
     free_order: bool = False
+    open_products: OpenProducts = CublasLt
 
     def tune(self, program: CudaProgram, output: Path, progress: Progress = silent) -> Tuning:
         """Measure what `output` does not hold yet, weight by weight, and write it there.
@@ -74,10 +77,10 @@ class Tuner:
         tuning.held = len(products_of(program)) - sum(map(len, families))
         self.device.activate()
         stream = self.device.make_stream()
-        bytes_per_second = self._bandwidth(stream)
+        bytes_per_second, library = self._bandwidth(stream), self._library(stream)
         for number, family in enumerate(families):
             progress(WORK, number, len(families))
-            times = [self._measure(product, stream, bytes_per_second) for product in family]
+            times = [self._measure(product, stream, bytes_per_second, library) for product in family]
             made = choose([product.shape for product in family], times, free_order=self.free_order)
             tuning.choices += made
             tuning.table = _with(tuning.table, made)
@@ -108,14 +111,29 @@ class Tuner:
         device.free(other)
         return 2 * size / median(seconds)
 
-    def _measure(self, product: Product, stream: Stream, bytes_per_second: float) -> Times:
-        """Seconds of every candidate that the card can hold; the safe tile's first."""
+    def _library(self, stream: Stream) -> ProductBinder | None:
+        """The library that products may be left to; None, which is told, where it is not there."""
+        try:
+            return self.open_products(self.device, stream)
+        except EngineError as error:
+            note(f"products are not measured in a library: {error}")
+            return None
+
+    def _measure(
+        self, product: Product, stream: Stream, bytes_per_second: float, library: ProductBinder | None
+    ) -> Times:
+        """Seconds of every candidate that the card can hold; the safe tile's first.
+
+        A library adds up in an order of its own for every number of rows: for few rows it takes part with `free_order`.
+        """
         tiles = candidates(product.shape, self.device.sm)
         kernels = {str(number): with_tile(product, tile)[0] for number, tile in enumerate(tiles)}
         cubins = self.compile_(kernels, self.device.sm)
         timer = ProductTimer(self.device, self.stopwatch, stream, product, bytes_per_second)
         try:
             times = {tile: timer.time(tile, cubins[str(number)]) for number, tile in enumerate(tiles)}
+            if library is not None and (product.shape.rows > FEW_ROWS or self.free_order):
+                times |= {tile: timer.time_library(library) for tile in library_tiles(product)}
         finally:
             timer.close()
         return {tile: seconds for tile, seconds in times.items() if seconds is not None}
@@ -164,7 +182,7 @@ def choose(shapes: Sequence[ProductShape], times: Sequence[Times], *, free_order
 
 def _order(shape: ProductShape, tile: Tile) -> tuple[int, ...]:
     """What the order of a row's sums depends on."""
-    return (cut_of(shape, tile).splits, tile.depth, tile.columns, tile.num_warps)
+    return (cut_of(shape, tile).splits, tile.depth, tile.columns, tile.num_warps, int(tile.library is not None))
 
 
 def _is_new(family: Sequence[Product], table: TileTable) -> bool:

@@ -67,6 +67,11 @@ class Operands:
                 values.append((kind, self.weights[copy] if name in _WEIGHTS else self.addresses[name]))
         return values
 
+    def of_library(self, copy: int) -> dict[str, int]:
+        """Addresses of a library's operands, with one of the weights."""
+        wanted = {name: self.addresses[name] for name in ("x", "bias", "out") if name in self.addresses}
+        return {**wanted, "weight": self.weights[copy]}
+
     def free(self) -> None:
         """Give everything back."""
         for address in {*self.addresses.values(), *self.weights}:

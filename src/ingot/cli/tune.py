@@ -59,6 +59,8 @@ def _print(tuning: Tuning, output: Path) -> None:
 
 def _words(choice: Choice) -> str:
     tile = choice.tile
+    if tile.library:
+        return tile.library
     parts = f", {tile.splits} parts" if tile.splits > 1 else ""
     return f"{tile.rows} x {tile.columns} by {tile.depth}{parts}, {tile.num_warps} warps, {tile.num_stages} stages"
 
