@@ -51,7 +51,8 @@ class CublasLtLibrary:
         try:
             lt.get_version()
         except RuntimeError as error:
-            raise EngineError(f"cuBLASLt cannot be loaded ({error}): {_INSTALL}, {WITHOUT}") from error
+            reason = str(error).partition("\n")[0]  # a list of folders follows
+            raise EngineError(f"cuBLASLt cannot be loaded ({reason}): {_INSTALL}, {WITHOUT}") from error
         library.handle = library.call("starting", lt.create)
         return library
 
