@@ -68,7 +68,7 @@ def _row_requests() -> Iterator[Request]:
     for name in ("greedy", "draw"):
         yield (
             f"{VOCABULARY} tokens",
-            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 8192}, num_warps=TAIL_WARPS),
+            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 4096}, num_warps=TAIL_WARPS),
         )
 
 

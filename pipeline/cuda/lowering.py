@@ -35,7 +35,7 @@ from ingot.pipeline.cuda.tiles import TileTable
 
 FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _CARRY_BLOCK = 128
-_MOST_LOGITS = 8192  # that a program of the samplers looks at together
+_MOST_LOGITS = 4096  # that a program of the samplers looks at together
 
 
 @dataclass(frozen=True)
