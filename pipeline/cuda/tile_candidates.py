@@ -127,14 +127,14 @@ def cut_of(shape: ProductShape, tile: Tile) -> Cut:
     return Cut(splits, (row_tiles, tiles, splits), constants | {"SPANS_AT_ONCE": step // SPAN})
 
 
-def library_tiles(made: Product) -> list[Tile]:
-    """The product left to a library, where one computes all that is asked."""
+def library_tiles(made: Product, sm: int) -> list[Tile]:
+    """The product left to a library, where one computes all that is asked; the safe tile stands behind it."""
     kernel = made.kernel
     is_wide = "logits" in made.launch.buffers and not made.shape.is_float32
     lacks = kernel.constants["HAS_SOFTCAP"] or (is_wide and kernel.constants["HAS_BIAS"])
     if made.shape.kernel != "matmul" or made.shape.bits != 16 or lacks:
         return []
-    return [Tile(rows=16, columns=16, library=library) for library in get_args(Library)]
+    return [safe_tile(made.shape, sm).model_copy(update={"library": library}) for library in get_args(Library)]
 
 
 def with_tile(made: Product, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:

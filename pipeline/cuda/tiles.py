@@ -36,8 +36,7 @@ class _Frozen(BaseModel):
 class Tile(_Frozen):
     """One choice: a program's rows and columns of the output, its step along the sum, parts of the sum.
 
-    library    whose kernel is used instead, wherever it computes all that is asked (lower_product.py); no more is then
-               looked at
+    library    whose kernel is used instead wherever it computes all that is asked (lower_product.py)
     """
 
     rows: int = Field(ge=16)

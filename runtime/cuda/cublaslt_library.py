@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,6 @@ _INSTALL = "pip install 'ingot[cublas]'"
 
 # Triton's names of types -> cudaDataType.
 _TYPES = {"fp32": "CUDA_R_32F", "fp16": "CUDA_R_16F", "bf16": "CUDA_R_16BF"}
-
-
-def is_installed() -> bool:
-    """Whether the bindings are there; the library itself is looked for when it is opened."""
-    return find_spec("nvmath") is not None
 
 
 @dataclass

@@ -109,14 +109,17 @@ def compile_nothing(kernels: Mapping[str, Kernel], sm: int) -> dict[str, Cubin]:
 
 
 class FakeLibrary:
-    """A library whose kernel takes so long. Implements `ProductBinder`."""
+    """A library whose kernel takes so long, and which has none for `lacks` columns. Implements `ProductBinder`."""
 
-    def __init__(self, card: FakeCard, seconds: float) -> None:
-        self._card, self._seconds = card, seconds
+    def __init__(self, card: FakeCard, seconds: float, lacks: int = 0) -> None:
+        self._card, self._seconds, self._lacks = card, seconds, lacks
         self.products: list[LibraryProduct] = []
+        self.closed = False
 
     def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Any:
         assert addresses.keys() == product.operands.keys()
+        if product.n == self._lacks:
+            raise EngineError("no algorithm")
         self.products.append(product)
 
         def queue(stream: Any) -> None:
@@ -124,7 +127,8 @@ class FakeLibrary:
 
         return queue
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def no_library(device: Any, stream: Any) -> FakeLibrary:

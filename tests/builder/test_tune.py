@@ -198,11 +198,13 @@ def test_a_library_is_chosen_where_it_is_fastest_and_the_order_of_sums_may_be_it
 ) -> None:
     model, card = imported(), FakeCard(wide)
     program = program_of(model, lower_to_launches(model, BUCKETS[1:], "fp16", TileTable(sm=90)))
-    library = FakeLibrary(card, seconds)
+    library = FakeLibrary(card, seconds, lacks=96)
     made = tuner(card, free_order=free, open_products=lambda device, stream: library)
     table = made.tune(program, tmp_path / "tiles.json").table
     plain = [product.shape for product in products_of(program) if product.shape.kernel == "matmul"]
     assert {shape.rows > 64 for shape in plain} == {True, False}
     chosen = {key for key, tile in table.choices.items() if tile.library}
-    assert chosen == {shape.key for shape in plain if shape.rows >= least_rows}
+    assert 96 in {shape.n for shape in plain}
+    assert chosen == {shape.key for shape in plain if shape.rows >= least_rows and shape.n != 96}
     assert all(product.x.type == "fp16" for product in library.products)
+    assert library.closed

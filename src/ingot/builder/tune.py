@@ -8,7 +8,8 @@ parts, reading them is added to its time. The table is written after each weight
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -77,16 +78,17 @@ class Tuner:
         tuning.held = len(products_of(program)) - sum(map(len, families))
         self.device.activate()
         stream = self.device.make_stream()
-        bytes_per_second, library = self._bandwidth(stream), self._library(stream)
-        for number, family in enumerate(families):
-            progress(WORK, number, len(families))
-            times = [self._measure(product, stream, bytes_per_second, library) for product in family]
-            made = choose([product.shape for product in family], times, free_order=self.free_order)
-            tuning.choices += made
-            tuning.table = _with(tuning.table, made)
-            _write(tuning.table, output)
-            for choice in made:
-                detail(WORK, f"{choice.key}: {choice.gain:.2f} times as fast")
+        bytes_per_second = self._bandwidth(stream)
+        with self._library(stream) as library:
+            for number, family in enumerate(families):
+                progress(WORK, number, len(families))
+                times = [self._measure(product, stream, bytes_per_second, library) for product in family]
+                made = choose([product.shape for product in family], times, free_order=self.free_order)
+                tuning.choices += made
+                tuning.table = _with(tuning.table, made)
+                _write(tuning.table, output)
+                for choice in made:
+                    detail(WORK, f"{choice.key}: {choice.gain:.2f} times as fast")
         progress(WORK, len(families), len(families))
         return tuning
 
@@ -111,13 +113,19 @@ class Tuner:
         device.free(other)
         return 2 * size / median(seconds)
 
-    def _library(self, stream: Stream) -> ProductBinder | None:
+    @contextmanager
+    def _library(self, stream: Stream) -> Iterator[ProductBinder | None]:
         """The library that products may be left to; None, which is told, where it is not there."""
         try:
-            return self.open_products(self.device, stream)
+            opened = self.open_products(self.device, stream)
         except EngineError as error:
             note(f"products are not measured in a library: {error}")
-            return None
+            yield None
+            return
+        try:
+            yield opened
+        finally:
+            opened.close()
 
     def _measure(
         self, product: Product, stream: Stream, bytes_per_second: float, library: ProductBinder | None
@@ -133,7 +141,7 @@ class Tuner:
         try:
             times = {tile: timer.time(tile, cubins[str(number)]) for number, tile in enumerate(tiles)}
             if library is not None and (product.shape.rows > FEW_ROWS or self.free_order):
-                times |= {tile: timer.time_library(library) for tile in library_tiles(product)}
+                times |= {tile: timer.time_library(library) for tile in library_tiles(product, self.device.sm)}
         finally:
             timer.close()
         return {tile: seconds for tile, seconds in times.items() if seconds is not None}

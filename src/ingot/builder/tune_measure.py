@@ -15,6 +15,7 @@ from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.compile_workers import Cubin
 from ingot.pipeline.cuda.tile_candidates import Product, cut_of, with_tile
 from ingot.pipeline.cuda.tiles import Tile
+from ingot.progress import note
 from ingot.runtime.cuda.device import Device, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.programs import ProductBinder
 from ingot.runtime.cuda.stopwatch import Stopwatch, laps
@@ -55,10 +56,15 @@ class ProductTimer:
         return None if seconds is None else seconds + self._parts_bytes(tile) / self._bytes_per_second
 
     def time_library(self, products: ProductBinder) -> float | None:
-        """Seconds of a library's kernel; None where it computes something else."""
+        """Seconds of a library's kernel; None where it has none for the shape, or computes something else."""
         product = library_product(self._product, self._whole)
         copies = range(len(self._operands.weights))
-        return self._time([products(product, self._operands.of_library(copy)) for copy in copies], self._whole, 1)
+        try:
+            queues = [products(product, self._operands.of_library(copy)) for copy in copies]
+        except EngineError as error:
+            note(str(error))
+            return None
+        return self._time(queues, self._whole, 1)
 
     def _time(self, queues: list[Queue], kernel: Kernel, splits: int) -> float | None:
         """Of one of the queues, over all of them in turn; they run once before they are captured."""
