@@ -1,6 +1,7 @@
 """What a real card runs: the CUDA executor with compiled kernels. Without a card everything here is skipped."""
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -18,9 +19,15 @@ from ingot.runtime.cuda.cubin_choice import runs_on
 from ingot.runtime.executor_loading import ExecutorOptions
 from ingot.runtime.executors.cuda import CudaExecutor
 from tests.conftest import BuildArtifact
-from tests.runtime.cuda.artifacts import LLAMA, buckets, model_of
+from tests.runtime.cuda.artifacts import LLAMA, LibraryTiles, buckets, model_of
 
 MakeExecutor = Callable[..., CudaExecutor]
+
+LAUNCHES: dict[str, tuple[KVType, TileTable | None]] = {
+    "float16": ("float16", None),
+    "int8": ("int8", None),
+    "cublaslt": ("float16", LibraryTiles()),
+}
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +45,15 @@ def card_sm() -> int:
     return max(fitting)
 
 
-@pytest.fixture(scope="session", params=["float16", "int8"])
+@pytest.fixture(scope="session", params=LAUNCHES.values(), ids=list(LAUNCHES))
 def launches(request: pytest.FixtureRequest, card_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The tiny llama in float16, a KV pool of that precision: decoding 1 and 4 rows, 16 tokens of 4 sequences."""
-    kv: KVType = request.param
+    given: tuple[KVType, TileTable | None] = request.param
+    kv, tiles = given
+    if tiles and not find_spec("nvmath"):
+        pytest.skip("needs cuBLASLt: pip install 'ingot[cublas]'")
     model = model_of(kv=kv, block_tokens=4)
-    lowered = lower_to_launches(model, buckets(), "fp16")
+    lowered = lower_to_launches(model, buckets(), "fp16", tiles)
     with ArtifactWriter(tmp_path_factory.mktemp("card") / "artifact") as writer:
         write_lowered(lowered, model, writer.path, (card_sm,), TileTable(), None, silent)
         writer.describe(

@@ -15,7 +15,7 @@ from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.lowering import lower_to_launches
 from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
-from ingot.pipeline.cuda.tiles import ProductShape, Tile, TileTable
+from ingot.pipeline.cuda.tiles import TileTable
 from ingot.pipeline.importer import import_checkpoint
 from tests.data_paths import FIXTURES
 from tests.kernels.interpreted import InterpretedModel
@@ -28,14 +28,6 @@ PREPARED = ("fold-constants", "pack-projections", "clean-up")
 FUSED = ("fuse-residual-norm", "fuse-rotary-attention", "clean-up")
 
 IntArray = NDArray[np.int64]
-
-
-class LibraryTiles(TileTable):
-    """A library for every product that may have one."""
-
-    def choose(self, shape: ProductShape) -> Tile:
-        is_plain = shape.kernel == "matmul" and shape.bits == 16
-        return super().choose(shape).model_copy(update={"library": "cublaslt" if is_plain else None})
 
 
 Entry = tuple[str, dict[str, object]]

@@ -11,13 +11,13 @@ from tests.kernels.programs import (
     CHECKPOINTS,
     CONTEXT,
     Entry,
-    LibraryTiles,
     exact_logits,
     fused,
     imported,
     logits_by_program,
     prompts,
 )
+from tests.runtime.cuda.artifacts import LibraryTiles
 
 LIMIT = 2e-5  # of the largest logit: sums in another order
 INT4: Entry = ("quantize-weights", {"block_size": 32, "lm_head": "none", "embedding": "none"})

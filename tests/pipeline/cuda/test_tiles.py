@@ -1,8 +1,12 @@
 """Safe tiles: one order of sums for few rows, enough programs for many, what the smallest card can hold."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from ingot.pipeline.cuda.tiles import FEW_ROWS, Product, ProductShape, Tile, TileTable, safe_tile
+from ingot.errors import UsageError
+from ingot.pipeline.cuda.tiles import FEW_ROWS, Product, ProductShape, Tile, TileTable, read_tile_table, safe_tile
 
 SHAPES = [(4096, 14336), (6144, 4096), (128256, 4096), (2048, 2048), (96, 64)]  # n, columns
 FORMS: list[tuple[Product, int, int]] = [("matmul", 16, 0), ("matmul", 8, 0), ("matmul_nbits", 4, 128)]
@@ -41,3 +45,16 @@ def test_a_measured_choice_goes_before_a_safe_one() -> None:
     chosen = Tile(rows=16, columns=32)
     assert TileTable(sm=90, device="a card", choices={wanted.key: chosen}).choose(wanted) == chosen
     assert TileTable(sm=90).choose(wanted) == safe_tile(wanted, 90)
+
+
+def test_a_library_may_be_chosen_for_plain_weights_alone(tmp_path: Path) -> None:
+    file = tmp_path / "tiles.json"
+    tile = {"rows": 64, "columns": 64, "library": "cublaslt"}
+    for form in FORMS:
+        key = shape(form, 512, 96, 64).key
+        file.write_text(json.dumps({"sm": 90, "device": "a card", "choices": {key: tile}}))
+        if form == ("matmul", 16, 0):
+            assert read_tile_table(file, (90,)).choices[key].library == "cublaslt"
+            continue
+        with pytest.raises(UsageError, match=f"cublaslt multiplies by plain weights only, and is chosen for '{key}'"):
+            read_tile_table(file, (90,))

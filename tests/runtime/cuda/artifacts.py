@@ -24,7 +24,7 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
-from ingot.pipeline.cuda.tiles import TileTable
+from ingot.pipeline.cuda.tiles import ProductShape, Tile, TileTable
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.streamed_weights import stream_weights
 from tests.data_paths import ROOT
@@ -40,6 +40,14 @@ PASSES = (
     "fuse-rotary-attention",
     "clean-up",
 )
+
+
+class LibraryTiles(TileTable):
+    """A library for every product that may have one."""
+
+    def choose(self, shape: ProductShape) -> Tile:
+        is_plain = shape.kernel == "matmul" and shape.bits == 16
+        return super().choose(shape).model_copy(update={"library": "cublaslt" if is_plain else None})
 
 
 def buckets(decode: Sequence[int] = (1, 4), ragged: int = 16, sequences: int = 4) -> tuple[Bucket, ...]:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
+from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.executor_loading import ExecutorOptions
 from ingot.runtime.executors.cuda import CudaExecutor
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
-from tests.kernels.programs import LibraryTiles
-from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
+from tests.runtime.cuda.artifacts import LibraryTiles, buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
 
@@ -67,3 +67,10 @@ def test_the_library_is_opened_for_programs_that_need_it_alone(
     ):
         CudaExecutor(products, device := InterpretedDevice(), OPTIONS)
     assert device.closed
+
+
+def test_inspect_tells_who_computes_what(products: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(products.path), "--program", "--bucket", "decode-1"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("cublaslt", "products of plain weights", "1 x 128 x 32", "lm_head"):
+        assert words in shown

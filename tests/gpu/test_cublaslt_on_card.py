@@ -1,0 +1,104 @@
+"""Products by cuBLASLt on a card: against float64, replayed from a graph, the same bits each time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ingot.artifact.launch_program import BufferArgument, LibraryProduct, WeightArgument
+from ingot.runtime.cuda.cublaslt import CublasLt
+from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.driver import open_device
+
+pytestmark = pytest.mark.gpu
+
+DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+UNITS = {
+    "fp32": 2.0**-18,
+    "fp16": 2.0**-10,
+    "bf16": 2.0**-7,
+}  # of the largest result: a step of its type, sums for float32
+WIDER = 64  # elements of a row beyond its columns
+
+
+@pytest.fixture(scope="module")
+def device(card_sm: int) -> Iterator[Device]:
+    pytest.importorskip("nvmath", reason="nvmath-python is not installed: pip install 'ingot[cublas]'")
+    opened = open_device()
+    yield opened
+    opened.close()
+
+
+class Multiplied:
+    """A product with random operands on the card."""
+
+    def __init__(self, device: Device, rows: int, n: int, columns: int, types: tuple[str, str], bias: bool) -> None:
+        self.device, self.stream, rng = device, device.make_stream(), np.random.default_rng(0)
+        self.shape, self.out_type = (rows, n), np.dtype(DTYPES[types[1]])
+        given = {"x": (rows, columns + WIDER), "weight": (n, columns), **({"bias": (n,)} if bias else {})}
+        kinds = {"x": types[0], "weight": types[0], "bias": types[1]}
+        self.values = {name: rng.standard_normal(size).astype(DTYPES[kinds[name]]) for name, size in given.items()}
+        self.addresses = {name: self._send(value) for name, value in self.values.items()}
+        self.addresses["out"] = device.allocate(rows * n * self.out_type.itemsize, "out")
+        self.product = LibraryProduct(
+            rows=rows,
+            n=n,
+            columns=columns,
+            x=BufferArgument(name="x", type=types[0]),
+            weight=WeightArgument(name="weight", type=types[0]),
+            bias=WeightArgument(name="bias", type=types[1]) if bias else None,
+            out=BufferArgument(name="out", type=types[1]),
+            x_stride=columns + WIDER,
+            out_stride=n,
+            alpha=0.5,
+            node="a product",
+        )
+
+    def expected(self) -> NDArray[np.float64]:
+        x, weight = (self.values[name].astype(np.float64) for name in ("x", "weight"))
+        bias = self.values["bias"].astype(np.float64) if "bias" in self.values else 0.0
+        result: NDArray[np.float64] = 0.5 * x[:, :-WIDER] @ weight.T + bias
+        return result
+
+    def result(self) -> NDArray[Any]:
+        """[rows, n]; what is there is overwritten, so that each run shows its own."""
+        pinned = self.device.allocate_pinned(int(np.prod(self.shape)) * self.out_type.itemsize, "out")
+        self.device.copy_out(pinned, self.addresses["out"], self.stream)
+        self.device.clear(self.addresses["out"], pinned.size, self.stream)
+        self.device.synchronize("a product")
+        result: NDArray[Any] = pinned.view(self.out_type).reshape(self.shape)
+        return result
+
+    def _send(self, value: NDArray[Any]) -> int:
+        pinned = self.device.allocate_pinned(value.nbytes, "an operand")
+        pinned[:] = value.reshape(-1).view(np.uint8)
+        address = self.device.allocate(value.nbytes, "an operand")
+        self.device.copy_in(address, pinned, self.stream)
+        self.device.synchronize("an operand")
+        return address
+
+
+@pytest.mark.parametrize(
+    "types", [("fp16", "fp16"), ("bf16", "bf16"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32")]
+)
+@pytest.mark.parametrize(("rows", "n", "columns"), [(1, 96, 64), (7, 1000, 344), (64, 2048, 2048), (300, 512, 4096)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_as_close_to_float64_as_its_type_and_a_graph_repeats_it(
+    device: Device, types: tuple[str, str], rows: int, n: int, columns: int, bias: bool
+) -> None:
+    one = Multiplied(device, rows, n, columns, types, bias)
+    library = CublasLt(device, one.stream)
+    queue, wanted = library(one.product, one.addresses), one.expected()
+    queue(one.stream)
+    found = one.result()
+    assert np.abs(found.astype(np.float64) - wanted).max() <= UNITS[types[1]] * np.abs(wanted).max()
+    graph = device.capture(one.stream, queue)
+    for _ in range(3):
+        device.replay(graph, one.stream)
+        np.testing.assert_array_equal(one.result(), found)
+    library.close()
+    for address in one.addresses.values():
+        device.free(address)
