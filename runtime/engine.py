@@ -83,9 +83,9 @@ class Engine:
         artifact is made for. `num_threads` is for engines on the CPU.
         Raises ArtifactError, EngineError, and UsageError for a limit that cannot be.
         """
-        opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         options = ExecutorOptions(kv_blocks, kv_bytes, max_batch_tokens, max_sequences, num_threads)
-        options.check()
+        options.check()  # before the work
+        opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         tokenizer = Tokenizer.load(opened.path / "tokenizer") if opened.has("tokenizer/tokenizer.json") else None
         loaded = load_executor(opened, options)
         return cls(
