@@ -70,7 +70,9 @@ def _bucket(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> I
     seconds = bench.timed(stopwatch, executor.loaded.stream, executor.step(bound, "greedy"))
     tokens = batch.num_tokens / seconds.median
     work = step_work(found)
-    yield {"figure": "step", **facts, **work.record(seconds, bench.peaks), "tokens_per_second": tokens}
+    weights = sum(group.stored_bytes for group in found if not any(word in group.name for word in _OF_KEYS))
+    over = {"weight_bytes": weights, "over_weights": seconds.median * bench.peaks.bytes_per_second / weights}
+    yield {"figure": "step", **facts, **work.record(seconds, bench.peaks), **over, "tokens_per_second": tokens}
     is_usual = not executor.kv_geometry.is_quantized
     for group in found:
         if not is_usual and not any(word in group.name for word in _OF_KEYS):

@@ -73,7 +73,7 @@ def test_a_share_of_the_roofline_is_the_slower_floor_over_the_time() -> None:
 def test_goals_are_held_against_their_figures() -> None:
     step: Record = {"figure": "step", "program": "llama-3.1-8b-int4-kv-16-bit", "bucket": "decode-1"}
     figures: list[Record] = [
-        {**step, "seconds": {"median": 1.0}, "share_of_roofline": 0.8},
+        {**step, "seconds": {"median": 1.0}, "over_weights": 1.25},
         {"figure": "check", "within": True},
         {"figure": "case", "within": False},
         {"figure": "offload", "way": "restore", "share_of_link": 0.7},
