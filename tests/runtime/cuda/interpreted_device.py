@@ -34,6 +34,9 @@ class FakeStream:
     captured: list[Callable[[], None]] | None = None
     num_waits: int = 0
 
+    def __int__(self) -> int:
+        return id(self)
+
 
 @dataclass(eq=False)
 class FakeEvent:
@@ -173,7 +176,15 @@ class InterpretedDevice:
         """Queue what a library computes."""
         operands = product.operands.items()
         tensors = {name: self._argument(f"*{operand.type}", addresses[name]) for name, operand in operands}
-        self._put(stream, lambda: multiply(product, tensors))
+        self.queue(stream, lambda: multiply(product, tensors))
+
+    def queue(self, stream: FakeStream, work: Callable[[], None]) -> None:
+        """Let others put work on a stream."""
+        self._put(stream, work)
+
+    def stream(self, number: int) -> FakeStream:
+        """The stream of a number, which is all that a library knows of it."""
+        return next(one for one in self.streams if int(one) == number)
 
     def capture(self, stream: FakeStream, work: Callable[[FakeStream], None]) -> list[Callable[[], None]]:
         self.num_captures += 1

@@ -1,6 +1,7 @@
 """Programs whose plain products a library computes, by the executor: logits, graphs, when the library is opened."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,28 @@ from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Engine, SamplingParams
+from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.executor_loading import ExecutorOptions
 from ingot.runtime.executors.cuda import CudaExecutor
 from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
 from tests.runtime.cuda.artifacts import LibraryTiles, buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
+from tests.runtime.cuda.cublaslt_in_numpy import Numpy
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
 
 IDS = token_ids(6)
 OPTIONS = ExecutorOptions(kv_blocks=24)
+
+
+class QueuedNumpy(Numpy):
+    """Computes when the stream comes to it."""
+
+    def __init__(self, device: InterpretedDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def matmul(self, *given: int) -> None:
+        self._device.queue(self._device.stream(given[-1]), partial(super().matmul, *given))
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +54,21 @@ def test_prompts_and_decoded_tokens_have_onnxruntimes_logits(products: Artifact,
     assert device.num_replays >= device.num_captures > 0
     executor.close()
     assert library.closed
+    exact = OnnxRuntimeExecutor(reference, num_blocks=4)
+    wanted = whole_logits(exact, IDS)
+    exact.close()
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_so_they_have_by_what_cublaslt_is_told(products: Artifact, reference: Artifact) -> None:
+    device = InterpretedDevice()
+    numpy = QueuedNumpy(device)
+    executor = CudaExecutor(
+        products, device, OPTIONS, open_products=lambda device, stream: CublasLt(device, stream, numpy.load)
+    )
+    found = whole_logits(executor, IDS)
+    executor.close()
+    assert not numpy.live
     exact = OnnxRuntimeExecutor(reference, num_blocks=4)
     wanted = whole_logits(exact, IDS)
     exact.close()

@@ -3,7 +3,7 @@
 Kernels are interpreted; a segment's model, as TensorRT is given it, is run by onnxruntime on the device's memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,10 @@ PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 _DTYPES: dict[str, Any] = {"fp32": np.float32, "i64": np.int64, "i8": np.int8}
 
 
-class OpenDevice(InterpretedDevice):
-    """A device that others may queue work on."""
-
-    def queue(self, stream: Stream, work: Callable[[], None]) -> None:
-        self._put(stream, work)
-
-
 class InterpretedSegments:
     """Runs segments by onnxruntime on what lies at a call's addresses. A `SegmentBinder`."""
 
-    def __init__(self, device: OpenDevice, models: Mapping[str, ir.Model]) -> None:
+    def __init__(self, device: InterpretedDevice, models: Mapping[str, ir.Model]) -> None:
         self._device = device
         self._sessions = {file: plain_session(model, optimize=False) for file, model in models.items()}
         self.num_runs = 0
@@ -86,11 +79,11 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
     artifact = _sealed(Lowered(programs, shared), facts, folder)
 
     def open_segments(artifact: Artifact, device: Device, stream: Stream) -> InterpretedSegments:
-        assert isinstance(device, OpenDevice)
+        assert isinstance(device, InterpretedDevice)
         opened.append(InterpretedSegments(device, dict(zip(files, map(Segment.copied_model, segments), strict=True))))
         return opened[-1]
 
-    return CudaExecutor(artifact, OpenDevice(), ExecutorOptions(kv_blocks=24), open_segments), opened
+    return CudaExecutor(artifact, InterpretedDevice(), ExecutorOptions(kv_blocks=24), open_segments), opened
 
 
 def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path) -> Artifact:
