@@ -1,6 +1,7 @@
 """From an artifact to a program that is ready on a device: what lies there, in what order, and how much of it."""
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ingot.artifact import Artifact, ModelFacts
@@ -68,47 +69,27 @@ def load_program(
     program = read_program(artifact)
     limits = _limits(program, options)
     stream = device.make_stream()
-    loaded = load_kernels(artifact, program, device)
+    kernels = load_kernels(artifact, program, device)
     weights = DeviceWeights(device, stream, artifact.file(WEIGHTS_FILE))
-    arena_bytes = max(one.arena_bytes for one in program.programs)
-    arena = device.allocate(max(1, arena_bytes), "the arena of a step's values")
+    arena = _arena(program, device, stream)
     inputs, outputs = StepInputs(device, stream, program), StepOutputs(device, stream, program)
-    segments = open_segments(artifact, device, stream)
-    has_products = any(one.library_products for one in program.programs)
-    products = open_products(device, stream) if has_products else NoProducts()
-    binding = Binding(device, program.kernels, loaded, weights, outputs.addresses, arena, segments, products)
-    if has_products or any(one.segment_calls for one in program.programs):
-        device.clear(arena, arena_bytes, stream)
+    with ExitStack() as undo:
+        segments = open_segments(artifact, device, stream)
+        undo.callback(segments.close)
+        products = open_products(device, stream) if _has_products(program) else NoProducts()
+        undo.callback(products.close)
+        binding = Binding(device, program.kernels, kernels, weights, outputs.addresses, arena, segments, products)
         _rehearse(binding, inputs, stream)
-    size = device_pool_size(
-        artifact.manifest.model,
-        program.kv,
-        device,
-        kv_blocks=options.kv_blocks,
-        kv_bytes=options.kv_bytes,
-        max_sequences=limits.sequences,
-        graph_nodes=_PARTS * sum(len(one.launches) + len(one.tails) for one in program.programs),
-    )
-    pool = DevicePool(device, stream, program.kv, size.num_blocks)
-    shared = {"kv_pool": pool.address, "kv_scales": pool.address, **outputs.addresses}
-    bound = tuple(
-        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout)
-        for layout in inputs.layouts
-    )
-    device.synchronize("loading the program")
-    _LOG.info(
-        "%s: weights %s, arena %s, KV pool %s; %s free",
-        device.name,
-        mebibytes(weights.num_bytes),
-        mebibytes(arena_bytes),
-        pool,
-        mebibytes(device.free_bytes()),
-    )
-    model = artifact.manifest.model
+        pool = _pool(artifact, program, device, stream, options, limits)
+        bound = _bound(binding, pool, inputs)
+        device.synchronize("loading the program")
+        undo.pop_all()
+    taken = f"weights {mebibytes(weights.num_bytes)}, arena {mebibytes(_arena_bytes(program))}, KV pool {pool}"
+    _LOG.info("%s: %s; %s free", device.name, taken, mebibytes(device.free_bytes()))
     return LoadedProgram(
         device,
         stream,
-        model,
+        artifact.manifest.model,
         bound,
         weights,
         pool,
@@ -121,9 +102,56 @@ def load_program(
     )
 
 
+def _has_products(program: CudaProgram) -> bool:
+    return any(one.library_products for one in program.programs)
+
+
+def _arena_bytes(program: CudaProgram) -> int:
+    return max(1, *(one.arena_bytes for one in program.programs))
+
+
+def _arena(program: CudaProgram, device: Device, stream: Stream) -> int:
+    """Address of the memory for the values of any bucket, cleared."""
+    address = device.allocate(_arena_bytes(program), "the arena of a step's values")
+    device.clear(address, _arena_bytes(program), stream)
+    return address
+
+
+def _pool(
+    artifact: Artifact,
+    program: CudaProgram,
+    device: Device,
+    stream: Stream,
+    options: ExecutorOptions,
+    limits: _Limits,
+) -> DevicePool:
+    """The KV pool, from what everything else has left."""
+    size = device_pool_size(
+        artifact.manifest.model,
+        program.kv,
+        device,
+        kv_blocks=options.kv_blocks,
+        kv_bytes=options.kv_bytes,
+        max_sequences=limits.sequences,
+        graph_nodes=_PARTS * sum(len(one.launches) + len(one.tails) for one in program.programs),
+    )
+    return DevicePool(device, stream, program.kv, size.num_blocks)
+
+
+def _bound(binding: Binding, pool: DevicePool, inputs: StepInputs) -> tuple[BoundProgram, ...]:
+    """Every bucket's program with its arguments at their addresses."""
+    shared = {**binding.externals, "kv_pool": pool.address, "kv_scales": pool.address}
+    return tuple(
+        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout)
+        for layout in inputs.layouts
+    )
+
+
 def _rehearse(binding: Binding, inputs: StepInputs, stream: Stream) -> None:
     """Run once, on zeros, what engines and libraries compute of every bucket: what they allocate as they first do lies
     there before the KV pool takes what is left. The largest first, in whose memory all others fit."""
+    if not any(layout.program.segment_calls or layout.program.library_products for layout in inputs.layouts):
+        return
     inputs.clear()
     for layout in sorted(inputs.layouts, key=lambda layout: -layout.program.rows):
         placed = replace(binding, externals={**binding.externals, **inputs.addresses(layout)})

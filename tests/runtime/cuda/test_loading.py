@@ -13,7 +13,10 @@ from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.cuda.budget import device_pool_size
 from ingot.runtime.cuda.cubin_choice import choose_sm, runs_on
 from ingot.runtime.cuda.loading import read_program
+from ingot.runtime.cuda.programs import NoSegments
 from ingot.runtime.cuda.weights import DeviceWeights
+from ingot.runtime.executor_loading import ExecutorOptions
+from ingot.runtime.executors.cuda import CudaExecutor
 from ingot.runtime.tensor_file import TensorFile
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.runtime.cuda.interpreted_device import InterpretedDevice
@@ -150,3 +153,18 @@ def test_a_tensor_beyond_its_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="'w' reaches beyond the file"):
         TensorFile(tmp_path / "file")
+
+
+class WatchedSegments(NoSegments):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_other_engines_opened_is_closed_where_loading_fails(launches: Artifact) -> None:
+    segments, device = WatchedSegments(), InterpretedDevice(2**20)
+    with pytest.raises(EngineError, match="MiB"):
+        CudaExecutor(launches, device, ExecutorOptions(kv_blocks=10**6), lambda *_: segments)
+    assert segments.closed
+    assert device.closed
