@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.interpreter import use_interpreter
 
 use_interpreter()
 
+import torch  # noqa: E402
 from benchmarks.gpu_kernel_cases import (  # noqa: E402
     CaseRunner,
     caught,
