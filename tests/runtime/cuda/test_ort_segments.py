@@ -46,9 +46,9 @@ class HostDevice(InterpretedDevice):
         self.asked.append(what)
         return super().allocate(size, what)
 
-    def queue(self, stream: Stream, what: str, work: Callable[[], None]) -> None:
+    def queue_named(self, stream: Stream, what: str, work: Callable[[], None]) -> None:
         self.asked.append(what)
-        self._put(stream, work)
+        self.queue(stream, work)
 
 
 class HostSegments(OrtSegments):
@@ -62,7 +62,7 @@ class HostSegments(OrtSegments):
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
         self.num_calls += 1
         run = super().__call__(call, addresses)
-        return lambda stream: self._device.queue(stream, call.file, lambda: run(stream))
+        return lambda stream: self._device.queue_named(stream, call.file, lambda: run(stream))
 
 
 def open_on_host(artifact: Artifact, device: Device, stream: Stream) -> HostSegments:
