@@ -37,11 +37,10 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.compile_workers import Cubin, compile_kernels
-from ingot.pipeline.cuda.cuda_writer import activation_type, recipe_buckets, recipe_tiles
-from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Weight
+from ingot.pipeline.cuda.cuda_writer import lower_by_recipe, recipe_tiles
+from ingot.pipeline.cuda.lowering import Lowered
+from ingot.pipeline.cuda.program_builder import Weight
 from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.program_writers import kv_geometry
 from ingot.pipeline.recipe import Recipe
 from ingot.pipeline.targets import get_target
 
@@ -63,18 +62,7 @@ class Prepared:
 
     def launches(self, cubins: Mapping[str, CubinFacts]) -> CudaProgram:
         """What the launches' file says."""
-        return CudaProgram(
-            sms=_TARGET.sms,
-            activation_type=self.lowered.shared.activation_type,
-            kv=self.lowered.shared.kv,
-            vocab_size=self.model.vocab_size,
-            context_tokens=self.model.context_tokens,
-            tile_queries=TILE_QUERIES,
-            kernels=self.lowered.shared.kernels,
-            cubins={_TARGET.sms[0]: dict(cubins)},
-            programs=self.lowered.programs,
-            tuned_on=self.tuned_on,
-        )
+        return self.lowered.cuda_program(self.model, _TARGET.sms, {_TARGET.sms[0]: cubins}, self.tuned_on)
 
 
 def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepared:
@@ -83,9 +71,8 @@ def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepa
     recipe = recipe_of(spec, checkpoint, tiles)
     model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
     PassManager([*passes_of(spec, recipe), *map(make_pass, _TARGET.lowering)]).run(model)
-    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
     table = recipe_tiles(recipe, _TARGET.sms)
-    lowered = lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), table)
+    lowered = lower_by_recipe(model, recipe, table)
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     return Prepared(spec, recipe, facts, lowered, weight_table(lowered.shared.weights), table.device)
 

@@ -56,11 +56,7 @@ def compile_recipe(
     target = get_target(recipe.target)
     require_packages(target)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    with progress_to(progress):
-        model = import_checkpoint(checkpoint, recipe.context_tokens)
-        passes = [*recipe.make_passes(), *map(make_pass, target.lowering)]
-        with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
-            records = PassManager(passes, observe).run(model)
+    model, records = import_and_pass(recipe, checkpoint, observe, progress)
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
     if geometry.is_quantized:
         require_kv_type(target, geometry.dtype)
@@ -79,6 +75,17 @@ def compile_recipe(
         passes=tuple(records),
         facts=dict(model.metadata_props),
     )
+
+
+def import_and_pass(
+    recipe: Recipe, checkpoint: Checkpoint, observe: Observer | None = None, progress: Progress = silent
+) -> tuple[ir.Model, list[PassRecord]]:
+    """The IR as the recipe's passes and its target's lowering leave it, and what each pass did."""
+    with progress_to(progress):
+        model = import_checkpoint(checkpoint, recipe.context_tokens)
+        passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
+        with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
+            return model, PassManager(passes, observe).run(model)
 
 
 def tool_versions(beside: Iterable[str] = ()) -> dict[str, str]:

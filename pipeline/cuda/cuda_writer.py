@@ -20,7 +20,7 @@ from ingot.artifact.launch_program import (
 )
 from ingot.pipeline.cuda.compile_workers import compile_kernels
 from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.cuda.program_builder import Bucket
 from ingot.pipeline.cuda.tiles import TileTable, read_tile_table
 from ingot.pipeline.program_writers import Written, kv_geometry
 from ingot.pipeline.recipe import Recipe
@@ -35,11 +35,16 @@ _TYPES: dict[str, ActivationType] = {"float16": "fp16", "bfloat16": "bf16", "flo
 
 def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress) -> Written:
     """A program for the target's one SM. See `program_writers.ProgramWriter`."""
-    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
     tiles = recipe_tiles(recipe, target.sms)
-    lowered = lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
+    lowered = lower_by_recipe(model, recipe, tiles)
     write_lowered(lowered, model, folder, target.sms, tiles, recipe.threads, progress)
     return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
+
+
+def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered:
+    """The programs that the recipe asks for; the model's KV blocks become as long as it says."""
+    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
 
 
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
@@ -78,18 +83,7 @@ def write_lowered(
     (folder / "program").mkdir(parents=True, exist_ok=True)
     cubins = {sm: _write_cubins(lowered, folder, sm, workers, progress) for sm in sms}
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
-    program = CudaProgram(
-        sms=tuple(sms),
-        activation_type=lowered.shared.activation_type,
-        kv=lowered.shared.kv,
-        vocab_size=facts.vocab_size,
-        context_tokens=facts.context_tokens,
-        tile_queries=TILE_QUERIES,
-        kernels=lowered.shared.kernels,
-        cubins=cubins,
-        programs=lowered.programs,
-        tuned_on=tiles.device,
-    )
+    program = lowered.cuda_program(facts, sms, cubins, tiles.device)
     file = folder / LAUNCHES_FILE
     text = json.dumps(program.model_dump(mode="json"), separators=(",", ":"))
     with needing_room(file, "the launches", len(text)):

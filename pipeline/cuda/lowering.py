@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import ActivationType, LaunchProgram
+from ingot.artifact.launch_program import ActivationType, CubinFacts, CudaProgram, LaunchProgram
 from ingot.errors import PassError, one_of
 from ingot.passes.weight_values import is_stored
 from ingot.pipeline.cuda.fusions import Gate, Rounding, find_fusions
@@ -29,11 +28,10 @@ from ingot.pipeline.cuda.lower_rows import (
     lower_split,
     lower_view,
 )
-from ingot.pipeline.cuda.program_builder import Bucket, ProgramBuilder, Shared, next_power_of_two
+from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared, next_power_of_two
 from ingot.pipeline.cuda.scope import Scope
 from ingot.pipeline.cuda.tiles import TileTable
 
-FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _CARRY_BLOCK = 128
 _MOST_LOGITS = 4096  # that a program of the samplers looks at together
 
@@ -44,6 +42,27 @@ class Lowered:
 
     programs: tuple[LaunchProgram, ...]
     shared: Shared
+
+    def cuda_program(
+        self,
+        model: ModelFacts,
+        sms: Sequence[int],
+        cubins: Mapping[int, Mapping[str, CubinFacts]],
+        tuned_on: str | None = None,
+    ) -> CudaProgram:
+        """What the file of launches says."""
+        return CudaProgram(
+            sms=tuple(sms),
+            activation_type=self.shared.activation_type,
+            kv=self.shared.kv,
+            vocab_size=model.vocab_size,
+            context_tokens=model.context_tokens,
+            tile_queries=TILE_QUERIES,
+            kernels=self.shared.kernels,
+            cubins={sm: dict(facts) for sm, facts in cubins.items()},
+            programs=self.programs,
+            tuned_on=tuned_on,
+        )
 
 
 def lower_to_launches(
@@ -57,9 +76,7 @@ def lower_to_launches(
     PassError names the node that has no kernel.
     """
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    if not geometry.is_quantized:
-        geometry = geometry.model_copy(update={"dtype": FLOAT_KV[activation_type]})
-    shared = Shared(activation_type, geometry, tiles or TileTable())
+    shared = Shared.of(activation_type, geometry, tiles or TileTable())
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
+from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.launch_program import (
     ELEMENT_BYTES,
     EXTERNAL,
@@ -42,6 +43,9 @@ from ingot.pipeline.cuda.tiles import TileTable
 TILE_QUERIES = 32  # queries of one sequence that a program of ragged attention takes
 TAIL_WARPS = 16  # one program has a row of logits to itself: as much of a multiprocessor as it can use
 Given = Argument | int | float | None
+
+
+_FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,13 @@ class Shared:
     tiles: TileTable = field(default_factory=TileTable)
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable) -> "Shared":
+        """For a model of that geometry: its pool is in the activations' type where it is not quantized."""
+        if not geometry.is_quantized:
+            geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
+        return cls(activation_type, geometry, tiles)
 
     def kernel(self, kernel: Kernel) -> str:
         """The kernel's key: its name, and a digest of what it is compiled for."""

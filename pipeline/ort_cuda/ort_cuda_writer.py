@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ingot.artifact import KVGeometry, Program
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.pipeline.cuda.cuda_writer import activation_type, recipe_buckets, recipe_tiles, write_lowered
-from ingot.pipeline.cuda.lowering import FLOAT_KV, Lowered
+from ingot.pipeline.cuda.lowering import Lowered
 from ingot.pipeline.cuda.program_builder import Bucket, Shared
 from ingot.pipeline.cuda.tiles import TileTable
 from ingot.pipeline.ort_cuda.segment_lowering import lower_ort_segment
@@ -53,9 +53,7 @@ def lower_with_segments(
     segments = [lower_ort_segment(stage, compute) for stage in stages if isinstance(stage, SegmentStage)]
     with_files = stage_files(stages, segments, write_segments(segments, folder))
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    if not geometry.is_quantized:
-        geometry = geometry.model_copy(update={"dtype": FLOAT_KV[compute]})
-    shared = Shared(compute, geometry, tiles)
+    shared = Shared.of(compute, geometry, tiles)
     return Lowered(lower_to_calls(model, with_files, buckets, shared, "onnxruntime"), shared)
 
 

@@ -44,27 +44,11 @@ class OrtSegmentBuilder(SegmentBuilder):
         given = list(inputs)
         while given[-1] is None:
             given.pop()
-        return self._append(op_type, name, given, [(name, shape, self.dtype)], attributes, MICROSOFT)[0]
+        return self.append(op_type, name, given, [(name, shape, self.dtype)], attributes, MICROSOFT)[0]
 
     def _largest(self, name: str, inputs: Sequence[ir.Value | None], shape: Dims, keepdims: int = 1) -> ir.Value:
         """The largest of each row [T, 1]. ReduceMax gives its axes as the second input."""
         assert keepdims == 1
         assert shape[-1] == 1
         outputs = [(name, shape, self.dtype), (f"{name}.places", shape, ir.DataType.INT64)]
-        return self._append("TopK", name, [inputs[0], self.integers(1)], outputs, {"axis": -1, "sorted": 0})[0]
-
-    def _append(
-        self,
-        op_type: str,
-        name: str,
-        inputs: Sequence[ir.Value | None],
-        outputs: Sequence[tuple[str, Dims, ir.DataType]],
-        attributes: dict[str, int],
-        domain: str = "",
-    ) -> list[ir.Value]:
-        made = [
-            ir.Value(name=self.name(output), type=ir.TensorType(dtype), shape=ir.Shape(shape))
-            for output, shape, dtype in outputs
-        ]
-        self.graph.append(ir.node(op_type, inputs, attributes, domain=domain, outputs=made, name=self.name(name)))
-        return made
+        return self.append("TopK", name, [inputs[0], self.integers(1)], outputs, {"axis": -1, "sorted": 0})[0]

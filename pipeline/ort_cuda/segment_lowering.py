@@ -16,7 +16,7 @@ from ingot.pipeline.ort_cuda.linear import lower_linear, lower_lookup
 from ingot.pipeline.ort_cuda.quantized_weights import is_float8, weight_dequantizer
 from ingot.pipeline.ort_cuda.segment_builder import OrtSegmentBuilder
 from ingot.pipeline.tensorrt.segment import Segment
-from ingot.pipeline.tensorrt.segment_builder import Compute, dims
+from ingot.pipeline.tensorrt.segment_builder import Compute
 from ingot.pipeline.tensorrt.segment_lowering import SegmentLowering
 from ingot.pipeline.tensorrt.stages import SegmentStage
 
@@ -61,10 +61,4 @@ class OrtSegmentLowering(SegmentLowering):
         self.b.values[node.outputs[0]] = lower_lookup(self.b, node, dequantize, self.read(ids))
 
     def _swish(self, node: ir.Node) -> None:
-        b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
-        assert source is not None
-        x, alpha = self.read(source), node.attributes.get_float("alpha", 1.0)
-        assert alpha is not None
-        scaled = x if alpha == 1.0 else b.emit("Mul", f"{path}.scaled", [x, b.number(alpha)], shape)
-        sigmoid = b.emit("Sigmoid", f"{path}.sigmoid", [scaled], shape)
-        b.values[node.outputs[0]] = b.emit("Mul", path, [x, sigmoid], shape)
+        self.sigmoid_gate(node, 1.0)

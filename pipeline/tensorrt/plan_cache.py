@@ -6,7 +6,6 @@
 A plan whose digest is another is built again. INGOT_CACHE moves the cache; to empty it, remove the folder.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkstemp
 
+from ingot.artifact.reader import file_sha256
 from ingot.settings import cache_dir
 
 _KEY_CHARACTERS = 32
-_CHUNK_BYTES = 1 << 22
 
 
 def _default_folder() -> Path:
@@ -39,7 +38,7 @@ class PlanCache:
         plan, digest = self.path(key), self._digest_file(key)
         if not plan.is_file() or not digest.is_file():
             return None
-        return plan if digest.read_text(encoding="utf-8").strip() == _digest(plan) else None
+        return plan if digest.read_text(encoding="utf-8").strip() == file_sha256(plan) else None
 
     @contextmanager
     def new_entry(self, key: str) -> Iterator[Path]:
@@ -50,7 +49,7 @@ class PlanCache:
         part = Path(name)
         try:
             yield part
-            digest = _digest(part)
+            digest = file_sha256(part)
             self._digest_file(key).unlink(missing_ok=True)
             part.replace(self.path(key))
             self._digest_file(key).write_text(digest, encoding="utf-8")
@@ -64,11 +63,3 @@ class PlanCache:
 
     def _digest_file(self, key: str) -> Path:
         return self.path(key).with_suffix(".sha256")
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ingot.artifact.reader import file_sha256
 from ingot.pipeline.tensorrt.library import LibraryName
 
 BUILD_VERSION = 1  # raised when the same request would be built otherwise
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class PlanRequest:
 
     def key(self) -> str:
         """A digest of all that goes into the build; not of the plan, whose bytes differ from build to build."""
-        facts = asdict(self) | {"onnx": _digest(self.onnx), "data": self.data and _digest(self.data)}
+        data = self.data and file_sha256(Path(self.data))
+        facts = asdict(self) | {"onnx": file_sha256(Path(self.onnx)), "data": data}
         text = json.dumps({**facts, "build": BUILD_VERSION}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -63,11 +64,3 @@ class PlanRequest:
         profiles = tuple(Profile(**profile) for profile in facts["profiles"])
         lists = {name: tuple(facts[name]) for name in ("vectors", "sms")}
         return cls(**{**facts, **lists, "rows": rows, "profiles": profiles})
-
-
-def _digest(file: str) -> str:
-    digest = hashlib.sha256()
-    with Path(file).open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -125,10 +125,24 @@ class SegmentBuilder:
         **attributes: Any,
     ) -> ir.Value:
         """Append a node with one output; it has the node's name."""
-        local = self.name(name)
-        output = ir.Value(name=local, type=ir.TensorType(dtype or self.dtype), shape=ir.Shape(shape))
-        self.graph.append(ir.node(op_type, inputs, attributes, outputs=[output], name=local))
-        return output
+        return self.append(op_type, name, inputs, [(name, shape, dtype or self.dtype)], attributes)[0]
+
+    def append(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[tuple[str, Dims, ir.DataType]],
+        attributes: Mapping[str, Any],
+        domain: str = "",
+    ) -> list[ir.Value]:
+        """Append a node; its outputs by name, shape and type."""
+        made = [
+            ir.Value(name=self.name(output), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+            for output, shape, dtype in outputs
+        ]
+        self.graph.append(ir.node(op_type, inputs, attributes, domain=domain, outputs=made, name=self.name(name)))
+        return made
 
     def finish(self, outputs: Iterable[ir.Value]) -> ir.Model:
         """The model, with these of its values as outputs y0, y1 ..."""

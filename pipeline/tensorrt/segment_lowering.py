@@ -128,9 +128,13 @@ class SegmentLowering:
         b.values[node.outputs[0]] = b.emit("Mul", f"{path}.weighted", [normed, scale], shape)
 
     def _quick_gelu(self, node: ir.Node) -> None:
+        self.sigmoid_gate(node, 1.702)
+
+    def sigmoid_gate(self, node: ir.Node, default_alpha: float) -> None:
+        """x * sigmoid(alpha * x)."""
         b, path, shape, source = self.b, node.name or "", dims(node.outputs[0]), node.inputs[0]
         assert source is not None
-        x, alpha = self.read(source), node.attributes.get_float("alpha", 1.702)
+        x, alpha = self.read(source), node.attributes.get_float("alpha", default_alpha)
         assert alpha is not None
         scaled = x if alpha == 1.0 else b.emit("Mul", f"{path}.scaled", [x, b.number(alpha)], shape)
         sigmoid = b.emit("Sigmoid", f"{path}.sigmoid", [scaled], shape)

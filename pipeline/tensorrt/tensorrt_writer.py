@@ -18,7 +18,7 @@ from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
 from ingot.errors import UsageError
 from ingot.pipeline.cuda.cuda_writer import activation_type, recipe_buckets, recipe_tiles, write_lowered
-from ingot.pipeline.cuda.lowering import FLOAT_KV, Lowered
+from ingot.pipeline.cuda.lowering import Lowered
 from ingot.pipeline.cuda.program_builder import Shared
 from ingot.pipeline.program_writers import Written, kv_geometry
 from ingot.pipeline.recipe import Recipe
@@ -50,14 +50,11 @@ def write_tensorrt_program(
     settings = PlanSettings(library, sms, bucket_profiles(buckets), PlanCache())
     plans = write_plans(segments, settings, folder, progress)
     _write_facts(plans, folder)
-    geometry = kv_geometry(model, recipe)
-    if not geometry.is_quantized:
-        geometry = geometry.model_copy(update={"dtype": FLOAT_KV[compute]})
-    shared = Shared(compute, geometry, tiles)
+    shared = Shared.of(compute, kv_geometry(model, recipe), tiles)
     with_files = stage_files(stages, segments, [plan.facts.file for plan in plans])
     lowered = Lowered(lower_to_calls(model, with_files, buckets, shared), shared)
     write_lowered(lowered, model, folder, sms, tiles, recipe.threads, progress)
-    return Written(Program(launches=LAUNCHES_FILE), geometry, (*TOOLS, library.name))
+    return Written(Program(launches=LAUNCHES_FILE), shared.kv, (*TOOLS, library.name))
 
 
 def _write_facts(plans: list[SegmentPlan], folder: Path) -> None:

@@ -15,7 +15,6 @@ from ingot.artifact.launch_program import (
     WEIGHTS_FILE,
     ActivationType,
     CubinFacts,
-    CudaProgram,
     Kernel,
     cubins_file,
 )
@@ -23,7 +22,7 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint import Checkpoint
 from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.cuda.program_builder import Bucket
 from ingot.pipeline.cuda.tiles import ProductShape, Tile, TileTable
 from ingot.pipeline.importer import import_checkpoint
 from ingot.pipeline.streamed_weights import stream_weights
@@ -96,17 +95,8 @@ def write_artifact(
 
 def write_program(lowered: Lowered, facts: ModelFacts, folder: Path, compiled: Callable[[Kernel], bytes]) -> None:
     kernels = lowered.shared.kernels
-    program = CudaProgram(
-        sms=(SM,),
-        activation_type=lowered.shared.activation_type,
-        kv=lowered.shared.kv,
-        vocab_size=facts.vocab_size,
-        context_tokens=facts.context_tokens,
-        tile_queries=TILE_QUERIES,
-        kernels=kernels,
-        cubins={SM: {key: CubinFacts(symbol=kernel.name, shared_bytes=0) for key, kernel in kernels.items()}},
-        programs=lowered.programs,
-    )
+    cubins = {key: CubinFacts(symbol=kernel.name, shared_bytes=0) for key, kernel in kernels.items()}
+    program = lowered.cuda_program(facts, (SM,), {SM: cubins})
     (folder / LAUNCHES_FILE).write_text(json.dumps(program.model_dump(mode="json")))
     codes = {key: np.frombuffer(compiled(kernel), np.uint8) for key, kernel in kernels.items()}
     save_file(codes, folder / cubins_file(SM))
