@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load, save
+from tests.kernels.torch_types import TORCH_TYPES
 
 from benchmarks.gpu_device import Bench
 from benchmarks.gpu_figures import Record
@@ -25,16 +26,6 @@ from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.runtime.cuda.device import Device, Given
 
 FILE = "kernel-cases.zip"
-TORCH_TYPES = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8e4nv": torch.float8_e4m3fn,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _ACTIVATIONS = ("T", "X", "KV", "C", "W")  # letters of the catalogue that a case in bfloat16 narrows
 _PRODUCTS = ("matmul", "matmul_nbits", "decode_attention", "ragged_attention")

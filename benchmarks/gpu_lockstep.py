@@ -18,21 +18,12 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 from tests.kernels.quick_interpreter import patch_language_once
+from tests.kernels.torch_types import TORCH_TYPES
 
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 
-_TYPES = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp8e4nv": torch.float8_e4m3fn,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
 _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float
 # Relative to the whole output (Frobenius), by what is computed in: its rounding, and that of an inner product of it.
@@ -119,9 +110,9 @@ class LockstepDevice:
         """A copy of what an argument points at, to the end of its allocation."""
         name = kind.removeprefix("*")
         if not address:
-            return torch.zeros(1, dtype=torch.float32 if name in _WIDENED else _TYPES[name])
+            return torch.zeros(1, dtype=torch.float32 if name in _WIDENED else TORCH_TYPES[name])
         base = self._base(address)
-        raw, dtype = copies[base][address - base :], _TYPES[name]
+        raw, dtype = copies[base][address - base :], TORCH_TYPES[name]
         whole = torch.from_numpy(raw[: len(raw) // dtype.itemsize * dtype.itemsize].copy()).view(dtype)
         return whole.to(torch.float32) if widen and name in _WIDENED else whole
 

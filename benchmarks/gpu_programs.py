@@ -27,6 +27,7 @@ from benchmarks.gpu_specs import SPECS, ProgramSpec
 from ingot.artifact import Manifest, ModelFacts, Program
 from ingot.artifact.launch_program import (
     LAUNCHES_FILE,
+    STORED_TYPES,
     CubinFacts,
     CudaProgram,
     Kernel,
@@ -46,7 +47,6 @@ from ingot.pipeline.targets import get_target
 
 _TARGET = get_target("cuda-sm90")
 _ALL = ("programs", "demo", "check", "kernels")
-_STORED = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "fp8e4nv": "F8_E4M3", "i8": "I8", "u8": "U8", "i64": "I64"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def weight_table(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
         key = re.sub(r"\.\d+\.", ".*.", name)
         if key not in shapes:
             shapes[key] = list(weight.make().shape)
-        table[name] = {"dtype": _STORED[weight.type], "shape": shapes[key]}
+        table[name] = {"dtype": STORED_TYPES[weight.type], "shape": shapes[key]}
     return table
 
 

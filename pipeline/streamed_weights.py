@@ -13,22 +13,23 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.artifact.launch_program import STORED_TYPES
 from ingot.pipeline.weights_file import ALIGNMENT, needing_room
 from ingot.progress import Progress, silent
 
 _LONGEST_ENTRY = 160  # bytes of an entry's JSON beside its name: a dtype, a shape of four, two places of 16 digits
 _PADDING_NAME = len("padding.") + 10
 
-# Triton's names of types -> numpy's and safetensors'.
-_TYPES: Mapping[str, tuple[Any, str]] = {
-    "fp32": (np.float32, "F32"),
-    "fp16": (np.float16, "F16"),
-    "bf16": (ml_dtypes.bfloat16, "BF16"),
-    "fp8e4nv": (ml_dtypes.float8_e4m3fn, "F8_E4M3"),
-    "i8": (np.int8, "I8"),
-    "u8": (np.uint8, "U8"),
-    "i32": (np.int32, "I32"),
-    "i64": (np.int64, "I64"),
+# Triton's names of types -> numpy's.
+_TYPES: Mapping[str, Any] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "fp8e4nv": ml_dtypes.float8_e4m3fn,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i32": np.int32,
+    "i64": np.int64,
 }
 
 Maker = Callable[[], NDArray[Any]]
@@ -45,11 +46,12 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]], progres
         stream.seek(room)
         for number, (name, (type_, make)) in enumerate(tensors.items()):
             begin = stream.tell() - room
-            values, word = _converted(make(), type_)
+            values = np.ascontiguousarray(make(), _TYPES[type_])
             with needing_room(file, f"the weight {name}", values.nbytes):
                 stream.write(values.reshape(-1).view(np.uint8).data)
                 end = begin + values.nbytes
-                header[name] = {"dtype": word, "shape": list(values.shape), "data_offsets": [begin, end]}
+                word, shape = STORED_TYPES[type_], list(values.shape)
+                header[name] = {"dtype": word, "shape": shape, "data_offsets": [begin, end]}
                 if missing := -end % ALIGNMENT:
                     stream.write(bytes(missing))
                     place = [end, end + missing]
@@ -59,11 +61,6 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]], progres
         assert len(text) <= room - 8, "the header outgrew the room that was left for it"
         stream.seek(0)
         stream.write((room - 8).to_bytes(8, "little") + text + b" " * (room - 8 - len(text)))
-
-
-def _converted(values: NDArray[Any], type_: str) -> tuple[NDArray[Any], str]:
-    dtype, word = _TYPES[type_]
-    return np.ascontiguousarray(values, dtype), word
 
 
 def _rounded(size: int) -> int:

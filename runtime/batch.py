@@ -42,6 +42,13 @@ class ForwardBatch:
         """T."""
         return len(self.input_ids)
 
+    def check(self, max_tokens: int, context_tokens: int) -> None:
+        """Assert that it is whole, and within an executor's limits."""
+        assert 0 < self.num_tokens <= max_tokens
+        assert self.query_starts[-1] == self.num_tokens == len(self.position_ids)
+        assert self.context_lens.max() <= context_tokens
+        assert np.diff(self.query_starts).min() > 0
+
 
 @dataclass(frozen=True)
 class TokenDraws:

@@ -84,7 +84,6 @@ class Engine:
         Raises ArtifactError, EngineError, and UsageError for a limit that cannot be.
         """
         options = ExecutorOptions(kv_blocks, kv_bytes, max_batch_tokens, max_sequences, num_threads)
-        options.check()  # before the work
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         tokenizer = Tokenizer.load(opened.path / "tokenizer") if opened.has("tokenizer/tokenizer.json") else None
         loaded = load_executor(opened, options)

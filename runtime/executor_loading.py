@@ -23,7 +23,10 @@ _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: what is made for tha
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """What the caller of `Engine.load` asked for; None: as the artifact, the memory and the machine suggest."""
+    """What the caller of `Engine.load` asked for; None: as the artifact, the memory and the machine suggest.
+
+    UsageError for a limit that no engine can have.
+    """
 
     kv_blocks: int | None = None
     kv_bytes: int | None = None
@@ -31,8 +34,7 @@ class ExecutorOptions:
     max_sequences: int | None = None
     num_threads: int | None = None
 
-    def check(self) -> None:
-        """UsageError for a limit that no engine can have."""
+    def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_sequences"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:
@@ -48,8 +50,7 @@ class LoadedExecutor:
 
 
 def load_executor(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
-    """Make the artifact's executor. UsageError for a limit that cannot be, EngineError when it cannot be made."""
-    options.check()
+    """Make the artifact's executor. UsageError for a limit that it cannot have, EngineError when it cannot be made."""
     engine = artifact.manifest.engine
     if engine not in EXECUTORS:
         raise EngineError(

@@ -20,6 +20,7 @@ from ingot import settings
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import (
     ELEMENT_BYTES,
+    STORED_TYPES,
     Argument,
     Kernel,
     Launch,
@@ -36,18 +37,6 @@ from ingot.runtime.cuda.input_layout import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
 
 Part = Literal["body", "head", "logits", "greedy", "draw"]
-
-# Triton's names of types -> those of safetensors.
-_STORED = {
-    "fp32": "F32",
-    "fp16": "F16",
-    "bf16": "BF16",
-    "fp8e4nv": "F8_E4M3",
-    "i8": "I8",
-    "u8": "U8",
-    "i32": "I32",
-    "i64": "I64",
-}
 
 
 class SegmentBinder(Protocol):
@@ -148,9 +137,9 @@ class Binding:
 
     def _weight(self, name: str, type_: str) -> int:
         found = self.weights.dtypes.get(name)
-        if found != _STORED[type_]:
+        if found != STORED_TYPES[type_]:
             raise ArtifactError(
-                f"the program reads the weight {name!r} as {_STORED[type_]}, and the weights' file has "
+                f"the program reads the weight {name!r} as {STORED_TYPES[type_]}, and the weights' file has "
                 f"{found or 'none of that name'}; build the artifact again"
             )
         return self.weights.addresses[name]

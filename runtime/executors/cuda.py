@@ -10,8 +10,6 @@ are waited for when they are asked for. Blocks move to and from host memory on a
 import logging
 from contextlib import suppress
 
-import numpy as np
-
 from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.errors import EngineError
 from ingot.runtime.batch import DeviceFacts, FloatArray, ForwardBatch, Int32Array, TokenDraws
@@ -173,7 +171,7 @@ class CudaExecutor:
         draws: TokenDraws | None = None,
     ) -> BoundProgram:
         """Queue a part of the smallest program that holds the batch, with its inputs before it."""
-        self._check(batch)
+        batch.check(self.max_batch_tokens, self.model.context_tokens)
         loaded = self._loaded
         bound = choose(loaded.programs, batch)
         assert draws is None or len(batch.logits_indices) <= bound.program.logits_rows
@@ -188,12 +186,6 @@ class CudaExecutor:
     def _before_use(self, read: list[int], written: list[int]) -> None:
         if self._host_blocks is not None:
             self._host_blocks.before_use(read, written)
-
-    def _check(self, batch: ForwardBatch) -> None:
-        assert 0 < batch.num_tokens <= self.max_batch_tokens
-        assert batch.query_starts[-1] == batch.num_tokens == len(batch.position_ids)
-        assert batch.context_lens.max() <= self.model.context_tokens
-        assert np.diff(batch.query_starts).min() > 0
 
 
 def load(artifact: Artifact, options: ExecutorOptions, open_segments: OpenSegments = no_segments) -> LoadedExecutor:

@@ -11,8 +11,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
-import numpy as np
-
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, ModelFacts, SegmentStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
@@ -94,7 +92,7 @@ class OnnxRuntimeExecutor:
         rows = len(batch.logits_indices)
         if not self._steps:
             raise EngineError("the executor is closed; make another")
-        self._check(batch)
+        batch.check(self._max_batch_tokens, self._model.context_tokens)
         plan = self._plan(padded(batch.num_tokens, self.row_multiple), padded(rows, self.row_multiple))
         self._fill(batch)
         self._attention.begin(batch)
@@ -159,12 +157,6 @@ class OnnxRuntimeExecutor:
             buffer, count = self._buffers.integers(name), len(values)
             buffer[:count] = values
             buffer[count : padded(count, self.row_multiple)] = 0
-
-    def _check(self, batch: ForwardBatch) -> None:
-        assert 0 < batch.num_tokens <= self._max_batch_tokens
-        assert batch.query_starts[-1] == batch.num_tokens == len(batch.position_ids)
-        assert batch.context_lens.max() <= self._model.context_tokens
-        assert np.diff(batch.query_starts).min() > 0
 
 
 def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:

@@ -31,6 +31,18 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "i64": 8,
 }
 
+# The same types as safetensors files name them.
+STORED_TYPES: Mapping[str, str] = {
+    "fp32": "F32",
+    "fp16": "F16",
+    "bf16": "BF16",
+    "fp8e4nv": "F8_E4M3",
+    "i8": "I8",
+    "u8": "U8",
+    "i32": "I32",
+    "i64": "I64",
+}
+
 KV_ELEMENTS: Mapping[KVType, str] = {
     "float32": "fp32",
     "float16": "fp16",
