@@ -15,7 +15,6 @@ from ingot.artifact.launch_program import (
     WEIGHTS_FILE,
     ActivationType,
     CubinFacts,
-    CudaProgram,
     cubins_file,
 )
 from ingot.pipeline.cuda.compile_workers import compile_kernels
@@ -78,8 +77,8 @@ def write_lowered(
     tiles: TileTable,
     workers: int | None,
     progress: Progress,
-) -> CudaProgram:
-    """Write launches, cubins for every SM, and weights to folder/program; return what the launches' file says."""
+) -> None:
+    """Write launches, cubins for every SM, and weights to folder/program."""
     (folder / "program").mkdir(parents=True, exist_ok=True)
     cubins = {sm: _write_cubins(lowered, folder, sm, workers, progress) for sm in sms}
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
@@ -92,7 +91,6 @@ def write_lowered(
         (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
     weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
     stream_weights(folder / WEIGHTS_FILE, weights, progress)
-    return program
 
 
 def _write_cubins(

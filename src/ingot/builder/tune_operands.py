@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
 from ingot.pipeline.cuda.catalog import CATALOG
 from ingot.pipeline.cuda.tile_candidates import Product
+from ingot.pipeline.cuda.tiles import FEW_ROWS
 from ingot.runtime.cuda.device import Bytes, Device, Given, Stream
 
 _ROTATED_BYTES = 256 * 2**20  # of weights: several times what a card's cache holds
@@ -31,7 +32,6 @@ class Operands:
     device: Device
     addresses: Mapping[str, int]
     weights: tuple[int, ...]
-    out_bytes: int
 
     @classmethod
     def of(cls, device: Device, stream: Stream, product: Product, rotated_bytes: int = _ROTATED_BYTES) -> "Operands":
@@ -39,7 +39,7 @@ class Operands:
         sizes = _sizes(product)
         weight = next(name for name in _WEIGHTS if name in sizes)
         copies = min(_MOST_COPIES, max(1, -(-rotated_bytes // sizes[weight])))
-        out = product.shape.rows * product.shape.n * 4 * _MOST_SPLITS if product.shape.rows <= 64 else 0
+        out = product.shape.rows * product.shape.n * 4 * _MOST_SPLITS if product.shape.rows <= FEW_ROWS else 0
         sizes["out"] = max(out, product.shape.rows * product.shape.n * 4)
         addresses = {name: device.allocate(size, f"{name} of {product.shape.key}") for name, size in sizes.items()}
         more = [device.allocate(sizes[weight], f"{weight} of {product.shape.key}") for _ in range(copies - 1)]
@@ -51,7 +51,7 @@ class Operands:
                 patterns.fill(address, size, name, types[name].removeprefix("*"))
         device.synchronize("filling operands")
         patterns.free()
-        return cls(device, addresses, weights, sizes["out"])
+        return cls(device, addresses, weights)
 
     def given(self, product: Product, kernel: Kernel, copy: int) -> list[Given]:
         """The arguments of a launch with one of the weights."""
