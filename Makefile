@@ -20,7 +20,7 @@ $(STAMPS)/venv:
 	$(BIN)/pip install --quiet --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h)
+$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
 	$(BIN)/pip install --quiet --editable ".[compiler]"
 	@touch $@
 

@@ -25,8 +25,8 @@ from benchmarks.quantizer_runs import VENVS, run_in
 from ingot.builder import build
 from ingot.errors import IngotError
 from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.export import export_checkpoint
-from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.interchange.export import export_checkpoint
+from ingot.pipeline.recipe.load import load_recipe
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
 

@@ -18,7 +18,7 @@ from benchmarks.gpu_figures import Record
 from benchmarks.gpu_steps import open_program, program_files
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
-from ingot.pipeline.cuda.compile_workers import Cubin, compile_kernels
+from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
 from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 
 _SECONDS_A_PROGRAM = 45.0

@@ -20,7 +20,7 @@ from benchmarks.gpu_packing import pack_artifact
 from ingot.artifact import Artifact
 from ingot.builder import build
 from ingot.runtime.core import EngineCore
-from ingot.runtime.executor_loading import ExecutorOptions, load_executor
+from ingot.runtime.executors import ExecutorOptions, load_executor
 from ingot.runtime.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,9 +15,9 @@ from benchmarks.gpu_packing import unpack_artifact
 from ingot.artifact import Artifact
 from ingot.runtime.batch import ForwardBatch, TokenDraws
 from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import read_program
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 
 _SECONDS_A_CASE = 12.0
 _BLOCKS = 96

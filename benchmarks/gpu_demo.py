@@ -12,8 +12,8 @@ from benchmarks.gpu_device import Bench
 from benchmarks.gpu_figures import Record
 from benchmarks.gpu_packing import unpack_artifact
 from ingot.runtime.core import EngineCore
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from ingot.runtime.sampling import SamplingParams
 
 REFERENCE = "demo-reference.safetensors"

@@ -21,12 +21,12 @@ from ingot.artifact import Artifact
 from ingot.errors import UsageError
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Queue, Stream
-from ingot.runtime.cuda.input_layout import token_slots
+from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import LoadedProgram, read_program
 from ingot.runtime.cuda.programs import BoundProgram, Part
+from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 
 _PATTERN_BYTES = 16 << 20
 _TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}

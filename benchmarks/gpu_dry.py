@@ -20,7 +20,7 @@ use_interpreter()
 
 from tests.runtime.cuda.artifacts import CONTEXT, buckets, model_of, write_artifact  # noqa: E402
 from tests.runtime.cuda.batches import token_ids  # noqa: E402
-from tests.runtime.cuda.interpreted_device import InterpretedDevice  # noqa: E402
+from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
 
 class DryMachine:

@@ -22,7 +22,7 @@ from benchmarks.gpu_device import Bench
 from benchmarks.gpu_figures import Record
 from benchmarks.gpu_packing import pack
 from ingot.artifact.launch_program import CubinFacts, Kernel
-from ingot.pipeline.cuda.catalog import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.runtime.cuda.device import Device, Given
 
 FILE = "kernel-cases.zip"
@@ -38,7 +38,7 @@ Run = Callable[[Kernel, tuple[int, int, int], list[Any]], None]
 
 def write_kernel_cases(file: Path, sm: int) -> None:
     """Compile what the cases launch, for an SM, into a file."""
-    from ingot.pipeline.cuda.compile_workers import compile_kernels
+    from ingot.pipeline.targets.cuda.cubins import compile_kernels
 
     needed = kernels_of(_cases(), narrow=False) | kernels_of(filter(is_wide, _cases()), narrow=True)
     pack_kernels(needed, compile_kernels(needed, sm), file)

@@ -15,7 +15,7 @@ from benchmarks.gpu_device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu_figures import Work
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryProduct, SegmentCall
-from ingot.pipeline.cuda.catalog import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Queue
 from ingot.runtime.cuda.programs import BoundProgram

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 import triton.language as tl
 from numpy.typing import NDArray
-from tests.kernels.quick_interpreter import patch_language_once
 from tests.kernels.torch_types import TORCH_TYPES
+from tests.simulators.triton_interpreter import patch_language_once
 
 from ingot.artifact.launch_program import CubinFacts, Kernel
-from ingot.pipeline.cuda.catalog import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 
 _WIDENED = ("fp16", "bf16")

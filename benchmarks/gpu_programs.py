@@ -36,14 +36,14 @@ from ingot.artifact.launch_program import (
 from ingot.artifact.manifest import FileEntry
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.compile_workers import Cubin, compile_kernels
-from ingot.pipeline.cuda.cuda_writer import lower_by_recipe, recipe_tiles
-from ingot.pipeline.cuda.lowering import Lowered
-from ingot.pipeline.cuda.program_builder import Weight
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.recipe import Recipe
-from ingot.pipeline.targets import get_target
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
+from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.program_builder import Weight
+from ingot.pipeline.targets.cuda.writer import lower_by_recipe, recipe_tiles
+from ingot.pipeline.targets.table import get_target
 
 _TARGET = get_target("cuda-sm90")
 _ALL = ("programs", "demo", "check", "kernels")

@@ -18,14 +18,14 @@ from benchmarks.gpu_specs import ProgramSpec, WeightForm
 from benchmarks.shapes import ModelShape
 from benchmarks.synthetic import hf_config, tensor_shapes, weights_header
 from ingot.passes.base import Pass
+from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.quantization.quantized_tensors import float_value
-from ingot.passes.quantization.scale_search import Scheme
 from ingot.passes.rewriting import add_initializer
-from ingot.passes.weight_sites import drop_if_unused
-from ingot.pipeline.recipe import Recipe
-from ingot.pipeline.recipe_loader import load_recipe
+from ingot.passes.weights import drop_if_unused
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
 
 RECIPES: dict[WeightForm, str] = {"16-bit": "fp16-cuda", "int4": "int4-cuda"}
 _SCALE = 1e-3  # of every group: a normal float16, as a trained model's are

@@ -12,7 +12,7 @@ from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.cuda.stopwatch import Stopwatch
-from ingot.runtime.executor_loading import ExecutorOptions
+from ingot.runtime.executors import ExecutorOptions
 
 DECODE_CONTEXT = 1024  # tokens of each sequence, where the model's context has room for them
 LONG_SHARES = (16, 4, 1)  # of the context, for attention alone

@@ -15,8 +15,8 @@ from benchmarks.gpu_device import Bench
 from benchmarks.gpu_figures import Record
 from benchmarks.gpu_steps import program_files
 from ingot.artifact.launch_program import LAUNCHES_FILE, CudaProgram
-from ingot.builder.tune import Tuner
-from ingot.pipeline.cuda.tiles import read_tile_table
+from ingot.builder.tune.tune import Tuner
+from ingot.pipeline.targets.cuda.tiles import read_tile_table
 
 _SECONDS_A_WEIGHT = 30.0
 

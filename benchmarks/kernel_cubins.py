@@ -16,7 +16,7 @@ from pathlib import Path
 import triton
 
 from ingot.artifact.launch_program import Constant, Kernel
-from ingot.pipeline.cuda.attention_tiles import (
+from ingot.pipeline.targets.cuda.attention_tiles import (
     DECODE_WARPS,
     LEAST_CHUNK,
     MOST_CHUNKS,
@@ -24,11 +24,11 @@ from ingot.pipeline.cuda.attention_tiles import (
     HeadSizes,
     ragged_tile,
 )
-from ingot.pipeline.cuda.catalog import make_kernel
-from ingot.pipeline.cuda.cubins import FLOAT8, compile_kernel
-from ingot.pipeline.cuda.program_builder import TAIL_WARPS, TILE_QUERIES
-from ingot.pipeline.cuda.tiles import FEW_ROWS, SPAN, ProductShape, safe_tile
-from ingot.pipeline.targets import FLOAT8_FROM, SMS
+from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
+from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
+from ingot.pipeline.targets.cuda.program_builder import TAIL_WARPS, TILE_QUERIES
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, ProductShape, safe_tile
+from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 
 HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
 POOLS = {"16-bit": "fp16", "fp8": FLOAT8, "int8": "i8", "int4": "u8"}  # in the order of kernels/kv_precision.py

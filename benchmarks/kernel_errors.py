@@ -25,7 +25,7 @@ def errors() -> list[Row]:
     """Every case in the interpreter. From here on this process compiles no kernels."""
     os.environ["TRITON_INTERPRET"] = "1"
     from tests.kernels.all_cases import all_cases  # reads the variable above
-    from tests.kernels.quick_interpreter import patch_language_once
+    from tests.simulators.triton_interpreter import patch_language_once
 
     patch_language_once()
     rows = []

@@ -29,13 +29,13 @@ from ingot.artifact.launch_program import SegmentCall
 from ingot.errors import IngotError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.program_builder import Bucket
-from ingot.pipeline.cuda.tiles import TileTable
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.ort_cuda.ort_cuda_writer import lower_with_segments
-from ingot.pipeline.targets import get_target
-from ingot.pipeline.tensorrt.segment_builder import Compute
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.pipeline.targets.ort_cuda.writer import lower_with_segments
+from ingot.pipeline.targets.segments.builder import Compute
+from ingot.pipeline.targets.table import get_target
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "checkpoints"
 COMPUTE: tuple[Compute, ...] = ("fp16", "bf16", "fp32")

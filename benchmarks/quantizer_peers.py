@@ -31,9 +31,9 @@ from ingot.artifact import ModelFacts
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.pipeline.calibrate import CalibrationEngine, read_calibration_data
-from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 
 _SEED = 0
 

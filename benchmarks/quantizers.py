@@ -27,9 +27,9 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, read_calibration_data
-from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 from ingot.runtime import Tokenizer
 
 FUSIONS = ("fold-constants", "pack-projections", "fuse-gated-activation")

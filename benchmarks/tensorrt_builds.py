@@ -24,25 +24,25 @@ import click
 import onnx_ir as ir
 
 from benchmarks.device import device_facts
+from benchmarks.segment_numerics import random_feeds, relative_errors
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_checkpoint
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.cuda_writer import activation_type, recipe_buckets
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.recipe import Recipe
-from ingot.pipeline.recipe_loader import load_recipe
-from ingot.pipeline.targets import get_target
-from ingot.pipeline.tensorrt.library import load_library
-from ingot.pipeline.tensorrt.numerics import random_feeds, relative_errors
-from ingot.pipeline.tensorrt.pack_attention import pack_attention_operands
-from ingot.pipeline.tensorrt.plan_cache import PlanCache
-from ingot.pipeline.tensorrt.profiles import bucket_profiles
-from ingot.pipeline.tensorrt.segment import Segment
-from ingot.pipeline.tensorrt.segment_lowering import lower_segment
-from ingot.pipeline.tensorrt.segment_plans import PlanSettings, SegmentPlan, write_plans
-from ingot.pipeline.tensorrt.stages import SegmentStage, split_stages
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
+from ingot.pipeline.targets.segments.lowering import lower_segment
+from ingot.pipeline.targets.segments.segment import Segment
+from ingot.pipeline.targets.segments.stages import SegmentStage, split_stages
+from ingot.pipeline.targets.table import get_target
+from ingot.pipeline.targets.tensorrt.library import load_library
+from ingot.pipeline.targets.tensorrt.plan_request import PlanCache
+from ingot.pipeline.targets.tensorrt.plans import PlanSettings, SegmentPlan, write_plans
+from ingot.pipeline.targets.tensorrt.profiles import bucket_profiles
+from ingot.pipeline.targets.tensorrt.writer import pack_attention_operands
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = "demo"

@@ -14,8 +14,7 @@ from importlib.metadata import EntryPoint
 from typing import get_type_hints
 
 from ingot.errors import UsageError, did_you_mean, one_of
-from ingot.passes.base import Pass
-from ingot.passes.options import convert_option
+from ingot.passes.base import Pass, convert_option
 
 ENTRY_POINT_GROUP = "ingot.passes"
 

@@ -2,6 +2,8 @@
 
 A rewrite is three functions: find (the pattern), check (a Refusal or None), replace. Nothing but their arguments
 travels between them. A refusal names the node at fault; with `strict` the pass makes an error of it.
+
+What the IR's linear layers look like: Gemm(x, W, b?, transB=1), and nothing else of what Gemm can do.
 """
 
 import logging
@@ -111,3 +113,19 @@ def _like(value: ir.Value, name: str) -> ir.Value:
     """A value of the same dtype and shape, sharing neither: both are mutable."""
     shape = None if value.shape is None else value.shape.copy()
     return ir.Value(name=name, type=None if value.dtype is None else ir.TensorType(value.dtype), shape=shape)
+
+
+def require_plain_gemm(node: ir.Node) -> None:
+    """Raise PassError when the node is a Gemm other than x @ W.T + b."""
+    if node.op_type != "Gemm":
+        return
+    attributes = node.attributes
+    plain = {
+        "transA": attributes.get_int("transA", 0) == 0,
+        "transB": attributes.get_int("transB", 0) == 1,
+        "alpha": attributes.get_float("alpha", 1.0) == 1.0,
+        "beta": attributes.get_float("beta", 1.0) == 1.0,
+    }
+    for attribute, holds in plain.items():
+        if not holds:
+            raise PassError(f"{node.name!r} is no x @ W.T + b: its {attribute} is not what the IR's linear layers have")

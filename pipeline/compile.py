@@ -18,13 +18,12 @@ from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calibration_data
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.program_writers import program_writer, require_packages
-from ingot.pipeline.pruned_config import as_pruned
-from ingot.pipeline.recipe import Recipe
-from ingot.pipeline.sealed_checkpoint import seal_checkpoint
-from ingot.pipeline.targets import Target, get_target, require_kv_type
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.table import Target, get_target, require_kv_type
+from ingot.pipeline.targets.writers import program_writer, require_packages
 from ingot.progress import Progress, silent
 
 Observer = Callable[[ir.Model, PassRecord], None]

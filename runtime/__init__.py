@@ -3,8 +3,7 @@
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.batch import Executor, ForwardBatch, PipelinedExecutor, SubmittedStep, TokenDraws
 from ingot.runtime.engine import Engine
-from ingot.runtime.metrics import EngineMetrics, RequestMetrics
-from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import SampledToken, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.tokenizer import Tokenizer

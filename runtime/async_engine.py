@@ -26,8 +26,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
 from ingot.runtime.chat_template import Message
 from ingot.runtime.engine import Engine
-from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput
 from ingot.runtime.prompts import Prompt, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
 

@@ -5,12 +5,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.batch import DeviceFacts, Executor, Int64Array
-from ingot.runtime.batching import BatchBuilder
-from ingot.runtime.blocks import BlockManager
-from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.outputs import RequestOutput
-from ingot.runtime.prefix_index import root_hash
+from ingot.runtime.batch import BatchBuilder, DeviceFacts, Executor, Int64Array
+from ingot.runtime.blocks import BlockManager, root_hash
+from ingot.runtime.outputs import EngineMetrics, RequestOutput
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.sampling import SamplingParams

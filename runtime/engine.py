@@ -22,9 +22,8 @@ from ingot.errors import RequestError
 from ingot.runtime.batch import DeviceFacts, Executor, FloatArray
 from ingot.runtime.chat_template import Message
 from ingot.runtime.core import EngineCore
-from ingot.runtime.executor_loading import ExecutorOptions, load_executor
-from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.executors import ExecutorOptions, load_executor
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput
 from ingot.runtime.prompt_logits import PromptLogits
 from ingot.runtime.prompts import (
     ParamsList,

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import Executor, FloatArray, Int64Array
-from ingot.runtime.batching import BatchBuilder
+from ingot.runtime.batch import BatchBuilder, Executor, FloatArray, Int64Array
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from ingot.runtime.sequence import Sequence
 

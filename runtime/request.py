@@ -8,8 +8,7 @@ import numpy as np
 
 from ingot.artifact import ModelFacts
 from ingot.runtime.batch import FloatArray, Int64Array
-from ingot.runtime.metrics import RequestMetrics
-from ingot.runtime.outputs import Completion, FinishReason, RequestOutput
+from ingot.runtime.outputs import Completion, FinishReason, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import SampledToken, Sampler
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.sequence import Sequence

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import Executor, FloatArray, PipelinedExecutor
-from ingot.runtime.batching import BatchBuilder
-from ingot.runtime.metrics import StepCounters
-from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.batch import BatchBuilder, Executor, FloatArray, PipelinedExecutor
+from ingot.runtime.outputs import RequestOutput, StepCounters
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import SampledToken
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler

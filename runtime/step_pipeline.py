@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import PipelinedExecutor, SubmittedStep
-from ingot.runtime.batching import BatchBuilder
+from ingot.runtime.batch import BatchBuilder, PipelinedExecutor, SubmittedStep
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import SampledToken
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler

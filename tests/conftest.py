@@ -23,7 +23,7 @@ from ingot.builder import build
 from ingot.settings import num_threads
 from ingot.validation import evidence
 from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
-from ingot.validation.process_memory import process_memory
+from ingot.validation.memory_probe import process_memory
 from tests.data_paths import DEMO_MODEL
 
 UNMEASURED = ("evaluation=null", "latency=null", "gates={}")

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 from ingot.runtime import Engine
 from tests.data_paths import FIXTURES
 from tests.oracle.cases import Case

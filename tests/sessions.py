@@ -7,8 +7,7 @@ import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from ingot.runtime.executors.segment_runner import session_options
-from ingot.runtime.executors.thread_pool import use_thread_pool
+from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
 
 
 def plain_session(model: ir.Model | str, optimize: bool = True) -> onnxruntime.InferenceSession:

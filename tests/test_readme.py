@@ -5,13 +5,10 @@ import re
 import click
 
 from ingot.cli.main import cli
-from tests.readme_tree import README, in_readme, tree
+from tests.data_paths import ROOT
 
+README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
-
-
-def test_the_tree_is_what_the_files_say_of_themselves() -> None:
-    assert in_readme() == tree(), "python -m tests.readme_tree writes it anew"
 
 
 def test_every_command_that_the_readme_types_exists() -> None:

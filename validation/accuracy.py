@@ -2,10 +2,14 @@
 
 Both read the same windows of the same text, window by window and chunk by chunk, so that memory holds one chunk of
 logits of each and one float per token, however long the text is. Items are windows.
+
+Per-token scores from a pair of logits: negative log-likelihood, KL divergence, top-1 agreement.
+
+Accuracy items -> metrics with intervals. See docs/evidence.md for the definitions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +17,69 @@ from numpy.typing import NDArray
 from ingot.errors import EngineError, UsageError
 from ingot.progress import Progress, silent
 from ingot.validation.progress import Stage
-from ingot.validation.scoring import FloatArray, TokenScores, score
-from ingot.validation.subject import AccuracySubject
+from ingot.validation.statistics import (
+    Estimate,
+    Measured,
+    positive_interval,
+    proportion_interval,
+    quantile_interval,
+    ratio_interval,
+)
+from ingot.validation.subject import AccuracySubject, LogitsArray
 from ingot.validation.windows import AccuracyOptions, EvaluationText, Window, split_windows
+
+_SLICE_CELLS = 1 << 20
+"""float64 cells worked on at once: three arrays of 8 MiB, whatever the vocabulary."""
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """One value per predicted token, all [n].
+
+    baseline_nll, candidate_nll  -log p(target), nats
+    kl                           KL(baseline || candidate) of the next-token distributions, nats
+    agrees                       both put the same token first (the lowest id among equals)
+    """
+
+    baseline_nll: FloatArray
+    candidate_nll: FloatArray
+    kl: FloatArray
+    agrees: NDArray[np.bool_]
+
+    @staticmethod
+    def join(parts: list["TokenScores"]) -> "TokenScores":
+        """The parts laid end to end."""
+        names = ("baseline_nll", "candidate_nll", "kl", "agrees")
+        return TokenScores(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def score(baseline: LogitsArray, candidate: LogitsArray, targets: NDArray[np.int64]) -> TokenScores:
+    """Score logits [n, vocab] of both against the tokens [n] that followed. float32 in, float64 throughout."""
+    assert baseline.shape == candidate.shape, (baseline.shape, candidate.shape)
+    rows = max(1, _SLICE_CELLS // baseline.shape[1])
+    slices = [slice(start, start + rows) for start in range(0, len(targets), rows)]
+    return TokenScores.join([_score(baseline[part], candidate[part], targets[part]) for part in slices])
+
+
+def _score(baseline: LogitsArray, candidate: LogitsArray, targets: NDArray[np.int64]) -> TokenScores:
+    rows = np.arange(len(targets))
+    base, cand = _log_softmax(baseline), _log_softmax(candidate)  # [n, vocab]
+    kl = np.einsum("nv,nv->n", np.exp(base), base - cand)
+    return TokenScores(
+        baseline_nll=-base[rows, targets],
+        candidate_nll=-cand[rows, targets],
+        kl=np.maximum(kl, 0.0),  # rounding may leave -1e-17
+        agrees=baseline.argmax(axis=1) == candidate.argmax(axis=1),
+    )
+
+
+def _log_softmax(logits: LogitsArray) -> FloatArray:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
 
 
 @dataclass(frozen=True)
@@ -146,3 +210,46 @@ def _require_vocabulary(token_ids: Sequence[int], vocab_size: int, name: str) ->
             f"{name}: the tokenizer made token {worst}, the model knows {vocab_size}; "
             "tokenizer and weights are not of the same checkpoint"
         )
+
+
+def accuracy_metrics(result: AccuracyResult) -> list[Measured]:
+    """perplexity, perplexity_ratio, kl_mean, kl_p99, top1_agreement, over the windows."""
+    tokens, seed = _column(result, "tokens"), result.options.seed
+    candidate = _column(result, "candidate_nll") / tokens  # [windows] nats per token
+    difference = candidate - _column(result, "baseline_nll") / tokens
+    sides = (result.baseline_perplexity, result.candidate_perplexity)
+    estimates = {
+        "perplexity": _perplexity(candidate),
+        "perplexity_ratio": ratio_interval(difference),
+        "kl_mean": positive_interval(_column(result, "kl") / tokens, seed),
+        "kl_p99": quantile_interval(result.token_kl, result.window_of_token, 0.99, seed),
+        "top1_agreement": proportion_interval(_column(result, "agreements"), tokens),
+    }
+    return [
+        _measured(result, name, estimate, sides if name.startswith("perplexity") else (None, None))
+        for name, estimate in estimates.items()
+    ]
+
+
+def _perplexity(nll: FloatArray) -> Estimate:
+    """exp of the mean: `detectable` becomes a change of the perplexity itself."""
+    estimate = ratio_interval(nll)
+    return replace(estimate, detectable=estimate.value * estimate.detectable)
+
+
+def _measured(
+    result: AccuracyResult, metric: str, estimate: Estimate, sides: tuple[float | None, float | None]
+) -> Measured:
+    baseline, candidate = sides
+    return Measured(
+        metric=metric,
+        estimate=estimate,
+        baseline=baseline,
+        candidate=candidate,
+        sample_unit="evaluation tokens",
+        sample_size=result.num_tokens,
+    )
+
+
+def _column(result: AccuracyResult, name: str) -> FloatArray:
+    return np.array([getattr(item, name) for item in result.items], dtype=np.float64)

@@ -13,22 +13,19 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, UsageError
 from ingot.progress import Progress, silent
 from ingot.runtime.batch import DeviceFacts
-from ingot.validation.accuracy import AccuracyResult, measure_accuracy
-from ingot.validation.accuracy_summary import accuracy_metrics
-from ingot.validation.engine_subject import EngineSubject
+from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.latency import LatencyResult, measure_latency
+from ingot.validation.latency import LatencyOptions, LatencyResult, measure_latency
 from ingot.validation.latency_summary import latency_metrics
-from ingot.validation.measured import Measured
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
 from ingot.validation.quantization import Quantization
-from ingot.validation.report import render_html, render_markdown
-from ingot.validation.result import BuildNotes, Evidence, SubjectFacts
-from ingot.validation.sizes import SizeResult, artifact_size, size_metrics
+from ingot.validation.report.report import render_html, render_markdown
+from ingot.validation.result import BuildNotes, Evidence, SizeResult, SubjectFacts, artifact_size, size_metrics
+from ingot.validation.statistics import Measured
+from ingot.validation.subject import EngineSubject
 from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
-from ingot.validation.workload import LatencyOptions
 
 __all__ = [
     "BuildNotes",

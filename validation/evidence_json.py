@@ -15,10 +15,9 @@ from ingot.artifact.metrics import METRICS
 from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
 from ingot.validation.latency_summary import summarize
-from ingot.validation.measured import Measured
 from ingot.validation.quantization import Quantization
 from ingot.validation.result import Evidence
-from ingot.validation.statistics import CONFIDENCE, POWER
+from ingot.validation.statistics import CONFIDENCE, POWER, Measured
 
 _MICROSECOND_DIGITS = 6
 QUANTIZATION_FILE = "quantization.json"

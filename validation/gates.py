@@ -16,7 +16,7 @@ from typing import Literal
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS
 from ingot.errors import GateFailed, GateUndecided, UsageError, did_you_mean, one_of
-from ingot.validation.measured import Measured
+from ingot.validation.statistics import Measured
 
 _MOST_TIMES = 1000
 _MARGIN = 1.1

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
-from ingot.validation.measured import Measured
-from ingot.validation.statistics import percentiles, ratio_interval
-from ingot.validation.workload import ServiceLevel
+from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord, ServiceLevel
+from ingot.validation.statistics import Measured, percentiles, ratio_interval
 
 PERCENTILES = (50, 90, 99)
 _SECONDS: dict[str, Callable[[RequestRecord], float]] = {

@@ -11,10 +11,9 @@ import numpy as np
 
 from ingot.errors import EngineError, UsageError
 from ingot.progress import Progress, silent
-from ingot.validation.measured import Measured
-from ingot.validation.process_memory import ProcessMemory
+from ingot.validation.memory_probe import ProcessMemory
 from ingot.validation.progress import Stage
-from ingot.validation.statistics import ratio_interval
+from ingot.validation.statistics import Measured, ratio_interval
 
 
 @dataclass(frozen=True)

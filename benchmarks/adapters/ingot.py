@@ -10,10 +10,10 @@ from benchmarks.adapters.onnx_bytes import weight_bytes
 from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
 from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.recipe_loader import load_recipe
-from ingot.pipeline.targets import get_target
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.targets.table import get_target
+from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.engine import Engine
-from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
 from ingot.runtime.sampling import SamplingParams
 
 _MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks

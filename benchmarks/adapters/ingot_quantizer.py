@@ -11,13 +11,13 @@ from benchmarks.quantizer_cases import CHAINS, Setting
 from ingot.passes.calibration import CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.config import read_config
-from ingot.pipeline.formats.exported import exported_weights
-from ingot.pipeline.formats.safetensors_export import export_compressed_tensors
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.tensors import tensor_names
-from ingot.pipeline.weights_file import write_weights
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.safetensors_writer import write_weights
+from ingot.pipeline.checkpoint.tensors import tensor_names
+from ingot.pipeline.interchange.model_weights import exported_weights
+from ingot.pipeline.interchange.safetensors_export import export_compressed_tensors
+from ingot.pipeline.model.importer import import_checkpoint
 
 
 def quantize(job: Job) -> None:

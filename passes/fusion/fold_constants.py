@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.rewriting import Refusal, add_initializer, settle
-from ingot.passes.weight_sites import apply_to_array, drop_if_unused
+from ingot.passes.weights import apply_to_array, drop_if_unused
 
 Array = NDArray[Any]
 MATRIX_OPERAND = {"Gemm": 1, "MatMul": 1, "Gather": 0, "DequantizeLinear": 0, "QuantizeLinear": 0}

@@ -26,9 +26,16 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.gemm import require_plain_gemm
-from ingot.passes.rewriting import Refusal, add_constant, add_initializer, make_node, replace_nodes, settle
-from ingot.passes.weight_sites import apply_to_array, drop_if_unused
+from ingot.passes.rewriting import (
+    Refusal,
+    add_constant,
+    add_initializer,
+    make_node,
+    replace_nodes,
+    require_plain_gemm,
+    settle,
+)
+from ingot.passes.weights import apply_to_array, drop_if_unused
 
 PACKS = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 

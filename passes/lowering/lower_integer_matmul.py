@@ -26,11 +26,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme, constant
 from ingot.passes.quantization.quantized_tensors import float_value
-from ingot.passes.rewriting import add_initializer
-from ingot.passes.weight_sites import drop_if_unused
+from ingot.passes.rewriting import add_initializer, require_plain_gemm
+from ingot.passes.weights import drop_if_unused
 
 ZERO_POINT = 128
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)

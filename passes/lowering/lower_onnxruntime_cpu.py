@@ -6,11 +6,11 @@
     Gather(Cast(W16), ids), W16 read by nothing else         Cast(Gather(W16, ids))
     Cast(W16), any other                                     initializer in float32, widened when it is written
     Gemm(x, W32, b?, transB=1)                               stays
-    RotaryEmbedding over [1, T, W]                           over [T, 1, W], see rotary_rows.py
+    RotaryEmbedding over [1, T, W]                           over [T, 1, W], see fuse_rotary_attention.py
     Gemm(x', DequantizeLinear(int8 per channel), b?)         com.microsoft::QGemm, where x' is quantized to int8, too:
                                                              lower_integer_matmul.py
     DequantizeLinear(float8, s), a weight                    Mul(Cast(float8), s), which the engine computes at load:
-                                                             float8_weights.py
+                                                             fp8.py
 
 A table and a head that share one quantized tensor go on sharing its bytes. Where the last block is partial,
 GatherBlockQuantized makes whole blocks of columns and a Slice cuts them off. CPU kernels for 16-bit floats do not
@@ -39,17 +39,15 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.lowering.fuse_rotary_attention import turn_rotary_rows
 from ingot.passes.lowering.lower_integer_matmul import lower_integer_matmuls
-from ingot.passes.lowering.nbits_packing import QuantizedWeight
-from ingot.passes.lowering.nbits_unpacking import BLOCKS_KEY, PER_CHANNEL
-from ingot.passes.lowering.rotary_rows import turn_rotary_rows
+from ingot.passes.lowering.nbits import BLOCKS_KEY, PER_CHANNEL, QuantizedWeight
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
-from ingot.passes.quantization.assigned_schemes import require_used_schemes
-from ingot.passes.quantization.float8_weights import widen_float8_weights
+from ingot.passes.quantization.fp8 import widen_float8_weights
 from ingot.passes.quantization.quantized_tensors import BITS_KEY, float_value
-from ingot.passes.rewriting import add_initializer
-from ingot.passes.weight_sites import apply_to_array, drop_if_unused
+from ingot.passes.quantization.schemes import require_used_schemes
+from ingot.passes.rewriting import add_initializer, require_plain_gemm
+from ingot.passes.weights import apply_to_array, drop_if_unused
 
 MICROSOFT = "com.microsoft"
 _SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -131,7 +129,7 @@ class LowerOnnxruntimeCpu(Pass):
 
 
 def _hidden_facts(dequantize: ir.Node) -> dict[str, str]:
-    """What the packed operands do not show, as metadata for their reader: see nbits_unpacking.py."""
+    """What the packed operands do not show, as metadata for their reader: see nbits.py."""
     facts = {key: value for key, value in dequantize.metadata_props.items() if key == BITS_KEY}
     scale = dequantize.inputs[1]
     if scale is not None and scale.shape is not None and len(scale.shape) == 1:

@@ -6,7 +6,7 @@
     ffn          neurons: rows of gate and up, columns of down; as many in each feed-forward
 
 Groups and neurons are chosen for each o and each down by what their output loses on calibration data, with the others
-making up for it; their weights are then the least squares fit (column_pruning.py). Layers are taken in the order in
+making up for it; their weights are then the least squares fit (channels.py). Layers are taken in the order in
 which they run, each fed by those before as they are by then.
 
 A feed-forward is any product of linear layers' results that linear layers alone read; there may be several to a layer.
@@ -18,13 +18,17 @@ changes is float32, and refitted weights stay in memory until the program is wri
 
 Refuses: more layers, groups or neurons than there are; norms over all heads at once (OLMo 2) for kv_groups; weights
 that are shared or quantized.
+
+Inputs that linear layers lose: where that can be, and the weights while the walk goes on and when it is over.
+
+Options that say how much stays: "all", a share above 0 and up to 1, or a number.
 """
 
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -33,18 +37,102 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, Calibration, CalibrationStage, LinearGroup, require_calibration
-from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_kept, report_progress
-from ingot.passes.pruning.block_influence import block_influence
-from ingot.passes.pruning.channel_selection import ChannelSelection
-from ingot.passes.pruning.column_pruning import Array, KeptColumns, keep_columns
-from ingot.passes.pruning.drop_layers import drop_layers
-from ingot.passes.pruning.kept_share import Kept, check_kept, kept_count
-from ingot.passes.pruning.pruned_facts import record_structure, refuse_to_fill_zeros
-from ingot.passes.pruning.residual_layers import residual_layers
-from ingot.passes.pruning.structure_cuts import Cut, SiteKind, own_weight, put_weights, site_of, zero_columns
-from ingot.passes.weight_sites import weight_sites
+from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
+from ingot.passes.pruning.channels import ELEMENTWISE, Array, ChannelSelection, Integers, KeptColumns, keep_columns
+from ingot.passes.pruning.residual_layers import block_influence, drop_layers, residual_layers
+from ingot.passes.rewriting import require_plain_gemm
+from ingot.passes.weights import change_stored, float32_values, readers, stored_value, weight_sites
 from ingot.progress import note
+
+Kept = Literal["all"] | int | float
+
+
+def check_kept(owner: str, option: str, value: Kept) -> None:
+    """UsageError unless it is "all", a share or a number of 1 or more."""
+    is_number = isinstance(value, int) and value >= 1
+    if value != "all" and not is_number and not (isinstance(value, float) and 0 < value <= 1):
+        raise UsageError(
+            f'{owner}: {option} is {value}; allowed: "all", a share above 0 and up to 1.0 (0.75), or a whole number'
+        )
+
+
+def kept_count(option: str, value: Kept, total: int, what: str, multiple: int = 1) -> int:
+    """How many of `total` stay; a share is rounded to a multiple, at least one. PassError for more than there are."""
+    if value == "all":
+        return total
+    if isinstance(value, int):
+        if value > total:
+            raise PassError(f"{option} is {value}, but {what} {total}; set {option} to that or less, or to a share")
+        return value
+    return min(total, max(multiple, round(float(value) * total / multiple) * multiple))
+
+
+SiteKind = Literal["kv_groups", "ffn"]
+FloatArray = NDArray[np.float32]
+_HEADS = ("num_heads", "num_kv_heads", "head_dim")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A decision: the layers that read one value, what they keep of it, and what goes from what makes it."""
+
+    group: LinearGroup
+    kept: KeptColumns
+    selection: ChannelSelection
+
+
+def site_of(group: LinearGroup) -> tuple[SiteKind | None, int]:
+    """What the linear layers of a group read, and how many columns belong together."""
+    producer = group.source.producer()
+    if producer is not None and producer.op_type == "PagedAttention":
+        heads, kv_heads, dim = (producer.attributes.get_int(name, 0) or 0 for name in _HEADS)
+        return "kv_groups", heads // kv_heads * dim
+    if producer is not None and producer.op_type in ELEMENTWISE:
+        return "ffn", 1
+    return None, 1
+
+
+def own_weight(node: ir.Node) -> FloatArray:
+    """A layer's weight [out, in]; PassError where it is quantized, or read by others, which would lose inputs, too."""
+    stored = stored_value(node.inputs[1])
+    if stored is None:
+        raise PassError(f"layer {node.name!r} has a weight that is computed or quantized; prune before")
+    if len(readers(stored)) > 1:
+        raise PassError(f"layer {node.name!r} shares {stored.name!r} with others, which would lose inputs, too")
+    return float32_values(stored)
+
+
+def _parts(cut: Cut) -> Iterator[tuple[ir.Value, FloatArray]]:
+    """The weights of a cut's layers, and what they become."""
+    row = 0
+    for node in cut.group.linears:
+        stored = stored_value(node.inputs[1])
+        assert stored is not None
+        assert stored.shape is not None
+        rows = int(str(stored.shape[0]))
+        yield stored, cut.kept.weight[row : row + rows]
+        row += rows
+
+
+def zero_columns(graph: ir.Graph, cut: Cut) -> None:
+    """The kept weights among zeros, in the old shape: what the rest of the walk computes with."""
+    for stored, kept in _parts(cut):
+        change_stored(graph, stored, partial(_widened, kept=kept, columns=cut.kept.columns))
+
+
+def _widened(values: FloatArray, kept: FloatArray, columns: Integers) -> FloatArray:
+    result = np.zeros_like(values)
+    result[:, columns] = kept
+    return result
+
+
+def put_weights(cut: Cut) -> None:
+    """The kept weights alone, in the new shape; what makes the inputs must lose its rows then."""
+    for stored, kept in _parts(cut):
+        stored.const_value = ir.Tensor(np.ascontiguousarray(kept), name=stored.name)
+        stored.shape = ir.Shape(kept.shape)
+
 
 _log = logging.getLogger("ingot.passes")
 

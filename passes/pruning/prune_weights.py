@@ -3,7 +3,7 @@
     Matched         Gemm(x, W, b?, transB=1)
     Replacement     Gemm(x, W', b?, transB=1)      a share of W' is zero, or m - n of each m neighbours (2:4)
 
-Which ones, and what becomes of the others, is told in weight_masks.py: SparseGPT (arXiv:2301.00774) or Wanda
+Which ones, and what becomes of the others, is told in masks.py: SparseGPT (arXiv:2301.00774) or Wanda
 (arXiv:2306.11695). Layers are taken in the order in which they run, each fed by those before as they are by then. The
 embedding table and the head stay as they are, and so do weights that several layers share.
 
@@ -32,14 +32,20 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
-from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.numerics.gptq_rounding import damped_gram
+from ingot.passes.numerics.masks import Sparsity, sparse_gpt, wanda
 from ingot.passes.progress import report_kept, report_progress
-from ingot.passes.pruning.pruned_facts import MASKS_KEY
-from ingot.passes.pruning.weight_masks import Sparsity, sparse_gpt, wanda
-from ingot.passes.quantization.gptq_rounding import damped_gram
-from ingot.passes.stored_weights import change_stored, readers, stored_value
-from ingot.passes.weight_sites import WeightSite, require_matches, weight_sites
-from ingot.passes.weight_values import float32_values
+from ingot.passes.pruned_facts import MASKS_KEY
+from ingot.passes.rewriting import require_plain_gemm
+from ingot.passes.weights import (
+    WeightSite,
+    change_stored,
+    float32_values,
+    readers,
+    require_matches,
+    stored_value,
+    weight_sites,
+)
 
 _log = logging.getLogger("ingot.passes")
 FloatArray = NDArray[np.float32]

@@ -5,16 +5,23 @@
 
 A layer begins at the value of the chain that its attention reads, through a norm or not, and ends where the next one's
 begins; the last one ends with the chain. Branches may be many, side by side or one behind the other.
+
+Block influence of layers (Men et al., ShortGPT, arXiv:2403.03853): 1 - cos(input, output), the mean over tokens.
+
+Takes whole layers out of a graph, and numbers those that stay anew.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError
-from ingot.passes.weight_values import is_stored
+from ingot.passes.calibration import Calibration, CalibrationStage
+from ingot.passes.weights import drop_if_unused, is_stored
 
 
 @dataclass(frozen=True)
@@ -112,3 +119,87 @@ def _is_addition(node: ir.Node) -> bool:
 def _reads_ids(node: ir.Node) -> bool:
     indices = node.inputs[1] if node.op_type == "Gather" else None
     return indices is not None and indices.is_graph_input() and indices.name == "input_ids"
+
+
+def block_influence(
+    model: ir.Model,
+    layers: Sequence[ResidualLayer],
+    calibration: Calibration,
+    tokens: int,
+    report: Callable[[int], None],
+) -> list[float]:
+    """The influence of each layer on about so many calibration tokens; `report` is told how many layers are done."""
+    influence: list[float] = []
+    for stage in calibration.stages(model):
+        here = [layer for layer in layers[len(influence) :] if _begins(stage, layer)]
+        if here:
+            influence += _of_stage(stage, here, tokens)
+            report(len(influence))
+        if len(influence) == len(layers):
+            break
+    return influence
+
+
+def _of_stage(stage: CalibrationStage, layers: Sequence[ResidualLayer], tokens: int) -> list[float]:
+    """Measured, or recalled from a build that was cut off."""
+    known = stage.recall()
+    if known is None:
+        known = {"influence": np.array([_influence(stage, layer, tokens) for layer in layers])}
+        stage.remember(known)
+    return [float(value) for value in known["influence"]]
+
+
+def _begins(stage: CalibrationStage, layer: ResidualLayer) -> bool:
+    """Whether the stage has linear layers of the layer; the first such stage has all that it reads."""
+    return any(node in layer.nodes for group in stage.groups for node in group.linears)
+
+
+def _influence(stage: CalibrationStage, layer: ResidualLayer, tokens: int) -> float:
+    """The layer's input is its output less its branches."""
+    after, *branches = stage.block(layer.nodes, [layer.end, *layer.branches], tokens)({})
+    end = after.astype(np.float64)
+    start = end - np.sum(branches, axis=0, dtype=np.float64)
+    lengths = np.linalg.norm(start, axis=1) * np.linalg.norm(end, axis=1)
+    cosines = np.einsum("tc,tc->t", start, end) / np.maximum(lengths, 1e-30)
+    return float(1 - cosines.mean())
+
+
+_NUMBER = re.compile(r"\blayers\.(\d+)(?=\.)")
+
+
+def drop_layers(graph: ir.Graph, layers: Sequence[ResidualLayer], kept: Sequence[int]) -> None:
+    """Keep the layers of these indices: readers of what another gives read what it was given.
+
+    The attentions' attribute `layer` counts the layers that stay, and "layers.<n>." in the names of nodes, values and
+    weights is that number.
+    """
+    numbers = {_number(layers[old].attention): new for new, old in enumerate(kept)}
+    for index in reversed([index for index in range(len(layers)) if index not in set(kept)]):
+        end = layers[index].end
+        ir.convenience.replace_all_uses_with(end, layers[index].start)
+        drop_if_unused(graph, end)
+    for index in kept:
+        attention = layers[index].attention
+        attention.attributes["layer"] = ir.AttrInt64("layer", numbers[_number(attention)])
+    _rename(graph, numbers)
+
+
+def _number(attention: ir.Node) -> int:
+    number = attention.attributes.get_int("layer")
+    assert number is not None, attention.name
+    return number
+
+
+def _rename(graph: ir.Graph, numbers: dict[int, int]) -> None:
+    """From the first layer to the last: a new number is the old one or a smaller one that is free by then."""
+
+    def renamed(name: str | None) -> str | None:
+        return None if name is None else _NUMBER.sub(lambda found: f"layers.{numbers[int(found[1])]}", name)
+
+    for value in list(graph.initializers.values()):
+        if renamed(value.name) != value.name:
+            value.name = renamed(value.name)
+    for node in graph:
+        node.name = renamed(node.name)
+        for value in node.outputs:
+            value.name = renamed(value.name)

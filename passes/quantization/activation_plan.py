@@ -1,20 +1,151 @@
-"""What quantize-activations decides of one input: its scheme and outliers, as metadata and as arrays to recall."""
+"""Input channels that keep their precision beside quantized activations (Dettmers et al., LLM.int8, arXiv:2208.07339).
+
+    Matched         y = Gemm(x, W, b?, transB=1)
+
+    Replacement     y = Gemm(Mul(x, kept), W', b?, transB=1) + MatMul(Gather(x, channels, axis=1), W_channels)
+
+    channels        [n] int64, the outliers              kept          [in], 0 at the outliers, else 1
+    W_channels      [n, out] float32: W[:, channels]^T   W'            W with zeros there, where it is not yet quantized
+
+A few channels with large values would set the scale for all others; without them the rest is rounded finely. The second
+product is a MatMul, so that no pass over linear layers takes it for one.
+
+What quantize-activations decides of one input: its scheme and outliers, as metadata and as arrays to recall.
+
+The range of a static activation scale, from calibration data.
+
+absmax        the largest |x| of all calibration tokens: nothing is cut off
+percentile    that percentile of |x| over a sample of tokens: what lies above saturates
+mse           the range, at most absmax, whose rounding has the smallest squared error on the sample
+"""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array
-from ingot.passes.quantization.activation_outliers import Channels
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, ActivationScheme
+from ingot.passes.calibration import Arrays, CalibrationStage, Float32Array, Float64Array, fact_arrays, recalled_facts
+from ingot.passes.quantization.activation_quantization import (
+    ACTIVATIONS_KEY,
+    LARGEST,
+    ActivationScheme,
+    Kind,
+    constant,
+    qdq,
+)
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.recall import fact_arrays, recalled_facts
+from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.rewriting import add_initializer
+from ingot.passes.weights import apply_to_array, float32_values
+
+RangeMethod = Literal["absmax", "percentile", "mse"]
+SAMPLE_ROWS = 2048
+_SHRINK_FACTORS = tuple(1.0 - 0.025 * step for step in range(37))  # 1.0 down to 0.1
+
+
+def static_scheme(kind: Kind, method: RangeMethod, peak: float, percentile: float, x: Float32Array) -> ActivationScheme:
+    """The scheme for inputs with that largest |x|, of which `x` [rows, in] is a sample; `peak` is above 0."""
+    if method == "mse":
+        trials = [_scheme(kind, peak * factor) for factor in _SHRINK_FACTORS]
+        return min(trials, key=lambda trial: squared_error(x, trial))
+    inside = peak if method == "absmax" else float(np.quantile(np.abs(x), percentile / 100))
+    return _scheme(kind, min(inside or peak, peak))
+
+
+def squared_error(x: Float32Array, scheme: ActivationScheme) -> float:
+    """Sum of (x - x')^2 over x [rows, in]."""
+    return float(np.square(x - qdq(x, scheme), dtype=np.float64).sum())
+
+
+def _scheme(kind: Kind, largest: float) -> ActivationScheme:
+    return ActivationScheme(kind, float(np.float32(largest / LARGEST[kind])))
+
+
+OUTLIERS_KEY = "ingot.outliers"  # metadata_props of the second product: name of the layer that it belongs to
+
+Channels = NDArray[np.int64]
+
+
+def outlier_channels(peaks: Float64Array, outliers: float, threshold: float) -> Channels:
+    """Channels to keep, ascending, by the largest |x| of each [in].
+
+    outliers     at most so many: a number from 1, or below 1 a share of all; 0: all that lie above the threshold
+    threshold    only those whose |x| exceeds it; 0 for no threshold. Without either there are none.
+    """
+    count = int(outliers) if outliers >= 1 else round(outliers * len(peaks))
+    if outliers == 0:
+        count = len(peaks) if threshold else 0
+    largest = np.argsort(-peaks, kind="stable")[: min(count, len(peaks) - 1)]  # one channel at least stays
+    return np.sort(largest[peaks[largest] > threshold]).astype(np.int64)
+
+
+def split_outliers(graph: ir.Graph, source: ir.Value, readers: Sequence[ir.Node], channels: Channels) -> ir.Value:
+    """Give the readers (linear layers over `source` [T, in]) a second product; return Mul(x, kept), which they read."""
+    assert source.shape is not None
+    path, rows, width = f"{readers[0].name}.input", str(source.shape[0]), int(str(source.shape[1]))
+    index = constant(graph, f"{path}.outliers", channels, ir.DataType.INT64)
+    kept = np.ones(width, np.float32)
+    kept[channels] = 0
+    taken = _node("Gather", f"{path}.outlier_columns", [source, index], (rows, len(channels)), axis=1)
+    masked = _node("Mul", f"{path}.kept", [source, constant(graph, f"{path}.kept_columns", kept, ir.DataType.FLOAT)])
+    masked.outputs[0].shape = source.shape
+    graph.insert_before(readers[0], [taken, masked])
+    for reader in readers:
+        _add_product(graph, reader, taken.outputs[0], channels)
+        reader.replace_input_with(0, masked.outputs[0])
+    return masked.outputs[0]
+
+
+def split_layers(graph: ir.Graph) -> list[str]:
+    """Names of the layers that have a second product."""
+    return [node.metadata_props[OUTLIERS_KEY] for node in graph if OUTLIERS_KEY in node.metadata_props]
+
+
+def _add_product(graph: ir.Graph, gemm: ir.Node, columns: ir.Value, channels: Channels) -> None:
+    weight, result, path = gemm.inputs[1], gemm.outputs[0], f"{gemm.name}.outliers"
+    assert weight is not None
+    kept: Float32Array = np.ascontiguousarray(float32_values(weight)[:, channels].T)
+    operand = add_initializer(graph, ir.Tensor(kept, name=f"{path}.weight"))
+    shape = tuple(size if isinstance(size, int) else str(size) for size in result.shape or ())
+    product = _node("MatMul", path, [columns, operand], shape)
+    product.metadata_props[OUTLIERS_KEY] = gemm.name or ""
+    total = _node("Add", f"{path}.add", [result, product.outputs[0]], shape)
+    result.replace_all_uses_with(total.outputs[0])
+    total.replace_input_with(0, result)
+    graph.insert_after(gemm, [product, total])
+    if weight.is_initializer() or weight.producer().op_type == "Cast":  # type: ignore[union-attr]  # one or the other
+        _clear_columns(graph, gemm, weight, channels)
+
+
+def _clear_columns(graph: ir.Graph, gemm: ir.Node, operand: ir.Value, channels: Channels) -> None:
+    """Zeros in the weight's columns, when it is read; a weight that others read too is left as it is."""
+    producer = operand.producer()
+    stored = operand if producer is None else producer.inputs[0]
+    assert stored is not None
+    assert stored.const_value is not None
+    if len(stored.uses()) != 1 or len(operand.uses()) != 1:
+        return
+    tensor, dtype = stored.const_value, stored.const_value.dtype
+    make = partial(_cleared, tensor, channels)
+    stored.const_value = ir.LazyTensor(make, dtype, ir.Shape(tensor.shape.numpy()), name=stored.name)
+
+
+def _cleared(tensor: ir.TensorProtocol, channels: Channels) -> ir.TensorProtocol:
+    array = apply_to_array(tensor, np.array)
+    array[:, channels] = 0
+    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+
+
+def _node(
+    op_type: str, name: str, inputs: list[ir.Value], shape: tuple[int | str, ...] = (), **attributes: int
+) -> ir.Node:
+    return ir.node(op_type, inputs, attributes, name=name, outputs=[float_value(name, shape)])
 
 
 @dataclass(frozen=True)

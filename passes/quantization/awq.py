@@ -20,11 +20,16 @@ Left alone, with the reason in the log: weights that are shared or quantized, in
 a Mul, inputs that others read too, norms whose weight is computed (run fold-constants before); and the head, which is
 mostly left at 8 bits or more. What was chosen stands in the model's metadata "ingot.awq" as JSON: [{layers, exponent,
 by_weights, error_before, error_after}, ...], errors relative to the block's output.
+
+The error of a block's output as a function of the weights that a group of its linear layers would compute with.
+
+The block reaches from the layers to where their results join the residual stream. Where it is the layers alone, the
+error comes from X^T X over all calibration tokens instead of a run.
 """
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -40,19 +45,58 @@ from ingot.passes.calibration import (
     Float32Array,
     Float64Array,
     LinearGroup,
+    fact_arrays,
+    recalled_facts,
     require_calibration,
 )
+from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round
+from ingot.passes.numerics.rounding import dequantize, round_weight
+from ingot.passes.numerics.scale_search import Scheme, WeightBits
 from ingot.passes.progress import report_progress
-from ingot.passes.quantization.block_error import Weights, block_error
-from ingot.passes.quantization.channel_folds import Fold, OwnMul, Scalings, can_scale, find_fold, weights_of
-from ingot.passes.quantization.gptq_rounding import DampedGram, damped_gram, gptq_round
+from ingot.passes.quantization.channel_folds import Fold, OwnMul, Scalings, block_of, can_scale, find_fold, weights_of
 from ingot.passes.quantization.quantize_weights import BlockSize
-from ingot.passes.quantization.rounding import dequantize, round_weight
-from ingot.passes.quantization.scale_search import Scheme, WeightBits
-from ingot.passes.recall import fact_arrays, recalled_facts
 from ingot.passes.rewriting import Refusal
-from ingot.passes.weight_sites import weight_sites
+from ingot.passes.weights import weight_sites
 from ingot.settings import num_threads
+
+Weights = dict[ir.Node, Float32Array]
+Loss = Callable[[Weights], float]
+
+
+def block_error(
+    graph: ir.Graph,
+    stage: CalibrationStage,
+    group: LinearGroup,
+    weights: Weights,
+    gram: Float64Array,
+    search_tokens: int,
+) -> Loss:
+    """Error of the block's output, relative to its norm, as a function of the group's weights."""
+    nodes, outputs = block_of(graph, group)
+    if not outputs:
+        raise PassError(f"{group.linears[0].name!r} adds nothing to a residual stream; awq knows no objective for it")
+    if set(nodes) == set(group.linears):
+        return _gram_loss(gram, weights)
+    run = stage.block(nodes, outputs, search_tokens)
+    exact = [np.array(output) for output in run({})]
+    norm = sum(float(np.square(output, dtype=np.float64).sum()) for output in exact) or 1.0
+
+    def loss(trial: Weights) -> float:
+        results = zip(run(trial), exact, strict=True)
+        return float((sum(float(np.square(a - b, dtype=np.float64).sum()) for a, b in results) / norm) ** 0.5)
+
+    return loss
+
+
+def _gram_loss(gram: Float64Array, weights: Weights) -> Loss:
+    """The same from X^T X over all calibration tokens, where the block is linear."""
+
+    def squared(arrays: Weights) -> float:
+        return float(sum(np.einsum("oi,oi->", array @ gram, array) for array in arrays.values()))
+
+    norm = squared(weights) or 1.0
+    return lambda trial: float((squared({node: weights[node] - array for node, array in trial.items()}) / norm) ** 0.5)
+
 
 AWQ_KEY = "ingot.awq"  # model.metadata_props: JSON, see the module's docstring
 

@@ -23,8 +23,7 @@ import onnx_ir as ir
 
 from ingot.passes.calibration import Float32Array, Float64Array, LinearGroup
 from ingot.passes.rewriting import Refusal, add_initializer, small_constant
-from ingot.passes.weight_sites import apply_to_array, drop_if_unused
-from ingot.passes.weight_values import float32_values, is_stored
+from ingot.passes.weights import apply_to_array, drop_if_unused, float32_values, is_stored
 
 
 @dataclass(frozen=True)

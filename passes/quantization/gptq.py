@@ -29,14 +29,13 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import PassKind
-from ingot.passes.calibration import CalibrationStage, require_calibration
+from ingot.passes.calibration import CalibrationStage, Recalled, require_calibration, weight_arrays
+from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
+from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
+from ingot.passes.numerics.scale_search import FloatArray, Scheme
 from ingot.passes.progress import note_errors, report_error, report_progress
-from ingot.passes.quantization.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.quantization.quantize_weights import Group, QuantizeWeights, append_statistics
-from ingot.passes.quantization.rounding import RoundedWeight, dequantize, round_weight
-from ingot.passes.quantization.scale_search import FloatArray, Scheme
-from ingot.passes.recall import Recalled, weight_arrays
-from ingot.passes.weight_sites import WeightSite, weight_sites
+from ingot.passes.weights import WeightSite, weight_sites
 from ingot.settings import num_threads
 
 Key = tuple[ir.Value, Scheme]

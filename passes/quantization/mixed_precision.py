@@ -1,7 +1,7 @@
 """The pass mixed-precision: 2, 3, 4, 8 or 16 bits and a block size for each weight, by what each costs the model.
 
     Matched         Gemm(x, W, b?, transB=1)
-    Replacement     the same node, with its scheme in metadata_props["ingot.scheme"]: assigned_schemes.py
+    Replacement     the same node, with its scheme in metadata_props["ingot.scheme"]: schemes.py
 
 For each weight and each scheme the loss is measured: the mean KL of the model's logits on calibration tokens when this
 weight alone is quantized so (sensitivity.py). An exact knapsack (knapsack.py) then finds the assignment with the
@@ -16,7 +16,7 @@ measured KL in the place of its Hessian trace.
 The table stands in the model's metadata "ingot.mixed-precision" as JSON: {options, budget, bytes, bits_per_weight,
 predicted_kl, uniform: [{bits, block_size, bytes, kl}, ...], weights: [{name, shape, bits, block_size, bytes, kl,
 measured, alternatives}, ...]}. predicted_kl is the sum of the losses. `measured` is
-whether a loss was run or inferred from the error of the weight's outputs (weight_trials.py).
+whether a loss was run or inferred from the error of the weight's outputs (sensitivity.py).
 
 Refuses: a budget that no assignment meets, with what can be reached; a model without a weight to choose for.
 """
@@ -31,15 +31,12 @@ import onnx_ir as ir
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import require_calibration
-from ingot.passes.gemm import require_plain_gemm
-from ingot.passes.quantization.assigned_schemes import assign_scheme
-from ingot.passes.quantization.bit_assignment import Assignment, Budget, assign, elements_of
-from ingot.passes.quantization.scale_search import Scheme, WeightBits
-from ingot.passes.quantization.scheme_overrides import parse_overrides
-from ingot.passes.quantization.sensitivity import weight_sensitivities
-from ingot.passes.quantization.stored_bytes import Count, stored_bytes
-from ingot.passes.quantization.weight_trials import Points, Rounding, Sensitivity
-from ingot.passes.weight_sites import Role, require_matches, weight_sites
+from ingot.passes.numerics.scale_search import Scheme, WeightBits
+from ingot.passes.quantization.bit_assignment import Assignment, Budget, Count, assign, elements_of, stored_bytes
+from ingot.passes.quantization.schemes import assign_scheme, parse_overrides
+from ingot.passes.quantization.sensitivity import Points, Rounding, Sensitivity, weight_sensitivities
+from ingot.passes.rewriting import require_plain_gemm
+from ingot.passes.weights import Role, require_matches, weight_sites
 
 MIXED_KEY = "ingot.mixed-precision"  # model.metadata_props: JSON, see the module's docstring
 

@@ -8,11 +8,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.passes.calibration import Float32Array
+from ingot.passes.numerics.rounding import RoundedWeight, round_weight
+from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.quantization.quantize_weights import QuantizeWeights, Rounder
 from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY
-from ingot.passes.quantization.rounding import RoundedWeight, round_weight
-from ingot.passes.quantization.scale_search import Scheme
-from ingot.passes.weight_sites import WeightSite
+from ingot.passes.weights import WeightSite
 
 
 def round_per_tensor(weight: Float32Array, clip: bool) -> RoundedWeight:

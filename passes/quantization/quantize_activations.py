@@ -3,7 +3,7 @@
     Matched         y = Gemm(x, W, b?, transB=1), and others that read x; not the head
     Replacement     y = Gemm(x', W, b?, transB=1)         x' = DequantizeLinear(QuantizeLinear(x, ...), ...)
 
-activation_quantization.py draws x', activation_outliers.py what `outliers` adds. Where the weights are int8 per channel
+activation_quantization.py draws x', activation_plan.py what `outliers` adds. Where the weights are int8 per channel
 (symmetric), the CPU computes such a layer in integers: lower_integer_matmul.py. Passes that round weights may stand
 before or behind this one; gptq behind it rounds for the inputs that the layer will really have.
 
@@ -26,18 +26,27 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import CalibrationStage, require_calibration
-from ingot.passes.gemm import require_plain_gemm
 from ingot.passes.progress import report_progress
-from ingot.passes.quantization.activation_outliers import outlier_channels, split_outliers
-from ingot.passes.quantization.activation_plan import Planned, finite_peaks, planned_arrays, recalled_plan, record_plan
+from ingot.passes.quantization.activation_plan import (
+    SAMPLE_ROWS,
+    Planned,
+    RangeMethod,
+    finite_peaks,
+    outlier_channels,
+    planned_arrays,
+    recalled_plan,
+    record_plan,
+    split_outliers,
+    static_scheme,
+)
 from ingot.passes.quantization.activation_quantization import (
     ActivationScheme,
     Kind,
     dequantizer,
     insert_activation_quantization,
 )
-from ingot.passes.quantization.activation_ranges import SAMPLE_ROWS, RangeMethod, static_scheme
-from ingot.passes.weight_sites import WeightSite, require_matches, weight_sites
+from ingot.passes.rewriting import require_plain_gemm
+from ingot.passes.weights import WeightSite, require_matches, weight_sites
 
 KINDS: Mapping[str, Kind] = {"int8": "int", "float8": "float"}
 
@@ -50,7 +59,7 @@ class QuantizeActivations(Pass):
 
     dtype                "int8" or "float8" (e4m3fn)
     mode                 "dynamic": a scale per token, computed as it comes; "static": one scale, from calibration data
-    range                how a static scale is found: "absmax", "percentile" or "mse", see activation_ranges.py
+    range                how a static scale is found: "absmax", "percentile" or "mse", see activation_plan.py
     percentile           of |x|, for range percentile
     outliers             input channels that keep their precision: so many, or, below 1, that share of a layer's
     outlier_threshold    only channels whose |x| exceeds it on calibration data; 0: no threshold

@@ -12,41 +12,95 @@
     zero_point   as scale, dtype of q   asymmetric only, <weight>.zero_point
 
 `embedding` and `lm_head` choose bits for the table and the head; everything else is as for the other weights. What
-mixed-precision assigned to a weight takes the place of these options (assigned_schemes.py); `overrides` come last. Tied
+mixed-precision assigned to a weight takes the place of these options (schemes.py); `overrides` come last. Tied
 weights whose settings agree share one quantized tensor. Where they differ each gets a copy of its own (say, the table
 left at 16 bits and the head at 4): that costs its bytes, and the statistics name the copy.
 
 Weights are read one at a time. Statistics go to the model's metadata "ingot.quantization" as JSON:
 {"weights": [{name, tensor, bits, block_size, symmetric, elements, mse, relative_error, clip, clipped_share,
-and those of weight_statistics.py}, ...]}; `activations` where the layer's inputs are quantized, too.
+and those of quantize_weights.py}, ...]}; `activations` where the layer's inputs are quantized, too.
 
 Refuses: a NaN or infinite weight, by name; a pattern of `overrides` that matches nothing; a Gemm that is not
 x @ W.T + b. What is already quantized is left alone.
+
+What a weight and its codes look like: how far its largest values stand out, how its scales spread, where codes end.
+
+    scale_min, scale_median, scale_max    over all blocks
+    outlier_share                         share of weights with |w| above OUTLIER_RMS times the root mean square; 6e-5
+                                          for normally distributed weights
+    peak_over_rms                         the largest |w| over the root mean square
+    end_share                             share of codes at either end of their range
+
+A weight far above its rms costs the other weights of its block their resolution; codes at the ends are those that a
+clip cut off, and, asymmetric, one at each end of every block.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.gemm import require_plain_gemm
+from ingot.passes.numerics.rounding import CodeArray, RoundedWeight, round_weight
+from ingot.passes.numerics.scale_search import FloatArray, Scheme, WeightBits
 from ingot.passes.progress import report_progress
 from ingot.passes.quantization.activation_quantization import activation_facts
-from ingot.passes.quantization.assigned_schemes import assigned_scheme
 from ingot.passes.quantization.quantized_tensors import insert_dequantize
-from ingot.passes.quantization.rounding import RoundedWeight, round_weight
-from ingot.passes.quantization.scale_search import Scheme, WeightBits
-from ingot.passes.quantization.scheme_overrides import Override, parse_overrides
-from ingot.passes.quantization.weight_statistics import weight_statistics
-from ingot.passes.weight_sites import WeightSite, apply_to_array, drop_if_unused, require_matches, weight_sites
+from ingot.passes.quantization.schemes import Override, assigned_scheme, parse_overrides
+from ingot.passes.rewriting import require_plain_gemm
+from ingot.passes.weights import WeightSite, apply_to_array, drop_if_unused, require_matches, weight_sites
 from ingot.settings import num_threads
+
+OUTLIER_RMS = 4.0
+_CHUNK_ELEMENTS = 1 << 20
+
+
+def weight_statistics(weight: NDArray[Any], rounded: RoundedWeight, scheme: Scheme) -> dict[str, float]:
+    """All of the module's figures for a weight [out, in] of any float dtype and what it was rounded to."""
+    low, high = scheme.code_range
+    return {
+        **scale_range(rounded.scale),
+        **outliers(weight),
+        "end_share": end_share(rounded.codes, low, high),
+    }
+
+
+def scale_range(scales: FloatArray) -> dict[str, float]:
+    """Of scales of any shape."""
+    found = {"min": scales.min(), "median": np.median(scales), "max": scales.max()}
+    return {f"scale_{name}": float(value) for name, value in found.items()}
+
+
+def outliers(weight: NDArray[Any]) -> dict[str, float]:
+    """Share of outliers and peak over rms, from a few rows at a time; zeros for a zero weight."""
+    square = sum(float(np.einsum("ri,ri->", rows, rows, dtype=np.float64)) for rows in _float32_rows(weight))
+    rms = (square / weight.size) ** 0.5
+    if not rms:
+        return {"outlier_share": 0.0, "peak_over_rms": 0.0}
+    beyond, peak = 0, 0.0
+    for rows in _float32_rows(weight):
+        magnitudes = np.abs(rows)
+        beyond += int(np.count_nonzero(magnitudes > OUTLIER_RMS * rms))
+        peak = max(peak, float(magnitudes.max()))
+    return {"outlier_share": beyond / weight.size, "peak_over_rms": peak / rms}
+
+
+def end_share(codes: CodeArray, low: int, high: int) -> float:
+    """Share of codes that are the lowest or the highest of their range."""
+    return float(np.count_nonzero(codes == low) + np.count_nonzero(codes == high)) / codes.size
+
+
+def _float32_rows(weight: NDArray[Any]) -> Iterator[FloatArray]:
+    step = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    return (weight[start : start + step].astype(np.float32) for start in range(0, len(weight), step))
+
 
 QUANTIZATION_KEY = "ingot.quantization"  # model.metadata_props: JSON, see the module's docstring
 

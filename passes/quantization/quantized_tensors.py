@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.quantization.rounding import CodeArray, RoundedWeight
-from ingot.passes.quantization.scale_search import FloatArray, Scheme
+from ingot.passes.numerics.rounding import CodeArray, RoundedWeight
+from ingot.passes.numerics.scale_search import FloatArray, Scheme
 from ingot.passes.rewriting import add_initializer
 
 

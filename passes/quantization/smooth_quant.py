@@ -35,10 +35,17 @@ from numpy.typing import NDArray
 
 from ingot.errors import UsageError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import Arrays, CalibrationStage, Float32Array, LinearGroup, require_calibration
+from ingot.passes.calibration import (
+    Arrays,
+    CalibrationStage,
+    Float32Array,
+    LinearGroup,
+    fact_arrays,
+    recalled_facts,
+    require_calibration,
+)
 from ingot.passes.progress import report_progress
-from ingot.passes.quantization.activation_plan import finite_peaks
-from ingot.passes.quantization.activation_ranges import RangeMethod
+from ingot.passes.quantization.activation_plan import RangeMethod, finite_peaks
 from ingot.passes.quantization.channel_folds import Fold, OwnMul, Scalings, can_scale, find_fold
 from ingot.passes.quantization.per_tensor_weights import PerTensorWeights
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
@@ -52,9 +59,8 @@ from ingot.passes.quantization.smoothing import (
     migration,
     search,
 )
-from ingot.passes.recall import fact_arrays, recalled_facts
 from ingot.passes.rewriting import Refusal
-from ingot.passes.weight_sites import weight_sites
+from ingot.passes.weights import weight_sites
 
 SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
 

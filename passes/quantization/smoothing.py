@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.calibration import BlockRun, CalibrationStage, Float32Array, Float64Array, LinearGroup
+from ingot.passes.numerics.rounding import dequantize, round_weight
+from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.quantization.activation_quantization import (
     ACTIVATIONS_KEY,
     LARGEST,
@@ -27,10 +29,8 @@ from ingot.passes.quantization.activation_quantization import (
 from ingot.passes.quantization.channel_folds import Fold, OwnMul, block_of, weights_of
 from ingot.passes.quantization.per_tensor_weights import round_per_tensor
 from ingot.passes.quantization.quantized_tensors import float_value
-from ingot.passes.quantization.rounding import dequantize, round_weight
-from ingot.passes.quantization.scale_search import Scheme
 from ingot.passes.rewriting import add_initializer
-from ingot.passes.weight_sites import drop_if_unused
+from ingot.passes.weights import drop_if_unused
 from ingot.settings import num_threads
 
 LEAST = 1e-5  # what a channel that never fires counts for

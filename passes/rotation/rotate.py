@@ -36,15 +36,12 @@ import onnx_ir as ir
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import LinearGroup
-from ingot.passes.gemm import require_plain_gemm
-from ingot.passes.pruning.pruned_facts import refuse_to_fill_zeros
+from ingot.passes.numerics.hadamard import Matrix, make_rotation, of_heads, of_rows
+from ingot.passes.pruned_facts import refuse_to_fill_zeros
 from ingot.passes.quantization.channel_folds import Fold, find_fold
-from ingot.passes.rewriting import Refusal
-from ingot.passes.rotation.residual_rotation import plan_turns, turn_stream
-from ingot.passes.rotation.residual_stream import find_residual_stream
-from ingot.passes.rotation.rotations import Matrix, make_rotation, of_heads, of_rows
-from ingot.passes.stored_weights import change_stored, stored_value
-from ingot.passes.weight_sites import weight_sites
+from ingot.passes.rewriting import Refusal, require_plain_gemm
+from ingot.passes.rotation.residual_stream import find_residual_stream, plan_turns, turn_stream
+from ingot.passes.weights import change_stored, stored_value, weight_sites
 
 ROTATE_KEY = "ingot.rotate"  # model.metadata_props: JSON, see the module's docstring
 

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from ingot.errors import DataError, RequestError
 from ingot.passes.calibration import CalibrationFacts
-from ingot.pipeline.calibrate.coverage import check_alphabet
-from ingot.pipeline.calibrate.documents import Corpus, read_corpus
-from ingot.pipeline.calibrate.records import Document
+from ingot.pipeline.calibrate.data_checks import check_alphabet
+from ingot.pipeline.calibrate.documents import Corpus, Document, read_corpus
 from ingot.runtime import Tokenizer
 
 Packing = Literal["packed", "documents"]

@@ -1,7 +1,11 @@
 """KL divergence of a model from a reference on calibration data, and its gradients by any stored values.
 
-The model runs piece by piece (residual_cuts.py); only what passes between pieces is kept of the way there, and each
+The model runs piece by piece (divergence.py); only what passes between pieces is kept of the way there, and each
 piece runs once more on the way back, so that one piece's activations and weights are in memory at a time.
+
+Runs some nodes of an IR and, behind them, their gradients: given dL/d(output), dL/d(weights) and dL/d(inputs).
+
+Where an IR can be cut in two with one value in between: at the residual stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +14,126 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from ingot.errors import PassError
 from ingot.passes.calibration import Float32Array, WeightSource
-from ingot.passes.weight_values import float32_values
-from ingot.pipeline.calibrate.chunks import Chunk
-from ingot.pipeline.calibrate.gradient_runner import GradientRunner
-from ingot.pipeline.calibrate.graph_runner import GraphRunner
-from ingot.pipeline.calibrate.residual_cuts import Piece, pieces
+from ingot.passes.weights import float32_values, is_stored
+from ingot.pipeline.calibrate.gradients import Tape
+from ingot.pipeline.calibrate.graph_runner import AnyArray, GraphCopy, GraphRunner
+from ingot.pipeline.calibrate.sequences import Chunk
 from ingot.pipeline.calibrate.walk import Walk
+from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Nodes in graph order, the one value that they read of the piece before (None for the first), and their result."""
+
+    nodes: tuple[ir.Node, ...]
+    source: ir.Value | None
+    output: ir.Value
+
+    @property
+    def stored(self) -> list[ir.Value]:
+        """Stored values that the nodes read, each once."""
+        read = (value for node in self.nodes for value in node.inputs if value is not None)
+        return list(dict.fromkeys(value for value in read if is_stored(value)))
+
+
+def pieces(graph: ir.Graph, shared: frozenset[ir.Node]) -> Sequence[Piece]:
+    """The graph but its shared nodes, cut wherever one value is left and a linear layer stands before."""
+    nodes = [node for node in graph if node not in shared and not _makes_stored(node)]
+    last_reader = {value: at for at, node in enumerate(nodes) for value in node.inputs if value is not None}
+    last_reader.update(dict.fromkeys(graph.outputs, len(nodes)))
+    found: list[Piece] = []
+    live: set[ir.Value] = set()
+    start, source = 0, None
+    for at, node in enumerate(nodes):
+        live.update(node.outputs)
+        live = {value for value in live if last_reader.get(value, -1) > at}
+        inside = nodes[start : at + 1]
+        if len(live) == 1 and (source is None or any(node.op_type == "Gemm" for node in inside)):
+            (output,) = live
+            found.append(Piece(tuple(inside), source, output))
+            start, source = at + 1, output
+    return found
+
+
+def _makes_stored(node: ir.Node) -> bool:
+    return any(is_stored(value) for value in node.outputs)
+
+
+_SEED = "gradient."
+
+
+class GradientRunner:
+    """A session over `nodes` (in graph order) for the gradient of one `output`.
+
+    wanted        values that the nodes read: stored ones and at most one activation
+    weights       stored values that are fed in float32, the wanted ones among them
+    activations   names of the values that are fed
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[ir.Node],
+        output: ir.Value,
+        wanted: Sequence[ir.Value],
+        shared: frozenset[ir.Node],
+        sequence_tokens: int | None,
+        num_threads: int | None = None,
+    ) -> None:
+        use_thread_pool(num_threads)
+        copy = GraphCopy(shared, sequence_tokens, frozenset(wanted))
+        for node in nodes:
+            copy.node(node)
+        graph = copy.model([output], nodes[0].graph).graph  # before the gradients: it turns the rows of rotations
+        self._seed, self._given = f"{_SEED}{output.name}", output
+        _differentiate(copy, graph, copy.values[output], self._seed, [copy.values[value] for value in wanted])
+        self.weights, self.activations, self.wanted = tuple(copy.weights), tuple(copy.activations), tuple(wanted)
+        try:
+            proto = ir.to_proto(ir.Model(graph, ir_version=11, producer_name="ingot")).SerializeToString()
+            self._session = onnxruntime.InferenceSession(proto, session_options(), providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise PassError(f"onnxruntime cannot run the gradients of {nodes[-1].name!r}: {error}") from error
+
+    def run(
+        self, activations: Mapping[str, AnyArray], weights: Mapping[ir.Value, AnyArray], gradient: Float32Array
+    ) -> list[Float32Array]:
+        """Gradients of the wanted values, in their order."""
+        feeds = {name: activations[name] for name in self.activations} | {self._seed: gradient}
+        feeds |= {value.name or "": weights[value] for value in self.weights}
+        results: list[Float32Array] = self._session.run(None, feeds)
+        return results
+
+
+def _differentiate(copy: GraphCopy, graph: ir.Graph, output: ir.Value, seed: str, wanted: Sequence[ir.Value]) -> None:
+    """Make the graph's outputs the gradients of the wanted values."""
+    inputs, constants, nodes = len(graph.inputs), set(graph.initializers), len(copy.nodes)
+    tape = Tape(copy, wanted)
+    given = copy.input(ir.Value(name=seed), ir.DataType.FLOAT)
+    tape.accumulate(output, given)
+    gradients = tape.backward()
+    missing = [value.name for value in wanted if value not in gradients]
+    if missing:
+        raise PassError(f"{output.name!r} does not depend on {missing[0]!r}")
+    graph.inputs.extend(copy.inputs[inputs:])
+    for value in copy.initializers:
+        if value.name not in constants:
+            graph.register_initializer(value)
+    graph.extend(copy.nodes[nodes:])
+    graph.outputs.clear()
+    results = [
+        copy.add("Identity", [gradients[value]]) for value in wanted
+    ]  # an output stands once, under its own name
+    graph.extend(copy.nodes[nodes:])
+    for value in results:
+        value.dtype = ir.DataType.FLOAT
+    graph.outputs.clear()
+    graph.outputs.extend(results)
+
 
 Receiver = Callable[[ir.Value, Float32Array], None]
 

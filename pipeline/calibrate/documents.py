@@ -1,18 +1,125 @@
-"""Where calibration text comes from: a text file, a JSONL file, or a folder of both, as documents and one digest.
+"""Records of a JSONL file as documents: one JSON object a line, in one of three shapes.
 
-What a file is, its ending says: JSONL_ENDINGS hold one record a line (records.py), anything else is one document of
+    {"text": "..."}                                                     a document
+    {"messages": [{"role": "user", "content": "..."}, ...]}             a conversation, for the chat template
+    {"prompt": "...", "completion": "..."}                              one after the other; a question and its answer
+                                                                        where the chat template is asked for
+
+Other keys are left alone. A key of another name is given by the recipe's `calibration.field`; what it holds, a text or
+a list of messages, decides which of the first two it is.
+
+Where calibration text comes from: a text file, a JSONL file, or a folder of both, as documents and one digest.
+
+What a file is, its ending says: JSONL_ENDINGS hold one record a line (documents.py), anything else is one document of
 text. Of a folder every file with a known ending is read, in order of its path; hidden ones are left out.
 """
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingot.errors import DataError
-from ingot.pipeline.calibrate.records import Document, read_records
+from ingot.errors import DataError, did_you_mean, one_of
+
+Message = Mapping[str, object]
+KEYS = ("text", "messages", "prompt", "completion")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, a conversation, or both for a prompt with its completion; `place` is file or file:line."""
+
+    place: str
+    text: str | None = None
+    messages: Sequence[Message] | None = None
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether there is more than white space in it."""
+        return bool(self.messages) or bool(self.text and not self.text.isspace())
+
+
+def read_records(name: str, text: str, field: str | None = None) -> Iterator[Document]:
+    """Documents of a JSONL file, line by line; blank lines are none. DataError with file and line for a bad record."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _document(f"{name}:{number}", line, field)
+
+
+def _document(place: str, line: str, field: str | None) -> Document:
+    record = _parse(place, line)
+    if field is not None:
+        return _single(place, record, _known(place, record, (field,), "calibration.field names it"))
+    if "prompt" in record or "completion" in record:
+        return _pair(place, record)
+    return _single(place, record, _known(place, record, KEYS, "set calibration.field to the key that holds the text"))
+
+
+def _parse(place: str, line: str) -> Mapping[str, object]:
+    try:
+        record: object = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise DataError(f"{place}{where}: no valid JSON: {what}; a JSONL file holds one object a line") from error
+    if not isinstance(record, dict):
+        raise DataError(f'{place}: a record is a JSON object such as {{"text": "..."}}; this is {_shown(record)}')
+    return record
+
+
+def _known(place: str, record: Mapping[str, object], wanted: Sequence[str], advice: str) -> str:
+    """The first wanted key that the record has; DataError with its keys and the nearest."""
+    found = next((key for key in wanted if key in record), None)
+    if found is None:
+        near = next(filter(None, (did_you_mean(key, record) for key in wanted)), "")
+        lacking = f"no key {wanted[0]!r}" if len(wanted) == 1 else f"none of the keys {', '.join(wanted)}"
+        keys = one_of(record) or "none"
+        raise DataError(f"{place}: the record has {lacking}; its keys: {keys}.{near} ({advice})")
+    return found
+
+
+def _single(place: str, record: Mapping[str, object], key: str) -> Document:
+    """A text or a conversation, by what the key holds."""
+    value = record[key]
+    if key != "messages" and isinstance(value, str):
+        return Document(place, text=value)
+    if key != "text" and isinstance(value, list):
+        return Document(place, messages=_messages(place, key, value))
+    allowed = {"text": "a text", "messages": "a list of messages"}.get(key, "a text or a list of messages")
+    raise DataError(f"{place}: {key} is {_shown(value)}; it must be {allowed}")
+
+
+def _pair(place: str, record: Mapping[str, object]) -> Document:
+    """A prompt and its completion: texts both, or lists of messages both."""
+    prompt, completion = (record[_known(place, record, (key,), "both are needed")] for key in ("prompt", "completion"))
+    if isinstance(prompt, str) and isinstance(completion, str):
+        turns = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
+        return Document(place, text=prompt + completion, messages=turns)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return Document(place, messages=_messages(place, "prompt and completion", [*prompt, *completion]))
+    raise DataError(
+        f"{place}: prompt is {_shown(prompt)}, completion is {_shown(completion)}; "
+        "both must be texts, or both lists of messages"
+    )
+
+
+def _messages(place: str, key: str, values: Sequence[object]) -> Sequence[Message]:
+    messages = [value for value in values if isinstance(value, dict) and isinstance(value.get("role"), str)]
+    if len(messages) < len(values):
+        wrong = next(value for value in values if value not in messages)
+        example = '{"role": "user", "content": "..."}'
+        raise DataError(f"{place}: {key} holds {_shown(wrong)}; a message is an object such as {example}")
+    return messages
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
 
 Kind = Literal["text", "jsonl", "folder"]
 

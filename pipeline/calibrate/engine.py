@@ -15,11 +15,11 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.calibration import CalibrationFacts, CalibrationStage, Float32Array
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
-from ingot.pipeline.calibrate.chunks import chunks_of
 from ingot.pipeline.calibrate.data import CalibrationData
+from ingot.pipeline.calibrate.data_checks import ReachLog
 from ingot.pipeline.calibrate.divergence import Divergence
 from ingot.pipeline.calibrate.journal import BuildJournal, WalkJournal
-from ingot.pipeline.calibrate.reach import ReachLog
+from ingot.pipeline.calibrate.sequences import chunks_of
 from ingot.pipeline.calibrate.stage import Stage, Trials
 from ingot.pipeline.calibrate.walk import Walk
 from ingot.progress import note

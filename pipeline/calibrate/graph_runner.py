@@ -17,11 +17,10 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.lowering.rotary_rows import turn_rotary_rows
-from ingot.passes.weight_values import is_stored
-from ingot.pipeline.calibrate.attention import FixedLayout, RaggedLayout, expand_attention
-from ingot.runtime.executors.segment_runner import session_options
-from ingot.runtime.executors.thread_pool import use_thread_pool
+from ingot.passes.lowering.fuse_rotary_attention import turn_rotary_rows
+from ingot.passes.weights import is_stored
+from ingot.pipeline.calibrate.sequences import FixedLayout, RaggedLayout, expand_attention
+from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
 
 AnyArray = NDArray[Any]
 _SMALL_ELEMENTS = 4096
@@ -33,7 +32,7 @@ class GraphRunner:
     weights        stored values that are fed in float32
     activations    names of the values that are fed
 
-    `sequence_tokens` is the length of all sequences; None where it differs, see chunks.py for what is fed then.
+    `sequence_tokens` is the length of all sequences; None where it differs, see sequences.py for what is fed then.
     """
 
     def __init__(

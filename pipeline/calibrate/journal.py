@@ -35,8 +35,8 @@ from safetensors.numpy import load, save
 
 from ingot.passes.calibration import Arrays
 from ingot.passes.manager import passes_so_far
+from ingot.pipeline.calibrate.activations import SNAPSHOT_BYTES, SNAPSHOT_SECONDS, Snapshots
 from ingot.pipeline.calibrate.data import CalibrationData
-from ingot.pipeline.calibrate.snapshots import SNAPSHOT_BYTES, SNAPSHOT_SECONDS, Snapshots
 from ingot.settings import cache_dir
 
 STALE_DAYS = 14

@@ -14,11 +14,10 @@ from ingot.passes.calibration import (
     LinearGroup,
     Trial,
 )
-from ingot.passes.weight_values import float32_values
-from ingot.pipeline.calibrate.levels import Level
-from ingot.pipeline.calibrate.reach import Reach, ReachLog
+from ingot.passes.weights import float32_values
+from ingot.pipeline.calibrate.data_checks import Reach, ReachLog
 from ingot.pipeline.calibrate.trials import TrialRuns
-from ingot.pipeline.calibrate.walk import Walk
+from ingot.pipeline.calibrate.walk import Level, Walk
 from ingot.progress import note
 
 _REACH = "ingot.reach."  # beside what a pass remembers: how much data its layers were fed

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.passes.calibration import Float32Array, Trial
-from ingot.passes.weight_values import float32_values
+from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import Activations, AnyArray
 from ingot.pipeline.calibrate.graph_runner import GraphRunner
 from ingot.pipeline.calibrate.walk import Walk

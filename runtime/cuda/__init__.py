@@ -1,1 +1,1 @@
-"""A launch program on a card: device, memory, weights, programs, inputs. `executors/cuda.py` puts them together."""
+"""A launch program on a card: device, memory, weights, programs, inputs. `cuda/executor.py` puts them together."""

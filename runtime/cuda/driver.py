@@ -1,20 +1,63 @@
 """The real device: a card through the CUDA driver's API, by cuda-bindings. Imports them when a device is opened.
 
 CUDA_VISIBLE_DEVICES chooses the card; the first one that it shows is taken.
+
+The card's primary context, and pinned memory that lives as long as anybody looks at it.
 """
 
+import ctypes
 import logging
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
-from ingot.runtime.cuda import driver_launch
+from ingot.runtime.cuda import driver_calls as driver_launch
 from ingot.runtime.cuda.device import Bytes, Device, Event, Given, Graph, Queue, Stream, mebibytes, out_of_memory
-from ingot.runtime.cuda.driver_calls import Calls, load_driver, require_driver
-from ingot.runtime.cuda.driver_launch import DriverKernel
-from ingot.runtime.cuda.driver_memory import PrimaryContext, allocate_pinned
+from ingot.runtime.cuda.driver_calls import Calls, DriverKernel, load_driver, require_driver
+
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every context of the process
+
+
+class PrimaryContext:
+    """The context that all of a process shares on a card; given back when nobody holds on to this any more."""
+
+    def __init__(self, call: Calls, card: Any) -> None:
+        self._call = call
+        self.handle = call("opening the card", call.driver.cuDevicePrimaryCtxRetain, card)
+        weakref.finalize(self, call.driver.cuDevicePrimaryCtxRelease, card)
+
+    def activate(self) -> None:
+        """Make it the calling thread's."""
+        self._call("choosing the card", self._call.driver.cuCtxSetCurrent, self.handle)
+
+
+def allocate_pinned(call: Calls, context: PrimaryContext, size: int, what: str) -> Bytes:
+    """Page-locked memory [size]; freed with the last view of it. EngineError when the host has none left."""
+    driver = call.driver
+    status, address = driver.cuMemHostAlloc(size, _PORTABLE)
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise EngineError(
+            f"{what} takes {mebibytes(size)} of page-locked host memory, which the system refuses; ask for fewer "
+            "blocks in host memory or a smaller max_batch_tokens, or raise the container's memory limit"
+        )
+    if status:
+        raise call.failure(f"page-locking {mebibytes(size)} for {what}", status)
+    memory = (ctypes.c_uint8 * size).from_address(int(address))
+    weakref.finalize(memory, _free_pinned, driver, context, int(address))
+    array: Bytes = np.ctypeslib.as_array(memory)
+    return array
+
+
+def _free_pinned(driver: Any, context: PrimaryContext, address: int) -> None:
+    """Free, whatever the context's state: after a failure, or at the process's end, there is nobody left to tell."""
+    driver.cuCtxSetCurrent(context.handle)
+    driver.cuMemFreeHost(address)
+
 
 _LOG = logging.getLogger(__name__)
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: the legacy stream of others in the process holds nothing up

@@ -6,6 +6,8 @@ sessions hold none. What onnxruntime allocates while it runs is its own, and the
 captured into CUDA graphs.
 
 Nothing falls back to the CPU: a provider that does not load, and every node that it does not take, is an error.
+
+Loads an artifact for onnxruntime's CUDA provider: the CUDA executor, whose segments are ONNX files.
 """
 
 import ctypes
@@ -22,6 +24,8 @@ from ingot.artifact import Artifact
 from ingot.artifact.launch_program import SegmentCall
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
 
 _LOG = logging.getLogger(__name__)
 _FATAL_ONLY = 4  # errors come as exceptions
@@ -162,7 +166,7 @@ def _import_onnxruntime(provider: Provider) -> Any:
 
 
 def _session_options(onnxruntime: Any) -> Any:
-    from ingot.runtime.executors.thread_pool import use_thread_pool
+    from ingot.runtime.cpu.segment_runner import use_thread_pool
 
     use_thread_pool(None)
     options = onnxruntime.SessionOptions()
@@ -208,3 +212,11 @@ def _does_not_load(onnxruntime: Any, provider: Provider) -> str:
         f"onnxruntime {onnxruntime.__version__} cannot load its {provider.name}: {reason}; it needs a driver and "
         f"libraries of CUDA {onnxruntime.cuda_version}: pip install 'onnxruntime-gpu[cuda,cudnn]'"
     )
+
+
+def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
+    """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `OrtSegments` do."""
+    from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
+
+    executor = CudaExecutor(artifact, open_device(), options, open_segments)
+    return LoadedExecutor(executor, executor.max_sequences)

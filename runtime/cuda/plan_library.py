@@ -2,6 +2,8 @@
 
 Names that only one of the two has are asked for where they are used: runtime caches and kernel specialization are
 TensorRT-RTX's, which compiles a plan's kernels on the card.
+
+TensorRT's log in Python's: one logger a process, for TensorRT ignores a second.
 """
 
 import logging
@@ -12,7 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.cuda.tensorrt_log import tensorrt_logger
+
+_TENSORRT_LOG = logging.getLogger("ingot.tensorrt")
+_LOGGERS: dict[str, Any] = {}
+
+
+def tensorrt_logger(trt: Any) -> Any:
+    """The process's logger for a TensorRT module; writes to `ingot.tensorrt`."""
+    if trt.__name__ not in _LOGGERS:
+        _LOGGERS[trt.__name__] = _make_logger(trt)
+    return _LOGGERS[trt.__name__]
+
+
+def _make_logger(trt: Any) -> Any:
+    severity = trt.ILogger.Severity
+    levels = {
+        severity.INTERNAL_ERROR: logging.ERROR,
+        severity.ERROR: logging.ERROR,
+        severity.WARNING: logging.WARNING,
+        severity.INFO: logging.INFO,
+    }
+
+    class PythonLogger(trt.ILogger):  # type: ignore[misc]
+        """Forwards to Python's logging."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, level: Any, message: str) -> None:
+            """Called by TensorRT."""
+            _TENSORRT_LOG.log(levels.get(level, logging.DEBUG), "%s", message)
+
+    return PythonLogger()
+
 
 _LOG = logging.getLogger(__name__)
 _MODULES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}

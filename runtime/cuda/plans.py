@@ -8,6 +8,8 @@ made and when it first runs: the loader rehearses every call before it sizes the
 compiled is kept in Ingot's cache folder, so that the next start is quick.
 
 TensorRT is imported when plans are loaded, and by this module alone.
+
+Loads an artifact of TensorRT plans: the CUDA executor, whose segments are plans.
 """
 
 import logging
@@ -23,8 +25,10 @@ from ingot.artifact import Artifact
 from ingot.artifact.launch_program import SegmentCall
 from ingot.artifact.plan_facts import HEADER_BYTES, PLANS_FILE, PlanFacts, ProgramPlans, is_rtx_plan, read_plan_header
 from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.cuda import executor as cuda
 from ingot.runtime.cuda.device import Device, Queue, Stream, mebibytes
 from ingot.runtime.cuda.plan_library import PlanLibrary, load_plan_library
+from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
 from ingot.settings import cache_dir
 
 _LOG = logging.getLogger(__name__)
@@ -159,3 +163,8 @@ def _cache_file(library: PlanLibrary, device: Device) -> Path:
     """Where kernels that were compiled on such a card are kept."""
     card = "".join(character if character.isalnum() else "-" for character in device.name)
     return cache_dir() / "compiled-plans" / f"{library.name}-{library.version}-{card}-sm{device.sm}"
+
+
+def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
+    """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `Plans.open` do."""
+    return cuda.load(artifact, options, Plans.open)

@@ -33,7 +33,7 @@ from ingot.artifact.launch_program import (
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Graph, LoadedKernel, Queue, Stream
-from ingot.runtime.cuda.input_layout import InputLayout
+from ingot.runtime.cuda.step_inputs import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
 
 Part = Literal["body", "head", "logits", "greedy", "draw"]

@@ -1,11 +1,192 @@
-"""What a step brings to the device: its small inputs in one copy, and what changed in the block tables."""
+"""Where a step's small inputs lie, so that one copy brings them all to the device.
 
-from ingot.artifact.launch_program import CudaProgram
+What a step brings to the device: its small inputs in one copy, and what changed in the block tables.
+
+The sequences' block tables on the device: kept there, and changed where a step's differ.
+
+A table has a column for every block of the longest context, of which most steps change none or a few: the cells that
+differ from what the device holds span a rectangle, and that is one copy.
+
+Pinned staging areas in a ring: the host fills one while the device still copies from the others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ingot.artifact.launch_program import ELEMENT_BYTES, EXTERNAL, CudaProgram, LaunchProgram
 from ingot.runtime.batch import ForwardBatch, Int32Array, Int64Array, TokenDraws
-from ingot.runtime.cuda.block_tables import DeviceTables
 from ingot.runtime.cuda.device import Bytes, Device, Stream
-from ingot.runtime.cuda.input_layout import InputLayout
-from ingot.runtime.cuda.staging import StagingRing
+
+_ALIGNMENT = 16  # bytes
+_DTYPES: dict[str, DTypeLike] = {"i64": np.int64, "i32": np.int32, "fp32": np.float32}
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """Offsets in bytes of a program's inputs, those of `TokenDraws` last; `bytes` with them, `drawless` without."""
+
+    program: LaunchProgram
+    offsets: dict[str, int]
+    drawless: int
+    bytes: int
+
+    @classmethod
+    def of(cls, program: LaunchProgram) -> "InputLayout":
+        """Lay the inputs of a program end to end."""
+        offsets, end, drawless = {}, 0, 0
+        for name, count in _counts(program).items():
+            if name == "temperatures":
+                drawless = end
+            offsets[name] = end
+            end += _rounded(count * ELEMENT_BYTES[EXTERNAL[name] or ""])
+        return cls(program, offsets, drawless, end)
+
+    def fill(
+        self,
+        staging: Bytes,
+        batch: ForwardBatch,
+        slots: Int64Array,
+        carried: Int32Array | None,
+        draws: TokenDraws | None,
+        tile_queries: int,
+    ) -> int:
+        """Write a batch, padded to the program's size; return how many bytes of `staging` are to be copied.
+
+        slots    [T] place of each token in the pool: block * block_tokens + token in the block
+        carried  [T], see `PipelinedExecutor.submit`; None for none
+        """
+        self._put(staging, "input_ids", batch.input_ids, 0)
+        self._put(staging, "position_ids", batch.position_ids, 0)
+        self._put(staging, "slots", slots, -1)
+        self._put(staging, "carried", () if carried is None else carried, -1)
+        self._put(staging, "logits_indices", batch.logits_indices[: self.program.logits_rows], -1)
+        self._put(staging, "lengths", batch.context_lens, 0)
+        if self.program.attention == "ragged":
+            self._put(staging, "query_starts", batch.query_starts, batch.num_tokens)
+            sequences, starts = _tiles(batch.query_starts, tile_queries)
+            self._put(staging, "tile_sequences", sequences, -1)
+            self._put(staging, "tile_starts", starts, 0)
+        if draws is None or draws.greedy:
+            return self.drawless
+        self._put(staging, "temperatures", draws.temperatures, 0)
+        self._put(staging, "top_ks", draws.top_ks, 0)
+        self._put(staging, "top_ps", draws.top_ps, 1)
+        self._put(staging, "uniforms", draws.uniforms, 0)
+        return self.bytes
+
+    def put_indices(self, staging: Bytes, indices: Int64Array) -> None:
+        """Write at most logits_rows rows of wanted logits, padded, to the beginning of `staging`."""
+        _fill(staging[: self.program.logits_rows * ELEMENT_BYTES["i64"]].view(np.int64), indices, -1)
+
+    def _put(self, staging: Bytes, name: str, values: NDArray[np.generic] | tuple[()], padding: int) -> None:
+        kind = EXTERNAL[name] or ""
+        begin = self.offsets[name]
+        size = _counts(self.program)[name] * ELEMENT_BYTES[kind]
+        _fill(staging[begin : begin + size].view(_DTYPES[kind]), values, padding)
+
+
+def _fill(array: NDArray[Any], values: NDArray[np.generic] | tuple[()], padding: int) -> None:
+    array[: len(values)] = values
+    array[len(values) :] = padding
+
+
+def _counts(program: LaunchProgram) -> dict[str, int]:
+    """Elements of each input."""
+    ragged = {
+        "query_starts": program.sequences + 1,
+        "tile_sequences": program.tiles,
+        "tile_starts": program.tiles,
+    }
+    return {
+        **dict.fromkeys(("input_ids", "position_ids", "slots", "carried"), program.rows),
+        "logits_indices": program.logits_rows,
+        "lengths": program.sequences,
+        **(ragged if program.attention == "ragged" else {}),
+        **dict.fromkeys(("temperatures", "top_ks", "top_ps", "uniforms"), program.logits_rows),
+    }
+
+
+def token_slots(batch: ForwardBatch, block_tokens: int) -> Int64Array:
+    """Place of each token [T] in the pool."""
+    sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))
+    blocks = batch.block_tables[sequences, batch.position_ids // block_tokens].astype(np.int64)
+    return blocks * block_tokens + batch.position_ids % block_tokens
+
+
+def _tiles(query_starts: Int32Array, tile_queries: int) -> tuple[Int64Array, Int64Array]:
+    """The sequence of each tile, and its first query within it."""
+    counts = -(-np.diff(query_starts).astype(np.int64) // tile_queries)
+    sequences = np.repeat(np.arange(len(counts)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return sequences, (np.arange(len(sequences)) - first) * tile_queries
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+_UNKNOWN = -2
+_CELL_BYTES = 4
+
+
+class DeviceTables:
+    """tables [sequences, columns] i32 on the device, and what they hold."""
+
+    def __init__(self, device: Device, sequences: int, columns: int) -> None:
+        self._device = device
+        self._held = np.full((sequences, columns), _UNKNOWN, np.int32)
+        self.address = device.allocate(self._held.nbytes, f"block tables of {sequences} sequences")
+
+    @property
+    def bytes(self) -> int:
+        """Size on the device, and the most that one step copies."""
+        return self._held.nbytes
+
+    def send(self, tables: Int32Array, staging: Bytes, stream: Stream) -> None:
+        """Bring a step's tables [S, blocks] to the device; -1 stands for no block, and nobody reads what is there."""
+        held = self._held[: tables.shape[0], : tables.shape[1]]
+        changed = (tables != held) & (tables >= 0)
+        rows, columns = changed.any(axis=1).nonzero()[0], changed.any(axis=0).nonzero()[0]
+        if not len(rows):
+            return
+        top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+        part = held[top:bottom, left:right]
+        np.copyto(part, tables[top:bottom, left:right], where=tables[top:bottom, left:right] >= 0)
+        copied = staging[: part.size * _CELL_BYTES].reshape(part.shape[0], -1)
+        copied.view(np.int32)[...] = part
+        pitch = self._held.shape[1] * _CELL_BYTES
+        self._device.copy_rows_in(self.address + int(top) * pitch + int(left) * _CELL_BYTES, pitch, copied, stream)
+
+    def forget(self) -> None:
+        """After a failure: what the device holds is not known."""
+        self._held.fill(_UNKNOWN)
+
+
+class StagingRing:
+    """So many areas of so many bytes. An area is taken again when the copies from it are done."""
+
+    def __init__(self, device: Device, count: int, size: int, what: str) -> None:
+        self._device, self._what = device, what
+        memory = device.allocate_pinned(count * size, what)
+        self._areas = [(memory[index * size : (index + 1) * size], device.make_event()) for index in range(count)]
+        self._next = 0
+
+    @contextmanager
+    def area(self, stream: Stream) -> Iterator[Bytes]:
+        """The next area, to be filled and copied from on `stream` within the block."""
+        area, event = self._areas[self._next % len(self._areas)]
+        self._next += 1
+        self._device.wait_on_host(event, self._what)
+        try:
+            yield area
+        finally:
+            self._device.record(event, stream)
+
 
 _AREAS = 4  # steps that the host may be ahead of the device's copies
 _INDEX_BYTES = 8

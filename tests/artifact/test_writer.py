@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact import ArtifactWriter, open_artifact, writer
 from ingot.artifact.reader import file_sha256
-from tests.artifact.test_artifact import describe, seal
+from tests.artifact.test_reader import describe, seal
 
 
 @pytest.fixture

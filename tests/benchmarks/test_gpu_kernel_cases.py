@@ -27,7 +27,7 @@ from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from ingot.artifact.launch_program import Kernel  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402
 from tests.kernels.cases import Case  # noqa: E402
-from tests.runtime.cuda.interpreted_device import InterpretedDevice  # noqa: E402
+from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
 CASES = [case for case in all_cases() if case.kernel in ("rotary_kv_write", "matmul", "gather_columns")][::9]
 

@@ -13,12 +13,12 @@ from benchmarks.synthetic import write_checkpoint
 from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.cuda_writer import activation_type, recipe_buckets
-from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.program_writers import kv_geometry
-from ingot.pipeline.targets import get_target
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
+from ingot.pipeline.targets.table import get_target
+from ingot.pipeline.targets.writers import kv_geometry
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.tensor_file import TensorFile
 

@@ -10,8 +10,8 @@ from benchmarks.synthetic import tensor_shapes, write_checkpoint
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 
 TINY = ModelShape(
     name="tiny",

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.builder.tune import Tuner
+from ingot.builder.tune.tune import Tuner
 from ingot.cli import tune
 from ingot.cli.main import run
 from ingot.errors import EngineError
-from tests.builder.fake_card import FakeCard, FakeStopwatch, compile_nothing, no_library
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
+from tests.simulators.fake_gpu import FakeCard, FakeStopwatch, compile_nothing, no_library
 
 LLAMA = FIXTURES / "checkpoints" / "llama"
 RECIPE = (

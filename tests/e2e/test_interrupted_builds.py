@@ -13,7 +13,7 @@ import pytest
 
 from ingot.artifact import open_artifact
 from ingot.cli.main import run
-from ingot.pipeline import weights_file
+from ingot.pipeline.checkpoint import safetensors_writer as weights_file
 from tests.conftest import UNMEASURED
 
 SETTINGS = [part for setting in UNMEASURED for part in ("--set", setting)]

@@ -96,7 +96,7 @@ def test_the_promise_holds_with_two_threads(build_unmeasured: BuildArtifact, two
     path = build_unmeasured(recipe, two_layers).path
     code = f"""
 from ingot.artifact import open_artifact
-from ingot.runtime.executors.thread_pool import use_thread_pool
+from ingot.runtime.cpu.segment_runner import use_thread_pool
 from tests.e2e.test_promise import check
 check(open_artifact({str(path)!r}), num_blocks=24, max_batch_tokens=72)
 assert use_thread_pool(None) == 2

@@ -9,15 +9,15 @@ from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_a
 from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.errors import EngineError
-from ingot.pipeline.cuda.cuda_writer import write_lowered
-from ingot.pipeline.cuda.lowering import lower_to_launches
-from ingot.pipeline.cuda.tiles import TileTable
-from ingot.pipeline.targets import SMS
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.pipeline.targets.cuda.writer import write_lowered
+from ingot.pipeline.targets.table import SMS
 from ingot.progress import silent
 from ingot.runtime.cuda import driver
 from ingot.runtime.cuda.cubin_choice import runs_on
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from tests.conftest import BuildArtifact
 from tests.runtime.cuda.artifacts import LLAMA, LibraryTiles, buckets, model_of
 

@@ -15,7 +15,7 @@ from benchmarks.gpu_check import compare, worst  # noqa: E402
 from benchmarks.gpu_device import Card  # noqa: E402
 from benchmarks.gpu_kernel_cases import CaseRunner, caught, is_wide, limit_on_card, write_kernel_cases  # noqa: E402
 
-from ingot.pipeline.targets import FLOAT8_FROM  # noqa: E402
+from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
 from ingot.runtime.cuda.driver import open_device  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402
 

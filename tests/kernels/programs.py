@@ -12,13 +12,13 @@ from ingot.passes.calibration import CalibrationFacts
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.lowering import lower_to_launches
-from ingot.pipeline.cuda.program_builder import TILE_QUERIES, Bucket
-from ingot.pipeline.cuda.tiles import TileTable
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket
+from ingot.pipeline.targets.cuda.tiles import TileTable
 from tests.data_paths import FIXTURES
-from tests.kernels.interpreted import InterpretedModel
+from tests.simulators.interpreted_kernels import InterpretedModel
 
 CHECKPOINTS = FIXTURES / "checkpoints"
 CONTEXT = 32

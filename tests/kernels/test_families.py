@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import Launch
-from ingot.pipeline.cuda.lowering import lower_to_launches
-from ingot.pipeline.cuda.program_builder import Bucket
-from ingot.pipeline.families import FAMILIES
+from ingot.pipeline.checkpoint.families import FAMILIES
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import CHECKPOINTS, CONTEXT, exact_logits, fused, imported, logits_by_program, prompts
 
 LIMIT = 2e-5

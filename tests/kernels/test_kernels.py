@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ingot.kernels.carry_tokens import carry_tokens
-from ingot.pipeline.cuda.catalog import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from tests.kernels.all_cases import all_cases
 from tests.kernels.attention_cases import batch, decode
 from tests.kernels.cases import Case, random

@@ -8,11 +8,11 @@ import torch
 
 from ingot.artifact.launch_program import Launch, LaunchProgram, Step
 from ingot.errors import PassError
-from ingot.pipeline.cuda.arena import least_bytes, lifetimes
-from ingot.pipeline.cuda.lowering import lower_to_launches
-from ingot.pipeline.cuda.program_builder import Bucket
-from tests.kernels.interpreted import InterpretedModel
+from ingot.pipeline.targets.cuda.arena import least_bytes, lifetimes
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import CHECKPOINTS, CONTEXT, exact_logits, fused, imported, logits_by_program, prompts
+from tests.simulators.interpreted_kernels import InterpretedModel
 
 LLAMA = CHECKPOINTS / "llama"
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import LibraryProduct
-from ingot.pipeline.cuda import lower_product
-from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda import lower_matmul as lower_product
+from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import (
     CHECKPOINTS,
     CONTEXT,

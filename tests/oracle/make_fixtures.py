@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 
-from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from tests.oracle.cases import CASES, Case
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 

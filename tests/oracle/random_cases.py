@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from ingot.pipeline.families import FAMILIES
+from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.oracle.cases import LENGTHS, WINDOW, Case
 
 _LONG = (40, 36, 33)  # all beyond longrope's original context of 32

@@ -5,9 +5,9 @@ import pytest
 
 from ingot.passes.calibration import Float32Array
 from ingot.passes.quantization.activation_quantization import LEAST_PEAK, ActivationScheme, qdq
-from ingot.passes.quantization.float8_weights import to_float8
-from ingot.pipeline.formats.float_codes import from_e4m3
-from tests.passes.test_activation_quantization import rows, through
+from ingot.passes.quantization.fp8 import to_float8
+from ingot.pipeline.checkpoint.formats.codes import from_e4m3
+from tests.passes.quantization.test_activation_quantization import rows, through
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch")

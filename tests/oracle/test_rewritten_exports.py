@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.export import export_checkpoint
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.interchange.export import export_checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.cases import CASES, Case
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.passes.calibration_data import calibration_data
@@ -29,7 +29,7 @@ def test_transformers_computes_what_the_import_of_an_export_does(
 ) -> None:
     torch.set_num_threads(1)
     engine = CalibrationEngine(calibration_data(sequences=4, tokens=24, vocab=64))
-    monkeypatch.setattr("ingot.pipeline.export.calibration_engine", lambda *_: engine)
+    monkeypatch.setattr("ingot.pipeline.interchange.export.calibration_engine", lambda *_: engine)
     rewrite: Any = "rotate" if name == "rotate" else {name: options(case.name)}
     folder = export_checkpoint(recipe(tmp_path, CHECKPOINTS / case.name, rewrite), tmp_path / "out", "safetensors")
     tokens, _ = load_logits(CHECKPOINTS / case.name / LOGITS)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.config import read_config
-from ingot.pipeline.families import FAMILIES
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.rope import attention_factor, inverse_frequencies
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.families import FAMILIES
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
 from tests.oracle.cases import CASES, Case
 from tests.oracle.random_cases import random_case
 from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits

@@ -4,8 +4,8 @@ import pytest
 
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits
 from tests.reference_runner import ReferenceRunner
 

@@ -8,8 +8,8 @@ import pytest
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.rotation.rotate import ROTATE_KEY
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, LARGE_LOGIT, LOGITS, compare, load_logits
 from tests.reference_runner import ReferenceRunner

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ingot.pipeline.compile import compile_recipe
-from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.recipe.load import load_recipe
 from tests.data_paths import DEMO_MODEL, FIXTURES
 
 

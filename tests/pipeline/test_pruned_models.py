@@ -12,15 +12,15 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
-from ingot.passes.pruning.pruned_facts import STRUCTURE_KEY
+from ingot.passes.pruned_facts import STRUCTURE_KEY
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.config import read_config
-from ingot.pipeline.export import export_checkpoint
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.pruned_config import as_pruned
-from ingot.pipeline.recipe import Recipe
-from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.sealed import as_pruned
+from ingot.pipeline.interchange.export import export_checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.passes.calibration_data import calibration_data
@@ -34,7 +34,7 @@ CASES_BY_NAME = {case.name: case for case in CASES if case.context_tokens is Non
 def service(monkeypatch: pytest.MonkeyPatch) -> CalibrationEngine:
     """Calibration sequences in place of a recipe's text: the fixtures have no tokenizer."""
     engine = CalibrationEngine(calibration_data(sequences=4, tokens=24, vocab=64))
-    monkeypatch.setattr("ingot.pipeline.export.calibration_engine", lambda *_: engine)
+    monkeypatch.setattr("ingot.pipeline.interchange.export.calibration_engine", lambda *_: engine)
     return engine
 
 

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 from ingot.runtime.engine import Engine
-from ingot.runtime.executors.fake import FakeExecutor
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL
+from tests.simulators.fake_executor import FakeExecutor
 
 VOCAB_SIZE = 256
 

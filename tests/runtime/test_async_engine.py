@@ -11,11 +11,11 @@ from ingot.errors import EngineError, RequestError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
-from ingot.runtime.executors.fake import FakeExecutor
-from ingot.runtime.executors.fake_pipelined import FakePipelinedExecutor
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import random_requests, text_engine, token_engine
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 LONG = SamplingParams(max_tokens=400)
 

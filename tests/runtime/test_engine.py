@@ -8,10 +8,10 @@ import pytest
 from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
-from ingot.runtime.executors.fake import FakeExecutor
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import random_requests, text_engine, token_engine
+from tests.simulators.fake_executor import FakeExecutor
 
 
 def alone(prompt: list[int], params: SamplingParams) -> Completion:

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
 from ingot.runtime.engine import Engine
-from ingot.runtime.executors.fake import FakeExecutor
-from ingot.runtime.executors.fake_pipelined import FakePipelinedExecutor, FakeStep
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 
 # Prompts that end with a block: the second of two has its last block copied.
 WHOLE_BLOCKS = st.sampled_from([4, 8]).map(lambda length: [0] * length)

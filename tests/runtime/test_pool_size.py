@@ -7,8 +7,8 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import UsageError
-from ingot.runtime.executors.fake import FakeExecutor
 from ingot.runtime.pool_size import free_memory_bytes, resolve_pool_size
+from tests.simulators.fake_executor import FakeExecutor
 
 
 def test_the_pool_is_sized_by_what_is_given_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import RequestError
-from ingot.runtime.executors.fake import FakeExecutor
 from ingot.runtime.prompts import checked_params, checked_prompt, each_with_params, is_single
 from ingot.runtime.sampling import SamplingParams
+from tests.simulators.fake_executor import FakeExecutor
 
 MODEL = FakeExecutor(context_tokens=10, vocab_size=8).model
 

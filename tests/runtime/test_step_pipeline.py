@@ -11,10 +11,10 @@ import pytest
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
 from ingot.runtime.engine import Engine
-from ingot.runtime.executors.fake_pipelined import FakePipelinedExecutor, FakeStep
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, text_engine, token_engine
+from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 
 Asked = tuple[list[int], SamplingParams]
 NEEDS_LOGITS = SamplingParams(max_tokens=4, logprobs=0)

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from ingot.errors import ArtifactError
-from ingot.runtime.detokenizer import Detokenizer
+from ingot.runtime.stopping import Detokenizer
 from ingot.runtime.text_decoder import TextDecoder
 
 VOCABULARY = ["▁Hello", "▁", "world", "<0xE2>", "<0x82>", "<0xAC>", "Ġa", "▁▁b", "é", " ", "  c"]

@@ -7,14 +7,20 @@ import numpy as np
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.evidence import collect
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
+from ingot.validation.latency import (
+    LatencyOptions,
+    LatencyResult,
+    RequestRecord,
+    Run,
+    RunRecord,
+    ServiceLevel,
+    schedule,
+)
 from ingot.validation.memory import MemoryProbe, MemoryResult
-from ingot.validation.process_memory import ProcessMemory
+from ingot.validation.memory_probe import ProcessMemory
 from ingot.validation.quantization import KlMeasurement, Quantization, QuantizedWeight
-from ingot.validation.result import BuildNotes, Evidence, SubjectFacts
-from ingot.validation.sizes import ArtifactSize, SizeResult
+from ingot.validation.result import ArtifactSize, BuildNotes, Evidence, SizeResult, SubjectFacts
 from ingot.validation.windows import AccuracyOptions, EvaluationText
-from ingot.validation.workload import LatencyOptions, Run, ServiceLevel, schedule
 from tests.validation.fake_subject import TableSubject
 
 GATES = (

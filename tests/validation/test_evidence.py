@@ -11,12 +11,12 @@ import pytest
 from ingot.builder import build
 from ingot.builder.baseline import baseline_artifact
 from ingot.errors import DataError, GateFailed, UsageError
-from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.recipe.load import load_recipe
 from ingot.validation.evidence import Evidence, MeasureOptions, measure, write_evidence
 from ingot.validation.gates import GateSpec, raise_for
+from ingot.validation.latency import LatencyOptions
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.windows import AccuracyOptions
-from ingot.validation.workload import LatencyOptions
 from tests.data_paths import DEMO_MODEL
 
 TEXT = DEMO_MODEL / "heldout.txt"

@@ -5,8 +5,7 @@ import pytest
 
 from ingot.errors import GateFailed, GateUndecided, UsageError
 from ingot.validation.gates import GateSpec, decide, raise_for
-from ingot.validation.measured import Measured
-from ingot.validation.statistics import Estimate, exact
+from ingot.validation.statistics import Estimate, Measured, exact
 
 
 def _measured(metric: str, low: float, value: float, high: float, level: int | None = None) -> dict[str, Measured]:

@@ -1,8 +1,7 @@
 import pytest
 
-from ingot.validation.latency import LatencyResult, measure_latency
+from ingot.validation.latency import LatencyOptions, LatencyResult, ServiceLevel, measure_latency
 from ingot.validation.latency_summary import latency_metrics, round_ratios, summarize
-from ingot.validation.workload import LatencyOptions, ServiceLevel
 from tests.validation.fake_subject import Clock, ClockedSubject
 
 

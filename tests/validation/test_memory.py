@@ -6,7 +6,7 @@ import pytest
 
 from ingot.errors import EngineError, UsageError
 from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory, memory_metrics, probe_in_child
-from ingot.validation.process_memory import ProcessMemory, parse_status, process_memory
+from ingot.validation.memory_probe import ProcessMemory, parse_status, process_memory
 
 STATUS = """Name:\tpython
 VmHWM:\t  200 kB

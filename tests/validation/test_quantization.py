@@ -7,7 +7,7 @@ import pytest
 
 from ingot.validation.evidence_json import quantization_text
 from ingot.validation.quantization import Quantization, QuantizedWeight, summarize
-from ingot.validation.quantization_text import COLUMNS, shown_columns, summary_sentences, weight_cells
+from ingot.validation.report.quantization_text import COLUMNS, shown_columns, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
 from tests.validation.sample_evidence import sample_evidence
 

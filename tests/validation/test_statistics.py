@@ -1,3 +1,5 @@
+""" """
+
 import math
 from collections.abc import Callable
 
@@ -14,6 +16,8 @@ from ingot.validation.statistics import (
     proportion_interval,
     quantile_interval,
     ratio_interval,
+    t_quantile,
+    two_sided_probability,
 )
 
 _REPEATS = 400
@@ -119,3 +123,30 @@ def test_an_effect_of_the_detectable_size_is_found_four_times_in_five() -> None:
     effect = float(np.mean([mean_interval(rng.normal(0, 1, 30)).detectable for _ in range(100)]))
     found = [mean_interval(rng.normal(effect, 1, 30)).low > 0 for _ in range(_REPEATS)]
     assert 0.74 <= np.mean(found) <= 0.86
+
+
+@pytest.mark.parametrize(
+    ("probability", "df", "expected"),
+    [
+        (0.975, 1, 12.7062047),
+        (0.975, 2, 4.30265273),
+        (0.975, 3, 3.18244631),
+        (0.975, 4, 2.77644511),
+        (0.975, 9, 2.26215716),
+        (0.975, 119, 1.98009988),
+        (0.8, 8, 0.88888952),
+        (0.5, 7, 0.0),
+    ],
+)
+def test_quantiles_equal_the_published_tables(probability: float, df: int, expected: float) -> None:
+    assert t_quantile(probability, df) == pytest.approx(expected, abs=1e-7)
+
+
+def test_quantile_is_the_inverse_of_the_probability() -> None:
+    for df in (1, 2, 5, 30, 999):
+        assert two_sided_probability(t_quantile(0.9, df), df) == pytest.approx(0.8, abs=1e-12)
+
+
+def test_many_degrees_of_freedom_never_make_the_interval_too_narrow() -> None:
+    assert t_quantile(0.975, 10**9) == t_quantile(0.975, 1000)
+    assert 1.95996 < t_quantile(0.975, 10**9) < 1.9625

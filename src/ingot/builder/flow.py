@@ -14,20 +14,17 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
-from ingot.builder.card import require_card
-from ingot.builder.description import describe_artifact
-from ingot.builder.options import is_measured, measure_options
-from ingot.builder.pass_notes import write_pass_facts
-from ingot.builder.quantization_notes import quantization_of
-from ingot.builder.weight_watch import WeightWatch
+from ingot.builder.gpu_check import require_card
+from ingot.builder.notes import WeightWatch, quantization_of, write_pass_facts
+from ingot.builder.options import describe_artifact, is_measured, measure_options
 from ingot.errors import DataError, GateError
 from ingot.passes.progress import progress_to
 from ingot.pipeline.calibrate import resumable
-from ingot.pipeline.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.recipe import Recipe
-from ingot.pipeline.recipe_loader import load_recipe
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
 from ingot.progress import Progress, silent
 from ingot.runtime import Tokenizer
 from ingot.validation.evidence import BuildNotes, Evidence, measure, write_evidence, write_quantization

@@ -18,8 +18,7 @@ from ingot.artifact import ModelFacts
 from ingot.errors import DataError
 from ingot.passes.calibration import CalibrationFacts, Float32Array
 from ingot.passes.quantization.sensitivity import divergences_of_each
-from ingot.passes.weight_sites import weight_sites
-from ingot.passes.weight_values import float32_values
+from ingot.passes.weights import float32_values, weight_sites
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.runtime import Tokenizer
 from ingot.validation.quantization import KlMeasurement

@@ -1,14 +1,36 @@
-"""A recipe's sections as validation's options: the one place that knows both."""
+"""A recipe's sections as validation's options: the one place that knows both.
+
+What a compiled recipe's manifest says, of the candidate and of the baseline alike.
+"""
 
 from collections.abc import Mapping
 
-from ingot.pipeline.recipe import GateLimit, LatencyOptions, Recipe
+from ingot.artifact import ArtifactWriter, GateOutcome, Manifest
+from ingot.pipeline.compile import Compiled, tool_versions
+from ingot.pipeline.recipe.schema import GateLimit, LatencyOptions, Recipe
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
+from ingot.validation.latency import LatencyOptions as LatencyLoad
+from ingot.validation.latency import ServiceLevel
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.windows import AccuracyOptions
-from ingot.validation.workload import LatencyOptions as LatencyLoad
-from ingot.validation.workload import ServiceLevel
+
+
+def describe_artifact(
+    writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, gates: tuple[GateOutcome, ...] = ()
+) -> Manifest:
+    """Write the manifest over what lies in the staging folder. May be called again as files come."""
+    return writer.describe(
+        name=recipe.name,
+        model=compiled.model,
+        kv=compiled.kv,
+        target=compiled.target.name,
+        engine=compiled.target.engine,
+        program=compiled.program,
+        versions=tool_versions(compiled.tools),
+        max_batch_tokens=recipe.engine.max_batch_tokens,
+        gates=gates,
+    )
 
 
 def is_measured(recipe: Recipe) -> bool:

@@ -17,21 +17,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
+from ingot.builder.baseline import with_checkpoint
 from ingot.builder.layer_kl import KlOptions, layer_kl
-from ingot.builder.remeasure import with_checkpoint
 from ingot.errors import UsageError, one_of
 from ingot.passes.base import Pass
 from ingot.passes.manager import PassManager
 from ingot.passes.quantization.fp8 import Fp8
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
-from ingot.passes.quantization.quantize_weights import QuantizeWeights
-from ingot.passes.quantization.weight_statistics import outliers
-from ingot.passes.weight_sites import weight_sites
-from ingot.passes.weight_values import float32_values
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.program_statistics import ProgramWeight, program_statistics
-from ingot.pipeline.recipe import Recipe
+from ingot.passes.quantization.quantize_weights import QuantizeWeights, outliers
+from ingot.passes.weights import float32_values, weight_sites
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.evidence import sealed_quantization
 from ingot.validation.quantization import Quantization, QuantizedWeight
 

@@ -7,9 +7,8 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
-from ingot.cli.assignment import note_prediction, print_assignment
 from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, show_log, stdout
-from ingot.cli.evidence import print_evidence
+from ingot.cli.tables import note_prediction, print_assignment, print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, timing_table
 from ingot.passes.printing import print_after, save_after_each

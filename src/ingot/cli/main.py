@@ -14,17 +14,17 @@ from ingot.errors import IngotError, UsageError, did_you_mean
 
 COMMANDS: dict[str, str] = {
     "build": "ingot.cli.build:build_command",
-    "export": "ingot.cli.export:export_command",
-    "import": "ingot.cli.import_:import_command",
-    "inspect": "ingot.cli.inspect:inspect_command",
-    "lint-checkpoint": "ingot.cli.lint_checkpoint:lint_checkpoint_command",
-    "passes": "ingot.cli.passes:passes_command",
-    "quantize-report": "ingot.cli.quantize_report:quantize_report_command",
-    "recipes": "ingot.cli.recipes:recipes_command",
+    "export": "ingot.cli.checkpoints:export_command",
+    "import": "ingot.cli.checkpoints:import_command",
+    "inspect": "ingot.cli.artifacts:inspect_command",
+    "lint-checkpoint": "ingot.cli.checkpoints:lint_checkpoint_command",
+    "passes": "ingot.cli.catalog:passes_command",
+    "quantize-report": "ingot.cli.artifacts:quantize_report_command",
+    "recipes": "ingot.cli.catalog:recipes_command",
     "run": "ingot.cli.run:run_command",
-    "transcode": "ingot.cli.transcode:transcode_command",
+    "transcode": "ingot.cli.checkpoints:transcode_command",
     "tune": "ingot.cli.tune:tune_command",
-    "validate": "ingot.cli.validate:validate_command",
+    "validate": "ingot.cli.artifacts:validate_command",
 }
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from ingot.builder.tune import Choice, Tuner, Tuning, require_card
-from ingot.builder.tune_source import TuneSource
+from ingot.builder.tune.tune import Choice, Tuner, TuneSource, Tuning, require_card
 from ingot.cli.console import print_json, print_note, print_table, progress_bars
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.stopwatch import EventStopwatch

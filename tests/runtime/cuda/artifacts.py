@@ -20,12 +20,12 @@ from ingot.artifact.launch_program import (
 )
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.cuda.program_builder import Bucket
-from ingot.pipeline.cuda.tiles import ProductShape, Tile, TileTable
-from ingot.pipeline.importer import import_checkpoint
-from ingot.pipeline.streamed_weights import stream_weights
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable
 from tests.data_paths import ROOT
 
 LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"

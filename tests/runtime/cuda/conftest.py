@@ -11,15 +11,15 @@ from safetensors.numpy import load_file, save_file
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.loading import read_program
-from ingot.runtime.executor_loading import ExecutorOptions
+from ingot.runtime.executors import ExecutorOptions
 from tests.conftest import BuildArtifact
 from tests.interpreter import use_interpreter
 
 use_interpreter()
 
-from ingot.runtime.executors.cuda import CudaExecutor  # noqa: E402
+from ingot.runtime.cuda.executor import CudaExecutor  # noqa: E402
 from tests.runtime.cuda.artifacts import LLAMA, buckets, model_of, write_artifact  # noqa: E402
-from tests.runtime.cuda.interpreted_device import InterpretedDevice  # noqa: E402
+from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
 MakeExecutor = Callable[..., CudaExecutor]
 ChangeArtifact = Callable[..., Artifact]

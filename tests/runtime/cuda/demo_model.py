@@ -11,16 +11,16 @@ from ingot.artifact import Artifact
 from ingot.artifact.launch_program import ActivationType
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint import Checkpoint
-from ingot.pipeline.cuda.program_builder import Bucket
-from ingot.pipeline.cuda.tiles import TileTable
-from ingot.pipeline.importer import import_checkpoint
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.runtime import Engine, SamplingParams, Tokenizer
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from tests.data_paths import DEMO_MODEL
 from tests.runtime.cuda.artifacts import write_artifact
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 
 PROMPT = "def read_file(path):\n"
 CONTEXT = 64

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ingot.artifact.launch_program import BufferArgument, LibraryProduct, WeightArgument
 from ingot.errors import EngineError
 from ingot.runtime.cuda.cublaslt import WORKSPACE_BYTES, CublasLt
-from tests.runtime.cuda.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
+from tests.simulators.interpreted_device import InterpretedDevice
 
 ROWS, N, COLUMNS, X_STRIDE, OUT_STRIDE = 3, 24, 40, 48, 64
 STREAM = 4711  # its number is all that the library gets

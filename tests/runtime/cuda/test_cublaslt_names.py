@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.cuda.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
+from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
 
 _REASON = "nvmath-python is not installed: pip install 'ingot[cublas]'"
 lt: Any = pytest.importorskip("nvmath.bindings.cublasLt", reason=_REASON)

@@ -11,10 +11,10 @@ from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
 from ingot.runtime.batch import FloatArray, ForwardBatch
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from tests.runtime.cuda.batches import token_ids
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 COMMON = token_ids(8, 7).tolist()

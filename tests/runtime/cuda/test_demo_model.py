@@ -6,8 +6,8 @@ tiles are wide: the interpreter takes as long for a small one as for a large one
 
 from pathlib import Path
 
-from ingot.pipeline.cuda.program_builder import next_power_of_two
-from ingot.pipeline.cuda.tiles import ProductShape, Tile, TileTable
+from ingot.pipeline.targets.cuda.program_builder import next_power_of_two
+from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable
 from tests.conftest import BuildArtifact
 from tests.runtime.cuda.demo_model import TOLERANCES, compare
 

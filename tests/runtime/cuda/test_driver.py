@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from tests.data_paths import ROOT
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids
-from tests.runtime.cuda.driver_scenarios import image
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.driver_scenarios import image
+from tests.simulators.interpreted_device import InterpretedDevice
 
-SHIM = Path(__file__).parent / "driver_shim.c"
+SHIM = ROOT / "tests" / "simulators" / "driver_shim.c"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def said(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     model = model_of(checkpoint, block_tokens=4)
     artifact = write_artifact(model, folder / "launches", buckets((1,), ragged=8), compiled=image)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.cuda.driver_scenarios", artifact.path],
+        [sys.executable, "-m", "tests.simulators.driver_scenarios", artifact.path],
         env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
         cwd=ROOT,
         check=False,

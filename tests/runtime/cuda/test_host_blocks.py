@@ -8,11 +8,10 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cuda.host_blocks import HostBlocks
-from ingot.runtime.cuda.pool import DevicePool
+from ingot.runtime.cuda.host_blocks import DevicePool, HostBlocks
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.runtime.cuda.conftest import MakeExecutor
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 
 KV = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=4, block_tokens=2)
 OLD, NEW, KEPT, FREE = range(4)

@@ -11,14 +11,14 @@ from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Engine, SamplingParams
+from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
-from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from tests.runtime.cuda.artifacts import LibraryTiles, buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
-from tests.runtime.cuda.cublaslt_in_numpy import Numpy
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.cublaslt_in_numpy import Numpy
+from tests.simulators.interpreted_device import InterpretedDevice
 
 IDS = token_ids(6)
 OPTIONS = ExecutorOptions(kv_blocks=24)

@@ -10,16 +10,15 @@ from safetensors.numpy import load_file, save_file
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, Program
 from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram
 from ingot.errors import ArtifactError, EngineError, UsageError
-from ingot.runtime.cuda.budget import device_pool_size
 from ingot.runtime.cuda.cubin_choice import choose_sm, runs_on
-from ingot.runtime.cuda.loading import read_program
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.loading import device_pool_size, read_program
 from ingot.runtime.cuda.programs import NoSegments
 from ingot.runtime.cuda.weights import DeviceWeights
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from ingot.runtime.tensor_file import TensorFile
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 
 KV = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=32, block_tokens=16)
 MODEL = ModelFacts(family="llama", num_layers=2, hidden_size=64, vocab_size=128, context_tokens=64, num_parameters=1000)

@@ -12,22 +12,22 @@ import pytest
 from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
 from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
 from ingot.errors import EngineError
-from ingot.pipeline.cuda.tiles import TileTable
-from ingot.pipeline.ort_cuda.ort_cuda_writer import lower_with_segments
+from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.pipeline.targets.ort_cuda.writer import lower_with_segments
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.batch import FloatArray, Int64Array
+from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.cuda.ort_segments import CUDA, OrtSegments, Provider, open_segments
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
-from ingot.runtime.executors.onnxruntime import OnnxRuntimeExecutor
-from tests.pipeline.ort_cuda.models import prepared
-from tests.pipeline.program_chain import reference_logits
-from tests.pipeline.tensorrt.models import quantized
+from ingot.runtime.executors import ExecutorOptions
+from tests.pipeline.targets.ort_cuda.models import prepared
+from tests.pipeline.targets.program_chain import reference_logits
+from tests.pipeline.targets.tensorrt.models import quantized
 from tests.runtime.cuda.artifacts import buckets, described, write_program
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 from tests.tolerances import within
 
 CPU = Provider("CPUExecutionProvider", "cpu", lambda stream: {})

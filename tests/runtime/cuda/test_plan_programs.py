@@ -13,23 +13,23 @@ import pytest
 
 from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
 from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
-from ingot.pipeline.cuda.lowering import Lowered
-from ingot.pipeline.cuda.program_builder import Shared
-from ingot.pipeline.tensorrt.lowering import lower_to_calls, stage_files
-from ingot.pipeline.tensorrt.segment import Segment
-from ingot.pipeline.tensorrt.stages import split_stages
+from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.program_builder import Shared
+from ingot.pipeline.targets.segments.launches import lower_to_calls, stage_files
+from ingot.pipeline.targets.segments.segment import Segment
+from ingot.pipeline.targets.segments.stages import split_stages
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.cuda.device import Device, Queue, Stream
-from ingot.runtime.executor_loading import ExecutorOptions
-from ingot.runtime.executors.cuda import CudaExecutor
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
 from tests.conftest import BuildArtifact
-from tests.pipeline.program_chain import reference_logits
-from tests.pipeline.tensorrt.models import prepared, quantized, segments_of
+from tests.pipeline.targets.program_chain import reference_logits
+from tests.pipeline.targets.tensorrt.models import prepared, quantized, segments_of
 from tests.runtime.cuda.artifacts import LLAMA, buckets, described, write_program
 from tests.runtime.cuda.batches import Growing, token_ids
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
 from tests.sessions import plain_session
+from tests.simulators.interpreted_device import InterpretedDevice
 from tests.tolerances import within
 
 PROMPT = [token_ids(5, 9).tolist()]

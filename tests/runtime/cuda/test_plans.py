@@ -13,8 +13,8 @@ from ingot.artifact.launch_program import BufferArgument, SegmentCall
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.plan_library import tensorrt_logger
 from ingot.runtime.cuda.plans import Plans
-from ingot.runtime.cuda.tensorrt_log import tensorrt_logger
 
 VERSION = "1.7.1.116"
 FILE = "program/segment-000.plan"

@@ -5,11 +5,9 @@ import pytest
 
 from ingot.artifact.launch_program import LaunchProgram
 from ingot.runtime.batch import TokenDraws
-from ingot.runtime.cuda.block_tables import DeviceTables
-from ingot.runtime.cuda.input_layout import InputLayout, token_slots
-from ingot.runtime.cuda.staging import StagingRing
+from ingot.runtime.cuda.step_inputs import DeviceTables, InputLayout, StagingRing, token_slots
 from tests.runtime.cuda.batches import Growing, greedy, token_ids
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 
 RAGGED = LaunchProgram(
     rows=8,

@@ -8,7 +8,7 @@ import pytest
 from ingot.errors import EngineError
 from ingot.runtime.cuda import stopwatch
 from ingot.runtime.cuda.stopwatch import EventStopwatch, HostStopwatch, laps
-from tests.runtime.cuda.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice
 
 SUCCESS, NOT_READY, BROKEN = 0, 600, 700
 

@@ -1,0 +1,1 @@
+"""The algorithms of the passes in plain numpy: rounding, scale search, GPTQ, knapsack, Hadamard, masks."""

@@ -1,0 +1,1 @@
+"""Checkpoints: safetensors and GGUF files, config.json, the table of families, tensor names."""

@@ -1,0 +1,264 @@
+"""A checkpoint, a Hugging Face folder or a GGUF file: its configuration, its tokenizer's files, its tensors in place.
+
+config.json                        the model's shape
+generation_config.json             optional: token ids that end a text
+tokenizer.json, ...                optional here; the runtime wants them
+model.safetensors                  the tensors, or
+model.safetensors.index.json       the names of the shards that hold them
+quantize_config.json               optional: how a quantized checkpoint's layers are stored, unless config.json says so;
+hf_quant_config.json               the same of ModelOpt
+
+A .gguf file, or a folder with one and without config.json, holds configuration and tensors in itself.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import onnx_ir as ir
+
+from ingot.errors import CheckpointError, did_you_mean
+from ingot.passes.progress import report_progress
+from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor
+from ingot.pipeline.checkpoint.formats.quantized_folder import (
+    KEYS,
+    SIDE_FILES,
+    quantization_of,
+    scales_left_out,
+    split_tensors,
+)
+from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_tensors
+from ingot.pipeline.checkpoint.gguf_file import read_gguf
+from ingot.pipeline.checkpoint.json_files import read_json_object
+from ingot.pipeline.checkpoint.safetensors import StoredTensor, count_non_finite, read_header
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+WEIGHT_DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
+_DIGEST_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: headers are read and checked, tensor data is not touched.
+
+    config, generation_config    the JSON objects as they stand in the files, but for what says how weights are encoded;
+                                 the latter is empty where there is none
+    tensors                      name -> where the tensor lies
+    encoded                      name -> how to decode it, for the weights of a quantized checkpoint
+    quantization                 what config.json says of how weights are encoded; empty where nothing is said
+    scales                       name -> where it lies: a quantized checkpoint's scales of activations and KV cache
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    encoded: Mapping[str, EncodedTensor] = field(default_factory=dict)
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    scales: Mapping[str, StoredTensor] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open the folder or .gguf file `path`.
+
+        Raises CheckpointError naming the file and what is wrong with it: a missing folder or file, JSON that is
+        none, a safetensors file that is truncated or contradicts itself, a shard or tensor that the index names
+        but is not there.
+        """
+        folder = Path(path)
+        if (file := gguf_file_at(folder)) is not None:
+            return cls._open_gguf(file)
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such folder; a checkpoint is a folder with config.json and {WEIGHTS}")
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder}: holds no config.json, so it is no checkpoint; name the folder that does")
+        config, tensors = read_json_object(folder / "config.json"), _read_tensors(folder)
+        quantization = quantization_of(folder, config)
+        if quantization is None:
+            return cls(folder, config, _read_generation(folder), tensors)
+        config = {key: value for key, value in config.items() if key not in KEYS}
+        plain, encoded = split_tensors(tensors, quantization, str(folder / "config.json"))
+        scales = scales_left_out(tensors)
+        return cls(folder, config, _read_generation(folder), plain, encoded, quantization, scales)
+
+    @classmethod
+    def _open_gguf(cls, path: Path) -> Self:
+        file = read_gguf(path)
+        tensors, encoded = gguf_tensors(file)
+        return cls(path, gguf_config(file), _read_generation(path.parent), tensors, encoded)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files beside the weights are."""
+        return self.path.parent if self.path.is_file() else self.path
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor, decoded where it is encoded."""
+        plain = {name: tensor.shape for name, tensor in self.tensors.items()}
+        return plain | {name: tensor.shape for name, tensor in self.encoded.items()}
+
+    @property
+    def config_file(self) -> Path:
+        """What holds the configuration, for messages: config.json or the GGUF file."""
+        return self.path if self.path.is_file() else self.path / "config.json"
+
+    @property
+    def tokenizer_files(self) -> tuple[Path, ...]:
+        """Those of the tokenizer's and generation's files that the folder holds."""
+        return tuple(file for name in TOKENIZER_FILES if (file := self.folder / name).is_file())
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files that hold tensors, sorted by name."""
+        return tuple(sorted({self.file_of(name) for name in (*self.tensors, *self.encoded)}))
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor, encoded or not."""
+        return self.encoded[name].file if name in self.encoded else self.tensor(name).file
+
+    def tensor(self, name: str) -> StoredTensor:
+        """The stored tensor; CheckpointError with the nearest name when the checkpoint has none of that name."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path}: holds no tensor {name!r}.{did_you_mean(name, self.tensors)}")
+        return self.tensors[name]
+
+    def external(self, name: str) -> ir.ExternalTensor:
+        """The tensor as the IR sees it: a memory-mapped view of the safetensors file, nothing copied.
+
+        Raises CheckpointError for a dtype that is no plain weight's (float32, float16, bfloat16).
+        """
+        stored = self.tensor(name)
+        if stored.dtype not in WEIGHT_DTYPES:
+            raise CheckpointError(
+                f"{stored.file}: {name!r} is {stored.dtype}; weights must be F32, F16 or BF16. "
+                "Export the checkpoint in one of these (a quantized one: the model it was made from)"
+            )
+        # A hub's cache holds links to files elsewhere, which onnx_ir would refuse to follow.
+        folder, file = os.path.split(os.path.realpath(stored.file))
+        return ir.ExternalTensor(
+            file,
+            stored.offset,
+            stored.num_bytes,
+            WEIGHT_DTYPES[stored.dtype],
+            shape=ir.Shape(stored.shape),
+            name=name,
+            base_dir=folder,
+        )
+
+    def check_finite(self, names: Iterable[str] | None = None) -> None:
+        """Read every float tensor (or those named) in chunks; CheckpointError names all that hold NaN or Inf.
+
+        Encoded weights are not read here: decoding checks them.
+        """
+        chosen = self.tensors if names is None else [name for name in names if name not in self.encoded]
+        problems = [text for stored in self._reported(chosen) if (text := _non_finite(stored))]
+        if problems:
+            raise CheckpointError(
+                f"{self.path}: weights must be finite, but " + "; ".join(problems) + ". "
+                "The checkpoint is damaged or its training diverged; take another one"
+            )
+
+    def _reported(self, names: Iterable[str]) -> Iterator[StoredTensor]:
+        """The tensors, one by one; how many of their bytes are done is told as progress."""
+        stored = [self.tensor(name) for name in names]
+        total, done = sum(tensor.num_bytes for tensor in stored), 0
+        for tensor in stored:
+            yield tensor
+            done += tensor.num_bytes
+            report_progress("checking weights", done, total)
+
+    def digest(self) -> str:
+        """SHA-256 over config.json, generation_config.json and every weight file, whatever the folder's name."""
+        digest = hashlib.sha256()
+        beside = [self.folder / name for name in ("generation_config.json", *SIDE_FILES)]
+        files = dict.fromkeys([self.config_file, *beside, *self.weight_files])
+        for file in filter(Path.is_file, files):
+            digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while chunk := stream.read(_DIGEST_CHUNK_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+def gguf_file_at(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that the folder `path` holds instead of a config.json; None for others.
+
+    CheckpointError when a folder holds several.
+    """
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    found = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").is_file() else []
+    if len(found) > 1:
+        raise CheckpointError(f"{path}: holds {len(found)} GGUF files and no config.json; name one of the files")
+    return found[0] if found else None
+
+
+def _read_generation(folder: Path) -> dict[str, Any]:
+    file = folder / "generation_config.json"
+    return read_json_object(file) if file.is_file() else {}
+
+
+def _non_finite(stored: StoredTensor) -> str:
+    count = count_non_finite(stored)
+    if not (count.nan or count.inf):
+        return ""
+    return f"{stored.name!r} in {stored.file.name} has {count.nan} NaN and {count.inf} Inf"
+
+
+def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    if (folder / WEIGHTS).is_file():
+        return read_header(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        return _read_shards(folder)
+    pickled = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
+    if pickled:
+        raise CheckpointError(
+            f"{folder}: holds its weights as {pickled[0]}, a pickle, which Ingot never loads; convert it to "
+            "safetensors (transformers: model.save_pretrained(folder)) and name that folder"
+        )
+    raise CheckpointError(f"{folder}: holds neither {WEIGHTS} nor {INDEX}; download the weights too")
+
+
+def _read_shards(folder: Path) -> dict[str, StoredTensor]:
+    weight_map = _read_weight_map(folder / INDEX)
+    shards = {name: _read_shard(folder, name) for name in sorted(set(weight_map.values()))}
+    for name, shard in weight_map.items():
+        if name not in shards[shard]:
+            raise CheckpointError(
+                f"{folder / shard}: holds no tensor {name!r}, though {INDEX} says so."
+                f"{did_you_mean(name, shards[shard])} Download or copy both files again"
+            )
+    for shard, tensors in shards.items():
+        for name in tensors:
+            if name not in weight_map:
+                raise CheckpointError(f"{folder / shard}: holds {name!r}, which {INDEX} does not list; copy both again")
+    return {name: shards[shard][name] for name, shard in weight_map.items()}
+
+
+def _read_weight_map(file: Path) -> dict[str, str]:
+    weight_map = read_json_object(file).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{file}: its weight_map must be an object from tensor names to file names")
+    for name, shard in weight_map.items():
+        if not shard or Path(shard).name != shard or "\\" in shard:
+            raise CheckpointError(f"{file}: puts {name!r} into {shard!r}; a shard must be a file in the same folder")
+    return weight_map
+
+
+def _read_shard(folder: Path, name: str) -> dict[str, StoredTensor]:
+    if not (folder / name).is_file():
+        raise CheckpointError(f"{folder / name}: the shard is missing, though {INDEX} names it; download it too")
+    return read_header(folder / name)

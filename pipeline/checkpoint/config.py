@@ -1,0 +1,292 @@
+"""config.json as typed facts: every key resolved, old and new spellings alike, contradictions refused.
+
+Which layers look through a sliding window, and which rotate: read from the keys that each family uses for it.
+"""
+
+from dataclasses import dataclass
+
+from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.families import FAMILIES, Family
+from ingot.pipeline.checkpoint.json_files import ConfigReader
+from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
+from ingot.pipeline.model.rope import RopeParameters
+
+
+def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Per layer, whether positions are encoded; all layers but for families with no_rope_layers (1: rotates)."""
+    if not reader.reads("no_rope_layers"):
+        return (True,) * num_layers
+    flags = reader.raw("no_rope_layers")
+    if flags is None:
+        interval = reader.integer("no_rope_layer_interval")
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if not isinstance(flags, list) or len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
+        raise reader.fail("no_rope_layers", f"a list of at least {num_layers} times 0 or 1, or null")
+    return tuple(bool(flag) for flag in flags[:num_layers])
+
+
+def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """Per layer, tokens that a token sees, itself included; None for a full-attention layer.
+
+    Raises ConfigError when layer_types, sliding_window and use_sliding_window contradict each other or the family.
+    """
+    window = reader.optional_integer("sliding_window")
+    if reader.reads("use_sliding_window") and not reader.boolean("use_sliding_window"):
+        window = None
+    given = _given_layer_types(reader, len(rotated))
+    if family.windows in ("none", "all"):
+        sliding = [family.windows == "all" and window is not None] * len(rotated)
+        _refuse_ignored(reader, family, window, sliding, given)
+    else:
+        sliding = given or _sliding_by_rule(reader, family, window, rotated)
+    if any(sliding) and window is None:
+        raise ConfigError(
+            f"{reader.place}: some layers are sliding_attention, but sliding_window is {reader.raw('sliding_window')!r}"
+            f"{_switch(reader)}; give the window, or make all layer_types full_attention"
+        )
+    return tuple(window if slides else None for slides in sliding)
+
+
+def _switch(reader: ConfigReader) -> str:
+    if not reader.reads("use_sliding_window"):
+        return ""
+    return f" and use_sliding_window is {reader.raw('use_sliding_window')!r}"
+
+
+def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | None:
+    types = reader.raw("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
+        raise reader.fail(
+            "layer_types", f"a list of {num_layers} times 'full_attention' or 'sliding_attention', or null"
+        )
+    return [kind == "sliding_attention" for kind in types]
+
+
+def _refuse_ignored(
+    reader: ConfigReader, family: Family, window: int | None, sliding: list[bool], given: list[bool] | None
+) -> None:
+    """These families do not read layer_types, and some no sliding_window: a value that would be ignored is refused."""
+    if family.windows == "none" and window is not None:
+        raise reader.fail("sliding_window", "absent or null: this model_type has no window")
+    if given is not None and given != sliding:
+        raise reader.fail("layer_types", "absent: this model_type gives all layers the same window, by sliding_window")
+
+
+def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, rotated: tuple[bool, ...]) -> list[bool]:
+    layers = range(len(rotated))
+    match family.windows:
+        case "alternating":
+            return [layer % 2 == 0 for layer in layers]
+        case "pattern":
+            pattern = reader.integer("sliding_window_pattern")
+            return [(layer + 1) % pattern != 0 for layer in layers]
+        case "from-max-window-layers":
+            first = reader.integer("max_window_layers", minimum=0)
+            return [window is not None and layer >= first for layer in layers]
+        case _:
+            return [window is not None and not rotates for rotates in rotated]
+
+
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
+_DEFAULTS = {
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "partial_rotary_factor": None,
+    "rope_theta": None,
+}
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """What differs from layer to layer.
+
+    window    tokens a token sees, itself included; 0: all before it
+    rope      None: positions are not encoded in this layer
+    """
+
+    window: int
+    rope: RopeParameters | None
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The resolved shape of a dense decoder.
+
+    attention_scale      factor of query times key
+    attention_softcap    0: none; else scores become softcap * tanh(score / softcap). logit_softcap: likewise
+    eos_token_ids        generation_config.json's, else config.json's
+    """
+
+    model_type: str
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_epsilon: float
+    activation: str
+    tied_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    attention_scale: float
+    attention_softcap: float
+    logit_softcap: float
+    embedding_multiplier: float
+    residual_multiplier: float
+    logits_divisor: float
+    layers: tuple[LayerConfig, ...]
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def default_context_tokens(self) -> int:
+        """Longest context without asking for one: see RopeParameters.default_context_tokens."""
+        return min(
+            (layer.rope.default_context_tokens for layer in self.layers if layer.rope), default=self.max_positions
+        )
+
+
+def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """Read and resolve config.json and generation_config.json.
+
+    Raises ConfigError: unknown model_type, activation or rope type (with the nearest name and the list), a value of the
+    wrong type, head counts that do not divide, a feature that is not supported.
+    """
+    family = _family(checkpoint)
+    reader = ConfigReader(str(checkpoint.config_file), checkpoint.config, {**_DEFAULTS, **family.defaults})
+    _refuse_unsupported(reader, family)
+    _check_layer_count(reader, checkpoint)
+    num_heads, num_kv_heads, head_dim = _heads(reader)
+    activation_key = "hidden_activation" if reader.reads("hidden_activation") else "hidden_act"
+    multipliers = reader.reads("residual_multiplier")
+    return DecoderConfig(
+        model_type=str(reader.raw("model_type")),
+        family=family,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.integer("hidden_size"),
+        intermediate_size=reader.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=reader.integer("max_position_embeddings"),
+        norm_epsilon=reader.number("rms_norm_eps"),
+        activation=reader.choice(activation_key, ACTIVATIONS),
+        tied_embeddings=reader.boolean("tie_word_embeddings"),
+        qkv_bias=_bias(reader, family.qkv_bias),
+        output_bias=_bias(reader, family.output_bias),
+        mlp_bias=reader.reads("mlp_bias") and reader.boolean("mlp_bias"),
+        attention_scale=_attention_scale(reader, family, head_dim),
+        attention_softcap=(reader.optional_number("attn_logit_softcapping") or 0.0)
+        if family.attention_softcap
+        else 0.0,
+        logit_softcap=reader.optional_number("final_logit_softcapping") or 0.0,
+        embedding_multiplier=_embedding_multiplier(reader, family),
+        residual_multiplier=reader.number("residual_multiplier") if multipliers else 1.0,
+        logits_divisor=reader.number("logits_scaling") if multipliers else 1.0,
+        layers=_layers(reader, family, head_dim),
+        eos_token_ids=_eos_token_ids(reader, checkpoint),
+        bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
+    )
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    model_type = checkpoint.config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        hint = did_you_mean(model_type, FAMILIES) if isinstance(model_type, str) else ""
+        raise ConfigError(
+            f"{checkpoint.config_file}: model_type is {model_type!r}; Ingot imports {one_of(FAMILIES)}.{hint}"
+        )
+    return FAMILIES[model_type]
+
+
+def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
+    if reader.boolean("use_bidirectional_attention"):
+        raise ConfigError(f"{reader.place}: use_bidirectional_attention is true; only causal decoders can be compiled")
+    if not family.attention_softcap and reader.raw("attn_logit_softcapping") is not None:
+        raise reader.fail("attn_logit_softcapping", "null: this model_type does not apply it")
+    _refuse_other_activation(reader)
+
+
+def _refuse_other_activation(reader: ConfigReader) -> None:
+    """Gemma reads hidden_activation alone; a hidden_act beside it is often stale, but must not be all there is."""
+    given, default = reader.values.get("hidden_act"), reader.raw("hidden_activation")
+    if reader.reads("hidden_activation") and "hidden_activation" not in reader.values and given not in (None, default):
+        raise ConfigError(
+            f"{reader.place}: hidden_act is {given!r}, but this model_type reads hidden_activation, which is absent "
+            f"and means {default!r}; write hidden_activation"
+        )
+
+
+def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
+    """Before anything is made per layer: a count of a billion must not fill the memory."""
+    if reader.integer("num_hidden_layers") > len(checkpoint.shapes):
+        raise ConfigError(
+            f"{reader.place}: num_hidden_layers is {reader.raw('num_hidden_layers')}, but the checkpoint holds "
+            f"{len(checkpoint.shapes)} tensors in all; config and weights are not of the same model"
+        )
+
+
+def _heads(reader: ConfigReader) -> tuple[int, int, int]:
+    """Query heads, key and value heads, and the size of one."""
+    hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    num_kv_heads = reader.optional_integer("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"{reader.place}: num_attention_heads is {num_heads} and num_key_value_heads is {num_kv_heads}; "
+            "the first must be a multiple of the second"
+        )
+    head_dim = reader.optional_integer("head_dim")
+    if head_dim is None and hidden_size % num_heads:
+        raise ConfigError(
+            f"{reader.place}: hidden_size is {hidden_size} and num_attention_heads is {num_heads}; without head_dim "
+            "the first must be a multiple of the second"
+        )
+    return num_heads, num_kv_heads, head_dim or hidden_size // num_heads
+
+
+def _bias(reader: ConfigReader, rule: str) -> bool:
+    return rule == "always" or (rule == "option" and reader.boolean("attention_bias"))
+
+
+def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> float:
+    match family.scale_key:
+        case "query_pre_attn_scalar":
+            return float(reader.number("query_pre_attn_scalar") ** -0.5)
+        case "attention_multiplier":
+            return reader.number("attention_multiplier")
+        case None:
+            return float(head_dim**-0.5)
+
+
+def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
+    """Gemma rounds it to the weights' dtype when it runs in 16 bits; in float32, as here, it is exact."""
+    if family.scaled_embedding:
+        return float(reader.integer("hidden_size") ** 0.5)
+    return reader.number("embedding_multiplier") if reader.reads("embedding_multiplier") else 1.0
+
+
+def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
+    num_layers = reader.integer("num_hidden_layers")
+    ropes = read_rope(reader, family, head_dim)
+    rotated = read_rotated(reader, num_layers)
+    windows = read_windows(reader, family, rotated)
+    return tuple(
+        LayerConfig(
+            window=window or 0,
+            rope=ropes["full_attention" if window is None else "sliding_attention"] if rotates else None,
+        )
+        for window, rotates in zip(windows, rotated, strict=True)
+    )
+
+
+def _eos_token_ids(reader: ConfigReader, checkpoint: Checkpoint) -> tuple[int, ...]:
+    place = str(checkpoint.path / "generation_config.json")
+    generation = ConfigReader(place, checkpoint.generation_config, {"eos_token_id": None})
+    return generation.integers("eos_token_id") or reader.integers("eos_token_id") or ()

@@ -1,0 +1,59 @@
+"""AWQ checkpoints in the gemm layout: 4 bits, eight columns to a word in the order of ORDER.
+
+    qweight   int32 [in, out / 8]        nibble i of word c holds output column 8 * c + ORDER[i]
+    qzeros    int32 [groups, out / 8]    likewise, the zero points as they are
+    scales    float [groups, out]
+
+(Source: AutoAWQ awq/modules/linear/gemm.py.)
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.pipeline.checkpoint.formats.codes import pack_words, unpack_words
+from ingot.pipeline.checkpoint.formats.quantized import QuantizedWeight
+
+BITS = 4
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *, group_size: int) -> QuantizedWeight:
+    """The weight of one layer. group_size is -1 for one group. ValueError when the tensors contradict one another."""
+    columns, rows = qweight.shape[0], qweight.shape[1] * len(ORDER)
+    group_columns = columns if group_size == -1 else group_size
+    groups = -(-columns // max(group_columns, 1))
+    if scales.shape != (groups, rows) or qzeros.shape != (groups, qweight.shape[1]) or group_columns < 1:
+        raise ValueError(
+            f"qweight {list(qweight.shape)}, qzeros {list(qzeros.shape)} and scales {list(scales.shape)} "
+            f"do not fit together with groups of {group_size}"
+        )
+    return QuantizedWeight(
+        codes=np.ascontiguousarray(_unpack(qweight).T),
+        scales=np.ascontiguousarray(scales.T.astype(np.float32)),
+        group_size=group_columns,
+        zero_points=np.ascontiguousarray(_unpack(qzeros).T.astype(np.int16)),
+        bits=BITS,
+    )
+
+
+def encode(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
+    """The tensors of one layer by their leaf names; the caller has checked that the format holds the weight."""
+    assert weight.zero_points is not None
+    return {
+        "qweight": _pack(weight.codes.T),
+        "qzeros": _pack(weight.zero_points.T),
+        "scales": np.ascontiguousarray(weight.scales.T).astype(np.float16),
+    }
+
+
+def _unpack(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """[r, n] words -> [r, 8 * n] codes in their natural order."""
+    nibbles = unpack_words(words, BITS, words.shape[1] * len(ORDER)).reshape(*words.shape, len(ORDER))
+    return nibbles[..., np.argsort(ORDER)].reshape(len(words), -1)
+
+
+def _pack(codes: NDArray[Any]) -> NDArray[np.int32]:
+    nibbles = codes.reshape(len(codes), -1, len(ORDER))[..., list(ORDER)]
+    return pack_words(nibbles.reshape(len(codes), -1), BITS)

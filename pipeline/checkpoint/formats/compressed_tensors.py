@@ -1,0 +1,154 @@
+"""compressed-tensors (llm-compressor): one decoder per storage format of a layer's weight.
+
+    pack-quantized         weight_packed int32 [out, words]     LSB-first stream along `in`, code + 2 ** (bits - 1)
+                           weight_zero_point int32 [words, groups], packed likewise along `out`; symmetric: absent
+                           weight_g_idx [in] with actorder "group"
+    int-quantized          weight int8 [out, in]                weight_zero_point int8 as weight_scale, or absent
+    float-quantized        weight float8_e4m3 [out, in]
+    nvfp4-pack-quantized   weight_packed uint8 [out, in / 2]    e2m1, low half first; weight_scale e4m3 [out, in / 16],
+                                                                divided by weight_global_scale [1]
+    mxfp4-pack-quantized   weight_packed as above               weight_scale uint8 e8m0 [out, in / 32]
+
+weight_scale is [1] per tensor, [out, 1] per channel, [out, groups] per group, [out / rows, in / columns] per block.
+Stored fp8 tensors come as their bytes (uint8). (Source: compressed_tensors/compressors/quantized_compressors.)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.pipeline.checkpoint.formats.codes import (
+    from_e2m1,
+    from_e4m3,
+    from_e8m0,
+    num_words,
+    pack_words,
+    to_e4m3,
+    unpack_nibbles,
+    unpack_words,
+)
+from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+
+Tensors = Mapping[str, NDArray[Any]]
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
+PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)
+
+
+def decode(
+    tensors: Tensors, storage: str, *, bits: int, group_size: int | None, block: tuple[int, int] | None
+) -> QuantizedWeight:
+    """The weight of one layer, by its leaf names. ValueError when the tensors contradict one another."""
+    if storage == "pack-quantized":
+        return _packed(tensors, bits, group_size)
+    if storage == "nvfp4-pack-quantized":
+        global_scale: FloatArray = tensors["weight_global_scale"].astype(np.float32)
+        scales: FloatArray = np.divide(from_e4m3(tensors["weight_scale"]), global_scale)
+        return _fp4(tensors["weight_packed"], scales, 16)
+    if storage == "mxfp4-pack-quantized":
+        return _fp4(tensors["weight_packed"], from_e8m0(tensors["weight_scale"]), 32)
+    return _plain(tensors, group_size, block)
+
+
+def encode(weight: QuantizedWeight, bits: int) -> dict[str, NDArray[Any]]:
+    """The tensors of one pack-quantized layer; codes are signed, [-2 ** (bits - 1), 2 ** (bits - 1))."""
+    half = 1 << (bits - 1)
+    tensors: dict[str, NDArray[Any]] = {
+        "weight_packed": pack_words((weight.codes.astype(np.int16) + half).astype(np.uint8), bits),
+        "weight_scale": weight.scales,
+        "weight_shape": np.array(weight.codes.shape, np.int64),
+    }
+    if weight.zero_points is not None:
+        shifted = np.ascontiguousarray(weight.zero_points.T) + np.int16(half)
+        tensors["weight_zero_point"] = np.ascontiguousarray(pack_words(shifted, bits).T)
+    if weight.g_idx is not None:
+        tensors["weight_g_idx"] = weight.g_idx
+    return tensors
+
+
+def encode_bytes(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[Any]]:
+    """The tensors of one int-quantized layer, codes int8."""
+    tensors: dict[str, NDArray[Any]] = {"weight": weight.codes.astype(np.int8)}
+    tensors["weight_scale"] = _shared(weight.scales, strategy, weight.group_size)
+    if weight.zero_points is not None:
+        tensors["weight_zero_point"] = _shared(weight.zero_points, strategy, weight.group_size).astype(np.int8)
+    return tensors
+
+
+def encode_floats(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[Any]]:
+    """The tensors of one float-quantized layer, codes as the bytes of e4m3."""
+    return {
+        "weight": to_e4m3(weight.codes),
+        "weight_scale": _shared(weight.scales, strategy, weight.group_size),
+    }
+
+
+def _shared(values: NDArray[Any], strategy: str, group_size: int) -> NDArray[Any]:
+    """[out, groups] without what the strategy says is repeated: [1] per tensor, every group_size-th row per block."""
+    if strategy == "tensor":
+        return np.ascontiguousarray(values[:1, 0])
+    return np.ascontiguousarray(values[::group_size]) if strategy == "block" else values
+
+
+def _packed(tensors: Tensors, bits: int, group_size: int | None) -> QuantizedWeight:
+    rows, columns = (int(size) for size in tensors["weight_shape"])
+    packed, half = tensors["weight_packed"], 1 << (bits - 1)
+    if packed.shape != (rows, num_words(columns, bits)):
+        raise ValueError(f"weight_packed {list(packed.shape)} does not hold [{rows}, {columns}] of {bits} bits")
+    scales, group_columns = _group_scales(tensors["weight_scale"], rows, columns, group_size)
+    zero_points = None
+    if "weight_zero_point" in tensors:
+        stored = np.ascontiguousarray(tensors["weight_zero_point"].T)  # [groups, words]
+        if stored.shape != (scales.shape[1], num_words(rows, bits)):
+            raise ValueError(f"weight_zero_point {list(stored.T.shape)} does not fit weight_scale {list(scales.shape)}")
+        zero_points = np.ascontiguousarray(unpack_words(stored, bits, rows).T.astype(np.int16) - np.int16(half))
+    g_idx = tensors.get("weight_g_idx")
+    if g_idx is not None and (g_idx.shape != (columns,) or g_idx.min() < 0 or g_idx.max() >= scales.shape[1]):
+        raise ValueError(f"weight_g_idx must hold {columns} numbers of groups from 0 to {scales.shape[1] - 1}")
+    codes = (unpack_words(packed, bits, columns).astype(np.int16) - half).astype(np.int8)
+    order = None if g_idx is None else g_idx.astype(np.int32)
+    return QuantizedWeight(codes, scales, group_columns, zero_points, g_idx=order, bits=bits).without_trivial_order()
+
+
+def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | None) -> QuantizedWeight:
+    """int8 or fp8 codes, one to a byte; fp8 comes as uint8."""
+    stored = tensors["weight"]
+    codes = from_e4m3(stored) if stored.dtype == np.uint8 else stored
+    rows, columns = codes.shape
+    if block is not None:
+        scales = np.repeat(tensors["weight_scale"].astype(np.float32), block[0], axis=0)[:rows]
+        return QuantizedWeight(codes, scales, block[1], bits=8)
+    scales, group_columns = _group_scales(tensors["weight_scale"], rows, columns, group_size)
+    zero_points = None
+    if "weight_zero_point" in tensors:
+        zero_points = _group_scales(tensors["weight_zero_point"], rows, columns, group_size)[0].astype(np.int16)
+    return QuantizedWeight(codes, scales, group_columns, zero_points, bits=8)
+
+
+def _fp4(packed: NDArray[Any], scales: FloatArray, group_size: int) -> QuantizedWeight:
+    codes = from_e2m1(unpack_nibbles(packed))
+    if scales.shape != (codes.shape[0], -(-codes.shape[1] // group_size)):
+        raise ValueError(f"weight_scale {list(scales.shape)} does not fit a weight of {list(codes.shape)}")
+    return QuantizedWeight(codes, scales, group_size, bits=4)
+
+
+def _group_scales(scales: NDArray[Any], rows: int, columns: int, group_size: int | None) -> tuple[FloatArray, int]:
+    """Scales as [out, groups] float32, and the columns of a group."""
+    values = scales.astype(np.float32)
+    if values.size == 1:
+        return np.full((rows, 1), values.reshape(-1)[0], np.float32), columns
+    values = values.reshape(len(values), -1)
+    group_columns = columns if values.shape[1] == 1 else group_size or columns // values.shape[1]
+    if group_columns < 1 or values.shape != (rows, -(-columns // group_columns)):
+        raise ValueError(
+            f"weight_scale {list(scales.shape)} does not fit [{rows}, {columns}] in groups of {group_size}"
+        )
+    return values, group_columns

@@ -1,0 +1,96 @@
+"""NVIDIA ModelOpt (TensorRT-LLM's checkpoints): one decoder per quant_algo. No fixture of the package's own is at hand.
+
+    W4A16_AWQ, W4A8_AWQ          weight uint8 [out / 2, in], low half the even row, two's complement
+                                 weight_scale [out, groups], times weight_scale_2 where there is one
+    FP8                          weight e4m3 [out, in]; weight_scale a scalar
+    FP8_PER_CHANNEL_PER_TOKEN    the same; weight_scale [out]
+    FP8_PB_WO                    the same; weight_scale [out / n, in / n], perhaps with axes of 1 between
+    NVFP4                        weight uint8 [out, in / 2], e2m1, low half first; weight_scale e4m3 [out, in / 16],
+                                 times weight_scale_2
+
+pre_quant_scale [in] multiplies the layer's input; here it multiplies the weight's columns, which makes floats of codes.
+kv_cache_quant_algo FP8 adds k_scale and v_scale. (Source: modelopt/torch/export/quant_utils.py.)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.codes import from_e2m1, from_e4m3, unpack_nibbles
+from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+
+_PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")
+_FP8 = {
+    "FP8": ActivationScheme(8, "float", dynamic=False, strategy="tensor"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ActivationScheme(8, "float", dynamic=True, strategy="token"),
+    "FP8_PB_WO": None,
+}
+_NVFP4, _NVFP4_GROUP = "NVFP4", 16
+ALGORITHMS = (*_PACKED_ROWS, *_FP8, _NVFP4)
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+def decode(tensors: Tensors, algorithm: str) -> QuantizedWeight | FloatArray:
+    """The weight of one layer, by its leaf names; floats where its input is scaled per column.
+
+    ValueError when the tensors contradict one another.
+    """
+    weight = _codes_and_scales(tensors, algorithm)
+    scale = tensors.get("pre_quant_scale")
+    if scale is None or (scale == 1).all():
+        return weight
+    if scale.shape != (weight.codes.shape[1],):
+        raise ValueError(f"pre_quant_scale {list(scale.shape)} does not fit a weight of {list(weight.codes.shape)}")
+    return weight.dequantize() * scale.astype(np.float32)
+
+
+def activations(algorithm: str) -> ActivationScheme | None:
+    """How layers of an algorithm have their inputs quantized."""
+    return _FP8.get(algorithm)
+
+
+def shape(stored: tuple[int, int], algorithm: str) -> tuple[int, int]:
+    """[out, in] of a weight that is stored in that shape."""
+    rows, columns = stored
+    if algorithm in _PACKED_ROWS:
+        return rows * 2, columns
+    return (rows, columns * 2) if algorithm == _NVFP4 else (rows, columns)
+
+
+def _codes_and_scales(tensors: Tensors, algorithm: str) -> QuantizedWeight:
+    stored, scales = tensors["weight"], tensors["weight_scale"]
+    second = tensors["weight_scale_2"].astype(np.float32).reshape(()) if "weight_scale_2" in tensors else np.float32(1)
+    if algorithm == _NVFP4:
+        return _grouped(from_e2m1(unpack_nibbles(stored)), from_e4m3(scales) * second, 4)
+    if algorithm in _PACKED_ROWS:
+        return _grouped(_packed_rows(stored), scales.astype(np.float32) * second, 4)
+    return _fp8(from_e4m3(stored), scales.astype(np.float32))
+
+
+def _packed_rows(stored: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """[out / 2, in] bytes -> [out, in] codes from -8 to 7."""
+    halves = np.stack([stored & np.uint8(15), stored >> np.uint8(4)], axis=1).reshape(-1, stored.shape[1])
+    return (halves ^ np.uint8(8)).astype(np.int8) - np.int8(8)
+
+
+def _grouped(codes: NDArray[Any], scales: FloatArray, bits: int) -> QuantizedWeight:
+    rows, columns = codes.shape
+    if scales.ndim != 2 or scales.shape[0] != rows or not scales.shape[1] or columns % scales.shape[1]:
+        raise ValueError(f"weight_scale {list(scales.shape)} does not fit a weight of {[rows, columns]}")
+    return QuantizedWeight(codes, np.ascontiguousarray(scales), columns // scales.shape[1], bits=bits)
+
+
+def _fp8(codes: FloatArray, scales: FloatArray) -> QuantizedWeight:
+    rows, columns = codes.shape
+    if scales.size == 1:
+        return QuantizedWeight(codes, np.full((rows, 1), scales.reshape(-1)[0], np.float32), columns, bits=8)
+    if scales.ndim == 1:
+        return _grouped(codes, scales.reshape(-1, 1), bits=8)
+    blocks = scales[:, 0, :, 0] if scales.ndim == 4 else scales
+    if blocks.ndim != 2 or not blocks.size or rows % blocks.shape[0]:
+        raise ValueError(f"weight_scale {list(scales.shape)} does not fit a weight of {[rows, columns]}")
+    return _grouped(codes, np.repeat(blocks, rows // blocks.shape[0], axis=0), bits=8)

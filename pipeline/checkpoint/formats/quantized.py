@@ -1,0 +1,174 @@
+"""EncodedTensor: a checkpoint's weight that must be decoded, and where its bytes are; reading stored tensors.
+
+QuantizedWeight: what every format decodes to, codes and the numbers that make floats of them.
+
+W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import CheckpointError
+from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.codes import from_bfloat16
+from ingot.pipeline.checkpoint.safetensors import StoredTensor
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight [out, in] as its format stores it.
+
+    codes          [out, in]      int8 or uint8; float32 where codes are floats themselves (fp8, fp4)
+    scales         [out, groups]  float32
+    zero_points    [out, groups]  int16, or None: codes are centred at zero. They may lie outside the codes' range.
+    offsets        [out, groups]  float32, added last (GGUF's minima), or None
+    group_size     columns that share a scale; the width of a row where a row shares one
+    g_idx          [in]           the group of each column where groups are not contiguous (act-order), or None
+    bits           of a stored code; 0: not said
+    """
+
+    codes: NDArray[Any]
+    scales: FloatArray
+    group_size: int
+    zero_points: NDArray[np.int16] | None = None
+    offsets: FloatArray | None = None
+    g_idx: NDArray[np.int32] | None = None
+    bits: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.codes.ndim == self.scales.ndim == 2
+        assert self.g_idx is not None or self.scales.shape[1] == -(-self.codes.shape[1] // self.group_size)
+
+    @property
+    def kind(self) -> Literal["integer", "float"]:
+        """Whether codes are integers."""
+        return "float" if self.codes.dtype == np.float32 else "integer"
+
+    @property
+    def groups_of_columns(self) -> NDArray[np.int32]:
+        """The group of each column, [in]."""
+        if self.g_idx is not None:
+            return self.g_idx
+        return np.arange(self.codes.shape[1], dtype=np.int32) // np.int32(self.group_size)
+
+    def dequantize(self) -> FloatArray:
+        """The weight itself, [out, in] float32; every operation is rounded once, in the order of the formula."""
+        rows, columns = self.codes.shape
+        weight: FloatArray = self.codes.astype(np.float32)
+        if self.g_idx is None and columns % self.group_size == 0:
+            grouped = weight.reshape(rows, -1, self.group_size)  # a view; what a group shares is broadcast
+            self._apply(grouped, lambda values: values[:, :, None])
+        else:
+            groups = self.groups_of_columns
+            self._apply(weight, lambda values: values[:, groups])
+        return weight
+
+    def _apply(self, weight: FloatArray, spread: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+        """The formula in place, with `spread` from [out, groups] to the weight's shape."""
+        if self.zero_points is not None:
+            weight -= spread(self.zero_points.astype(np.float32))
+        weight *= spread(self.scales)
+        if self.offsets is not None:
+            weight += spread(self.offsets)
+
+    def without_trivial_order(self) -> "QuantizedWeight":
+        """Without g_idx where it says no more than contiguous groups do."""
+        if self.g_idx is None:
+            return self
+        plain = np.arange(len(self.g_idx)) // self.group_size
+        return replace(self, g_idx=None) if np.array_equal(self.g_idx, plain) else self
+
+    def rows_in_order(self, order: NDArray[np.intp]) -> "QuantizedWeight":
+        """The same with its rows reordered."""
+        zero_points = None if self.zero_points is None else self.zero_points[order]
+        offsets = None if self.offsets is None else self.offsets[order]
+        return replace(
+            self, codes=self.codes[order], scales=self.scales[order], zero_points=zero_points, offsets=offsets
+        )
+
+
+_NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F8_E4M3": "u1",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+}
+
+
+@dataclass(frozen=True)
+class EncodedTensor:
+    """A weight under its plain name and shape; `decode` reads and decodes it anew each time, holding nothing.
+
+    parts          the tensors that it is decoded from, by their leaf names
+    storage        the format they are in, where a method has several
+    activations    how the layer's inputs are quantized, if they are
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    file: Path
+    decode: Callable[[], QuantizedWeight | FloatArray]
+    parts: Mapping[str, StoredTensor] = field(default_factory=dict)
+    storage: str = ""
+    activations: ActivationScheme | None = None
+
+    def read(self) -> QuantizedWeight | FloatArray:
+        """Codes and scales, or the floats themselves. CheckpointError when they contradict one another or are not
+        finite."""
+        try:
+            with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
+                content = self.decode()
+        except ValueError as error:
+            raise CheckpointError(f"{self.file}: {self.name!r}: {error}; the checkpoint is damaged") from error
+        self._check(content)
+        return content
+
+    def dequantize(self) -> FloatArray:
+        """The weight as float32."""
+        content = self.read()
+        return content.dequantize() if isinstance(content, QuantizedWeight) else content
+
+    def _check(self, content: QuantizedWeight | FloatArray) -> None:
+        shape = content.codes.shape if isinstance(content, QuantizedWeight) else content.shape
+        if shape != self.shape:
+            raise CheckpointError(f"{self.file}: {self.name!r} decodes to {list(shape)}, not {list(self.shape)}")
+        for part, values in _floats(content):
+            bad = values.size - int(np.count_nonzero(np.isfinite(values)))
+            if bad:
+                raise CheckpointError(
+                    f"{self.file}: {self.name!r}: {bad} of its {values.size} {part} are NaN or infinite; the "
+                    "checkpoint is damaged or its quantization went wrong; take another one"
+                )
+
+
+def _floats(content: QuantizedWeight | FloatArray) -> list[tuple[str, FloatArray]]:
+    if not isinstance(content, QuantizedWeight):
+        return [("values", content)]
+    found = [("scales", content.scales)]
+    if content.offsets is not None:
+        found.append(("offsets", content.offsets))
+    return [*found, ("codes", content.codes)] if content.kind == "float" else found
+
+
+def load(stored: StoredTensor) -> NDArray[Any]:
+    """The tensor as an array of its own: bfloat16 as float32, fp8 as its bytes. CheckpointError for other dtypes."""
+    if stored.dtype not in _NUMPY:
+        raise CheckpointError(
+            f"{stored.file}: {stored.name!r} is {stored.dtype}; quantized checkpoints are read with {', '.join(_NUMPY)}"
+        )
+    count = stored.num_bytes // np.dtype(_NUMPY[stored.dtype]).itemsize
+    array = np.fromfile(stored.file, _NUMPY[stored.dtype], count, offset=stored.offset).reshape(stored.shape)
+    return from_bfloat16(array) if stored.dtype == "BF16" else array

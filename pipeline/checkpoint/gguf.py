@@ -1,0 +1,201 @@
+"""A GGUF file as a checkpoint: config.json's keys from its metadata, tensors under the names of transformers.
+
+The architectures of ARCHITECTURES are read. In llama's files the rows of q and k are reordered for ggml's rotary
+embedding, which turns neighbours where transformers turns halves; that is undone here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import CheckpointError, one_of
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
+from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows
+from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, QuantizedWeight, load
+from ingot.pipeline.checkpoint.gguf_file import PLAIN_TYPES, GgufFile, GgufTensor
+from ingot.pipeline.checkpoint.safetensors import StoredTensor
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """general.architecture: the model_type it is, and whether rows of q and k are reordered."""
+
+    model_type: str
+    reordered: bool
+    extra: Mapping[str, Any]
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", reordered=True, extra={"attention_bias": False, "mlp_bias": False}),
+    "qwen2": Architecture("qwen2", reordered=False, extra={}),
+    "qwen3": Architecture("qwen3", reordered=False, extra={"attention_bias": False}),
+}
+TOP_NAMES = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
+LAYER_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """The keys of config.json that the metadata stands for. CheckpointError names a key that is missing or says what
+    cannot be imported."""
+    keys = _Metadata(file)
+    architecture = _architecture(file)
+    if "rope_freqs.weight" in file.tensors:
+        raise CheckpointError(f"{file.path}: has rope_freqs.weight, scaled rotary frequencies; they are not read")
+    if keys.get("rope.scaling.type", "none") != "none":
+        raise CheckpointError(f"{file.path}: rope.scaling.type is {keys.get('rope.scaling.type')!r}; none is read")
+    heads, hidden = keys.need("attention.head_count"), keys.need("embedding_length")
+    config = {
+        **architecture.extra,
+        "model_type": architecture.model_type,
+        "architectures": [f"{architecture.model_type.capitalize()}ForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": keys.need("feed_forward_length"),
+        "num_hidden_layers": keys.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
+        "head_dim": keys.get("attention.key_length", hidden // heads),
+        "max_position_embeddings": keys.need("context_length"),
+        "rms_norm_eps": _shortest(keys.need("attention.layer_norm_rms_epsilon")),
+        "rope_theta": keys.get("rope.freq_base", 10000.0),
+        "vocab_size": _tensor(file, "token_embd.weight").shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "hidden_act": "silu",
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, EncodedTensor]]:
+    """Plain tensors as they lie in the file, and those that must be decoded or reordered, by transformers' names."""
+    plain: dict[str, StoredTensor] = {}
+    encoded: dict[str, EncodedTensor] = {}
+    for tensor in file.tensors.values():
+        name, heads = transformers_name(tensor.name), _reordered_heads(file, tensor.name)
+        if tensor.type_id in PLAIN_TYPES and not heads:
+            plain[name] = _stored(file, tensor, name)
+        else:
+            storage, parts = _parts(file, tensor)
+            decode = partial(_decode, file, tensor, heads)
+            encoded[name] = EncodedTensor(name, tensor.shape, file.path, decode, parts, storage)
+    return plain, encoded
+
+
+def transformers_name(name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; a name that is not known stays as it is."""
+    parts = name.split(".")
+    if parts[0] in TOP_NAMES:
+        return ".".join([TOP_NAMES[parts[0]], *parts[1:]])
+    if parts[0] == "blk" and len(parts) > 3 and parts[2] in LAYER_NAMES:
+        return ".".join(["model.layers", parts[1], LAYER_NAMES[parts[2]], *parts[3:]])
+    return name
+
+
+def gguf_name(name: str) -> str:
+    """Inverse of transformers_name. KeyError when GGUF has no such tensor."""
+    module, _, leaf = name.rpartition(".")
+    top = {theirs: ours for ours, theirs in TOP_NAMES.items()}
+    if module in top:
+        return f"{top[module]}.{leaf}"
+    _, _, layer, path = module.split(".", 3)
+    return f"blk.{layer}.{({theirs: ours for ours, theirs in LAYER_NAMES.items()})[path]}.{leaf}"
+
+
+def rows_of_halves(rows: int, heads: int) -> NDArray[np.intp]:
+    """Order that puts ggml's neighbouring rows of each head back into two halves: ours = theirs[order]."""
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def rows_of_neighbours(rows: int, heads: int) -> NDArray[np.intp]:
+    """Inverse of rows_of_halves: theirs = ours[order]."""
+    return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
+
+
+class _Metadata:
+    """Keys of the file's own architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file, self._prefix = file, file.metadata.get("general.architecture")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._file.metadata.get(f"{self._prefix}.{key}", default)
+
+    def need(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise CheckpointError(f"{self._file.path}: its metadata lacks {self._prefix}.{key}; convert it again")
+        return value
+
+
+def _architecture(file: GgufFile) -> Architecture:
+    name = file.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{file.path}: general.architecture is {name!r}; GGUF files of {one_of(ARCHITECTURES)} are read"
+        )
+    return ARCHITECTURES[name]
+
+
+def _tensor(file: GgufFile, name: str) -> GgufTensor:
+    if name not in file.tensors:
+        raise CheckpointError(f"{file.path}: holds no tensor {name!r}; convert it again")
+    return file.tensors[name]
+
+
+def _shortest(value: float) -> float:
+    """The decimal number that the float32 was made from: 1e-5, not 9.99999974738e-06."""
+    return float(str(np.float32(value)))
+
+
+def _reordered_heads(file: GgufFile, name: str) -> int:
+    """Heads whose rows are reordered; 0 for a tensor in its natural order."""
+    part = name.split(".")[2] if name.startswith("blk.") else ""
+    if not _architecture(file).reordered or part not in ("attn_q", "attn_k"):
+        return 0
+    keys = _Metadata(file)
+    heads = int(keys.need("attention.head_count"))
+    return heads if part == "attn_q" else int(keys.get("attention.head_count_kv", heads))
+
+
+def _stored(file: GgufFile, tensor: GgufTensor, name: str) -> StoredTensor:
+    dtype = PLAIN_TYPES[tensor.type_id][0]
+    return StoredTensor(name, dtype, tensor.shape, file.path, tensor.offset, tensor.num_bytes)
+
+
+def _parts(file: GgufFile, tensor: GgufTensor) -> tuple[str, dict[str, StoredTensor]]:
+    """The type's name, and a quantized tensor's blocks as bytes, rows in the file's order."""
+    if tensor.type_id in PLAIN_TYPES:
+        return PLAIN_TYPES[tensor.type_id][0], {}
+    blocks = StoredTensor(tensor.name, "U8", (tensor.num_bytes,), file.path, tensor.offset, tensor.num_bytes)
+    return BLOCK_TYPES[tensor.type_id].name, {"blocks": blocks}
+
+
+def _decode(file: GgufFile, tensor: GgufTensor, heads: int) -> QuantizedWeight | FloatArray:
+    rows = tensor.shape[0]
+    if heads and rows % (2 * heads):
+        raise ValueError(f"has {rows} rows, no multiple of twice its {heads} heads")
+    order = rows_of_halves(rows, heads) if heads else np.arange(rows)
+    if tensor.type_id in PLAIN_TYPES:
+        values: FloatArray = load(_stored(file, tensor, tensor.name)).astype(np.float32)[order]
+        return values
+    raw = np.fromfile(file.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+    if len(tensor.shape) != 2:
+        raise ValueError(f"has {len(tensor.shape)} dimensions; a quantized tensor has two")
+    weight = decode_rows(raw, BLOCK_TYPES[tensor.type_id], rows, tensor.shape[1])
+    return weight.rows_in_order(order) if heads else weight

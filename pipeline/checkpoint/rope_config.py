@@ -1,0 +1,183 @@
+"""Reading rope parameters from config.json, in their old and new spellings.
+
+old    rope_theta, rope_scaling {type or rope_type, factor, ...}, partial_rotary_factor, rope_local_base_freq
+new    rope_parameters {rope_type, rope_theta, factor, ...}
+new    rope_parameters {full_attention: {...}, sliding_attention: {...}} where layer types rotate differently
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.pipeline.checkpoint.families import Family
+from ingot.pipeline.checkpoint.json_files import ConfigReader
+from ingot.pipeline.model.rope import ROPE_KINDS, RopeParameters
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+_LOCAL_THETA = 10_000.0
+_DEFAULTS: dict[str, Any] = {
+    "factor": None,
+    "original_max_position_embeddings": None,
+    "attention_factor": None,
+    "low_freq_factor": None,
+    "high_freq_factor": None,
+    "beta_fast": None,
+    "beta_slow": None,
+    "mscale": None,
+    "mscale_all_dim": None,
+    "truncate": True,
+    "short_factor": None,
+    "long_factor": None,
+}
+_KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
+
+
+def read_rope(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, RopeParameters]:
+    """Parameters by layer type ("full_attention", "sliding_attention"); the same twice for most families.
+
+    Raises ConfigError for an unknown or unsupported kind, an unknown key, a wrong value or spellings that contradict.
+    """
+    if family.rope_by_layer_type:
+        return {
+            kind: _parameters(reader, family, raw, head_dim) for kind, raw in _by_layer_type(reader, family).items()
+        }
+    parameters = _parameters(reader, family, _flat(reader, family), head_dim)
+    return dict.fromkeys(LAYER_TYPES, parameters)
+
+
+def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    old, new = reader.optional_object("rope_scaling"), reader.optional_object("rope_parameters")
+    if old and new and _contradict(old, new):
+        raise ConfigError(f"{reader.place}: rope_scaling is {old} but rope_parameters is {new}; remove the wrong one")
+    merged = {**(new or {}), **(old or {})}
+    nested = [key for key in merged if isinstance(merged[key], dict)]
+    if nested:
+        raise ConfigError(
+            f"{reader.place}: rope_parameters holds {', '.join(nested)}; a {reader.raw('model_type')} model rotates "
+            "all layers alike, so it must hold rope_type and rope_theta themselves"
+        )
+    for key in ("rope_theta", "partial_rotary_factor"):
+        _merge(reader, merged, key)
+    merged.setdefault("rope_theta", family.default_theta)
+    return merged
+
+
+def _contradict(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two spellings name different kinds, or different values under the same key."""
+    kinds = [spelling.get("rope_type", spelling.get("type", "default")) for spelling in (old, new)]
+    return kinds[0] != kinds[1] or any(new[key] != value for key, value in old.items() if key in new)
+
+
+def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
+    """Take the top-level key into the object; refuse when both stand there and differ."""
+    outer = reader.raw(key)
+    if outer is not None and merged.setdefault(key, outer) != outer:
+        raise ConfigError(
+            f"{reader.place}: {key} is {outer!r}, but the rope parameters say {merged[key]!r}; remove one"
+        )
+
+
+def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, Any]]:
+    new = reader.optional_object("rope_parameters") or {}
+    strangers = [key for key in new if key not in LAYER_TYPES]
+    if strangers:
+        raise ConfigError(
+            f"{reader.place}: rope_parameters holds {', '.join(strangers)}; a {reader.raw('model_type')} model keeps "
+            f"them by layer type: {one_of(LAYER_TYPES)}"
+        )
+    scaling = reader.optional_object("rope_scaling") or {}
+    if "type" in scaling and "rope_type" not in scaling:
+        raise ConfigError(
+            f"{reader.place}: rope_scaling has type {scaling['type']!r} but no rope_type; transformers would not scale "
+            "this family then. Rename type to rope_type"
+        )
+    full, sliding = ({**(new.get(kind) or {})} for kind in LAYER_TYPES)
+    full.update(scaling)
+    full.setdefault("rope_theta", reader.values.get("rope_theta", family.default_theta))
+    sliding.setdefault("rope_theta", reader.values.get("rope_local_base_freq", _LOCAL_THETA))
+    for parameters in (full, sliding):
+        _merge(reader, parameters, "partial_rotary_factor")
+    return {"full_attention": full, "sliding_attention": sliding}
+
+
+def _parameters(reader: ConfigReader, family: Family, raw: Mapping[str, Any], head_dim: int) -> RopeParameters:
+    rope = ConfigReader(f"{reader.place}: rope parameters", raw, _DEFAULTS)
+    for key in raw:
+        if key not in _KNOWN:
+            raise ConfigError(
+                f"{rope.place}: unknown key {key!r}; known are {one_of(_KNOWN)}.{did_you_mean(key, _KNOWN)}"
+            )
+    kind = _kind(rope, family)
+    rotary_dim = _rotary_dim(rope, family, head_dim)
+    if rope.number("rope_theta") <= 1:
+        raise rope.fail("rope_theta", "a number above 1")
+    common: dict[str, Any] = {
+        "kind": kind,
+        "theta": rope.number("rope_theta"),
+        "rotary_dim": rotary_dim,
+        "max_positions": reader.integer("max_position_embeddings"),
+        "original_max_positions": _original_positions(reader, rope),
+    }
+    return RopeParameters(**common, **_scaling(rope, kind, rotary_dim))
+
+
+def _kind(rope: ConfigReader, family: Family) -> str:
+    key = "rope_type" if "rope_type" in rope.values else "type"
+    kind = rope.values.get(key, "default")
+    if kind in family.longrope_aliases:
+        return "longrope"
+    if kind == "dynamic":
+        raise ConfigError(
+            f"{rope.place}: {key} is 'dynamic', which changes all keys of a sequence as it grows, so that none could "
+            f"be kept; supported are {one_of(ROPE_KINDS)}"
+        )
+    if kind not in ROPE_KINDS:
+        near = did_you_mean(kind, ROPE_KINDS) if isinstance(kind, str) else ""
+        raise ConfigError(f"{rope.place}: {key} is {kind!r}; supported are {one_of(ROPE_KINDS)}.{near}")
+    return str(kind)
+
+
+def _rotary_dim(rope: ConfigReader, family: Family, head_dim: int) -> int:
+    fraction = 1.0 if rope.raw("partial_rotary_factor") is None else rope.number("partial_rotary_factor")
+    if fraction > 1 or (fraction != 1 and not family.partial_rotary):
+        raise rope.fail("partial_rotary_factor", "at most 1" if fraction > 1 else "1 or absent for this model_type")
+    rotary_dim = int(head_dim * fraction)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ConfigError(
+            f"{rope.place}: head_dim {head_dim} times partial_rotary_factor {fraction} rotates {rotary_dim} "
+            "dimensions; it must be an even number from 2 up"
+        )
+    return rotary_dim
+
+
+def _original_positions(reader: ConfigReader, rope: ConfigReader) -> int:
+    """The top-level key goes before the one among the rope parameters, as in transformers."""
+    for place in (reader, rope):
+        if place.raw("original_max_position_embeddings") is not None:
+            return place.integer("original_max_position_embeddings", minimum=2)
+    return reader.integer("max_position_embeddings")
+
+
+def _scaling(rope: ConfigReader, kind: str, rotary_dim: int) -> dict[str, Any]:
+    match kind:
+        case "linear":
+            return {"factor": rope.number("factor")}
+        case "llama3":
+            numbers = {key: rope.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+            if numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
+                raise rope.fail("high_freq_factor", f"above low_freq_factor, {numbers['low_freq_factor']}")
+            return numbers
+        case "yarn":
+            optional = ("factor", "attention_factor", "mscale", "mscale_all_dim")
+            betas = {key: rope.optional_number(key) for key in ("beta_fast", "beta_slow")}
+            given = {key: value for key, value in betas.items() if value is not None}
+            return {key: rope.optional_number(key) for key in optional} | given | {"truncate": rope.boolean("truncate")}
+        case "longrope":
+            return {
+                "short_factors": rope.numbers("short_factor", rotary_dim // 2),
+                "long_factors": rope.numbers("long_factor", rotary_dim // 2),
+                "factor": rope.optional_number("factor"),
+                "attention_factor": rope.optional_number("attention_factor"),
+            }
+        case _:
+            return {}

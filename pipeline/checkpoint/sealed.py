@@ -1,0 +1,110 @@
+"""What an artifact keeps of the checkpoint it was built from, beside the weights: its configuration and its tokenizer.
+
+Both lie in the folder tokenizer/, config.json as the compiler understood it: of a GGUF file in Hugging Face's words, of
+a quantized checkpoint without what says how its layers were stored.
+
+config.json of a model after structured pruning, so that any reader of the checkpoint sees the shapes it now has.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ingot.artifact import Artifact
+from ingot.errors import ArtifactError, UsageError
+from ingot.passes.pruned_facts import StructureFacts
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import LayerConfig, read_config
+from ingot.pipeline.checkpoint.safetensors import read_header
+from ingot.pipeline.targets.segments.split import WEIGHTS
+
+FOLDER = "tokenizer"
+CONFIG = f"{FOLDER}/config.json"
+
+
+def seal_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
+    """Copy the tokenizer's and generation's files into folder/tokenizer as they are, and write config.json there."""
+    (folder / FOLDER).mkdir()
+    for file in checkpoint.tokenizer_files:
+        shutil.copyfile(file, folder / FOLDER / file.name)
+    text = json.dumps(dict(checkpoint.config), indent=2, sort_keys=True) + "\n"
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def sealed_checkpoint(artifact: Artifact) -> Checkpoint:
+    """The artifact's configuration and tokenizer as a checkpoint whose tensors are those that the program stores.
+
+    UsageError for an artifact of an older Ingot, which kept no configuration.
+    """
+    if not artifact.has(CONFIG):
+        raise UsageError(
+            f"{artifact.path}: the artifact holds no {CONFIG}, which says what its weights are called; it was built by "
+            "an older Ingot: build it again, or name its recipe and checkpoint instead of the artifact"
+        )
+    generation = f"{FOLDER}/generation_config.json"
+    return Checkpoint(
+        artifact.path / FOLDER,
+        _read(artifact.file(CONFIG)),
+        _read(artifact.file(generation)) if artifact.has(generation) else {},
+        read_header(artifact.file(f"program/{WEIGHTS}")),
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ArtifactError(f"{file}: is not JSON ({error}); build the artifact again") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{file}: is a JSON {type(value).__name__}, it must be an object; build the artifact again")
+    return value
+
+
+_BY_RULE = ("from-max-window-layers", "alternating", "pattern", "unrotated")  # a layer's number decides its window
+
+
+def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:
+    """The checkpoint with the configuration of the pruned model; the same one where nothing was pruned.
+
+    UsageError when feed-forwards were pruned to several sizes: config.json has one intermediate_size for all.
+    """
+    facts = StructureFacts.of(model)
+    if facts is None:
+        return checkpoint
+    return replace(checkpoint, config=_pruned(checkpoint, facts))
+
+
+def _pruned(checkpoint: Checkpoint, facts: StructureFacts) -> Mapping[str, Any]:
+    before = read_config(checkpoint)
+    config = dict(checkpoint.config)
+    if len(facts.intermediate_sizes) > 1:
+        sizes = ", ".join(map(str, facts.intermediate_sizes))
+        raise UsageError(
+            f"feed-forwards were pruned to {sizes} neurons, and config.json has one intermediate_size for all; give "
+            "prune-structure a number of neurons instead of a share"
+        )
+    if facts.intermediate_sizes:
+        config["intermediate_size"] = facts.intermediate_sizes[0]
+    if facts.num_kv_heads != before.num_kv_heads:
+        config["num_attention_heads"], config["num_key_value_heads"] = facts.num_heads, facts.num_kv_heads
+        config["head_dim"] = facts.head_dim  # no longer hidden_size / num_attention_heads
+    if len(facts.layers) != len(before.layers):
+        config["num_hidden_layers"] = len(facts.layers)
+        config |= _by_layer(checkpoint, [before.layers[number] for number in facts.layers])
+    return config
+
+
+def _by_layer(checkpoint: Checkpoint, layers: list[LayerConfig]) -> dict[str, Any]:
+    """What the family derives from a layer's number, spelled out for the layers that stay."""
+    family, changed = read_config(checkpoint).family, dict[str, Any]()
+    if family.windows in _BY_RULE or "layer_types" in checkpoint.config:
+        kinds = ("full_attention", "sliding_attention")
+        changed["layer_types"] = [kinds[bool(layer.window)] for layer in layers]
+    if "no_rope_layers" in family.defaults:
+        changed["no_rope_layers"] = [int(layer.rope is not None) for layer in layers]
+    return changed

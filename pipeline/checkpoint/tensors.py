@@ -1,0 +1,175 @@
+"""Which tensors a configuration asks for, and whether the checkpoint holds them: no less, no more, of these shapes."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.errors import CheckpointError, did_you_mean
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import DecoderConfig
+from ingot.pipeline.checkpoint.safetensors import StoredTensor
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+# Buffers that older versions of transformers saved; they are computed from config.json.
+_HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class ExpectedTensor:
+    """A tensor's shape and the keys of config.json that say so."""
+
+    shape: tuple[int, ...]
+    keys: str
+
+
+def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...]:
+    """Compare the checkpoint's tensors with what `config` asks for; return the names of those to import.
+
+    Raises CheckpointError for a tensor that is missing, of another shape, or left over, and for tied embeddings whose
+    two copies differ.
+    """
+    expected, shapes = expected_tensors(config), checkpoint.shapes
+    for name, wanted in expected.items():
+        if name not in shapes:
+            raise CheckpointError(_missing(checkpoint, config, name, wanted))
+        if shapes[name] != wanted.shape:
+            raise CheckpointError(
+                f"{checkpoint.file_of(name)}: {name!r} has the shape {list(shapes[name])}, but "
+                f"{checkpoint.config_file.name} ({wanted.keys}) asks for {list(wanted.shape)}; "
+                "config and weights are not of the same model"
+            )
+    if config.tied_embeddings and HEAD in shapes:
+        _check_tied(checkpoint)
+        expected[HEAD] = expected[EMBEDDING]
+    _refuse_left_over(checkpoint, set(expected))
+    return tensor_names(config)
+
+
+def tensor_names(config: DecoderConfig) -> tuple[str, ...]:
+    """Names of the tensors to import of such a checkpoint."""
+    return tuple(dict(_expected(config)))
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, ExpectedTensor]:
+    """Every tensor that a configuration asks for, by name; no head where it shares the embedding's table."""
+    return dict(_expected(config))
+
+
+def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: ExpectedTensor) -> str:
+    near = did_you_mean(name, checkpoint.shapes)
+    tie = ", or set tie_word_embeddings to true if the model shares them" if name == HEAD else ""
+    return (
+        f"{checkpoint.path}: the tensor {name!r} of shape {list(wanted.shape)} is missing, which a {config.model_type} "
+        f"model needs ({wanted.keys}).{near} Download the checkpoint whole{tie}"
+    )
+
+
+def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
+    left_over = [name for name in checkpoint.shapes if name not in expected and not _is_harmless(checkpoint, name)]
+    if left_over:
+        shown = ", ".join(repr(name) for name in left_over[:_LISTED])
+        more = f" and {len(left_over) - _LISTED} more" if len(left_over) > _LISTED else ""
+        raise CheckpointError(
+            f"{checkpoint.path}: {shown}{more}: no such tensor in a model of this config.json, so the result would not "
+            f"be the checkpoint's.{did_you_mean(left_over[0], expected)} Check model_type, num_hidden_layers, biases"
+        )
+
+
+def _is_harmless(checkpoint: Checkpoint, name: str) -> bool:
+    """Buffers, and the biases of nothing but zeros that auto-gptq gives every layer."""
+    if _HARMLESS.search(name):
+        return True
+    is_added = name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in checkpoint.encoded
+    return is_added and not _raw(checkpoint.tensor(name)).any()
+
+
+def _check_tied(checkpoint: Checkpoint) -> None:
+    if not _same_tensor(checkpoint, EMBEDDING, HEAD):
+        raise CheckpointError(
+            f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD!r} differs from {EMBEDDING!r}; "
+            "set tie_word_embeddings to false in config.json, or remove the tensor that is wrong"
+        )
+
+
+def _same_tensor(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    if one in checkpoint.encoded or other in checkpoint.encoded:
+        return False
+    first, second = checkpoint.tensor(one), checkpoint.tensor(other)
+    same = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return same and np.array_equal(_raw(first), _raw(second))
+
+
+def _raw(stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.memmap(stored.file, np.uint8, mode="r", offset=stored.offset, shape=(stored.num_bytes,))
+
+
+def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden, vocab = config.hidden_size, config.vocab_size
+    yield EMBEDDING, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size")
+    for layer in range(len(config.layers)):
+        prefix = f"model.layers.{layer}"
+        yield from _attention(config, f"{prefix}.self_attn")
+        yield from _feed_forward(config, f"{prefix}.mlp")
+        for norm in layer_norms(config):
+            yield f"{prefix}.{norm}.weight", ExpectedTensor((hidden,), "hidden_size")
+    yield "model.norm.weight", ExpectedTensor((hidden,), "hidden_size")
+    if not config.tied_embeddings:
+        yield HEAD, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size, tie_word_embeddings false")
+
+
+def layer_norms(config: DecoderConfig) -> tuple[str, ...]:
+    """Names of a layer's norms over the hidden state, in the order they are applied."""
+    match config.family.norm_place:
+        case "before":
+            return ("input_layernorm", "post_attention_layernorm")
+        case "after":
+            return ("post_attention_layernorm", "post_feedforward_layernorm")
+        case "around":
+            return (
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            )
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool, keys: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    yield f"{name}.weight", ExpectedTensor((rows, columns), keys)
+    if bias:
+        yield f"{name}.bias", ExpectedTensor((rows,), keys)
+
+
+def _attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden = config.hidden_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    query_keys, kv_keys = "num_attention_heads, head_dim", "num_key_value_heads, head_dim"
+    if config.family.fused_projections:
+        both = f"num_attention_heads, {kv_keys}, hidden_size"
+        yield from _linear(f"{prefix}.qkv_proj", queries + 2 * keys, hidden, config.qkv_bias, both)
+    else:
+        yield from _linear(f"{prefix}.q_proj", queries, hidden, config.qkv_bias, f"{query_keys}, hidden_size")
+        for name in ("k_proj", "v_proj"):
+            yield from _linear(f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
+    yield from _linear(f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")
+    if config.family.qk_norm != "none":
+        per_head = config.family.qk_norm == "head"
+        for name, width, says in (("q_norm", queries, query_keys), ("k_norm", keys, kv_keys)):
+            yield (
+                f"{prefix}.{name}.weight",
+                ExpectedTensor((config.head_dim if per_head else width,), "head_dim" if per_head else says),
+            )
+
+
+def _feed_forward(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    keys = "intermediate_size, hidden_size"
+    if config.family.fused_projections:
+        yield from _linear(f"{prefix}.gate_up_proj", 2 * inner, hidden, bias, keys)
+    else:
+        yield from _linear(f"{prefix}.gate_proj", inner, hidden, bias, keys)
+        yield from _linear(f"{prefix}.up_proj", inner, hidden, bias, keys)
+    yield from _linear(f"{prefix}.down_proj", hidden, inner, bias, keys)

@@ -1,0 +1,141 @@
+"""A sealed program -> the checkpoint's own tensors, with the very numbers that the program computes with.
+
+What the program's nodes read is told by program_readers.py. Of it
+
+    ...qkv_proj, ...gate_up_proj     are rows of several tensors, cut as config.json says (pack-projections)
+    floats widened from 16 bits      are narrowed again where no bit is lost
+    Gemma's 1 + w                    has its 1 taken away
+
+Norms and matrices that a pass folded a scale or a rotation into come out as they are in the program.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.artifact import Artifact, SegmentStep
+from ingot.errors import ArtifactError, one_of
+from ingot.passes.fusion.pack_projections import PACKS
+from ingot.passes.weights import apply_to_array
+from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.sealed import sealed_checkpoint
+from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, expected_tensors
+from ingot.pipeline.interchange.layers import ExportedWeight, PlainWeight, QuantizedLayer, facts_of
+from ingot.pipeline.interchange.program_readers import ONE_PLUS, WIDENED, Codes, Operand, read_operands, require_known
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+_DTYPES = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
+
+
+def artifact_weights(artifact: Artifact) -> list[ExportedWeight]:
+    """Every tensor of the artifact's checkpoint, in config.json's order, and a tied head's own copy if there is one.
+
+    Every weight is read once for its facts and given back; it is read again when it is asked for. Raises UsageError
+    for an op that has no row in program_readers.READERS and for an artifact without config.json, ArtifactError when
+    program and config.json do not go together.
+    """
+    checkpoint = sealed_checkpoint(artifact)
+    shapes: dict[str, Shape] = {
+        name: tensor.shape for name, tensor in expected_tensors(read_config(checkpoint)).items()
+    }
+    found: dict[str, ExportedWeight] = {}
+    for operand in program_operands(artifact, shapes):
+        found.update((weight.name, weight) for weight in _unpacked(operand, shapes))
+    missing = [name for name in shapes if name not in found]
+    if missing:
+        raise ArtifactError(f"{artifact.path}: the program reads no {missing[0]!r} ({len(missing)} tensors missing)")
+    names = [*shapes, *(name for name in found if name not in shapes)]
+    dtype = _DTYPES.get(str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")))
+    return [_narrowed(found[name], dtype) for name in names]
+
+
+def program_operands(artifact: Artifact, shapes: Shapes, complete: bool = True) -> list[Operand]:
+    """The weights that the program's nodes read, each once, in the program's order.
+
+    complete    refuse a program with a weight that nobody can read back (UsageError); otherwise leave it out
+    """
+    found: dict[str, Operand] = {}
+    for step in artifact.manifest.program.steps:
+        if isinstance(step, SegmentStep):
+            for node in ir.load(artifact.file(step.file)).graph:
+                if complete:
+                    require_known(node)
+                for operand in read_operands(node, lambda name: shapes.get(name, shapes[EMBEDDING])[1]):
+                    found.setdefault(operand.stored, operand)  # a tied table is read by the embedding first
+    return _with_own_heads(found.values())
+
+
+def _with_own_heads(operands: Iterable[Operand]) -> list[Operand]:
+    """A head that shares the table's name but not its numbers (the one quantized, the other not) gets its own name."""
+    found = list(operands)
+    tables = {operand.stored.removesuffix(WIDENED) for operand in found if "Gather" in operand.op_type}
+    return [
+        replace(operand, name=HEAD)
+        if operand.name == EMBEDDING and operand.stored.removesuffix(WIDENED) not in tables
+        else operand
+        for operand in found
+    ]
+
+
+def _unpacked(operand: Operand, shapes: Shapes) -> Iterator[ExportedWeight]:
+    """The checkpoint's tensors in one operand: itself, or the parts of a packed one."""
+    parts = _parts(operand.name, shapes)
+    rows = [shapes.get(part, shapes[EMBEDDING])[0] for part in parts]
+    if sum(rows) != operand.rows:
+        raise ArtifactError(
+            f"{operand.stored!r} has {operand.rows} rows, but config.json gives {one_of(parts)} {sum(rows)}"
+        )
+    start = 0
+    for part, count in zip(parts, rows, strict=True):
+        yield _part(operand, part, slice(start, start + count))
+        start += count
+
+
+def _parts(name: str, shapes: Shapes) -> list[str]:
+    if name in shapes or name == HEAD:
+        return [name]
+    for pack, parts in PACKS.items():
+        names = [name.replace(f".{pack}_proj.", f".{part}.") for part in parts]
+        if name not in names and all(part in shapes for part in names):
+            return names
+    raise ArtifactError(f"the program's weight {name!r} is none of config.json's tensors")
+
+
+def _part(operand: Operand, name: str, rows: slice) -> ExportedWeight:
+    content = operand.content
+    if isinstance(content, Codes):
+        read = partial(content.decode, rows)
+        return QuantizedLayer(name, facts_of(read()), read, content.activations)
+    return PlainWeight(name, _rows_of(content, name, rows, less=1.0 if operand.stored.endswith(ONE_PLUS) else 0.0))
+
+
+def _rows_of(tensor: ir.TensorProtocol, name: str, rows: slice, less: float) -> ir.TensorProtocol:
+    shape = ir.Shape([rows.stop - rows.start, *tensor.shape.numpy()[1:]])
+
+    def read() -> ir.TensorProtocol:
+        values = apply_to_array(tensor, lambda array: np.array(array[rows]))
+        return ir.Tensor(values - np.float32(less) if less else values, dtype=tensor.dtype, name=name)
+
+    return ir.LazyTensor(read, tensor.dtype, shape, name=name)
+
+
+def _narrowed(weight: ExportedWeight, dtype: ir.DataType | None) -> ExportedWeight:
+    """A float32 tensor in the checkpoint's 16 bits where they hold every number of it."""
+    if dtype is None or not isinstance(weight, PlainWeight) or weight.tensor.dtype != ir.DataType.FLOAT:
+        return weight
+    wide, narrow = weight.tensor, dtype.numpy()
+    with np.errstate(over="ignore"):
+        is_exact = apply_to_array(wide, lambda values: np.array_equal(values.astype(narrow).astype(np.float32), values))
+    if not is_exact:
+        return weight
+    make = partial(_cast, wide, dtype)
+    return PlainWeight(weight.name, ir.LazyTensor(make, dtype, ir.Shape(weight.shape), name=weight.name))
+
+
+def _cast(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:
+    return ir.Tensor(apply_to_array(tensor, lambda values: values.astype(dtype.numpy())), dtype=dtype, name=tensor.name)

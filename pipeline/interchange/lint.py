@@ -1,0 +1,211 @@
+"""Lint of quantized layers: what their tensors say against what config.json says of them.
+
+To add a check: a generator of findings, and its line in layer_findings or checkpoint_findings.
+
+Lint of a checkpoint, quantized or not: everything that is wrong with it, where building stops at the first thing.
+
+    files, configuration, shapes     what import refuses
+    values                           NaN and Inf in tensors and scales, scales of zero
+    zero points                      GPTQ layers whose zero points are off by one, or beyond the codes
+    act-order                        g_idx out of order though desc_act is false (missing: refused by name)
+    exclude lists                    modules listed as left alone that are quantized, and the other way round
+    scales of inputs, KV cache       missing, zero or not finite, or there without a scheme
+
+Checks of quantized layers are in lint.py. To add one: a generator of findings, and its line there or here.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ingot.errors import CheckpointError
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, QuantizedWeight, load
+from ingot.pipeline.checkpoint.safetensors import StoredTensor
+from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
+from ingot.progress import Progress, silent
+
+_OTHER_VERSION = {"gptq": "gptq_v2", "gptq_v2": "gptq"}
+# Codes less zero points average to 0 in a trained layer, and to -1 or 1 where the zero points are off by one.
+_OFF_BY_ONE = 0.5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong (error) or looks wrong (warning), and the tensor, module or file it is about."""
+
+    severity: Literal["error", "warning"]
+    where: str
+    message: str
+
+
+def layer_findings(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+    """What one layer's own tensors show; it is decoded once."""
+    try:
+        weight = tensor.read()
+    except CheckpointError as error:
+        yield Finding("error", tensor.name, str(error))
+        return
+    if not isinstance(weight, QuantizedWeight):
+        return
+    zeros = int(np.count_nonzero(weight.scales == 0))
+    if zeros:
+        yield Finding("warning", tensor.name, f"{zeros} of {weight.scales.size} scales are 0: their weights are lost")
+    if weight.zero_points is not None and quantization.get("quant_method") == "gptq":
+        yield from _zero_points(tensor.name, weight, quantization)
+    if weight.g_idx is not None and quantization.get("desc_act") is False:
+        message = "g_idx puts columns into groups out of order, but desc_act is false: some loaders leave g_idx unread"
+        yield Finding("error", tensor.name, message)
+
+
+def checkpoint_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What configuration and tensors say of the head, of scales of activations and of the KV cache."""
+    if checkpoint.quantization.get("lm_head") is False and HEAD in checkpoint.encoded:
+        yield Finding("error", HEAD, "is quantized, but lm_head is false: loaders will look for floats")
+    yield from _input_scales(checkpoint)
+    yield from _kv_scales(checkpoint)
+
+
+def _zero_points(name: str, weight: QuantizedWeight, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+    assert weight.zero_points is not None
+    said = quantization.get("checkpoint_format")
+    declared = said or "gptq"
+    says = f"checkpoint_format says {declared}" if said else "checkpoint_format is absent, which means gptq"
+    middle, points = 1 << (quantization["bits"] - 1), weight.zero_points
+    lowest, highest = int(points.min()), int(points.max())
+    if quantization.get("sym") and (lowest, highest) in ((middle - 1,) * 2, (middle + 1,) * 2):
+        stored = f"its zero points are {lowest}, but sym means {middle}: they are stored as {_OTHER_VERSION[declared]}"
+        yield Finding("error", name, f"{stored} stores them, and {says}")
+        return
+    if quantization.get("sym") and (lowest, highest) != (middle, middle):
+        yield Finding("warning", name, f"sym means zero points of {middle}, but they go from {lowest} to {highest}")
+    yield from _convention(name, weight, declared, says)
+    beyond = int(np.count_nonzero(points >= 2 * middle))
+    if beyond:
+        yield Finding(
+            "warning",
+            name,
+            f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: a zero point of 0, which gptq "
+            "cannot store, turns into that",
+        )
+
+
+def _convention(name: str, weight: QuantizedWeight, declared: str, says: str) -> Iterator[Finding]:
+    """A guess from the numbers: which side of their zero points the codes lie on."""
+    assert weight.zero_points is not None
+    per_group = np.bincount(weight.groups_of_columns, minlength=weight.scales.shape[1])
+    zeros = float((weight.zero_points.astype(np.float64) * per_group).sum()) / weight.codes.size
+    mean = float(weight.codes.mean(dtype=np.float64)) - zeros
+    wrong_side = -1 if declared == "gptq" else 1  # read with the wrong version, zero points come out one up, one down
+    if abs(mean - wrong_side) < _OFF_BY_ONE:
+        yield Finding(
+            "warning",
+            name,
+            f"its codes lie {mean:+.2f} from their zero points on average, as if these were stored as "
+            f"{_OTHER_VERSION[declared]} stores them; {says}",
+        )
+
+
+def _input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    for tensor in checkpoint.encoded.values():
+        name = f"{tensor.name.removesuffix('.weight')}.input_scale"
+        static = tensor.activations is not None and not tensor.activations.dynamic
+        if static and name not in checkpoint.scales:
+            yield Finding("error", name, "is missing, though input_activations are static")
+        elif static:
+            yield from _positive(checkpoint.scales[name])
+
+
+def _kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    found = {name: stored for name, stored in checkpoint.scales.items() if name.endswith((".k_scale", ".v_scale"))}
+    scheme = checkpoint.quantization.get("kv_cache_scheme")
+    if not scheme:
+        for name in found:
+            yield Finding("warning", name, "is there, but no kv_cache_scheme says that the cache is quantized")
+        return
+    if isinstance(scheme, Mapping) and scheme.get("dynamic"):
+        return
+    for layer in sorted({name.split(".self_attn.")[0] for name in checkpoint.shapes if ".self_attn." in name}):
+        for part in "kv":
+            name = f"{layer}.self_attn.{part}_scale"
+            stored = found.get(name) or found.get(f"{layer}.self_attn.{part}_proj.{part}_scale")
+            if stored is None:
+                yield Finding("error", name, "is missing, though kv_cache_scheme says that the cache is quantized")
+            else:
+                yield from _positive(stored)
+
+
+def _positive(stored: StoredTensor) -> Iterator[Finding]:
+    values = load(stored)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        yield Finding("error", stored.name, f"must be finite and above 0, but it is {values.reshape(-1)[:4].tolist()}")
+
+
+__all__ = ["Finding", "lint_checkpoint"]
+
+_LAYER = re.compile(r"^model\.layers\.\d+\.(self_attn|mlp)\.\w+$")
+
+
+def lint_checkpoint(path: Path, progress: Progress = silent) -> list[Finding]:
+    """All findings, in the order of the checks; every tensor is read once, one in memory at a time."""
+    try:
+        checkpoint = Checkpoint.open(path)
+    except CheckpointError as error:
+        return [Finding("error", str(path), str(error))]
+    findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
+    for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
+        findings += layer_findings(tensor, checkpoint.quantization)
+        progress("decoding", done, len(checkpoint.encoded))
+    return [*findings, *_exclude_lists(checkpoint, checkpoint.quantization), *checkpoint_findings(checkpoint)]
+
+
+def _structure(checkpoint: Checkpoint) -> Iterator[Finding]:
+    try:
+        check_tensors(checkpoint, read_config(checkpoint))
+    except CheckpointError as error:
+        yield Finding("error", checkpoint.path.name, str(error))
+
+
+def _plain_values(checkpoint: Checkpoint) -> Iterator[Finding]:
+    try:
+        checkpoint.check_finite()
+    except CheckpointError as error:
+        yield Finding("error", checkpoint.path.name, str(error))
+
+
+def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+    """What configuration and tensors say of the layers that are left in floats."""
+    if not quantization:
+        return
+    listed = [str(item) for key in ("ignore", "modules_to_not_convert") for item in quantization.get(key) or ()]
+    quantized = {name.removesuffix(".weight") for name in checkpoint.encoded}
+    modules = quantized | {name.removesuffix(".weight") for name in checkpoint.tensors if name.endswith(".weight")}
+    modules.add(HEAD.removesuffix(".weight"))  # a module of loaders even where it shares the table
+    for item in listed:
+        found = [module for module in modules if _matches(item, module)]
+        if not found:
+            yield Finding("warning", item, "is excluded from quantization, but there is no such module")
+        for module in sorted(quantized.intersection(found)):
+            yield Finding("error", module, f"is excluded from quantization ({item}), but it is quantized")
+    for module in sorted(modules - quantized):
+        expected = _LAYER.match(module) and not module.endswith("norm")
+        head = f"{module}.weight" == HEAD and _targets_all_linear(quantization)
+        if (expected or head) and not any(_matches(item, module) for item in listed):
+            yield Finding("error", module, "is in floats, but nothing excludes it from quantization: loaders will fail")
+
+
+def _targets_all_linear(quantization: Mapping[str, Any]) -> bool:
+    """Whether compressed-tensors takes every Linear for quantized, the head too."""
+    groups = quantization.get("config_groups") or {}
+    return any("Linear" in (group.get("targets") or ()) for group in groups.values() if isinstance(group, Mapping))
+
+
+def _matches(item: str, module: str) -> bool:
+    if item.startswith("re:"):
+        return re.match(item.removeprefix("re:"), module) is not None
+    return module == item or item in module.split(".") or module.endswith(f".{item}")

@@ -1,0 +1,183 @@
+"""The IR as a whole model of its own: input_ids [batch, sequence] -> logits [batch, sequence, vocab], no cache.
+
+    input_ids                 flattened for the graph, which knows tokens alone; positions count from 0 in each row
+    logits_indices            gone: every position has logits
+    ingot::PagedAttention     causal attention within a row, in standard operators
+
+What is left is standard ONNX of opset 24 (DequantizeLinear over 4-bit blocks is of opset 21, RMSNormalization and
+RotaryEmbedding of 23). Attention takes batch * sequence ** 2 numbers per head; the models are for prompts, for other
+compilers, and for comparing.
+
+QDQ ONNX: the model as one standard ONNX file that plain onnxruntime runs, with codes behind DequantizeLinear.
+
+    model.onnx               the graph: input_ids [batch, sequence] -> logits [batch, sequence, vocab]
+    weights.safetensors      its external data: codes, scales, zero points, floats
+
+Codes are INT4, UINT4, INT8, UINT8 or float8_e4m3 with one scale per row or per block of columns (`block_size`); weights
+of 2 and 3 bits stand in 4. Quantized activations are QuantizeLinear and DequantizeLinear as the pass left them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ingot.errors import PassError
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
+from ingot.passes.rewriting import add_constant
+from ingot.pipeline.targets.segments.onnx_files import write_model
+from ingot.progress import Progress, silent
+
+MADE_BY = "standalone"
+_DOMAINS = {""}
+
+
+def make_standalone(model: ir.Model) -> None:
+    """Change the model in place. PassError when it was lowered already and holds more than standard operators."""
+    graph = model.graph
+    builder = _Builder(graph)
+    builder.take_rows()
+    for node in [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]:
+        builder.expand(node)
+    builder.give_rows()
+    left = {f"{node.domain}::{node.op_type}" for node in graph} - {f"::{node.op_type}" for node in graph}
+    if left:
+        raise PassError(f"{MADE_BY}: {', '.join(sorted(left))} are no standard operators; run no lowering before")
+    for domain in set(graph.opset_imports) - _DOMAINS:
+        del graph.opset_imports[domain]
+
+
+class _Builder:
+    """Nodes before an anchor, and values that all attentions share."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.anchor: ir.Node = graph[0]
+        self.path = MADE_BY
+        self.masks: dict[int, ir.Value] = {}
+
+    def take_rows(self) -> None:
+        """New inputs, and what the old ones stand for."""
+        ids, positions, indices = self.graph.inputs
+        rows = ir.Value(name="rows", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", "sequence"]))
+        self.shape = self._op("Shape", "shape", [rows])  # [batch, sequence]
+        self.tokens = self._op("Squeeze", "sequence", [self._op("Gather", "tokens", [self.shape, self._integers(1)])])
+        self.places = self._op("Range", "places", [self._scalar(0), self.tokens, self._scalar(1)])  # [sequence]
+        spread = self._op("Expand", "positions.rows", [self.places, self.shape])
+        self._replace(positions, self._flat("positions", spread, positions))
+        for node in [use.node for use in indices.uses()]:
+            source = node.inputs[0]
+            assert node.op_type == "Gather"
+            assert source is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            self.graph.remove(node, safe=True)
+        self._replace(ids, self._flat("ids", rows, ids))
+        del self.graph.inputs[:]
+        rows.name = "input_ids"
+        self.graph.inputs.append(rows)
+
+    def give_rows(self) -> None:
+        """logits [batch * sequence, vocab] by row."""
+        logits = self.graph.outputs[0]
+        assert logits.shape is not None
+        vocabulary, producer = logits.shape[1], logits.producer()
+        assert producer is not None
+        self.anchor, self.path = producer, MADE_BY
+        logits.name = "logits.flat"
+        target = self._op("Concat", "logits.shape", [self.shape, self._integers(-1)], axis=0)
+        node = ir.node("Reshape", [logits, target], name=f"{MADE_BY}.logits")
+        node.metadata_props["ingot.pass"] = MADE_BY
+        self.graph.append(node)
+        made = node.outputs[0]
+        made.name, made.type = "logits", ir.TensorType(ir.DataType.FLOAT)
+        made.shape = ir.Shape(["batch", "sequence", vocabulary])
+        self.graph.outputs[0] = made
+
+    def expand(self, node: ir.Node) -> None:
+        """PagedAttention over the tokens of each row."""
+        self.anchor, self.path = node, f"{node.name}.causal"
+        number = {name: int(node.attributes[name].as_int()) for name in ("num_heads", "num_kv_heads", "head_dim")}
+        heads, kv_heads, head_dim = number["num_heads"], number["num_kv_heads"], number["head_dim"]
+        query, key, value = (x for x in node.inputs if x is not None)
+        q = self._by_head("query", query, kv_heads, heads // kv_heads, head_dim, (0, 2, 3, 1, 4))  # [B, KV, G, S, D]
+        k = self._by_head("key", key, kv_heads, 1, head_dim, (0, 2, 3, 4, 1))  # [B, KV, 1, D, S]
+        v = self._by_head("value", value, kv_heads, 1, head_dim, (0, 2, 3, 1, 4))  # [B, KV, 1, S, D]
+        scores = self._scores(q, k, node)  # [B, KV, G, S, S]
+        visible = self._visible(int(node.attributes["window"].as_int()))
+        masked = self._op("Where", "masked", [visible, scores, self._float(-np.inf)])
+        attended = self._op("MatMul", "attended", [self._op("Softmax", "weights", [masked], axis=-1), v])
+        by_token = self._op("Transpose", "by_token", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, G, D]
+        flat = self._op("Reshape", "flat", [by_token, self._integers(-1, heads * head_dim)])
+        self._replace(node.outputs[0], flat)
+        self.graph.remove(node, safe=True)
+
+    def _scores(self, query: ir.Value, keys: ir.Value, node: ir.Node) -> ir.Value:
+        product = self._op("MatMul", "product", [query, keys])
+        scores = self._op("Mul", "scores", [product, self._float(node.attributes["scale"].as_float())])
+        softcap = node.attributes["softcap"].as_float()
+        if not softcap:
+            return scores
+        bent = self._op("Tanh", "softcap.tanh", [self._op("Div", "softcap.div", [scores, self._float(softcap)])])
+        return self._op("Mul", "softcap.mul", [bent, self._float(softcap)])
+
+    def _visible(self, window: int) -> ir.Value:
+        """[sequence, sequence] bool, built once per window at its first user."""
+        if window not in self.masks:
+            path, self.path = self.path, f"attention.window_{window}" if window else "attention.full"
+            here = self._op("Unsqueeze", "here", [self.places, self._integers(1)])
+            there = self._op("Unsqueeze", "there", [self.places, self._integers(0)])
+            visible = self._op("LessOrEqual", "not_future", [there, here])
+            if window:
+                near = self._op("Less", "near", [self._op("Sub", "distance", [here, there]), self._integers(window)])
+                visible = self._op("And", "visible", [visible, near])
+            self.masks[window], self.path = visible, path
+        return self.masks[window]
+
+    def _by_head(
+        self, what: str, x: ir.Value, kv_heads: int, group: int, head_dim: int, perm: tuple[int, ...]
+    ) -> ir.Value:
+        sizes = self._integers(kv_heads, group, head_dim)
+        target = self._op("Concat", f"{what}.shape", [self.shape, sizes], axis=0)
+        split = self._op("Reshape", f"{what}.split", [x, target])  # [B, S, KV, group, D]
+        return self._op("Transpose", f"{what}.by_head", [split], perm=perm)
+
+    def _flat(self, what: str, rows: ir.Value, like: ir.Value) -> ir.Value:
+        made = self._op("Reshape", f"{what}.flat", [rows, self._integers(-1)])
+        made.type, made.shape = like.type, like.shape
+        return made
+
+    def _replace(self, old: ir.Value, new: ir.Value) -> None:
+        new.type, new.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new)
+
+    def _op(self, op_type: str, name: str, inputs: Sequence[ir.Value], **attributes: int | tuple[int, ...]) -> ir.Value:
+        node = ir.node(op_type, inputs, attributes, name=f"{self.path}.{name}")
+        node.outputs[0].name = node.name
+        node.metadata_props["ingot.pass"] = MADE_BY
+        self.graph.insert_before(self.anchor, node)
+        return node.outputs[0]
+
+    def _integers(self, *numbers: int) -> ir.Value:
+        name = "standalone.integers." + ".".join(map(str, numbers))
+        return add_constant(self.graph, name, np.array(numbers, np.int64))
+
+    def _scalar(self, number: int) -> ir.Value:
+        return add_constant(self.graph, f"standalone.integer.{number}", np.array(number, np.int64))
+
+    def _float(self, number: float) -> ir.Value:
+        return add_constant(self.graph, f"standalone.float.{number!r}", np.array(number, np.float32))
+
+
+MODEL = "model.onnx"
+
+
+def write_qdq_onnx(model: ir.Model, folder: Path, progress: Progress = silent) -> Path:
+    """Write the IR of a model that no pass but quantization has changed; the model is used up. Returns the ONNX file.
+
+    One weight is in memory at a time. PassError for a graph that was lowered, BuildError when the disk is full.
+    """
+    make_standalone(model)
+    PassManager([make_pass("clean-up")]).run(model)
+    return write_model(model, folder / MODEL, progress)

@@ -1,0 +1,1 @@
+"""The model as an IR: graph builder, decoder, rotary embedding, importer."""

@@ -1,0 +1,176 @@
+"""A small builder over onnx_ir: one call per node, its output's shape on the same line.
+
+A quantized checkpoint's weights as tensors of the IR: small ones at once, codes and floats each time they are read.
+
+Nothing large is held: whoever writes or packs a weight has it decoded, uses it, and lets it go.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.passes.quantization.quantized_tensors import code_tensor, mark_bits
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.formats.exact import IntegerForm, integer_form
+from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor
+
+
+def form_tensors(source: EncodedTensor, form: IntegerForm) -> list[ir.TensorProtocol]:
+    """Codes, scale and, when asymmetric, zero point: the operands of DequantizeLinear."""
+    name = source.name
+    tensors: list[ir.TensorProtocol] = [_lazy_codes(source, form), ir.Tensor(form.scale, name=f"{name}.scale")]
+    if form.zero_point is not None:
+        tensors.append(code_tensor(form.zero_point, form.bits, f"{name}.zero_point"))
+    return tensors
+
+
+def float_tensor(source: EncodedTensor) -> ir.LazyTensor:
+    """The weight as float32."""
+    return ir.LazyTensor(
+        lambda: ir.Tensor(source.dequantize()), ir.DataType.FLOAT, ir.Shape(source.shape), name=source.name
+    )
+
+
+def _lazy_codes(source: EncodedTensor, form: IntegerForm) -> ir.LazyTensor:
+    name, shape = f"{source.name}.q", ir.Shape(source.shape)
+    kind = "INT" if form.zero_point is None else "UINT"
+
+    def decode() -> ir.TensorProtocol:
+        again = integer_form(source.read())
+        assert isinstance(again, IntegerForm), "it was one when the model was imported"
+        return code_tensor(again.codes, again.bits, name)
+
+    return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
+
+
+OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
+IR_VERSION = 11
+MADE_BY = "import"
+Dims = Sequence[int | str]
+
+
+def dims(value: ir.Value) -> list[int | str]:
+    """The value's shape as plain ints and names."""
+    assert value.shape is not None
+    return [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
+
+
+class GraphBuilder:
+    """Builds one graph; names of nodes and of their values are the same readable path.
+
+    Shapes are lists of ints and names of symbolic dimensions: ["T", 64].
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self.checkpoint = checkpoint
+        self.graph = ir.Graph([], [], nodes=[], opset_imports=dict(OPSETS), name=name)
+        self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats in place of its codes
+        self._widened: dict[str, ir.Value] = {}
+
+    def input(self, name: str, dtype: ir.DataType, shape: Dims) -> ir.Value:
+        """A graph input."""
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self.graph.inputs.append(value)
+        return value
+
+    def output(self, value: ir.Value) -> None:
+        """Make the value a graph output."""
+        self.graph.outputs.append(value)
+
+    def constant(self, name: str, array: NDArray[np.generic]) -> ir.Value:
+        """An initializer that holds the array; the same name again gives the same value."""
+        if name not in self.graph.initializers:
+            self._initializer(ir.tensor(array, name=name))
+        return self.graph.initializers[name]
+
+    def scalar(self, number: float) -> ir.Value:
+        """A float32 constant of rank 0."""
+        return self.constant(f"scalar.{number!r}", np.array(number, np.float32))
+
+    def integers(self, *numbers: int) -> ir.Value:
+        """An int64 constant of rank 1: axes, shapes, splits."""
+        return self.constant("integers." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
+
+    def weight(self, name: str) -> ir.Value:
+        """The checkpoint's tensor as float32: the initializer itself, its Cast where it is stored in 16 bits, its
+        DequantizeLinear where it is quantized."""
+        if name in self.checkpoint.encoded:
+            return self._encoded(self.checkpoint.encoded[name])
+        if name not in self.graph.initializers:
+            self._initializer(self.checkpoint.external(name))
+        stored = self.graph.initializers[name]
+        if stored.dtype == ir.DataType.FLOAT:
+            return stored
+        if name not in self._widened:
+            cast = f"{name}.float32"
+            self._widened[name] = self.op("Cast", cast, [stored], dims(stored), to=ir.DataType.FLOAT)
+        return self._widened[name]
+
+    def op(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[ir.Value],
+        shape: Dims,
+        domain: str = "",
+        **attributes: int | float | str,
+    ) -> ir.Value:
+        """Append a node with one float32 output of the given shape; the output is named as the node."""
+        return self.multi_op(op_type, name, inputs, {name: shape}, domain, **attributes)[0]
+
+    def multi_op(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[ir.Value],
+        outputs: dict[str, Dims],
+        domain: str = "",
+        **attributes: int | float | str,
+    ) -> Sequence[ir.Value]:
+        """Append a node with several float32 outputs, name -> shape."""
+        values = [
+            ir.Value(name=output, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
+            for output, shape in outputs.items()
+        ]
+        node = ir.node(op_type, list(inputs), attributes, domain=domain, outputs=values, name=name)
+        node.metadata_props["ingot.pass"] = MADE_BY
+        self.graph.append(node)
+        return node.outputs
+
+    def _encoded(self, source: EncodedTensor) -> ir.Value:
+        """A quantized weight: decoded once to see its form, and again, lazily, wherever its codes are read."""
+        if source.name not in self._widened:
+            form = integer_form(source.read())
+            self._widened[source.name] = (
+                self._floats(source, form) if isinstance(form, str) else self._quantized(source, form)
+            )
+        return self._widened[source.name]
+
+    def _floats(self, source: EncodedTensor, reason: str) -> ir.Value:
+        self.dequantized[source.name] = reason
+        self._initializer(float_tensor(source))
+        return self.graph.initializers[source.name]
+
+    def _quantized(self, source: EncodedTensor, form: IntegerForm) -> ir.Value:
+        tensors = form_tensors(source, form)
+        for tensor in tensors:
+            self._initializer(tensor)
+        inputs = [self.graph.initializers[tensor.name or ""] for tensor in tensors]
+        path = f"{source.name.removesuffix('.weight')}.dequantize"
+        outputs: dict[str, Dims] = {f"{source.name}.dequantized": source.shape}
+        if form.block_size:
+            made = self.multi_op("DequantizeLinear", path, inputs, outputs, axis=1, block_size=form.block_size)[0]
+        else:
+            made = self.multi_op("DequantizeLinear", path, inputs, outputs, axis=0)[0]
+        node = made.producer()
+        assert node is not None
+        mark_bits(node, form.bits)
+        return made
+
+    def _initializer(self, tensor: ir.TensorProtocol) -> None:
+        value = ir.Value(
+            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+        )
+        self.graph.initializers.add(value)

@@ -1,0 +1,85 @@
+"""Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay where they are."""
+
+import json
+import math
+from typing import Literal
+
+import onnx_ir as ir
+
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.errors import UsageError
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.tensors import check_tensors
+from ingot.pipeline.model.decoder import DecoderBuilder
+from ingot.pipeline.model.graph_builder import IR_VERSION, GraphBuilder
+
+
+def import_checkpoint(
+    checkpoint: Checkpoint, context_tokens: int | None = None, check_weights: bool = True
+) -> ir.Model:
+    """Build the IR of a checkpoint.
+
+    context_tokens    longest sequence, prompt and output together; at most max_position_embeddings, which is the
+                      default. A model with longrope defaults to original_max_position_embeddings: up to there its
+                      short factors hold, beyond its long ones, and the choice is made here once (see rope_tables).
+    check_weights     read every weight once and refuse NaN and Inf
+
+    Returns a model with the inputs input_ids [T], position_ids [T], logits_indices [R] (int64), the output logits
+    [R, vocab_size] (float32), and ModelFacts and KVGeometry as JSON in metadata_props ("ingot.model", "ingot.kv").
+    Weights of a quantized checkpoint stay codes, scales and zero points where the IR can hold them; those that became
+    floats stand in "ingot.dequantized" with the reason, name -> reason. The checkpoint's own 16-bit type, bfloat16 or
+    float16, stands in "ingot.dtype".
+    Raises CheckpointError or its ConfigError for what is wrong with the checkpoint, UsageError for context_tokens.
+    """
+    config = read_config(checkpoint)
+    names = check_tensors(checkpoint, config)
+    context_tokens = _context_tokens(config, context_tokens)
+    if check_weights:
+        checkpoint.check_finite(names)
+    builder = GraphBuilder(checkpoint, name=config.model_type)
+    DecoderBuilder(builder, config, context_tokens).build()
+    model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
+    num_parameters = sum(math.prod(checkpoint.shapes[name]) for name in names)
+    model.metadata_props["ingot.model"] = _facts(config, context_tokens, num_parameters).model_dump_json()
+    model.metadata_props["ingot.kv"] = _kv_geometry(config).model_dump_json()
+    if builder.dequantized:
+        model.metadata_props["ingot.dequantized"] = json.dumps(builder.dequantized)
+    model.metadata_props["ingot.dtype"] = _half_type(checkpoint)
+    model.metadata_props["ingot.checkpoint"] = checkpoint.path.resolve().name
+    return model
+
+
+def _context_tokens(config: DecoderConfig, wanted: int | None) -> int:
+    if wanted is None:
+        return config.default_context_tokens
+    if not 1 <= wanted <= config.max_positions:
+        raise UsageError(
+            f"context_tokens is {wanted}; it must be from 1 to the model's max_position_embeddings, "
+            f"{config.max_positions}"
+        )
+    return wanted
+
+
+def _facts(config: DecoderConfig, context_tokens: int, num_parameters: int) -> ModelFacts:
+    return ModelFacts(
+        family=config.model_type,
+        num_layers=len(config.layers),
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        context_tokens=context_tokens,
+        num_parameters=num_parameters,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+    )
+
+
+def _kv_geometry(config: DecoderConfig) -> KVGeometry:
+    return KVGeometry(num_layers=len(config.layers), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+
+
+def _half_type(checkpoint: Checkpoint) -> Literal["bfloat16", "float16"]:
+    """The 16-bit type that the model was made in: bfloat16 reaches as far as float32, float16 does not."""
+    stored = {tensor.dtype for tensor in checkpoint.tensors.values()}
+    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return "bfloat16" if "BF16" in stored or named == "bfloat16" else "float16"

@@ -1,0 +1,62 @@
+"""How attention is cut up: what one program takes, so that it fits the registers and shared memory of a card.
+
+Decode: chunks of a context, at most MOST_CHUNKS of at least LEAST_CHUNK tokens (kernels/decode_attention.py).
+Ragged: a tile of TILE_QUERIES queries, of which a program takes `queries` with all heads that share a key.
+Measured with ptxas (docs/kernels.md): no registers are spilled on any SM.
+"""
+
+from dataclasses import dataclass
+
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, next_power_of_two
+
+TILE = 32  # tokens that are read at once
+MOST_CHUNKS = 64
+LEAST_CHUNK = 128
+DECODE_WARPS = 4
+_MOST_SUMS = 128 * 128  # running sums of a program: rows times head size; half of them beside codes that are widened
+_MANY_REGISTERS = 90  # the SM whose products read one side from shared memory: there all of them fit
+_SMALL_DIM = 128  # head size up to which a tile more of keys and values is on its way
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """An attention's heads."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key."""
+        return self.heads // self.kv_heads
+
+    @property
+    def block_dim(self) -> int:
+        """Head size as a tile has it."""
+        return next_power_of_two(self.dim, 16)
+
+    @property
+    def num_stages(self) -> int:
+        """Tiles of keys and values in flight: as many as shared memory of the smallest card holds."""
+        return 3 if self.block_dim <= _SMALL_DIM else 2
+
+
+@dataclass(frozen=True)
+class RaggedTile:
+    """queries * group rows, of which a product takes 16 at least."""
+
+    queries: int
+    group: int
+    num_warps: int
+
+
+def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_float32: bool = False) -> RaggedTile:
+    """What a program of ragged attention takes; sm is None where it must fit all of them."""
+    sums = _MOST_SUMS // 2 if is_quantized and sm != _MANY_REGISTERS else _MOST_SUMS
+    if is_float32:  # whose tiles take twice the shared memory
+        sums = _MOST_SUMS // 4
+    group = next_power_of_two(sizes.group)
+    queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, like both
+    warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4
+    return RaggedTile(queries, max(group, 16 // queries), warps)

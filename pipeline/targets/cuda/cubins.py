@@ -1,0 +1,197 @@
+"""All kernels of a program compiled, by as many processes as there are cores.
+
+Each process is `python -m ingot.pipeline.targets.cuda.cubins`: it reads {"sm", "kernel"} as lines of JSON and answers
+each with {"code" (base64), "facts"} or {"error"}. Triton keeps what it compiled in Ingot's cache,
+so that a second build of the same kernels takes milliseconds.
+
+One kernel with its constants -> a cubin for one SM, without a card, torch or nvcc.
+
+A cubin is launched with its arguments in the catalogue's order and two more pointers behind them, null here: Triton's
+global and profiling scratch. 32 * num_warps threads a block, `shared_bytes` of dynamic shared memory.
+"""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Lock
+from typing import Any
+
+from ingot.artifact.launch_program import Constant, CubinFacts, Kernel
+from ingot.errors import BuildError, IngotError, UsageError
+from ingot.pipeline.targets.cuda.kernel_signatures import signature
+from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
+from ingot.progress import Progress, silent
+from ingot.settings import cache_dir, num_threads
+
+FLOAT8 = "fp8e4nv"
+_ALIGNED = [["tt.divisibility", 16]]
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def require_sms(sms: Iterable[int]) -> None:
+    """UsageError for an SM that no cubins are made for."""
+    for sm in sms:
+        if sm not in SMS:
+            raise UsageError(f"no cubins are made for SM {sm}; allowed: {', '.join(map(str, SMS))}")
+
+
+def compile_kernel(kernel: Kernel, sm: int) -> tuple[bytes, CubinFacts]:
+    """The cubin for one of SMS, and how it is launched.
+
+    UsageError for an SM that is none of them; BuildError where Triton is missing, where cards of that SM lack what
+    the kernel needs, or where the kernel does not compile.
+    """
+    require_sms([sm])
+    if sm < FLOAT8_FROM and f"*{FLOAT8}" in kernel.types:
+        raise BuildError(
+            f"{kernel.name}: 8-bit floats need SM {FLOAT8_FROM} or newer, this is SM {sm}; use int8, or 16 bits"
+        )
+    triton, function = _triton(), _function(kernel.name)
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
+    try:
+        compiled = triton.compile(_source(triton, function, kernel), target=target, options=options)
+    except Exception as error:
+        raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
+    meta = compiled.metadata
+    if meta.global_scratch_size or meta.num_ctas != 1 or meta.num_warps != kernel.num_warps:
+        raise BuildError(f"{kernel.name} asks for scratch memory, clusters or warps that the launch program has not")
+    return compiled.asm["cubin"], CubinFacts(symbol=meta.name, shared_bytes=meta.shared)
+
+
+def _source(triton: Any, function: Any, kernel: Kernel) -> Any:
+    listed = dict(zip(signature(kernel.name).arguments, kernel.types, strict=True))
+    aligned = {name for place, name in enumerate(listed) if place in kernel.aligned or "*" in listed[name]}
+    types = {name: listed.get(name, "constexpr") for name in function.arg_names}
+    attributes = {(place,): _ALIGNED for place, name in enumerate(types) if name in aligned}
+    constants = {name: _constant(triton, value) for name, value in kernel.constants.items()}
+    return triton.compiler.ASTSource(function, signature=types, constexprs=constants, attrs=attributes)
+
+
+def _constant(triton: Any, value: Constant) -> Any:
+    return getattr(triton.language, _DTYPES[value]) if isinstance(value, str) else value
+
+
+def _function(kernel: str) -> Any:
+    module, _, name = signature(kernel).function.partition(".")
+    return getattr(import_module(f"ingot.kernels.{module}"), name)
+
+
+def _triton() -> Any:
+    try:
+        return import_module("triton")
+    except ImportError as error:
+        raise BuildError("building for CUDA needs Triton: pip install 'ingot[cuda]'") from error
+
+
+_MODULE = "ingot.pipeline.targets.cuda.cubins"
+_FIRST_LINES = 20  # of a worker's last words
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel."""
+
+    code: bytes
+    facts: CubinFacts
+
+
+def compile_kernels(
+    kernels: Mapping[str, Kernel], sm: int, workers: int | None = None, progress: Progress = silent
+) -> dict[str, Cubin]:
+    """Cubins of the kernels, by key. BuildError names the kernel that does not compile, or says what is missing."""
+    job = _Job(kernels, sm, progress)
+    count = min(workers or num_threads(), len(kernels))
+    with ThreadPoolExecutor(max(count, 1)) as pool:
+        for done in [pool.submit(_work, job) for _ in range(count)]:
+            done.result()
+    return {key: job.made[key] for key in kernels}
+
+
+class _Job:
+    """What is still to be compiled, and what is; shared by the threads that drive the processes."""
+
+    def __init__(self, kernels: Mapping[str, Kernel], sm: int, progress: Progress) -> None:
+        self.sm, self.made = sm, dict[str, Cubin]()
+        self._kernels, self._progress, self._lock = kernels, progress, Lock()
+        self._waiting = deque(kernels)
+
+    def requests(self) -> Iterator[tuple[str, str]]:
+        """Keys and requests, until nothing waits."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                key = self._waiting.popleft()
+            yield key, json.dumps({"sm": self.sm, "kernel": self._kernels[key].model_dump()})
+
+    def finish(self, key: str, cubin: Cubin) -> None:
+        """Take an answer."""
+        with self._lock:
+            self.made[key] = cubin
+            self._progress(f"compiling kernels for SM {self.sm}", len(self.made), len(self._kernels))
+
+    def give_up(self) -> None:
+        """Leave nothing for the others."""
+        with self._lock:
+            self._waiting.clear()
+
+
+def _work(job: _Job) -> None:
+    """Drive one process until nothing waits."""
+    with _start() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            for key, request in job.requests():
+                process.stdin.write(f"{request}\n")
+                process.stdin.flush()
+                job.finish(key, _answer(process.stdout.readline(), process))
+        except BaseException:
+            process.kill()
+            job.give_up()
+            raise
+
+
+def _start() -> "subprocess.Popen[str]":
+    """A process that compiles whatever this one does: Triton's interpreter, where it is on, would take its place."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", _MODULE]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def _answer(line: str, process: "subprocess.Popen[str]") -> Cubin:
+    if not line:
+        assert process.stderr is not None
+        words = process.stderr.read().strip().splitlines()[-_FIRST_LINES:]
+        raise BuildError("the process that compiles kernels ended: " + ("\n".join(words) or "without a word"))
+    answer = json.loads(line)
+    if "error" in answer:
+        raise BuildError(answer["error"])
+    return Cubin(base64.b64decode(answer["code"]), CubinFacts.model_validate(answer["facts"]))
+
+
+def _serve() -> None:
+    """Answer the lines of stdin. Whatever else prints goes to stderr: stdout is for answers alone."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            code, facts = compile_kernel(Kernel.model_validate(request["kernel"]), request["sm"])
+            answer: dict[str, object] = {"code": base64.b64encode(code).decode(), "facts": facts.model_dump()}
+        except IngotError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,254 @@
+"""What of the graph belongs into one launch, found before anything is lowered.
+
+    Mul(act(gate), up)                                             one gated activation; act: Mul(x, Sigmoid(x)),
+                                                                   QuickGelu with alpha 1, Swish, Gelu, Relu
+    Gemm or Gather, then Mul or Div by scalars, Tanh               the product's epilogue: alpha * y, then a softcap
+    SkipSimplifiedLayerNormalization or Add with a branch          one norm kernel, which norms the branch, adds, and
+    that is RMSNormalization(x, w)                                 norms the sum
+    Reshape(RMSNormalization(Reshape(q))), and so k                norms by head, within the write of keys and values
+    QuantizeLinear, DequantizeLinear, what makes their scale       rows of codes with scales: "ingot.activations"
+
+A node that one of these takes along (`absorbed`) is not lowered by itself; `at` says at which node the whole is.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
+from ingot.passes.rewriting import sole_consumer
+from ingot.passes.weights import float32_values, is_stored
+
+SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU = range(6)  # kernels/gated_activation.py
+_KINDS = {"float": 1, "int": 2}  # kernels/kv_precision.py: FP8, INT8
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Mul(act(gate), up)."""
+
+    gate: ir.Value
+    up: ir.Value
+    kind: int
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """softcap(alpha * y), y without the cap where it is 0; `result` is the value that it makes."""
+
+    result: ir.Value
+    alpha: float = 1.0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNormalization(source, weight)."""
+
+    source: ir.Value
+    weight: ir.Value
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A sum whose branch is normed before it is added."""
+
+    norm: Norm
+    residual: ir.Value
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms by head of queries and keys; the sources are [T, heads * dim]."""
+
+    query: Norm
+    key: Norm
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Activations rounded to 8 bits: what of, whether to e4m3fn (1) or int8 (2), and the scale of all rows, if any."""
+
+    source: ir.Value
+    kind: int
+    scale: float | None
+
+
+Fusion = Gate | Epilogue | Branch | HeadNorms | Rounding
+
+
+@dataclass
+class Fusions:
+    """By the node that a fusion is lowered at."""
+
+    at: dict[ir.Node, Fusion] = field(default_factory=dict)
+    absorbed: set[ir.Node] = field(default_factory=set)
+
+
+def find_fusions(graph: ir.Graph) -> Fusions:
+    """All of them. None takes what another has taken."""
+    found = Fusions()
+    for node in graph:
+        for fusion, absorbed in _candidates(node):
+            if node not in found.at and not found.absorbed & {node, *absorbed}:
+                found.at[node] = fusion
+                found.absorbed |= absorbed
+    return found
+
+
+def activation(value: ir.Value | None) -> tuple[ir.Value, int, set[ir.Node]] | None:
+    """The x of which a value is act(x), which act, and the nodes between."""
+    node = None if value is None else value.producer()
+    x = node.inputs[0] if node is not None and node.inputs else None
+    if node is None or x is None:
+        return None
+    if node.op_type == "Mul":
+        for x, sigmoid in _either(node):
+            made = sigmoid.producer()
+            if made is not None and made.op_type == "Sigmoid" and made.inputs[0] is x and _is_between(made, node):
+                return x, SILU, {made, node}
+        return None
+    kind = _activation_kind(node)
+    return None if kind is None else (x, kind, {node})
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """A stored value of one element."""
+    if value is None or not is_stored(value) or value.shape is None or any(size != 1 for size in value.shape):
+        return None
+    return float(float32_values(value).reshape(()))
+
+
+def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    match node.op_type:
+        case "Mul":
+            yield from _gates(node)
+        case "Gemm" | "Gather" | "MatMul":
+            yield from _epilogues(node)
+        case "Add" | "SkipSimplifiedLayerNormalization":
+            yield from _branches(node)
+        case "PagedAttention":
+            yield from _head_norms(node)
+        case "DequantizeLinear" if ACTIVATIONS_KEY in node.metadata_props:
+            yield from _roundings(node)
+
+
+def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    for active, up in _either(node):
+        found = activation(active)
+        if found is None or is_stored(up) or up is found[0]:
+            continue
+        last = active.producer()
+        if last is not None and _is_between(last, node):
+            yield Gate(found[0], up, found[1]), found[2]
+
+
+def _activation_kind(node: ir.Node) -> int | None:
+    alpha = node.attributes.get_float("alpha", 1.702 if node.op_type == "QuickGelu" else 1.0)
+    match node.op_type:
+        case "QuickGelu" | "Swish" if alpha == 1.0:
+            return SILU
+        case "Gelu":
+            return GELU_TANH if node.attributes.get_string("approximate", "none") == "tanh" else GELU_ERF
+        case "Relu":
+            return RELU
+        case "Sigmoid":
+            return SIGMOID
+    return None
+
+
+def _epilogues(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    """Scalings, and a tanh with its own: c * tanh(a * y) is the softcap c of c * a * y."""
+    result, alpha, absorbed = _scalings(node.outputs[0])
+    tanh = sole_consumer(result)
+    cap = 0.0
+    if tanh is not None and tanh.op_type == "Tanh":
+        capped, factor, more = _scalings(tanh.outputs[0])
+        if factor > 0:
+            result, alpha, cap, absorbed = capped, alpha * factor, factor, absorbed | {tanh} | more
+    if absorbed:
+        yield Epilogue(result, alpha, cap), absorbed
+
+
+def _scalings(value: ir.Value) -> tuple[ir.Value, float, set[ir.Node]]:
+    """What a value is after all scalars that it alone is multiplied by, their product, and the nodes."""
+    alpha, absorbed = 1.0, set[ir.Node]()
+    while (reader := sole_consumer(value)) is not None and (factor := _factor(reader, value)) is not None:
+        value, alpha = reader.outputs[0], alpha * factor
+        absorbed.add(reader)
+    return value, alpha, absorbed
+
+
+def _factor(node: ir.Node, x: ir.Value) -> float | None:
+    """What the node multiplies x by, where that is a scalar."""
+    if node.op_type == "Div" and node.inputs[0] is x:
+        divisor = scalar(node.inputs[1])
+        return 1.0 / divisor if divisor else None
+    if node.op_type == "Mul":
+        return next((scalar(other) for one, other in _either(node) if one is x), None)
+    return None
+
+
+def norm(value: ir.Value | None) -> tuple[Norm, ir.Node] | None:
+    """The RMS norm over the last axis that a value is, and its node."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "RMSNormalization" or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    assert epsilon is not None
+    return Norm(node.inputs[0], node.inputs[1], float(epsilon)), node
+
+
+def _branches(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    for branch, residual in _either(node):
+        found = norm(branch)
+        if found is not None and _is_between(found[1], node) and not is_stored(residual):
+            yield Branch(found[0], residual), {found[1]}
+
+
+def _head_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    query, key = (_head_norm(operand) for operand in node.inputs[:2])
+    if query is not None and key is not None and query[0].epsilon == key[0].epsilon:
+        yield HeadNorms(query[0], key[0]), query[1] | key[1]
+
+
+def _head_norm(value: ir.Value | None) -> tuple[Norm, set[ir.Node]] | None:
+    flat = None if value is None else value.producer()
+    found = norm(flat.inputs[0]) if flat is not None and flat.op_type == "Reshape" else None
+    split = None if found is None else found[0].source.producer()
+    if flat is None or found is None or split is None or split.op_type != "Reshape" or split.inputs[0] is None:
+        return None
+    if any(sole_consumer(each.outputs[0]) is None for each in (flat, found[1], split)):
+        return None
+    return Norm(split.inputs[0], found[0].weight, found[0].epsilon), {flat, found[1], split}
+
+
+def _roundings(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    """Everything between x and its dequantized codes."""
+    facts = json.loads(node.metadata_props[ACTIVATIONS_KEY])
+    codes = node.inputs[0]
+    quantize = None if codes is None else codes.producer()
+    if quantize is None or quantize.op_type != "QuantizeLinear" or quantize.inputs[0] is None:
+        return
+    source, absorbed, waiting = quantize.inputs[0], {quantize}, [quantize.inputs[1]]
+    while waiting:
+        value = waiting.pop()
+        made = None if value is None else value.producer()
+        if made is not None and value is not source and made not in absorbed:
+            absorbed.add(made)
+            waiting += made.inputs
+    yield Rounding(source, _KINDS[facts["kind"]], facts.get("scale")), absorbed
+
+
+def _either(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
+    """Both orders of the first two operands."""
+    one, other = node.inputs[0], node.inputs[1]
+    return [] if one is None or other is None else [(one, other), (other, one)]
+
+
+def _is_between(node: ir.Node, reader: ir.Node) -> bool:
+    """Whether nothing but the reader reads the node."""
+    return sole_consumer(node.outputs[0]) is reader

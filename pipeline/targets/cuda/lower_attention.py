@@ -1,0 +1,258 @@
+"""Rotary embedding, norms by head, and keys and values into the pool, as launches.
+
+ingot::PagedAttention as launches: keys and values into the pool (lower_attention.py), then attention over it.
+"""
+
+from typing import Any
+
+import onnx_ir as ir
+
+from ingot.artifact.launch_program import Argument
+from ingot.errors import PassError
+from ingot.passes.weights import float32_values
+from ingot.pipeline.targets.cuda.attention_tiles import (
+    DECODE_WARPS,
+    LEAST_CHUNK,
+    MOST_CHUNKS,
+    TILE,
+    HeadSizes,
+    ragged_tile,
+)
+from ingot.pipeline.targets.cuda.fusions import HeadNorms
+from ingot.pipeline.targets.cuda.lowering_context import Rows, Scope, columns_of
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder, next_power_of_two
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
+
+_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
+_FEW_HEADS = 4  # of a token, that one program takes where there are few tokens
+_MOST_ELEMENTS = 2048  # of all heads that it takes where there are many
+_ONE_WARP = 128  # head size up to which a warp has enough to do
+
+
+def lower_rotary(scope: Scope, node: ir.Node) -> None:
+    """RotaryEmbedding by itself. PassError for interleaved pairs and for positions that are not the model's input."""
+    positions = node.inputs[3] if len(node.inputs) > 3 else None
+    source = positions.producer() if positions is not None else None
+    given = source.inputs[0] if source is not None and source.op_type == "Unsqueeze" else None
+    if node.attributes.get_int("interleaved", 0) or given is None or given.name != "position_ids":
+        raise PassError(
+            f"{node.name!r} (RotaryEmbedding) turns neighbours, or by other positions than position_ids; the CUDA "
+            "kernels turn halves of a head by position_ids"
+        )
+    x, out, heads = scope.read(node.inputs[0], node), scope.make(node.outputs[0]), int_attribute(node, "num_heads")
+    dim = columns_of(node.outputs[0]) // heads
+    rotary = int_attribute(node, "rotary_embedding_dim") or dim
+    scope.builder.launch(
+        "rotate_heads",
+        node,
+        (scope.rows, heads),
+        {"DIM": dim, "BLOCK_DIM": next_power_of_two(dim, 16), "ROTARY": rotary},
+        num_warps=1 if dim <= _ONE_WARP else 2,
+        x=x.buffer,
+        positions=scope.builder.external("position_ids"),
+        cos=_table(scope.builder, node, 1),
+        sin=_table(scope.builder, node, 2),
+        out=out.buffer,
+        x_stride=x.stride,
+        out_stride=out.stride,
+    )
+
+
+def write_pool(scope: Scope, node: ir.Node, sizes: HeadSizes) -> Rows:
+    """Keys and values into the pool; the queries, normed and rotated, are returned."""
+    builder, rotary = scope.builder, int_attribute(node, "rotary_dim")
+    norms = scope.fusions.at.get(node)
+    norms = norms if isinstance(norms, HeadNorms) else None
+    q, k, v = _operands(scope, node, sizes, norms)
+    width = sizes.heads * sizes.dim
+    queries = Rows(builder.buffer(f"{node.name}.queries", scope.rows * width), width, width)
+    at_once = _FEW_HEADS if scope.rows <= FEW_ROWS else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
+    at_once = min(at_once, next_power_of_two(sizes.heads))
+    builder.launch(
+        "rotary_kv_write",
+        node,
+        (scope.rows, sum(-(-heads // at_once) for heads in (sizes.heads, sizes.kv_heads))),
+        {
+            **vector_constants(builder, sizes),
+            "HEADS": sizes.heads,
+            "KV_HEADS": sizes.kv_heads,
+            "HEADS_AT_ONCE": at_once,
+            "ROTARY": rotary,
+            "PARTS": q.parts,
+            "HAS_NORM": norms is not None,
+        },
+        q=q.buffer,
+        k=k.buffer,
+        v=v.buffer,
+        positions=builder.external("position_ids"),
+        slots=builder.external("slots"),
+        cos=_table(builder, node, 3) if rotary else None,
+        sin=_table(builder, node, 4) if rotary else None,
+        q_norm=scope.vector(norms.query.weight) if norms else None,
+        k_norm=scope.vector(norms.key.weight) if norms else None,
+        q_out=queries.buffer,
+        **pool_arguments(builder, node),
+        epsilon=norms.query.epsilon if norms else 0.0,
+        q_stride=q.stride,
+        k_stride=k.stride,
+        v_stride=v.stride,
+        part_stride=q.part_stride,
+        q_out_stride=width,
+    )
+    return queries
+
+
+def _operands(scope: Scope, node: ir.Node, sizes: HeadSizes, norms: HeadNorms | None) -> list[Rows]:
+    """Queries, keys and values where they lie; whole where they are not parts of one product."""
+    normed = (norms.query.source, norms.key.source) if norms else tuple(node.inputs[:2])
+    sources = (*normed, node.inputs[2])
+    starts = [int_attribute(node, f"{name}_column") for name in ("query", "key", "value")]
+    widths = [heads * sizes.dim for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
+
+    def placed(parts: bool) -> list[Rows]:
+        rows = (scope.read(source, node, parts=parts, unaligned=True) for source in sources)
+        return [each.slice(start, width) for each, start, width in zip(rows, starts, widths, strict=True)]
+
+    found = placed(parts=True)
+    if len({(rows.parts, rows.part_stride, rows.buffer.type) for rows in found}) > 1:
+        found = placed(parts=False)
+    if any(not rows.is_aligned for rows in found):
+        names = (f"{node.name}.{name}" for name in "qkv")
+        found = [scope.copied(rows, name, node) for rows, name in zip(found, names, strict=True)]
+    return found
+
+
+def vector_constants(builder: ProgramBuilder, sizes: HeadSizes) -> dict[str, int]:
+    """Constants of every kernel at the pool."""
+    kind = _KINDS.get(builder.kv.dtype, 0)
+    return {"DIM": sizes.dim, "BLOCK_DIM": sizes.block_dim, "BLOCK_TOKENS": builder.kv.block_tokens, "KIND": kind}
+
+
+def pool_arguments(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
+    """The layer's keys and values, and how they lie."""
+    layer = int_attribute(node, "layer")
+    scales = builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None
+    pool = builder.external("kv_pool", builder.kv.pool_offset(layer))
+    return {"pool": pool, "scales": scales, **builder.kv.strides()}
+
+
+def _table(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
+    table = node.inputs[index]
+    assert table is not None
+    return builder.weight(table.name or "", "fp32", lambda: float32_values(table))
+
+
+def int_attribute(node: ir.Node, name: str) -> int:
+    """An attribute, 0 where it is missing."""
+    return node.attributes.get_int(name, 0) or 0
+
+
+def float_attribute(node: ir.Node, name: str) -> float:
+    """An attribute, 0 where it is missing."""
+    return float(node.attributes.get_float(name, 0.0) or 0.0)
+
+
+def lower_attention(scope: Scope, node: ir.Node) -> None:
+    """Write, then attend: split along the context in decode buckets, by tiles of queries in others."""
+    sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
+    queries = write_pool(scope, node, sizes)
+    out = scope.make(node.outputs[0])
+    if scope.builder.bucket.attention == "ragged":
+        _ragged(scope, node, sizes, queries, out)
+    else:
+        _decode(scope, node, sizes, queries, out)
+
+
+def _decode(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+    builder, rows, context = scope.builder, scope.rows, scope.builder.bucket.context_tokens
+    chunks = min(MOST_CHUNKS, -(-context // LEAST_CHUNK))
+    split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
+    sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
+    weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
+    group = next_power_of_two(sizes.group, 16)
+    builder.launch(
+        "decode_attention",
+        node,
+        (rows, sizes.kv_heads, chunks),
+        {**_read(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
+        num_warps=DECODE_WARPS,
+        num_stages=sizes.num_stages,
+        **_common(builder, node, queries),
+        sums=sums,
+        weights=weights,
+    )
+    builder.launch(
+        "join_chunks",
+        node,
+        (rows, sizes.heads),
+        {
+            **split,
+            "HEADS": sizes.heads,
+            "DIM": sizes.dim,
+            "BLOCK_DIM": sizes.block_dim,
+            "BLOCK_CHUNKS": next_power_of_two(chunks),
+            "HAS_SINKS": False,
+        },
+        sums=sums,
+        weights=weights,
+        lengths=builder.external("lengths"),
+        sinks=None,
+        out=out.buffer,
+        window=int_attribute(node, "window"),
+        out_stride=out.stride,
+    )
+
+
+def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+    builder = scope.builder
+    is_float32 = builder.activation_type == "fp32"
+    sm, is_quantized = builder.shared.tiles.sm, builder.kv.is_quantized
+    tile = ragged_tile(sizes, is_quantized=is_quantized, sm=sm, is_float32=is_float32)
+    builder.launch(
+        "ragged_attention",
+        node,
+        (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
+        {
+            **_read(builder, node, sizes),
+            "TILE": TILE,
+            "BLOCK_GROUP": tile.group,
+            "TILE_QUERIES": TILE_QUERIES,
+            "QUERIES": tile.queries,
+            "HAS_SINKS": False,
+        },
+        num_warps=tile.num_warps,
+        num_stages=sizes.num_stages,
+        **_common(builder, node, queries),
+        query_starts=builder.external("query_starts"),
+        tile_sequences=builder.external("tile_sequences"),
+        tile_starts=builder.external("tile_starts"),
+        sinks=None,
+        out=out.buffer,
+        out_stride=out.stride,
+    )
+
+
+def _read(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
+    """Constants of both kernels that read the pool."""
+    return {
+        **vector_constants(builder, sizes),
+        "WIDTH": builder.kv.width,
+        "GROUP": sizes.group,
+        "HAS_SOFTCAP": float_attribute(node, "softcap") > 0,
+        "DTYPE": builder.activation_type,
+    }
+
+
+def _common(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
+    """Arguments of both kernels that read the pool."""
+    return {
+        **pool_arguments(builder, node),
+        "q": queries.buffer,
+        "tables": builder.external("tables"),
+        "lengths": builder.external("lengths"),
+        "scale": float_attribute(node, "scale"),
+        "softcap": float_attribute(node, "softcap"),
+        "window": int_attribute(node, "window"),
+        "q_stride": queries.stride,
+        "table_stride": -(-builder.bucket.context_tokens // builder.kv.block_tokens),
+    }

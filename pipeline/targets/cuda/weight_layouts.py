@@ -1,0 +1,170 @@
+"""Stored weights in the layouts that the kernels read.
+
+4 and 8 bits    codes in spans of 64 columns (kernels/matmul_nbits.py), offset binary: a symmetric weight's zero is
+                8 or 128. 2 and 3 bits stand in 4
+8-bit rows      e4m3fn, or int8 without zero points, [n, columns], a scale each row (kernels/matmul.py)
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.artifact.launch_program import Argument, WeightArgument
+from ingot.errors import PassError
+from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder, as_float
+from ingot.pipeline.targets.cuda.tiles import SPAN
+
+FP8, INT8, FP8_WEIGHT = 1, 2, 3  # kernels/matmul.py
+_HALF = np.finfo(np.float16)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """A weight of 4 or 8 bits [n, columns] as arguments of a launch."""
+
+    bits: int
+    group: int
+    groups: int
+    spans: int
+    codes: Argument
+    scales: Argument
+    zero_points: Argument | None
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """What the kernels are compiled for."""
+        return {
+            "SPANS": self.spans,
+            "GROUP": self.group,
+            "BITS": self.bits,
+            "HAS_ZERO_POINTS": self.zero_points is not None,
+        }
+
+
+def quantizer(value: ir.Value | None) -> ir.Node | None:
+    """The DequantizeLinear that makes a stored weight."""
+    producer = None if value is None else value.producer()
+    return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
+
+
+def float8(dequantize: ir.Node) -> bool:
+    """Whether its codes are e4m3fn. PassError for another 8-bit float."""
+    codes = dequantize.inputs[0]
+    assert codes is not None
+    if codes.dtype in (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8):
+        return False
+    if codes.dtype != ir.DataType.FLOAT8E4M3FN or _scale_shape(dequantize) != 1:
+        raise PassError(
+            f"{dequantize.name!r} has codes of {codes.dtype} in a form that has no CUDA kernel; there are kernels for "
+            "4 and 8 bits in blocks or by channel, and for float8_e4m3fn by channel"
+        )
+    return True
+
+
+def is_plain_int8(dequantize: ir.Node) -> bool:
+    """Whether integer products take it: signed, without zero points, a scale for each row."""
+    codes = dequantize.inputs[0]
+    has_zero_points = len(dequantize.inputs) > 2 and dequantize.inputs[2] is not None
+    return (
+        codes is not None and codes.dtype == ir.DataType.INT8 and not has_zero_points and _scale_shape(dequantize) == 1
+    )
+
+
+def byte_rows(builder: ProgramBuilder, dequantize: ir.Node) -> tuple[WeightArgument, WeightArgument]:
+    """Codes [n, columns] of one byte and scales [n]."""
+    codes, scales = dequantize.inputs[0], dequantize.inputs[1]
+    assert codes is not None
+    assert scales is not None
+    kind = "fp8e4nv" if codes.dtype == ir.DataType.FLOAT8E4M3FN else "i8"
+    made = builder.weight(f"{codes.name}.rows", kind, partial(_stored, codes))
+    return made, builder.weight(f"{scales.name}.rows", "fp32", lambda: as_float(_stored(scales)))
+
+
+def spans(builder: ProgramBuilder, dequantize: ir.Node) -> Spans:
+    """Codes, scales and zero points of a weight of up to 8 bits."""
+    codes, scales = dequantize.inputs[0], dequantize.inputs[1]
+    zeros = dequantize.inputs[2] if len(dequantize.inputs) > 2 else None
+    assert codes is not None
+    assert codes.dtype is not None
+    assert codes.shape is not None
+    bits, columns = int(codes.dtype.bitwidth), int(codes.shape.numpy()[1])
+    group, count = _group(dequantize, columns), -(-columns // SPAN)
+    groups = -(-columns // group)
+    made = builder.weight(f"{codes.name}.spans", "u8", partial(_packed_spans, codes, bits, count))
+    return Spans(bits, group, groups, count, made, _scales(builder, scales, groups), _zeros(builder, zeros, groups))
+
+
+def _scale_shape(dequantize: ir.Node) -> int:
+    """Axes of the scale."""
+    scale = dequantize.inputs[1]
+    assert scale is not None
+    assert scale.shape is not None
+    return len(scale.shape)
+
+
+def _group(dequantize: ir.Node, columns: int) -> int:
+    """Columns that share a scale; whole spans where a row has one."""
+    block = dequantize.attributes.get_int("block_size", 0) or -(-columns // SPAN) * SPAN
+    if block % (SPAN // 2):
+        raise PassError(
+            f"{dequantize.name!r} has blocks of {block}; the CUDA kernels take multiples of {SPAN // 2}: set block_size"
+            " to 32, 64, 128 or channel"
+        )
+    return block
+
+
+def _packed_spans(codes: ir.Value, bits: int, count: int) -> NDArray[np.uint8]:
+    """[n, count * 8 * bits]. With 4 bits byte j of a span holds column j and, in its high half, column j + 32."""
+    signed = codes.dtype in (ir.DataType.INT4, ir.DataType.INT8)
+    stored = _stored(codes).astype(np.int16)
+    unsigned = (stored + (1 << (bits - 1) if signed else 0)).astype(np.uint8)
+    padded = np.pad(unsigned, ((0, 0), (0, count * SPAN - unsigned.shape[1])))
+    if bits == 8:
+        return padded
+    halves = padded.reshape(len(padded), count, 2, SPAN // 2)
+    packed: NDArray[np.uint8] = halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)
+    return packed.reshape(len(padded), -1)
+
+
+def _scales(builder: ProgramBuilder, scales: ir.Value | None, groups: int) -> Argument:
+    """In 16 bits where the activations are, and none of them leaves float16's normal numbers: they cost bandwidth."""
+    assert scales is not None
+    name = f"{scales.name}.groups"
+    known = builder.shared.weights.get(name)
+    kind = known.type if known else _scale_type(builder, as_float(_stored(scales)))
+    return builder.weight(name, kind, lambda: np.ascontiguousarray(as_float(_stored(scales)).reshape(-1, groups).T))
+
+
+def _scale_type(builder: ProgramBuilder, scales: NDArray[np.float32]) -> str:
+    magnitudes = np.abs(scales)
+    fits = not magnitudes.size or (magnitudes.min() >= _HALF.smallest_normal and magnitudes.max() <= _HALF.max)
+    return "fp16" if fits and builder.activation_type != "fp32" else "fp32"
+
+
+def _zeros(builder: ProgramBuilder, zeros: ir.Value | None, groups: int) -> Argument | None:
+    if zeros is None:
+        return None
+    name = f"{zeros.name}.groups"
+    return builder.weight(
+        name, "u8", lambda: np.ascontiguousarray(_stored(zeros).astype(np.uint8).reshape(-1, groups).T)
+    )
+
+
+def _stored(value: ir.Value) -> NDArray[Any]:
+    assert value.const_value is not None
+    return np.asarray(value.const_value.numpy())
+
+
+def takes_codes(reader: ir.Node, kind: int) -> bool:
+    """Whether a layer multiplies 8-bit codes of this kind by its own."""
+    dequantize = quantizer(reader.inputs[1]) if reader.op_type == "Gemm" else None
+    if dequantize is None:
+        return False
+    if kind == FP8:
+        codes = dequantize.inputs[0]
+        return codes is not None and codes.dtype == ir.DataType.FLOAT8E4M3FN and float8(dequantize)
+    return is_plain_int8(dequantize)

@@ -1,0 +1,103 @@
+"""IR -> program/ of an artifact for a card: the launches, a table of cubins for each SM, and the weights."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from safetensors.numpy import save
+
+from ingot.artifact import ModelFacts, Program
+from ingot.artifact.launch_program import (
+    LAUNCHES_FILE,
+    TILES_FILE,
+    WEIGHTS_FILE,
+    ActivationType,
+    CubinFacts,
+    cubins_file,
+)
+from ingot.pipeline.checkpoint.safetensors_writer import needing_room, stream_weights
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.cuda.cubins import compile_kernels
+from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
+from ingot.pipeline.targets.table import Target
+from ingot.pipeline.targets.writers import Written, kv_geometry
+from ingot.progress import Progress
+
+TOOLS = ("triton",)
+_TYPES: dict[str, ActivationType] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress) -> Written:
+    """A program for the target's one SM. See `program_writers.ProgramWriter`."""
+    tiles = recipe_tiles(recipe, target.sms)
+    lowered = lower_by_recipe(model, recipe, tiles)
+    write_lowered(lowered, model, folder, target.sms, tiles, recipe.threads, progress)
+    return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
+
+
+def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered:
+    """The programs that the recipe asks for; the model's KV blocks become as long as it says."""
+    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
+
+
+def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
+    """The recipe's table of tiles, or an empty one."""
+    file = recipe.tile_table()
+    return read_tile_table(file, sms) if file else TileTable(sm=sms[0] if len(sms) == 1 else None)
+
+
+def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:
+    """The buckets that the recipe asks for: decode first, each kind by rows."""
+    context = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).context_tokens
+    decode = recipe.gpu.decode_rows
+    ragged = recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
+    return (
+        *(Bucket.decode(rows, context) for rows in decode),
+        *(Bucket.ragged(rows, context, decode[-1]) for rows in ragged),
+    )
+
+
+def activation_type(model: ir.Model, recipe: Recipe) -> ActivationType:
+    """What is computed in: as the recipe says, by default as the checkpoint does where that is in 16 bits."""
+    wanted = recipe.gpu.activations
+    return _TYPES[model.metadata_props["ingot.dtype"] if wanted == "checkpoint" else wanted]
+
+
+def write_lowered(
+    lowered: Lowered,
+    model: ir.Model,
+    folder: Path,
+    sms: Sequence[int],
+    tiles: TileTable,
+    workers: int | None,
+    progress: Progress,
+) -> None:
+    """Write launches, cubins for every SM, and weights to folder/program."""
+    (folder / "program").mkdir(parents=True, exist_ok=True)
+    cubins = {sm: _write_cubins(lowered, folder, sm, workers, progress) for sm in sms}
+    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    program = lowered.cuda_program(facts, sms, cubins, tiles.device)
+    file = folder / LAUNCHES_FILE
+    text = json.dumps(program.model_dump(mode="json"), separators=(",", ":"))
+    with needing_room(file, "the launches", len(text)):
+        file.write_text(text, encoding="utf-8")
+    if tiles.choices:
+        (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
+    stream_weights(folder / WEIGHTS_FILE, weights, progress)
+
+
+def _write_cubins(
+    lowered: Lowered, folder: Path, sm: int, workers: int | None, progress: Progress
+) -> dict[str, CubinFacts]:
+    made = compile_kernels(lowered.shared.kernels, sm, workers, progress)
+    file = folder / cubins_file(sm)
+    content = save({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
+    with needing_room(file, "the cubins", len(content)):
+        file.write_bytes(content)
+    return {key: cubin.facts for key, cubin in made.items()}

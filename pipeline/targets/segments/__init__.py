@@ -1,0 +1,1 @@
+"""Segments of the IR between attention nodes: what the onnxruntime and TensorRT targets share."""

@@ -1,0 +1,112 @@
+"""Segments -> plans on disk, one at a time: written as ONNX, built or recalled, checked, put into the program's folder.
+
+Segments of one structure whose weights are inputs share a plan. A segment with int4 constants has one of its own, and
+holds its weights in memory only while its ONNX is written.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx_ir as ir
+
+from ingot.artifact.plan_facts import PlanFacts
+from ingot.errors import BuildError
+from ingot.pipeline.targets.segments.onnx_files import write_model
+from ingot.pipeline.targets.segments.segment import Segment
+from ingot.pipeline.targets.segments.split import WEIGHTS
+from ingot.pipeline.targets.tensorrt.library import Library
+from ingot.pipeline.targets.tensorrt.plan_builder import WORK, BuiltPlan, build_or_recall
+from ingot.pipeline.targets.tensorrt.plan_report import check_plan
+from ingot.pipeline.targets.tensorrt.plan_request import PlanCache, PlanRequest
+from ingot.pipeline.targets.tensorrt.profiles import Profiles, segment_profiles
+from ingot.pipeline.targets.tensorrt.sms import check_sms
+from ingot.progress import Progress, silent
+
+ONNX = "segment.onnx"
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """The plan that runs a segment, and whether building it took a process of so many bytes; None: recalled."""
+
+    facts: PlanFacts
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """How all plans of a program are built."""
+
+    library: Library
+    sms: tuple[int, ...]
+    profiles: Profiles
+    cache: PlanCache
+
+
+def write_plans(
+    segments: Sequence[Segment], settings: PlanSettings, folder: Path, progress: Progress = silent
+) -> list[SegmentPlan]:
+    """The plan of each segment, written to folder/program/segment-000.plan and so on. `progress` counts plans.
+
+    UsageError for SMs that cannot be built for, before anything is; BuildError for what TensorRT refuses, by name, and
+    for plans that check_plan refuses.
+    """
+    check_sms(settings.library, settings.sms, frozenset().union(*(segment.forms for segment in segments)))
+    groups = list(_groups(segments).values())
+    plans: dict[int, SegmentPlan] = {}
+    for number, members in enumerate(groups):
+        built = _write_plan(segments[members[0]], len(members), settings, folder, f"program/segment-{number:03}.plan")
+        plans.update(dict.fromkeys(members, built))
+        progress(WORK, number + 1, len(groups))
+    return [plans[index] for index in range(len(segments))]
+
+
+def _groups(segments: Sequence[Segment]) -> dict[object, list[int]]:
+    """Which segments share a plan."""
+    groups: dict[object, list[int]] = {}
+    for index, segment in enumerate(segments):
+        key = index if segment.constant_bytes else ir.to_proto(segment.model).SerializeToString(deterministic=True)
+        groups.setdefault(key, []).append(index)
+    return groups
+
+
+def _write_plan(segment: Segment, sharers: int, settings: PlanSettings, folder: Path, file: str) -> SegmentPlan:
+    with TemporaryDirectory(prefix="ingot-segment-") as scratch:
+        write_model(segment.copied_model(), Path(scratch) / ONNX)  # it leads the model's weights to the files it writes
+        request = plan_request(segment, Path(scratch), settings)
+        try:
+            built = build_or_recall(request, settings.cache)
+            facts = _checked(built, request, settings.cache, file)
+        except BuildError as error:
+            raise BuildError(f"segment {segment.name!r}: {segment.originals(str(error))}") from error
+    target = folder / file
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(built.file, target)
+    return SegmentPlan(facts.model_copy(update={"segments": sharers}), built.peak_bytes)
+
+
+def _checked(built: BuiltPlan, request: PlanRequest, cache: PlanCache, file: str) -> PlanFacts:
+    """Facts of a plan that may stay; one that may not leaves the cache."""
+    try:
+        return check_plan(built.file.read_bytes(), request, file)
+    except BuildError:
+        cache.forget(request.key())
+        raise
+
+
+def plan_request(segment: Segment, folder: Path, settings: PlanSettings) -> PlanRequest:
+    """The request for a segment whose ONNX was written to the folder."""
+    data = folder / WEIGHTS
+    return PlanRequest(
+        onnx=str(folder / ONNX),
+        data=str(data) if segment.constant_bytes else None,
+        rows=segment.rows,
+        vectors=segment.vectors,
+        profiles=segment_profiles(settings.profiles, segment),
+        sms=settings.sms,
+        library=settings.library.name,
+        library_version=settings.library.version,
+    )

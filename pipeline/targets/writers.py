@@ -1,0 +1,60 @@
+"""From the lowered IR to the program in the artifact: by the writer that the target's row names."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol, cast
+
+import onnx_ir as ir
+
+from ingot.artifact import KVGeometry, Program
+from ingot.errors import BuildError
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.segments.onnx_files import write_program
+from ingot.pipeline.targets.table import Target
+from ingot.progress import Progress
+
+
+@dataclass(frozen=True)
+class Written:
+    """The program as the manifest shows it, the pool that it reads, and the tools that made it beside the usual."""
+
+    program: Program
+    kv: KVGeometry
+    tools: tuple[str, ...] = ()
+
+
+class ProgramWriter(Protocol):
+    """Writes folder/program. Raises PassError for what the target cannot run, BuildError for what does not compile."""
+
+    def __call__(
+        self, model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress
+    ) -> Written: ...
+
+
+def require_packages(target: Target) -> None:
+    """BuildError that names the extra, before hours of passes, where the target's writer lacks a package."""
+    for alternatives in target.packages:
+        if not any(find_spec(name) for name in alternatives):
+            raise BuildError(
+                f"target {target.name} is built with {' or '.join(alternatives)}, which is not installed: "
+                f"pip install 'ingot[{target.extra}]'"
+            )
+
+
+def program_writer(target: Target) -> ProgramWriter:
+    """The target's writer, imported when it is asked for: each needs packages that others do without."""
+    module, _, function = target.writer.partition(":")
+    return cast(ProgramWriter, getattr(import_module(module), function))
+
+
+def write_segments(model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress) -> Written:
+    """Segments as ONNX files."""
+    return Written(write_program(model, folder, progress), kv_geometry(model, recipe))
+
+
+def kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
+    """The model's geometry in blocks of the recipe's size."""
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    return geometry.model_copy(update={"block_tokens": recipe.engine.block_tokens})

@@ -1,0 +1,64 @@
+"""Which attention runs: the C kernel where it was built, else the numpy form. Chosen once, said once in the log.
+
+INGOT_ATTENTION=numpy takes the numpy form all the same: to compare, or where the kernel is suspected of a fault.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+from ingot import settings
+from ingot.artifact import AttentionStep
+from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library
+from ingot.runtime.cpu.native.operands import Operands, Rotation
+from ingot.runtime.cpu.native.reference import ReferenceAttention
+
+logger = logging.getLogger(__name__)
+
+
+class Attention(Protocol):
+    """Attention over one KV pool: `begin` once per step, then each bound call once."""
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Take over the step's sequences."""
+        ...
+
+    def bind(
+        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
+    ) -> Callable[[], None]:
+        """Return the call that writes key and value into the pool, attends, and fills `output` [rows, heads * dim].
+
+        `rotation` turns queries and keys; its tables reach as far as any position of a batch.
+        """
+        ...
+
+
+@cache
+def attention_backend() -> str:
+    """What computes attention in this process: "native-avx512", "native-avx2", "native-baseline" or "numpy".
+
+    INGOT_ATTENTION decides, else whether the kernel was built. Raises EngineError when it is asked for but not there.
+    """
+    asked = settings.attention()
+    if asked == "numpy":
+        logger.info("attention: numpy, as INGOT_ATTENTION says")
+        return "numpy"
+    if native_library() is None:
+        if asked == "native":
+            raise EngineError("INGOT_ATTENTION is native, but its kernel was not built; install with a C compiler")
+        logger.warning("attention: numpy, several times slower; install with a C compiler to build the kernel")
+        return "numpy"
+    backend = f"native-{isa_in_use()}"
+    logger.info("attention: %s", backend)
+    return backend
+
+
+def make_attention(pool: KVPool, num_threads: int) -> Attention:
+    """Attention over `pool` by the backend in use."""
+    if attention_backend() == "numpy":
+        return ReferenceAttention(pool)
+    return NativeAttention(pool, num_threads)

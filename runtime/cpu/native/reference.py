@@ -1,0 +1,121 @@
+"""Attention over the paged pool in numpy: the kernel's semantics and promise, slower; used where it was not built.
+
+Every token is computed by matmuls of one shape, [kv head, group, dim] @ [kv head, dim, tile], over tiles at fixed
+positions, so that its result depends on its own sequence alone, bit for bit, as the kernel's does.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ingot.artifact import AttentionStep
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.operands import Operands, Rotation
+
+TILE = 64
+"""Tokens of a tile; the same as the kernel's."""
+
+_MASKED = np.float32(-1e30)
+_CHUNK_TOKENS = 32  # query tokens of one numpy call; bounds the memory of the scores
+
+
+class ReferenceAttention:
+    """Attention by numpy over one KV pool. Implements `attention.Attention`."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._batch: ForwardBatch | None = None
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Take over the step's sequences; valid for every call until the next `begin`."""
+        self._batch = batch
+
+    def bind(
+        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
+    ) -> Callable[[], None]:
+        """Return the call that runs `step` on these buffers."""
+
+        def attend() -> None:
+            assert self._batch is not None
+            for s in range(len(self._batch.context_lens)):
+                rows = slice(int(self._batch.query_starts[s]), int(self._batch.query_starts[s + 1]))
+                positions = self._positions(s, rows.stop - rows.start)
+                query, key = (_turned(step, x[rows], positions, rotation) for x in operands[:2])
+                self._write(step, s, key, operands.value[rows])
+                self._attend(step, s, query, output[rows])
+
+        return attend
+
+    def _write(self, step: AttentionStep, s: int, key: FloatArray, value: FloatArray) -> None:
+        block, slot = self._places(s, self._positions(s, len(key)))
+        layer = self._pool.blocks[:, step.layer]  # [blocks, 2, kv heads, block tokens, dim]
+        layer[block, 0, :, slot] = key.reshape(-1, step.num_kv_heads, step.head_dim)
+        layer[block, 1, :, slot] = value.reshape(-1, step.num_kv_heads, step.head_dim)
+
+    def _attend(self, step: AttentionStep, s: int, query: FloatArray, output: FloatArray) -> None:
+        positions = self._positions(s, len(query))
+        for at in range(0, len(query), _CHUNK_TOKENS):
+            chunk = slice(at, at + _CHUNK_TOKENS)
+            output[chunk] = self._attend_chunk(step, s, query[chunk], positions[chunk])
+
+    def _attend_chunk(self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array) -> FloatArray:
+        """Attend for tokens [n] at `positions`; query and result [n, heads * dim]."""
+        n, heads, dim = len(query), step.num_heads, step.head_dim
+        q: FloatArray = (query * step.scale).reshape(n, step.num_kv_heads, -1, dim)
+        top: FloatArray = np.full((*q.shape[:3], 1), _MASKED)  # [n, kv heads, group, 1]
+        total, out = np.zeros_like(top), np.zeros_like(q)
+        oldest = max(0, int(positions[0]) - step.window + 1) if step.window else 0
+        for start in range(oldest // TILE * TILE, int(positions[-1]) + 1, TILE):
+            keys, values = self._tile(step, s, start, oldest, int(positions[-1]) + 1)
+            scores = _softcapped(q @ keys.transpose(0, 2, 1), step.softcap)  # [n, kv heads, group, TILE]
+            seen = _visible(positions, start, step.window)
+            new_top = np.maximum(top, np.where(seen, scores, _MASKED).max(axis=-1, keepdims=True))
+            weights = np.where(seen, np.exp(np.minimum(scores - new_top, 0)), np.float32(0))
+            alpha = np.exp(top - new_top)
+            total = total * alpha + weights.sum(axis=-1, keepdims=True)
+            out, top = out * alpha + weights @ values, new_top
+        output: FloatArray = (out / total + np.float32(0)).reshape(n, heads * dim)
+        return output
+
+    def _tile(self, step: AttentionStep, s: int, start: int, oldest: int, stop: int) -> tuple[FloatArray, FloatArray]:
+        """Keys and values [kv heads, TILE, dim] of positions start ...; zeros outside oldest .. stop."""
+        tile = np.zeros((2, step.num_kv_heads, TILE, step.head_dim), np.float32)
+        positions = np.arange(max(start, oldest), min(start + TILE, stop))
+        block, slot = self._places(s, positions)
+        rows = self._pool.blocks[block, step.layer, :, :, slot]  # [tokens, 2, kv heads, dim]
+        tile[:, :, positions - start] = rows.transpose(1, 2, 0, 3)
+        return tile[0], tile[1]
+
+    def _positions(self, s: int, tokens: int) -> Int64Array:
+        assert self._batch is not None
+        end = int(self._batch.context_lens[s])
+        return np.arange(end - tokens, end)
+
+    def _places(self, s: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Block and slot of each position."""
+        assert self._batch is not None
+        index, slot = np.divmod(positions, self._pool.geometry.block_tokens)
+        return self._batch.block_tables[s][index].astype(np.int64), slot
+
+
+def _turned(step: AttentionStep, x: FloatArray, positions: Int64Array, rotation: Rotation | None) -> FloatArray:
+    """Rotate rows [n, heads * dim] of the tokens at `positions`."""
+    if rotation is None:
+        return x
+    return rotation.turn(x.reshape(len(x), -1, step.head_dim), positions).reshape(x.shape)
+
+
+def _softcapped(scores: FloatArray, softcap: float) -> FloatArray:
+    if not softcap:
+        return scores
+    capped: FloatArray = np.tanh(scores / np.float32(softcap)) * np.float32(softcap)
+    return capped
+
+
+def _visible(positions: Int64Array, start: int, window: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """[n, 1, 1, TILE]: whether each token sees each place of the tile."""
+    tokens = np.arange(start, start + TILE)
+    distance = positions[:, None] - tokens  # [n, TILE]
+    seen = (distance >= 0) & (distance < window) if window else distance >= 0
+    return seen[:, None, None, :]

@@ -1,0 +1,156 @@
+"""What a build knows of its quantized weights, as evidence: the passes' statistics, stored bytes, KL of each alone.
+
+Watches a build's passes for the model just before its weights are quantized, and just after.
+
+Kept are copies of the graphs alone: their tensors are the model's own, most of them still in the checkpoint's file.
+
+What passes decided, as evidence: the scales, rotations, bits, masks and steps that they chose, in passes.json.
+
+A pass leaves its facts in the IR's metadata as JSON under "ingot.NAME", NAME being its own; its docstring says what
+they are. Statistics of each quantized weight are not among them: these are in quantization.json.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ingot.builder.layer_kl import KlOptions, LayerKl, layer_kl, quantized_weights
+from ingot.passes.manager import PassRecord
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
+from ingot.passes.registry import load_pass_class, pass_names
+from ingot.passes.weights import weight_sites
+from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.compile import Compiled, Observer
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.stored_bytes import stored_bytes
+from ingot.validation.quantization import Quantization, QuantizedWeight
+
+_EXACT = ("clean-up", "fusion")
+_KEEPS_WEIGHTS = ("round-scales", "quantize-activations", "mixed-precision")  # these scale and rotate nothing
+_SCALES_TOO = ("smooth-quant",)  # scales channels and rounds weights in one
+
+
+class WeightWatch:
+    """An observer of passes; passes its calls on to `then`.
+
+    before, after    the model without and with the weights that the build quantizes; None until there are any
+    changed_by       a pass that changed weights when some were quantized already, or while it quantized them: what the
+                     two differ in is then more than rounding
+    """
+
+    def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
+        """`start` imports the model anew, as it was before the first pass."""
+        self.before: ir.Model | None = None
+        self.after: ir.Model | None = None
+        self.changed_by = ""
+        self._start = start
+        self._then = then
+        self._last: ir.Model | None = None
+        self._quantized = 0
+
+    def __call__(self, model: ir.Model, record: PassRecord) -> None:
+        """Called after every pass, with the model as it is."""
+        self._look(model, record)
+        if self._then is not None:
+            self._then(model, record)
+
+    def _look(self, model: ir.Model, record: PassRecord) -> None:
+        kind = load_pass_class(record.name).kind
+        if kind == "lowering":
+            return
+        if self._last is None:
+            self._last = self._start()
+            self._quantized = _num_quantized(self._last)
+        now = _num_quantized(model)
+        if now > self._quantized:
+            self.before = self.before or self._last
+            self.changed_by = record.name if record.name in _SCALES_TOO else self.changed_by
+        elif self.before and record.modified and kind not in _EXACT and record.name not in _KEEPS_WEIGHTS:
+            self.changed_by = record.name
+        if now >= self._quantized:  # a lowering takes them away
+            self._quantized, self._last = now, model.clone()
+            self.after = self._last if self.before else None
+
+    def forget(self) -> None:
+        """Let go of the copies."""
+        self.before = self.after = self._last = None
+
+
+def _num_quantized(model: ir.Model) -> int:
+    return sum(site.is_quantized for site in weight_sites(model))
+
+
+PASSES_FILE = "passes.json"
+_PREFIX = "ingot."
+
+
+def pass_facts(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Pass name -> its facts, of the passes that left any."""
+    return {name: json.loads(metadata[key]) for name in pass_names() if (key := f"{_PREFIX}{name}") in metadata}
+
+
+def write_pass_facts(metadata: Mapping[str, str], folder: Path) -> None:
+    """Write passes.json into `folder` (made if missing); nothing where no pass left facts."""
+    found = pass_facts(metadata)
+    if found:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PASSES_FILE).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+_FIELDS = {field.name for field in fields(QuantizedWeight)}
+
+
+def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, folder: Path) -> Quantization:
+    """Of a recipe that was compiled into `folder`. KL is measured as far as the recipe's evaluation asks for it."""
+    rows = json.loads(compiled.facts.get(QUANTIZATION_KEY, '{"weights": []}'))["weights"]
+    if not rows:
+        return Quantization()
+    sizes = stored_bytes(folder, compiled.program)
+    weights = tuple(_weight(row, sizes) for row in rows)
+    reason = _why_no_kl(recipe, watch)
+    if reason:
+        return Quantization(weights, kl_absent=reason)
+    measured = _measure(recipe, watch, folder)
+    if isinstance(measured, str):
+        return Quantization(weights, kl_absent=measured)
+    return Quantization(tuple(replace(w, kl=measured.kl.get(w.name)) for w in weights), measured.measurement)
+
+
+def _weight(row: Mapping[str, Any], sizes: Mapping[str, int]) -> QuantizedWeight:
+    known = {"block_size": 0, "symmetric": True} | {key: value for key, value in row.items() if key in _FIELDS}
+    known["activations"] = _words(row["activations"]) if "activations" in row else ""
+    return QuantizedWeight(**known, stored_bytes=sizes.get(row["tensor"].removesuffix(".q")))
+
+
+def _words(activations: Mapping[str, Any]) -> str:
+    keys = [field.name for field in fields(ActivationScheme)]
+    return ActivationScheme(**{key: activations[key] for key in keys if key in activations}).words
+
+
+def _why_no_kl(recipe: Recipe, watch: WeightWatch) -> str:
+    """Why the KL of single weights is not measured; "" when it is."""
+    if recipe.evaluation is None:
+        return "the recipe has no evaluation text"
+    if recipe.evaluation.layer_kl_tokens == 0:
+        return "evaluation.layer_kl_tokens is 0"
+    if watch.before is None or watch.after is None:
+        return "the passes quantized no weight of a linear layer or embedding"
+    if watch.changed_by:
+        return f"{watch.changed_by} changed weights when others were quantized already"
+    return ""
+
+
+def _measure(recipe: Recipe, watch: WeightWatch, folder: Path) -> LayerKl | str:
+    evaluation, text = recipe.evaluation, recipe.evaluation_text()
+    assert evaluation is not None
+    assert text is not None
+    assert watch.before is not None
+    assert watch.after is not None
+    options = KlOptions(text, evaluation.window_tokens, evaluation.tokens, evaluation.layer_kl_tokens, recipe.threads)
+    found = layer_kl(watch.before, quantized_weights(watch.before, watch.after), folder / "tokenizer", options)
+    watch.forget()
+    return found

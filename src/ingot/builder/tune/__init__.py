@@ -1,0 +1,1 @@
+"""ingot tune: measures which tiles of each matmul are fastest on this GPU."""

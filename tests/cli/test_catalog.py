@@ -1,0 +1,78 @@
+"""`ingot recipes`: the list, one recipe resolved, and both as JSON.
+
+`ingot passes`: the list, one pass with its options, and both as JSON.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ingot.cli.main import run
+from ingot.passes.registry import pass_names
+from ingot.pipeline.recipe.load import list_recipes
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_all_passes_are_listed_with_kind_and_summary(capsys: Captured) -> None:
+    assert run(["passes"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in pass_names())
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("name", pass_names())
+def test_a_pass_is_shown_with_what_it_does_and_its_options(name: str, capsys: Captured) -> None:
+    assert run(["passes", name]) == 0
+    shown = capsys.readouterr().out
+    assert run(["passes", name, "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert facts["name"] == name
+    assert shown.startswith(f"{name} ({facts['kind']})\n")
+    assert all(option in shown for option in facts["options"])
+
+
+def test_the_json_has_every_option_with_type_and_default(capsys: Captured) -> None:
+    assert run(["passes", "--json"]) == 0
+    facts = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert list(facts) == pass_names()
+    assert facts["fold-constants"]["options"] == {"max_bytes": {"type": "int", "default": 1 << 20}}
+    assert facts["quantize-weights"]["options"]["bits"] == {"type": "Literal[2, 3, 4, 8]", "default": 4}
+
+
+NAMES = [name for name, _ in list_recipes()]
+
+
+def test_all_recipes_are_listed_with_their_description(capsys: Captured) -> None:
+    assert run(["recipes"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and description in shown for name, description in list_recipes())
+    assert run(["recipes", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in listed] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_shown_resolved(name: str, capsys: Captured) -> None:
+    assert run(["recipes", name]) == 0
+    resolved = yaml.safe_load(capsys.readouterr().out)
+    assert run(["recipes", name, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert resolved["name"] == facts["name"] == name
+    assert resolved["engine"] == facts["engine"]
+
+
+def test_a_resolved_recipe_resolves_to_itself(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["recipes", "int4-cpu", "--set", "passes.quantize-weights.bits=8", "--set", "seed=3"]) == 0
+    (tmp_path / "mine.yaml").write_text(text := capsys.readouterr().out)
+    assert run(["recipes", str(tmp_path / "mine.yaml")]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_a_change_is_checked_as_in_a_build(capsys: Captured) -> None:
+    assert run(["recipes", "int4-cpu", "--set", "passes.quantize-weights.block_size=7"]) == 2
+    shown = capsys.readouterr().err
+    assert "--set:passes.quantize-weights.block_size" in shown
+    assert "block_size is 7; allowed: 0 or 16 or 32 or 64 or 128 or 256 or 'channel'" in shown

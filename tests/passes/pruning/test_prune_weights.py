@@ -1,0 +1,177 @@
+"""prune-weights: as many zeros as asked for, where they cost least, and zeros that quantizers keep."""
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.calibration import calibrate_with
+from ingot.passes.fusion.fold_constants import FoldConstants
+from ingot.passes.fusion.pack_projections import PackProjections
+from ingot.passes.manager import PassManager
+from ingot.passes.numerics.gptq_rounding import damped_gram
+from ingot.passes.numerics.masks import Sparsity, sparse_gpt, wanda
+from ingot.passes.pruned_facts import MASKS_KEY
+from ingot.passes.pruning.prune_structure import PruneStructure
+from ingot.passes.pruning.prune_weights import PruneWeights
+from ingot.passes.quantization.awq import Awq
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.rotation.rotate import Rotate
+from ingot.passes.weights import float32_values, weight_sites
+from tests.passes.calibration_data import calibration
+from tests.passes.tiny_decoder import TinyDecoder
+
+Weights = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+def decoder(*before: Any) -> ir.Model:
+    model = TinyDecoder().model
+    PassManager([FoldConstants(), *before]).run(model)
+    return model
+
+
+def pruned(*behind: Any, before: tuple[Any, ...] = (), **options: Any) -> ir.Model:
+    model = decoder(*before)
+    with calibrate_with(calibration()):
+        PassManager([PruneWeights(**options), *behind]).run(model)
+    return model
+
+
+def weights(model: ir.Model) -> Weights:
+    """What the layers compute with, in float32."""
+    linears = (site for site in weight_sites(model) if site.role == "linear")
+    return {site.node.name or "": float32_values(site.operand) for site in linears}
+
+
+def statistics(model: ir.Model) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(model.metadata_props[MASKS_KEY])["weights"]}
+
+
+def logits(model: ir.Model) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.concatenate(list(calibration().logits(model)))
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize("before", [(), (PackProjections(),)], ids=["apart", "packed"])
+def test_half_of_the_weights_are_zero(method: str, before: tuple[Any, ...]) -> None:
+    model = pruned(method=method, before=before)
+    for name, weight in weights(model).items():
+        share = float(np.mean(weight == 0))
+        assert abs(share - 0.5) < 0.01, name
+        assert statistics(model)[name]["sparsity"] == pytest.approx(share)
+    assert "lm_head" not in statistics(model)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+@pytest.mark.parametrize(("pattern", "kept", "of"), [("2:4", 2, 4), ("1:4", 1, 4), ("3:4", 3, 4)])
+def test_a_pattern_holds_in_every_group(method: str, pattern: str, kept: int, of: int) -> None:
+    for weight in weights(pruned(method=method, sparsity=pattern)).values():
+        assert np.all((weight.reshape(len(weight), -1, of) != 0).sum(axis=2) == kept)
+
+
+def test_wanda_keeps_what_stays_and_sparsegpt_makes_up_for_what_goes() -> None:
+    exact, original = logits(decoder()), weights(decoder())
+    models = {method: pruned(method=method) for method in ("wanda", "sparsegpt")}
+    for name, weight in weights(models["wanda"]).items():
+        np.testing.assert_array_equal(weight[weight != 0], original[name][weight != 0])
+    errors = {method: np.linalg.norm(logits(model) - exact) for method, model in models.items()}
+    print(errors)
+    assert errors["sparsegpt"] < errors["wanda"]
+    mean = {m: np.mean([row["output_error"] for row in statistics(model).values()]) for m, model in models.items()}
+    assert mean["sparsegpt"] < mean["wanda"]
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
+@pytest.mark.parametrize("sparsity", ["2:4", 0.5])
+def test_zeros_stay_zeros_through_a_quantizer(quantizer: type[QuantizeWeights], symmetric: bool, sparsity: Any) -> None:
+    before = weights(pruned(sparsity=sparsity, before=(PackProjections(),)))
+    after = weights(pruned(quantizer(symmetric=symmetric), sparsity=sparsity, before=(PackProjections(),)))
+    for name, weight in before.items():
+        assert not after[name][weight == 0].any(), name
+        assert after[name][weight != 0].any()
+
+
+def test_zeros_stay_zeros_through_awq_and_gptq() -> None:
+    before = weights(pruned(sparsity="2:4"))
+    after = weights(pruned(Awq(), Gptq(), sparsity="2:4"))
+    assert all(not after[name][weight == 0].any() for name, weight in before.items())
+
+
+@pytest.mark.parametrize("behind", [Rotate(), PruneStructure(ffn=0.5)])
+def test_passes_that_would_fill_the_zeros_are_refused(behind: Any) -> None:
+    with pytest.raises(PassError, match="zeros that prune-weights has made would be lost; list prune-weights behind"):
+        pruned(behind)
+
+
+def test_zeros_stay_where_structure_goes_without_a_fit() -> None:
+    model = pruned(PruneStructure(ffn=0.5, refit=False), sparsity="2:4")
+    assert float(np.mean(weights(model)["layers.0.down_proj"] == 0)) > 0.4
+
+
+def test_layers_that_are_to_be_left_stay() -> None:
+    model = pruned(leave=("*.down_proj", "layers.1.*"))
+    zeros = {name: float(np.mean(weight == 0)) for name, weight in weights(model).items()}
+    assert {name for name, share in zeros.items() if share > 0.4} == {
+        f"layers.0.{part}_proj" for part in ("q", "k", "v", "o", "gate", "up")
+    }
+
+
+def test_a_width_that_the_pattern_does_not_divide_is_named() -> None:
+    message = r"'layers.0.q_proj' has 64 inputs, which 2:5 does not divide; .* leave: \['layers.0.q_proj'\]"
+    with pytest.raises(PassError, match=message):
+        pruned(sparsity="2:5")
+
+
+def test_quantized_weights_are_refused_by_name() -> None:
+    with pytest.raises(PassError, match=r"layer 'layers.0.q_proj' has a weight that is quantized"):
+        pruned(before=(QuantizeWeights(),))
+
+
+def test_a_pattern_of_leave_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(PassError, match=r"leave 'layers.9.\*' matches no weight"):
+        pruned(leave=("layers.9.*",))
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 1.0, -0.5, "4:2", "0:4", "half", 124, ""])
+def test_bad_sparsities_are_refused(sparsity: Any) -> None:
+    with pytest.raises(UsageError, match=r"prune-weights: sparsity is .*; allowed"):
+        PruneWeights(sparsity=sparsity)
+
+
+def test_shared_weights_are_left_alone_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = decoder()
+    nodes = {node.name: node for node in model.graph}
+    first, second = (nodes[f"layers.{layer}.o_proj"] for layer in (0, 1))
+    second.replace_input_with(1, first.inputs[1])
+    with caplog.at_level(logging.INFO, "ingot.passes"), calibrate_with(calibration()):
+        PassManager([PruneWeights()]).run(model)
+    assert "left alone: node 'layers.0.o_proj' has a weight that others read too" in caplog.text
+    assert "layers.0.o_proj" not in statistics(model)
+
+
+@given(seed=st.integers(0, 50), share=st.sampled_from([0.25, 0.5, 0.75]))
+def test_masks_are_where_the_scores_are_smallest(seed: int, share: float) -> None:
+    random = np.random.default_rng(seed)
+    weight, x = random.standard_normal((6, 16)).astype(np.float32), random.standard_normal((40, 16))
+    norms = np.linalg.norm(x, axis=0).astype(np.float32)
+    result = wanda(weight, norms, Sparsity(share))
+    scores = np.abs(weight) * norms
+    for row in range(6):
+        gone = result[row] == 0
+        assert gone.sum() == round(share * 16)
+        assert scores[row][gone].max() <= scores[row][~gone].min()
+
+
+def test_sparsegpt_is_the_least_squares_fit_where_inputs_do_not_depend_on_one_another() -> None:
+    weight = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    result = sparse_gpt(weight, damped_gram(np.eye(8), 1e-6, act_order=False), Sparsity(0.5))
+    np.testing.assert_allclose(result[result != 0], weight[result != 0], rtol=1e-5)
+    assert np.abs(weight[result == 0]).max() <= np.abs(weight[result != 0]).min()

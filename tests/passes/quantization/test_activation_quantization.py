@@ -1,0 +1,110 @@
+"""The IR form of quantized activations: standard ONNX that gives the bits numpy gives, row by row."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+
+from ingot.passes.calibration import Float32Array
+from ingot.passes.manager import verify
+from ingot.passes.quantization.activation_quantization import (
+    ActivationScheme,
+    activation_scheme,
+    dequantizer,
+    insert_activation_quantization,
+    qdq,
+)
+from tests.sessions import plain_session
+
+SCHEMES = [
+    ActivationScheme("int"),
+    ActivationScheme("float"),
+    ActivationScheme("int", 0.03),
+    ActivationScheme("float", 0.007),
+]
+WIDTH = 172
+
+
+def linear(scheme: ActivationScheme, weight: Float32Array) -> ir.Model:
+    """y = Gemm(x', W) over x [T, in]."""
+    shapes = {"x": ("T", weight.shape[1]), "y": ("T", weight.shape[0]), "w": weight.shape}
+    values = {
+        name: ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
+        for name, shape in shapes.items()
+    }
+    values["w"].const_value = ir.Tensor(weight, name="w")
+    gemm = ir.node("Gemm", [values["x"], values["w"]], {"transB": 1}, name="linear", outputs=[values["y"]])
+    opsets = {"": 24, "com.microsoft": 1}
+    graph = ir.Graph(
+        [values["x"]], [values["y"]], nodes=[gemm], initializers=[values["w"]], opset_imports=opsets, name="one"
+    )
+    insert_activation_quantization(graph, values["x"], [gemm], scheme)
+    model = ir.Model(graph, ir_version=11)
+    verify(model)
+    return model
+
+
+def through(scheme: ActivationScheme, x: Float32Array) -> NDArray[Any]:
+    """x' as onnxruntime makes it."""
+    model = linear(scheme, np.eye(x.shape[1], dtype=np.float32))
+    outputs: NDArray[Any] = plain_session(model).run(None, {"x": x})[0]
+    return outputs
+
+
+def rows(count: int = 33) -> Float32Array:
+    """Rows of very different sizes."""
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal((count, WIDTH)) * 10.0 ** rng.uniform(-3, 3, (count, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_onnxruntime_and_numpy_agree_to_the_last_bit(scheme: ActivationScheme) -> None:
+    model = linear(scheme, np.eye(WIDTH, dtype=np.float32))
+    gemm = model.graph.node("linear")
+    x_quantized = gemm.inputs[0]
+    assert x_quantized is not None
+    model.graph.outputs.append(x_quantized)
+    found = plain_session(model).run([x_quantized.name], {"x": rows()})[0]
+    np.testing.assert_array_equal(found, qdq(rows(), scheme))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(scheme: ActivationScheme) -> None:
+    whole = through(scheme, rows())
+    for part in (slice(0, 1), slice(3, 10), slice(17, 33)):
+        np.testing.assert_array_equal(through(scheme, rows()[part]), whole[part])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_rows_of_zeros_stay_and_large_values_saturate(scheme: ActivationScheme) -> None:
+    x = np.zeros((3, WIDTH), np.float32)
+    x[1, :2] = [3e38, -3e38]
+    x[2] = 1e-38
+    found = through(scheme, x)
+    assert not found[0].any()
+    assert np.isfinite(found).all()
+    assert abs(found[2]).max() <= 1e-30
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_form_is_read_back(scheme: ActivationScheme) -> None:
+    gemm = linear(scheme, np.eye(4, dtype=np.float32)).graph.node("linear")
+    assert activation_scheme(gemm) == scheme
+    maker = dequantizer(gemm)
+    assert maker is not None
+    assert maker.op_type == "DequantizeLinear"
+
+
+def test_facts_name_strategy_and_scale() -> None:
+    assert SCHEMES[0].facts == {"bits": 8, "kind": "int", "dynamic": True, "strategy": "token"}
+    assert SCHEMES[3].facts == {"bits": 8, "kind": "float", "dynamic": False, "strategy": "tensor", "scale": 0.007}
+
+
+@pytest.mark.parametrize(("kind", "error"), [("int", 0.006), ("float", 0.03)])
+def test_dynamic_scales_lose_what_eight_bits_lose_whatever_a_rows_size(kind: Any, error: float) -> None:
+    x = rows()
+    lost = np.linalg.norm(qdq(x, ActivationScheme(kind)) - x, axis=1) / np.linalg.norm(x, axis=1)
+    assert lost.min() > 0
+    assert lost.max() < 2 * error

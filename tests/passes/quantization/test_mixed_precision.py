@@ -1,0 +1,250 @@
+"""mixed-precision: each weight's scheme within a budget, honoured by the quantizers that follow, shown in a table."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.errors import PassError, UsageError
+from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
+from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
+from ingot.passes.manager import PassManager, weight_bytes
+from ingot.passes.numerics.scale_search import Scheme, WeightBits
+from ingot.passes.quantization.bit_assignment import Count, assignment_table, stored_bytes, unquantized_bytes
+from ingot.passes.quantization.gptq import Gptq
+from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.schemes import SCHEME_KEY, assign_scheme
+from ingot.passes.registry import make_pass
+from ingot.passes.weights import weight_sites
+from tests.passes.calibration_data import calibration
+from tests.passes.tiny_decoder import TinyDecoder
+
+KEPT: dict[str, object] = {"lm_head": "none", "embedding": "none"}
+
+
+def mixed(*behind: str, tied: bool = True, **options: Any) -> ir.Model:
+    """The tiny decoder with bits assigned, and what follows."""
+    model = TinyDecoder(tied=tied).model
+    passes = [make_pass("mixed-precision", options), *(make_pass(name, KEPT) for name in behind)]
+    with calibrate_with(calibration()):
+        PassManager(passes).run(model)
+    return model
+
+
+def facts(model: ir.Model) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(model.metadata_props[MIXED_KEY])
+    return found
+
+
+def schemes(model: ir.Model) -> dict[str, dict[str, Any]]:
+    return {node.name or "": json.loads(node.metadata_props[SCHEME_KEY]) for node in model.graph if _assigned(node)}
+
+
+def _assigned(node: ir.Node) -> bool:
+    return SCHEME_KEY in node.metadata_props
+
+
+def quantized(model: ir.Model) -> dict[str, tuple[int, int]]:
+    rows = json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]
+    return {row["name"]: (row["bits"], row["block_size"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def assigned() -> ir.Model:
+    return mixed()
+
+
+def test_at_the_size_of_a_uniform_scheme_it_predicts_less_loss(assigned: ir.Model) -> None:
+    found = facts(assigned)
+    uniform = next(row for row in found["uniform"] if (row["bits"], row["block_size"]) == (4, 128))
+    assert found["budget"] == {"bytes": uniform["bytes"]}
+    assert found["bytes"] <= uniform["bytes"]
+    assert 0 < found["predicted_kl"] < uniform["kl"]
+
+
+def test_the_table_adds_up_and_holds_the_alternatives(assigned: ir.Model) -> None:
+    found, of_nodes = facts(assigned), schemes(assigned)
+    assert [row["name"] for row in found["weights"]] == list(of_nodes)
+    assert len(of_nodes) == 14
+    assert found["bytes"] == sum(row["bytes"] for row in found["weights"])
+    assert found["predicted_kl"] == pytest.approx(sum(row["kl"] for row in found["weights"]))
+    elements = sum(rows * columns for rows, columns in (row["shape"] for row in found["weights"]))
+    assert found["bits_per_weight"] == pytest.approx(8 * found["bytes"] / elements)
+    for row in found["weights"]:
+        assert len(row["alternatives"]) == 4 * 3 + 1
+        assert sum(other["measured"] for other in row["alternatives"]) == 3
+        same = [other for other in row["alternatives"] if other["bytes"] == row["bytes"] and other["kl"] == row["kl"]]
+        assert same
+        assert of_nodes[row["name"]] == {key: row[key] for key in ("bits", "block_size")} | {"symmetric": False}
+    assert CALIBRATION_KEY in assigned.metadata_props
+
+
+def test_it_is_shown_as_a_table_with_what_each_weight_could_have_had_instead(assigned: ir.Model) -> None:
+    header, first, *_, total = assignment_table(facts(assigned))
+    assert header[:5] == ("weight", "bits", "block", "KB", "KL alone")
+    assert first[0] == "layers.0.q_proj"
+    assert any(cell.startswith(("2/", "3/", "4/", "8/")) and "KB" in cell for cell in first[5:])
+    assert total[0] == "total"
+    assert len(assignment_table(facts(assigned))) == 16
+
+
+@pytest.mark.parametrize("quantizer", ["quantize-weights", "gptq"])
+def test_the_quantizer_that_follows_takes_each_weight_s_scheme(quantizer: str) -> None:
+    model = mixed(quantizer, budget_bits=4.6)
+    chosen = {name: (scheme["bits"], scheme["block_size"]) for name, scheme in schemes(model).items()}
+    assert len(set(chosen.values())) > 1
+    assert quantized(model) == chosen
+
+
+@pytest.mark.parametrize("before", ["awq", "rotate"])
+def test_it_works_behind_the_passes_that_prepare_weights(before: str) -> None:
+    model = TinyDecoder(tied=False, weight_dtype=np.float32).model
+    exact = np.concatenate(list(calibration().logits(model)))
+    names = ("fold-constants", "pack-projections", before, "mixed-precision", "gptq")
+    options: dict[str, dict[str, object]] = {"mixed-precision": {"budget_bits": 5.0}, "gptq": KEPT}
+    with calibrate_with(calibration()):
+        PassManager([make_pass(name, options.get(name)) for name in names]).run(model)
+    assert quantized(model) == {name: (one["bits"], one["block_size"]) for name, one in schemes(model).items()}
+    error = np.concatenate(list(calibration().logits(model))) - exact
+    assert np.square(error).mean() < 0.05 * exact.var()
+
+
+@pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
+def test_overrides_win_over_what_was_assigned_and_16_bits_stay(quantizer: type[QuantizeWeights]) -> None:
+    model = TinyDecoder().model
+    site, other, third = (site for site in weight_sites(model) if site.node.name in _names("q", "k", "v"))
+    assign_scheme([site], Scheme(8, 16, symmetric=True))
+    assign_scheme([other], None)
+    assign_scheme([third], Scheme(8, 16, symmetric=True))
+    with calibrate_with(calibration()):
+        PassManager([quantizer(overrides={"*.v_proj": {"bits": 2, "block_size": 64}}, block_size=32)]).run(model)
+    found = quantized(model)
+    assert found["layers.0.q_proj"] == (8, 16)
+    assert "layers.0.k_proj" not in found
+    assert found["layers.0.v_proj"] == (2, 64)
+    assert found["layers.0.o_proj"] == (4, 32)
+
+
+def _names(*letters: str) -> list[str]:
+    return [f"layers.0.{letter}_proj" for letter in letters]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(("bits", "block_size"), [(2, 16), (3, 32), (4, 128), (8, 64), (4, 0), (3, 0)])
+def test_engine_bytes_are_those_of_the_lowered_model(bits: WeightBits, block_size: int, symmetric: bool) -> None:
+    model = TinyDecoder().model
+    scheme = Scheme(bits, block_size, symmetric)
+    linear = [site for site in weight_sites(model) if site.role == "linear"]
+    shapes = [site.weight.const_value.shape.numpy() for site in linear if site.weight.const_value is not None]
+    predicted = sum(stored_bytes(int(rows), int(columns), scheme, "engine") for rows, columns in shapes)
+    assign_scheme(linear, scheme)
+    plain = _lowered_bytes(TinyDecoder().model)
+    as_floats = sum(4 * int(rows) * int(columns) for rows, columns in shapes)
+    assert _lowered_bytes(model, QuantizeWeights(lm_head="none", embedding="none")) == plain - as_floats + predicted
+
+
+def _lowered_bytes(model: ir.Model, *passes: QuantizeWeights) -> int:
+    PassManager([*passes, LowerOnnxruntimeCpu()]).run(model)
+    return weight_bytes(model)
+
+
+def test_nominal_bytes_are_those_of_packed_checkpoints() -> None:
+    assert stored_bytes(64, 256, Scheme(3, 128, symmetric=True), "nominal") == 64 * 256 * 3 // 8 + 64 * 2 * 2
+    assert stored_bytes(64, 256, Scheme(4, 128, symmetric=False), "nominal") == 64 * 128 + 64 * 2 * 2 + 64
+    tensor = next(iter(TinyDecoder().model.graph.initializers.values())).const_value
+    assert tensor is not None
+    sizes: dict[Count, int] = {"nominal": tensor.size * 2, "engine": tensor.size * 4}
+    for count, size in sizes.items():
+        assert unquantized_bytes(tensor, count, is_table=False) == size
+    assert unquantized_bytes(tensor, "engine", is_table=True) == tensor.size * 2
+
+
+def test_a_budget_of_kl_gives_the_fewest_bytes_that_keep_it() -> None:
+    loose, tight = (facts(mixed(budget_kl=kl)) for kl in (1e-3, 1e-5))
+    assert loose["predicted_kl"] <= 1e-3
+    assert tight["predicted_kl"] <= 1e-5
+    assert loose["bytes"] < tight["bytes"]
+    assert facts(mixed(budget_kl=1e-15))["weights"][0]["bits"] == 16
+
+
+def test_nominal_3_bits_are_cheaper_than_4_and_are_chosen() -> None:
+    options: dict[str, Any] = {"budget_bits": 3.4, "bits": (3, 4), "block_sizes": (128,)}
+    assert {scheme["bits"] for scheme in schemes(mixed(count="nominal", **options)).values()} == {3, 4}
+
+
+def test_head_and_table_are_assigned_when_asked_and_together_where_they_are_tied() -> None:
+    tied = schemes(mixed(lm_head=True, budget_bits=5.0))
+    assert tied["lm_head"] == tied["embed_tokens"]
+    model = mixed("quantize-weights", lm_head=True, embedding=True, budget_bits=5.0, tied=False)
+    assert {"lm_head", "embed_tokens"} <= schemes(model).keys()
+    assert all(site.is_quantized for site in weight_sites(model) if schemes(model)[site.node.name or ""]["bits"] != 16)
+
+
+def test_what_engines_pack_into_one_matmul_gets_one_scheme(assigned: ir.Model) -> None:
+    of_nodes = schemes(assigned)
+    for layer in range(2):
+        for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            assert len({str(of_nodes[f"layers.{layer}.{name}"]) for name in names}) == 1
+    assert len({str(scheme) for scheme in of_nodes.values()}) > 1
+
+
+def test_excluded_weights_get_no_scheme_and_count_nowhere(assigned: ir.Model) -> None:
+    model = mixed(exclude=["*down_proj"])
+    left_out = {name for name in schemes(assigned) if name.endswith("down_proj")}
+    assert schemes(model).keys() == schemes(assigned).keys() - left_out
+    assert left_out
+    assert facts(model)["budget"]["bytes"] < facts(assigned)["budget"]["bytes"]
+    with pytest.raises(PassError, match="exclude 'nowhere' matches no weight; the nearest are"):
+        mixed(exclude=["nowhere"])
+
+
+def test_a_second_run_changes_nothing(assigned: ir.Model) -> None:
+    with calibrate_with(calibration()):
+        (record,) = PassManager([MixedPrecision()]).run(assigned)
+    assert not record.modified
+
+
+def test_bits_that_no_quantizer_took_are_refused_by_the_lowering(assigned: ir.Model) -> None:
+    with pytest.raises(PassError, match=r"mixed-precision chose bits for 'layers.0.q_proj' and \d+ more, and nothing"):
+        PassManager([LowerOnnxruntimeCpu()]).run(assigned)
+
+
+def test_behind_the_quantizer_it_is_refused() -> None:
+    model = TinyDecoder().model
+    with calibrate_with(calibration()), pytest.raises(PassError, match="put it before the pass that quantizes"):
+        PassManager([QuantizeWeights(), MixedPrecision()]).run(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget_bytes": 1000}, r"smallest size .* is [\d,]+ bytes \(2\.\d\d bits per weight\), the budget is 1,000"),
+        ({"budget_bits": 2.0}, r"raise the budget, or add fewer bits or larger blocks"),
+        ({"budget_kl": 1e-12, "bits": (2, 4)}, r"the least KL that these schemes reach is .*, the budget is 1e-12"),
+    ],
+)
+def test_a_budget_that_nothing_meets_is_refused_with_what_can_be_reached(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PassError, match=message):
+        mixed(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget_bits": 4.0, "budget_kl": 0.1}, "budget_bits and budget_kl are given; give one budget"),
+        ({"budget_bits": 0.0}, r"budget_bits is 0\.0; allowed: above 0"),
+        ({"tokens": 0}, "tokens is 0; allowed: above 0"),
+        ({"bits": (16,)}, "one of 2, 3, 4 or 8 among the bits"),
+        ({"block_sizes": ()}, "give both"),
+        ({"bits": (5,)}, r"bits is \(5,\); allowed: a list, each 2 or 3 or 4 or 8 or 16"),
+        ({"same_size_as": {"bits": 4}}, "same_size_as is {'bits': 4}; allowed: bits and block_size, both"),
+        ({"same_size_as": {"bits": 5, "block_size": 32}}, r"same_size_as'\]: bits is 5"),
+    ],
+)
+def test_bad_options_are_refused(options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        MixedPrecision(**options)

@@ -1,0 +1,38 @@
+"""quantize-kv-cache: the geometry says it, and nothing else changes."""
+
+import onnx_ir as ir
+import pytest
+
+from ingot.artifact import KVGeometry
+from ingot.errors import PassError
+from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from tests.data_paths import ROOT
+
+LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
+
+
+def geometry(model: ir.Model) -> KVGeometry:
+    return KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp8", 4), ("int8", 4), ("int4", 8)])
+def test_a_block_shrinks_to_its_codes_and_a_scale_for_each_vector(precision: str, share: int) -> None:
+    model = import_checkpoint(Checkpoint.open(LLAMA))
+    before, nodes = geometry(model), list(model.graph)
+    assert QuantizeKVCache(precision=precision)(model).modified  # type: ignore[arg-type]
+    after = geometry(model)
+    assert after == before.model_copy(update={"dtype": precision})
+    vectors = before.num_layers * 2 * before.num_kv_heads * before.block_tokens
+    assert after.block_bytes == before.block_bytes // share + 2 * vectors
+    assert list(model.graph) == nodes
+    assert not QuantizeKVCache(precision=precision)(model).modified  # type: ignore[arg-type]
+
+
+def test_two_dims_of_an_odd_head_share_no_byte() -> None:
+    model = import_checkpoint(Checkpoint.open(LLAMA))
+    odd = geometry(model).model_copy(update={"head_dim": 15})
+    model.metadata_props["ingot.kv"] = odd.model_dump_json()
+    with pytest.raises(PassError, match="heads have 15 dims, and two share a byte of int4; use int8"):
+        QuantizeKVCache(precision="int4")(model)

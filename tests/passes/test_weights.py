@@ -1,0 +1,28 @@
+"""Sites of weights, and the names that patterns match them by."""
+
+import pytest
+
+from ingot.passes.manager import PassManager
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.weights import weight_sites
+from tests.passes.tiny_decoder import TinyDecoder
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_answers_to_its_path_alone(tied: bool) -> None:
+    names = {site.role: site.names for site in weight_sites(TinyDecoder(tied=tied).model)}
+    assert names["embedding"] == ("embed_tokens", EMBEDDING, "model.embed_tokens")
+    assert names["head"] == (("lm_head",) if tied else ("lm_head", "lm_head.weight"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "quantized", "left"), [(EMBEDDING, "embed_tokens", "lm_head"), ("lm_head", "lm_head", "embed_tokens")]
+)
+def test_an_override_can_quantize_one_of_two_tied_weights(pattern: str, quantized: str, left: str) -> None:
+    model = TinyDecoder(tied=True).model
+    PassManager([QuantizeWeights(lm_head="none", embedding="none", overrides={pattern: {"bits": 4}})]).run(model)
+    found = {site.node.name: site.is_quantized for site in weight_sites(model)}
+    assert found[quantized]
+    assert not found[left]

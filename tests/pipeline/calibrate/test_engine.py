@@ -1,0 +1,193 @@
+"""The calibration engine: what it sums up, what it runs, what it keeps in memory, and the text that it reads."""
+
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.artifact import ModelFacts
+from ingot.errors import RecipeError, UsageError
+from ingot.passes import weights as weight_values
+from ingot.passes.fusion.pack_projections import PackProjections
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, walk
+from ingot.pipeline.calibrate.activations import Activations
+from ingot.pipeline.calibrate.sequences import causal_mask
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.compile import compile_recipe
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.load import load_recipe
+from tests.data_paths import DEMO_MODEL
+from tests.parity import CHECKPOINTS
+from tests.passes.calibration_data import calibration, calibration_data
+from tests.passes.tiny_decoder import TinyDecoder, array
+from tests.reference_runner import ReferenceRunner
+from tests.tolerances import within
+
+TEXT = DEMO_MODEL / "heldout.txt"
+
+
+def test_the_gram_matrix_is_x_transposed_times_x_of_what_the_layer_reads() -> None:
+    model = TinyDecoder().model
+    stages = calibration().stages(model)
+    stage = next(stages)
+    (group,) = stage.groups
+    rows = array(model, "model.embed_tokens.weight").astype(np.float64)[calibration_data().sequences.reshape(-1)]
+    normed = rows / np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + 1e-5)
+    inputs = normed * array(model, "layers.0.input_layernorm.weight")
+    assert [node.name for node in group.linears] == [f"layers.0.{name}_proj" for name in "qkv"]
+    np.testing.assert_allclose(stage.gram(group.source), inputs.T @ inputs, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(stage.mean_absolute(group.source), np.abs(inputs).mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(stage.max_absolute(group.source), np.abs(inputs).max(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(stage.rows(group.source, 3), inputs[[0, 639, 1279]], rtol=1e-4, atol=1e-5)
+
+
+def test_logits_are_those_of_the_paged_reference() -> None:
+    data = calibration_data(sequences=3)
+    logits = np.concatenate(list(CalibrationEngine(data).logits(TinyDecoder().model)))
+    reference = ReferenceRunner(TinyDecoder().model).run_ragged(data.sequences.tolist(), [(16, 16, 16)])
+    assert within("parity.float32", float(np.abs(logits - np.concatenate(reference)).max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "olmo2", "phi3", "qwen2", "granite"])
+def test_logits_of_every_kind_of_family_are_those_of_the_paged_reference(family: str) -> None:
+    def imported() -> ir.Model:
+        return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
+
+    vocab = ModelFacts.model_validate_json(imported().metadata_props["ingot.model"]).vocab_size
+    data = calibration_data(sequences=2, tokens=24, vocab=vocab)
+    logits = np.concatenate(list(CalibrationEngine(data).logits(imported())))
+    reference = np.concatenate(ReferenceRunner(imported()).run_ragged(data.sequences.tolist(), [(12, 12)]))
+    assert within("parity.float32", float(np.abs(logits - reference).max()), scale=max(1.0, np.abs(reference).max()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_sequences_of_different_lengths_run_together_as_each_does_alone(family: str) -> None:
+    def imported() -> ir.Model:
+        return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
+
+    vocab = ModelFacts.model_validate_json(imported().metadata_props["ingot.model"]).vocab_size
+    whole = calibration_data(sequences=5, tokens=24, vocab=vocab)
+    lengths = np.array([3, 7, 8, 20, 24])
+    logits = np.concatenate(list(CalibrationEngine(replace(whole, lengths=lengths)).logits(imported())))
+    alone = [
+        np.concatenate(list(CalibrationEngine(CalibrationData(whole.facts, row[None, :length])).logits(imported())))
+        for row, length in zip(whole.sequences, lengths, strict=True)
+    ]
+    reference = np.concatenate(alone)
+    assert logits.shape == reference.shape
+    assert within("parity.float32", float(np.abs(logits - reference).max()), scale=max(1.0, np.abs(reference).max()))
+
+
+def test_what_stands_behind_a_sequence_s_end_reaches_no_observer() -> None:
+    whole, lengths = calibration_data(sequences=4), np.array([5, 9, 17, 30])
+    other = whole.sequences.copy()
+    other[np.arange(32) >= lengths[:, None]] = 7
+    seen = []
+    for sequences in (whole.sequences, other):
+        service = CalibrationEngine(replace(whole, sequences=sequences, lengths=lengths))
+        for stage in service.stages(TinyDecoder().model):
+            source = stage.groups[0].source
+            seen.append((stage.gram(source), stage.mean_absolute(source), stage.rows(source, 99)))
+    half = len(seen) // 2
+    for one, same in zip(seen[:half], seen[half:], strict=True):
+        for first, second in zip(one, same, strict=True):
+            np.testing.assert_array_equal(first, second)
+    rows = seen[0][2].astype(np.float64)
+    assert len(rows) == 61
+    np.testing.assert_allclose(seen[0][0], rows.T @ rows, rtol=1e-4, atol=1e-4)
+
+
+def test_every_linear_layer_comes_once_in_the_order_of_the_graph() -> None:
+    model = TinyDecoder().model
+    PackProjections()(model)
+    seen = [node for stage in calibration().stages(model) for group in stage.groups for node in group.linears]
+    assert seen == [node for node in model.graph if node.op_type == "Gemm"]
+
+
+def test_a_stage_is_fed_by_weights_as_the_pass_left_them() -> None:
+    model = TinyDecoder().model
+    grams = []
+    for stage in calibration().stages(model):
+        grams.append(stage.gram(stage.groups[0].source))
+        for node in stage.groups[0].linears:
+            assert node.inputs[1] is not None
+            weight = node.inputs[1].producer().inputs[0]  # type: ignore[union-attr]
+            assert weight is not None
+            tensor = weight.const_value
+            assert tensor is not None
+            np.asarray(tensor.numpy())[...] = 0
+    assert grams[0].any()
+    assert not grams[1].any()
+
+
+def test_no_more_than_one_level_of_weights_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[tuple[weakref.ref[Any], int]] = []
+    most: list[int] = []
+
+    def counted(value: Any) -> Any:
+        result = engine_values(value)
+        alive.append((weakref.ref(result), result.nbytes))
+        most.append(sum(size for ref, size in alive if ref() is not None))
+        return result
+
+    engine_values = weight_values.float32_values
+    monkeypatch.setattr(walk, "float32_values", counted)
+    for stage in calibration().stages(TinyDecoder(layers=6).model):
+        stage.gram(stage.groups[0].source)
+    assert max(most) <= 2 * 172 * 64 * 4  # gate and up of one layer
+
+
+def test_activations_beyond_the_limit_go_to_disk_and_change_nothing() -> None:
+    model = TinyDecoder().model
+    kept = [stage.gram(stage.groups[0].source) for stage in calibration().stages(model)]
+    spilled = [stage.gram(stage.groups[0].source) for stage in calibration(memory_bytes=0).stages(model)]
+    for one, other in zip(kept, spilled, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_spilled_is_read_back_and_its_place_is_used_again() -> None:
+    with Activations(memory_bytes=100) as store:
+        store.put("small", 0, np.ones(10, np.float32))
+        store.put("large", 0, np.arange(100.0))
+        store.put("large", 1, np.arange(100.0).reshape(4, 25) * 2)
+        assert (store.held_bytes, store.spilled_bytes) == (40, 1600)
+        np.testing.assert_array_equal(store.get("large", 0), np.arange(100.0))
+        np.testing.assert_array_equal(store.get("large", 1), np.arange(100.0).reshape(4, 25) * 2)
+        store.keep_only({"small"}, 0)
+        assert store.spilled_bytes == 800
+        store.put("other", 0, np.arange(100.0) + 5)
+        assert {(name, chunk) for name, chunk, _ in store.items()} == {("small", 0), ("large", 1), ("other", 0)}
+        np.testing.assert_array_equal(store.get("other", 0), np.arange(100.0) + 5)
+        np.testing.assert_array_equal(store.get("large", 1), np.arange(100.0).reshape(4, 25) * 2)
+        store.keep_only({"small"})
+        assert (store.held_bytes, store.spilled_bytes) == (40, 0)
+
+
+def test_the_mask_shows_a_token_itself_and_the_window_before_it() -> None:
+    np.testing.assert_array_equal(causal_mask(3, 0) == 0, np.tri(3, dtype=bool))
+    np.testing.assert_array_equal(causal_mask(4, 2)[3] == 0, [False, False, True, True])
+
+
+def test_a_recipe_with_a_calibrated_pass_and_no_data_is_refused_naming_both(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("passes: [gptq]\n")
+    with pytest.raises(RecipeError, match=r"r.yaml:1: passes: gptq needs the section `calibration`"):
+        load_recipe(tmp_path / "r.yaml")
+
+
+def test_a_recipe_that_names_no_calibration_text_says_how_to_give_one() -> None:
+    with pytest.raises(UsageError, match=r"names no calibration text; set it with --set calibration\.text=FILE"):
+        load_recipe("int4-gptq-cpu").calibration_text()
+
+
+def test_the_recipe_s_data_reaches_the_pass_and_stands_in_the_facts(tmp_path: Path) -> None:
+    overrides = [f"checkpoint={DEMO_MODEL}", f"calibration.text={TEXT}"]
+    overrides += ["calibration.sequences=4", "calibration.sequence_tokens=64", "passes.gptq.refine=0"]
+    recipe = load_recipe("int4-gptq-cpu", overrides)
+    assert "text: heldout.txt" in recipe.resolved_yaml()
+    compiled = compile_recipe(recipe, tmp_path)
+    assert '"sequences": 4' in compiled.facts["ingot.calibration"]
+    assert recipe.baseline().calibration is None

@@ -1,0 +1,87 @@
+"""Figures of an artifact's weights from its program alone, against numpy over the weights it reads back."""
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.pipeline.interchange import program_readers
+from ingot.pipeline.interchange.artifact_weights import artifact_weights
+from ingot.pipeline.interchange.layers import QuantizedLayer
+from ingot.pipeline.interchange.program_readers import READERS
+from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
+from ingot.validation.evidence import sealed_quantization
+from tests.conftest import BuildArtifact
+from tests.data_paths import FIXTURES
+from tests.pipeline.interchange.test_artifact_weights import floats
+
+LLAMA = FIXTURES / "checkpoints" / "llama"
+
+
+def built(build: BuildArtifact, options: str) -> tuple[Artifact, dict[str, ProgramWeight]]:
+    """A small model with nothing packed, so that its weights are the checkpoint's own."""
+    artifact = build("fp32-cpu", LLAMA, f"passes=[{{quantize-weights: {{{options}}}}}]", "generate=null")
+    return artifact, {weight.name: weight for weight in program_statistics(artifact)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "bits: 4, block_size: 16",
+        "bits: 4, block_size: channel, symmetric: true",
+        "bits: 3, block_size: 32",
+        "bits: 2, block_size: 16, symmetric: true",
+        "bits: 8, block_size: 32",
+    ],
+)
+def test_figures_are_those_of_the_weights(options: str, build_unmeasured: BuildArtifact) -> None:
+    artifact, found = built(build_unmeasured, options)
+    layers = {weight.name: weight for weight in artifact_weights(artifact) if isinstance(weight, QuantizedLayer)}
+    assert {f"model.{name}.weight".replace("model.lm_head", "lm_head") for name in found} == set(layers)
+    for name, weight in found.items():
+        layer = layers[f"model.{name}.weight".replace("model.lm_head", "lm_head")]
+        read = layer.read()
+        assert np.array_equal(weight.read(), floats(layer))
+        assert (weight.bits, weight.elements) == (read.bits, read.codes.size)
+        assert weight.symmetric == (read.zero_points is None)
+        assert weight.scale_min == read.scales.min()
+        assert weight.scale_max == read.scales.max()
+        assert sum(weight.code_histogram) == weight.elements
+        low = -(1 << (read.bits - 1)) if weight.symmetric else 0
+        ends = np.isin(read.codes, [low, low + (1 << read.bits) - 1]).mean()
+        assert weight.end_share == pytest.approx(ends)
+        assert len(weight.code_histogram) == min(16, 1 << read.bits)
+
+
+def test_a_whole_row_with_one_scale_has_no_blocks(build_unmeasured: BuildArtifact) -> None:
+    _, found = built(build_unmeasured, "bits: 4, block_size: channel, symmetric: true")
+    assert {weight.block_size for weight in found.values()} == {0}
+
+
+def test_bytes_count_padding_scales_and_zero_points(build_unmeasured: BuildArtifact) -> None:
+    _, found = built(build_unmeasured, "bits: 4, block_size: 32")
+    down = found["layers.0.mlp.down_proj"]  # [32, 48]: two blocks of 32 in a row, the second half empty
+    assert down.stored_bytes == 32 * (2 * 16 + 2 * 4 + 1)
+
+
+def test_an_artifact_without_quantization_has_none(build_unmeasured: BuildArtifact) -> None:
+    assert not list(program_statistics(build_unmeasured("fp32-cpu", LLAMA, "generate=null")))
+
+
+def test_float8_weights_and_what_is_done_to_their_inputs_are_told(build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, "passes=[{fp8: {activations: dynamic}}]", "generate=null")
+    found = list(program_statistics(artifact))
+    assert {(weight.kind, weight.bits, weight.block_size) for weight in found} == {("float", 8, 0)}
+    assert {weight.activations for weight in found} == {"fp8 dynamic per token"}
+    sealed = {weight.tensor: weight for weight in sealed_quantization(artifact).weights}
+    assert all(sealed[weight.tensor].format == "fp8, per channel; inputs fp8 dynamic per token" for weight in found)
+    assert all(sealed[weight.tensor].end_share == weight.end_share for weight in found)
+
+
+def test_weights_of_an_op_that_nobody_reads_back_are_left_out(
+    build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact, found = built(build_unmeasured, "bits: 4, block_size: 32")
+    key = ("com.microsoft", "MatMulNBits")
+    monkeypatch.setattr(program_readers, "READERS", {op: row for op, row in READERS.items() if op != key})
+    assert [weight.name for weight in program_statistics(artifact)] == ["embed_tokens"]
+    assert len(found) > 1

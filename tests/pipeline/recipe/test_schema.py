@@ -1,0 +1,108 @@
+"""Recipe: paths, baseline, and the resolved text that is part of an artifact's identity."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from ingot.errors import UsageError
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe, RecipePath
+
+
+def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_recipe_is_frozen() -> None:
+    recipe: Any = load_recipe("fp32-cpu")
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.target = "other"
+
+
+def test_paths_are_relative_to_the_file_they_stand_in(tmp_path: Path) -> None:
+    (tmp_path / "base" / "model").mkdir(parents=True)
+    written(tmp_path / "base" / "model", "text", "held.txt")
+    written(tmp_path / "base", "checkpoint: ./model\nevaluation: {text: model/held.txt}", "base.yaml")
+    recipe = load_recipe(written(tmp_path / "other", "extends: ../base/base.yaml"))
+    assert recipe.require_checkpoint() == tmp_path / "base" / "model"
+    assert recipe.evaluation_text() == tmp_path / "base" / "model" / "held.txt"
+
+
+def test_paths_of_overrides_are_relative_to_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("int4-cpu", ["checkpoint=model"]).require_checkpoint() == tmp_path / "model"
+
+
+def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RecipePath("~/m", Path("elsewhere")).path == tmp_path / "m"
+
+
+def test_a_text_in_the_checkpoint_is_found_there(tmp_path: Path) -> None:
+    written(tmp_path / "model", "text", "held.txt")
+    recipe = load_recipe(written(tmp_path, "checkpoint: model\nevaluation: {text: 'checkpoint:held.txt'}"))
+    assert recipe.evaluation_text() == tmp_path / "model" / "held.txt"
+    assert load_recipe("fp32-cpu").evaluation_text() is None
+
+
+def test_a_recipe_without_a_checkpoint_says_how_to_give_one() -> None:
+    with pytest.raises(UsageError, match="recipe int4-cpu names no checkpoint; set it with --set checkpoint=FOLDER"):
+        load_recipe("int4-cpu").require_checkpoint()
+
+
+def test_a_checkpoint_or_text_that_is_not_there_is_named(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, "checkpoint: nope\nevaluation: {text: gone.txt}"))
+    with pytest.raises(UsageError, match=r"checkpoint 'nope' is no folder \(looked for .*nope\)"):
+        recipe.require_checkpoint()
+    with pytest.raises(UsageError, match=r"evaluation\.text 'gone\.txt' is no file"):
+        recipe.evaluation_text()
+
+
+def test_the_output_folder_is_named_after_the_recipe_unless_it_is_set() -> None:
+    assert load_recipe("int4-cpu").output_folder == Path("artifacts/int4-cpu")
+    assert load_recipe("int4-cpu", ["output=out/x"]).output_folder == Path("out/x")
+
+
+def test_the_baseline_has_the_same_passes_without_quantization() -> None:
+    baseline = load_recipe("int4-cpu", ["checkpoint=m", "context_tokens=64"]).baseline()
+    assert [entry.name for entry in baseline.passes] == [e.name for e in load_recipe("fp32-cpu").passes]
+    assert baseline.context_tokens == 64
+    assert baseline.gates == {}
+    assert baseline.baseline() == baseline
+
+
+def test_recipes_that_differ_in_quantization_and_measurement_share_a_baseline() -> None:
+    given = ["checkpoint=m"]
+    texts = {
+        load_recipe(name, [*given, *more]).baseline().resolved_yaml()
+        for name, more in [("int4-cpu", []), ("int8-cpu", []), ("fp32-cpu", []), ("int4-cpu", ["latency={}", "seed=4"])]
+    }
+    assert len(texts) == 1
+
+
+def test_the_resolved_text_is_the_same_on_any_machine(tmp_path: Path) -> None:
+    texts = set()
+    for folder in ("a", "b/c"):
+        source = written(tmp_path / folder, f"checkpoint: {tmp_path / folder / 'model'}\nevaluation: {{text: x/t.txt}}")
+        text = load_recipe(source, [f"output={tmp_path}/out"]).resolved_yaml()
+        assert str(tmp_path) not in text
+        texts.add(text)
+    assert len(texts) == 1
+
+
+def test_the_resolved_text_has_every_default_and_reads_back_as_the_same_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe("demo", ["latency.slo={ttft_seconds: 1, tpot_seconds: 0.5}"])
+    text = recipe.resolved_yaml()
+    data = yaml.safe_load(text)
+    assert list(data) == [key for key in Recipe.model_fields if key != "output"]
+    assert data["engine"] == {"max_batch_tokens": 512, "block_tokens": 16}
+    quantize = next(entry["quantize-weights"] for entry in data["passes"] if "quantize-weights" in entry)
+    assert quantize["symmetric"] is False, "options that the recipe leaves out stand there too"
+    assert load_recipe(written(tmp_path, text)).resolved_yaml() == text

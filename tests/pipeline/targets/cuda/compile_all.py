@@ -1,0 +1,103 @@
+"""Compiles every kernel of the catalogue in small shapes for one SM, and prints what came out as JSON.
+
+A process of its own: where Triton interprets kernels it cannot compile them.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+
+from ingot.artifact.launch_program import Constant, Kernel
+from ingot.errors import BuildError
+from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
+from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
+from ingot.pipeline.targets.table import SMS
+
+KV_TYPES = ("fp16", FLOAT8, "i8", "u8")  # by kernels/kv_precision.py
+HEADS: dict[str, Constant] = {"DIM": 64, "BLOCK_DIM": 64, "BLOCK_TOKENS": 16}
+ATTENTION: dict[str, Constant] = {**HEADS, "TILE": 32, "DTYPE": "fp16"}
+CHUNKS: dict[str, Constant] = {"CHUNKS": 24, "LEAST_CHUNK": 128, "TILE": 32}
+ROWS: dict[str, Constant] = {"COLUMNS": 172, "BLOCK": 256}
+SPANS: dict[str, Constant] = {"SPANS": 2, "GROUP": 32, "HAS_ZERO_POINTS": True}
+FINISH: dict[str, Constant] = {"HAS_BIAS": True, "HAS_SOFTCAP": True}
+HALF = {"T": "bf16", "X": "bf16", "OUT": "bf16"}
+PARTS = {**HALF, "X": "fp32", "OUT": "fp32"}
+
+
+def requests() -> Iterator[Kernel]:
+    """Every kernel, in every precision that it has."""
+    yield make_kernel("carry_tokens", {}, {"BLOCK": 128})
+    norm: dict[str, Constant] = {**ROWS, "HAS_INNER": True, "HAS_RESIDUAL": True, "HAS_OUTER": True}
+    yield make_kernel("rms_norm", PARTS, {**norm, "PARTS": 4})
+    yield make_kernel("gather_rows", HALF, ROWS)
+    for bits in (4, 8):
+        yield make_kernel(
+            "gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "TABLE_ROWS": 9, "BITS": bits}
+        )
+    for kind in range(6):
+        yield make_kernel("gated_activation", PARTS, {**ROWS, "PARTS": 2, "KIND": kind})
+    yield make_kernel("map_rows", PARTS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
+    yield make_kernel("combine_rows", HALF, {**ROWS, "PARTS": 1, "KIND": 0})
+    yield make_kernel("gather_columns", HALF, ROWS)
+    yield make_kernel("rotate_heads", HALF, {"DIM": 80, "BLOCK_DIM": 128, "ROTARY": 32})
+    for kind, pool in enumerate(KV_TYPES):
+        yield from pool_requests(kind, {"T": "fp16", "X": "fp32" if kind == 3 else "fp16", "KV": pool})
+    joined: dict[str, Constant] = {**CHUNKS, "HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "BLOCK_CHUNKS": 32}
+    yield make_kernel("join_chunks", HALF, {**joined, "HAS_SINKS": True})
+    yield from product_requests()
+    for kernel in ("greedy", "draw"):
+        yield make_kernel(kernel, {}, {"VOCABULARY": 300, "BLOCK": 128})
+
+
+def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
+    """The kernels that read or write the KV pool, in one of its precisions."""
+    width = 32 if kind == 3 else 64
+    written: dict[str, Constant] = {**HEADS, "HEADS": 8, "KV_HEADS": 2, "HEADS_AT_ONCE": 4, "ROTARY": 64, "KIND": kind}
+    yield make_kernel("rotary_kv_write", types, {**written, "PARTS": 4 if kind == 3 else 1, "HAS_NORM": kind > 1})
+    read: dict[str, Constant] = {**ATTENTION, "GROUP": 4, "WIDTH": width, "KIND": kind, "HAS_SOFTCAP": True}
+    yield make_kernel("decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16})
+    tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
+    yield make_kernel("ragged_attention", types, {**read, **tiles})
+
+
+def product_requests() -> Iterator[Kernel]:
+    """Products, for every form of weight, whole and in parts."""
+    shape: dict[str, Constant] = {"N": 64, "COLUMNS": 128, **FINISH}
+    for bits, scale_weights, splits in ((4, False, 2), (4, True, 1), (8, False, 1)):
+        tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
+        constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
+        yield make_kernel("matmul_nbits", {**PARTS, "S": "fp16"}, constants, frozenset({"x_stride"}))
+        form: dict[str, Constant] = {**SPANS, "N": 64, "COLUMNS": 128, "TILE": 32, "GROUPS": 4, "BITS": bits}
+        yield make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, form)
+    for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
+        tiles = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4, "SPLITS": 1 + kind % 2}
+        constants = {**shape, **tiles, "KIND": kind, "UPCAST": False}
+        yield make_kernel("matmul", {**HALF, "C": x, "W": weight}, constants)
+    for kind, codes in ((1, FLOAT8), (2, "i8"), (2, "bf16")):
+        form = {"KIND": kind, "IS_STATIC": kind == 1, "SCALES_BACK": codes == "bf16"}
+        yield make_kernel("quantize_rows", {**HALF, "C": codes}, {**ROWS, **form})
+
+
+def outcome(request: Kernel, sm: int) -> dict[str, object]:
+    """What became of one kernel."""
+    row: dict[str, object] = {"kernel": request.name, "float8": f"*{FLOAT8}" in request.types}
+    try:
+        code, facts = compile_kernel(request, sm)
+    except BuildError as error:
+        return {**row, "error": str(error)}
+    is_elf = code.startswith(b"\x7fELF")
+    return {**row, "error": None, "code_starts_with_elf": is_elf, "shared_bytes": facts.shared_bytes}
+
+
+def pairs() -> Iterator[tuple[Kernel, int]]:
+    """Each kernel's first form for every SM, and its other forms for one SM after the other."""
+    seen = set[str]()
+    for number, request in enumerate(requests()):
+        for sm in [SMS[number % len(SMS)]] if request.name in seen else SMS:
+            yield request, sm
+        seen.add(request.name)
+
+
+if __name__ == "__main__":
+    wanted = int(sys.argv[1])
+    print(json.dumps([outcome(request, sm) for request, sm in pairs() if sm == wanted]))

@@ -1,0 +1,56 @@
+"""Every family's program against its own IR: fusions, lowering, partition, writer, all at once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.artifact import ModelFacts
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.targets.segments.onnx_files import write_program
+from tests.data_paths import FIXTURES
+from tests.pipeline.targets.program_chain import ProgramChain, reference_logits
+
+CHECKPOINTS = sorted(path.parent for path in (FIXTURES / "checkpoints").glob("*/config.json"))
+FUSIONS = ("fold-constants", "pack-projections", "fuse-residual-norm", "fuse-gated-activation")
+SCHEMES: dict[str, dict[str, object]] = {
+    "float": {},
+    "int8": {"bits": 8, "block_size": 32},
+    "int4-channel": {"bits": 4, "block_size": "channel", "symmetric": True, "lm_head": 4, "embedding": 4},
+}
+
+
+def prepared(checkpoint: Path, scheme: dict[str, object]) -> ir.Model:
+    """The IR, fused and quantized, before any lowering."""
+    model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
+    quantize = [make_pass("quantize-weights", scheme)] if scheme else []
+    PassManager([*map(make_pass, FUSIONS), *quantize]).run(model)
+    return model
+
+
+def cases() -> Iterator[object]:
+    """Every checkpoint in float; of each family, which the plain names are, every scheme."""
+    for checkpoint in CHECKPOINTS:
+        for scheme in SCHEMES if "-" not in checkpoint.name else ("float",):
+            yield pytest.param(checkpoint, scheme, id=f"{checkpoint.name}-{scheme}")
+
+
+@pytest.mark.parametrize(("checkpoint", "scheme"), list(cases()))
+def test_the_program_computes_what_the_ir_says(checkpoint: Path, scheme: str, tmp_path: Path) -> None:
+    model = prepared(checkpoint, SCHEMES[scheme])
+    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    tokens = np.random.default_rng(0).integers(0, facts.vocab_size, min(40, facts.context_tokens))
+    expected = reference_logits(prepared(checkpoint, SCHEMES[scheme]), tokens)
+    exact_activations = make_pass("lower-onnxruntime-cpu", {"accuracy_level": 0})
+    names = ("fuse-rotary-attention", "clean-up", "partition-at-attention")
+    fuse, *rest = map(make_pass, names)
+    PassManager([fuse, exact_activations, *rest]).run(model)
+    program = write_program(model, tmp_path)
+    assert all(len(step.inputs) <= 3 for step in program.steps if step.kind == "segment")
+    logits = ProgramChain(program, tmp_path).logits(tokens)
+    assert np.abs(logits - expected).max() < 2e-5 * np.abs(expected).max()

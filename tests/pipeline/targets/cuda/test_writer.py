@@ -1,0 +1,151 @@
+"""An artifact for a card, built without one: what lies in it, that it fits together, and that it is the same again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from ingot.artifact import Artifact
+from ingot.artifact.launch_program import (
+    BufferArgument,
+    CudaProgram,
+    Launch,
+    WeightArgument,
+    cubins_file,
+    read_cuda_program,
+)
+from ingot.cli.main import run
+from ingot.errors import ArtifactError, BuildError
+from ingot.pipeline.targets.cuda.cubins import compile_kernels
+from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
+from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable
+from tests.conftest import BuildArtifact
+from tests.data_paths import ROOT
+
+LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
+SMALL = ("engine.max_batch_tokens=32", "gpu.decode_rows=[1]", "passes.quantize-weights.block_size=32")
+
+pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install 'ingot[cuda]'")
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("int4-cuda", LLAMA, *SMALL)
+
+
+@pytest.fixture(scope="module")
+def program(artifact: Artifact) -> CudaProgram:
+    assert artifact.manifest.program.launches is not None
+    return read_cuda_program(artifact.file(artifact.manifest.program.launches))
+
+
+def launches(program: CudaProgram) -> Iterator[Launch]:
+    for bucket in program.programs:
+        for step in (*bucket.launches, *(step for tail in bucket.tails.values() for step in tail)):
+            assert isinstance(step, Launch)
+            yield step
+
+
+def test_the_manifest_names_the_card_the_launches_and_the_compiler(artifact: Artifact) -> None:
+    manifest = artifact.manifest
+    assert (manifest.engine, manifest.target, manifest.program.launches) == (
+        "cuda",
+        "cuda-sm90",
+        "program/launches.json",
+    )
+    assert manifest.kv.dtype == "float16"
+    assert "triton" in manifest.versions
+    names = {name for name in manifest.files if name.startswith("program/")}
+    assert names == {"program/launches.json", "program/weights.safetensors", cubins_file(90)}
+
+
+def test_every_launch_finds_its_cubin_its_weights_and_its_place(artifact: Artifact, program: CudaProgram) -> None:
+    cubins = load_file(artifact.file(cubins_file(90)))
+    assert cubins.keys() == program.kernels.keys() == program.cubins[90].keys()
+    assert all(code.tobytes().startswith(b"\x7fELF") for code in cubins.values())
+    with safe_open(artifact.file("program/weights.safetensors"), "np") as file:
+        weights = set(file.keys())
+    used = set()
+    for launch in launches(program):
+        kernel = program.kernels[launch.kernel]
+        assert len(kernel.types) == len(launch.arguments)
+        used.add(launch.kernel)
+        for argument, type_ in zip(launch.arguments, kernel.types, strict=True):
+            assert type_ == f"*{argument.type}" if isinstance(argument, BufferArgument | WeightArgument) else type_
+            assert not isinstance(argument, WeightArgument) or argument.name in weights
+    assert used == set(program.kernels)
+
+
+def test_the_buckets_are_those_of_the_recipe(program: CudaProgram) -> None:
+    assert [bucket.name for bucket in program.programs] == ["decode-1", "ragged-32"]
+    for bucket in program.programs:
+        assert bucket.sequences == bucket.logits_rows == 1
+        assert set(bucket.tails) == {"greedy", "draw"}
+        head = {
+            program.kernels[step.kernel].name
+            for step in bucket.launches[bucket.head_start :]
+            if isinstance(step, Launch)
+        }
+        assert head >= {"gather_rows", "rms_norm"}
+
+
+def test_a_second_build_has_the_same_identity(
+    artifact: Artifact, build_unmeasured: BuildArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))  # nothing compiled is found again
+    assert build_unmeasured("int4-cuda", LLAMA, *SMALL, "threads=1").manifest.files == {
+        **artifact.manifest.files,
+        "recipe.yaml": build_unmeasured("int4-cuda", LLAMA, *SMALL, "threads=1").manifest.files["recipe.yaml"],
+    }
+
+
+def test_a_table_of_tiles_decides_and_is_noted(
+    build_unmeasured: BuildArtifact, program: CudaProgram, tmp_path: Path
+) -> None:
+    product = next(kernel for kernel in program.kernels.values() if kernel.constants.get("BITS") == 4)
+    n, columns = int(product.constants["N"]), int(product.constants["COLUMNS"])
+    shape = ProductShape(kernel="matmul_nbits", rows=1, n=n, columns=columns, bits=4, group=32)
+    choices = {shape.key: Tile(rows=16, columns=32, num_warps=2)}
+    table = TileTable(sm=90, device="a card", choices=choices)
+    (tmp_path / "tiles.json").write_text(table.model_dump_json())
+    tuned = build_unmeasured("int4-cuda", LLAMA, *SMALL, f"gpu.tiles={tmp_path / 'tiles.json'}")
+    found = read_cuda_program(tuned.file("program/launches.json"))
+    assert found.tuned_on == "a card"
+    products = [kernel for kernel in found.kernels.values() if kernel.name == "matmul_nbits" and kernel.num_warps == 2]
+    assert [(kernel.constants["TILE"], kernel.constants["N"]) for kernel in products] == [(32, n)]
+
+
+def test_a_table_of_another_card_is_refused(build_unmeasured: BuildArtifact, tmp_path: Path) -> None:
+    (tmp_path / "tiles.json").write_text(TileTable(sm=80, device="NVIDIA A100").model_dump_json())
+    with pytest.raises(
+        Exception, match=r"was measured on NVIDIA A100 \(SM 80\), and this builds for SM 90; run `ingot tune`"
+    ):
+        build_unmeasured("int4-cuda", LLAMA, *SMALL, f"gpu.tiles={tmp_path / 'tiles.json'}")
+
+
+def test_a_kernel_that_does_not_compile_ends_the_build_by_its_name() -> None:
+    wrong = make_kernel("gather_rows", {"T": "fp16"}, {"COLUMNS": 64, "BLOCK": 100})  # no power of two
+    right = {
+        f"right {at}": make_kernel("gather_rows", {"T": "fp16"}, {"COLUMNS": 64 + at, "BLOCK": 64}) for at in range(3)
+    }
+    with pytest.raises(BuildError, match="gather_rows does not compile for SM 90"):
+        compile_kernels({"wrong": wrong, **right}, 90, workers=2)
+
+
+def test_inspect_lists_buckets_kernels_and_launches(artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(artifact.path), "--program", "--bucket", "decode-1"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("ragged-32", "safe tiles", "matmul_nbits-", "layers.1.mlp.down_proj", "greedy", "@0"):
+        assert words in shown
+    assert run(["inspect", str(artifact.path), "--bucket", "decode-3"]) == 2
+    assert "there is no bucket 'decode-3'; buckets: decode-1, ragged-32. Did you mean" in capsys.readouterr().err
+
+
+def test_launches_that_are_none_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "launches.json"
+    file.write_text(json.dumps({"sms": []}))
+    with pytest.raises(ArtifactError, match=r"launches\.json: sms: .*; build the artifact again"):
+        read_cuda_program(file)

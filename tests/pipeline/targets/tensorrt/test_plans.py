@@ -1,0 +1,172 @@
+"""Plans built by TensorRT-RTX without a card: shared, fused, cached, refused."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ingot.artifact.plan_facts import read_plan_header
+from ingot.errors import BuildError, UsageError
+from ingot.pipeline.targets.segments.builder import Compute
+from ingot.pipeline.targets.tensorrt import plans as segment_plans
+from ingot.pipeline.targets.tensorrt.library import load_library
+from ingot.pipeline.targets.tensorrt.plan_builder import build_or_recall
+from ingot.pipeline.targets.tensorrt.plan_report import check_plan
+from ingot.pipeline.targets.tensorrt.plan_request import PlanCache, PlanRequest, Profile
+from ingot.pipeline.targets.tensorrt.plans import PlanSettings, SegmentPlan, write_plans
+from ingot.progress import Progress, silent
+from tests.pipeline.targets.tensorrt.models import prepared, segments_of
+
+pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
+
+PROFILES = {"T": (Profile.of(1), Profile(16, 32, 32)), "R": (Profile.of(1),)}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> PlanCache:
+    return PlanCache(tmp_path_factory.mktemp("plans"))
+
+
+def built(
+    form: str,
+    sms: tuple[int, ...],
+    cache: PlanCache,
+    folder: Path,
+    compute: Compute = "fp16",
+    progress: Progress = silent,
+    checkpoint: str = "llama",
+) -> list[SegmentPlan]:
+    """The plans of the second segment and the one behind it, which are alike."""
+    segments = segments_of(prepared(form, checkpoint), compute)[1:3]
+    return write_plans(segments, PlanSettings(load_library(), sms, PROFILES, cache), folder, progress)
+
+
+def test_layers_share_a_plan_that_holds_no_weights(cache: PlanCache, tmp_path: Path) -> None:
+    done: list[tuple[int, int]] = []
+    plans = built("plain", (86, 89, 120), cache, tmp_path, progress=lambda _, now, total: done.append((now, total)))
+    facts = plans[0].facts
+    assert plans[0] is plans[1]
+    assert (facts.sms, facts.segments, facts.library) == ((86, 89, 120), 2, "tensorrt-rtx")
+    assert done == [(1, 1)]
+    content = (tmp_path / facts.file).read_bytes()
+    assert read_plan_header(content[:512], facts.file).sms == (86, 89, 120)
+    assert facts.bytes == len(content)
+    decode, ragged = facts.profiles
+    assert (decode.least_rows, decode.most_rows, ragged.least_rows, ragged.most_rows) == (1, 1, 16, 32)
+    assert ragged.operators["FcAdd"] == 2  # o_proj and down_proj, each with its residual
+
+
+@pytest.mark.parametrize(
+    ("form", "compute", "sms"),
+    [
+        ("int8-activations", "bf16", (86, 89)),
+        ("fp8-activations", "fp16", (89, 120)),
+        ("int8-zero-points", "fp16", (86,)),
+    ],
+)
+def test_eight_bits_share_a_plan_too(
+    form: str, compute: Compute, sms: tuple[int, ...], cache: PlanCache, tmp_path: Path
+) -> None:
+    plans = built(form, sms, cache, tmp_path, compute)
+    assert plans[0] is plans[1]
+    assert plans[0].facts.sms == sms
+    ragged = plans[0].facts.profiles[1].operators
+    if "activations" in form:
+        assert ragged["fully_connected"] == 4  # of codes: none dequantizes before it multiplies
+        assert not any(name.endswith("Fc") for name in ragged)
+    else:
+        assert ragged["CastMulCastFc"] == 4
+
+
+def test_int4_has_a_plan_a_layer_with_every_dequantization_fused(cache: PlanCache, tmp_path: Path) -> None:
+    first, second = built("int4", (80, 120), cache, tmp_path)
+    assert first.facts.file != second.facts.file
+    assert first.facts.weight_bytes > 0
+    assert first.facts.profiles[1].operators["ReplCastMulCastFc"] == 4  # block scales, codes, product
+
+
+def test_zero_points_cost_a_sum_and_a_small_product_and_nothing_is_written_out(
+    cache: PlanCache, tmp_path: Path
+) -> None:
+    segment = segments_of(prepared("int4-zero-points"))[0]
+    (made,) = write_plans([segment], PlanSettings(load_library(), (89,), PROFILES, cache), tmp_path)
+    assert made.facts.profiles[1].operators["ReplCastMulCastFc"] == 1
+
+
+def test_a_family_with_every_difference_builds(cache: PlanCache, tmp_path: Path) -> None:
+    assert built("plain", (89,), cache, tmp_path, checkpoint="gemma3_text")[0].facts.profiles[0].operators
+
+
+def test_a_second_build_takes_the_plan_from_the_cache_and_a_damaged_one_is_built_again(
+    cache: PlanCache, tmp_path: Path
+) -> None:
+    made = built("plain", (89,), cache, tmp_path / "made")[0]
+    again = built("plain", (89,), cache, tmp_path / "again")[0]
+    assert again.peak_bytes is None
+    assert (tmp_path / "made" / made.facts.file).read_bytes() == (tmp_path / "again" / again.facts.file).read_bytes()
+    for file in cache.folder.glob("*.plan"):
+        file.write_bytes(file.read_bytes()[:-1])
+    assert built("plain", (89,), cache, tmp_path / "anew")[0].facts.profiles == made.facts.profiles
+
+
+def test_cards_are_checked_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fp8 needs SM 89 or newer, and SM 86"):
+        built("fp8", (86, 89), PlanCache(tmp_path / "cache"), tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_the_parser_refuses_is_named_as_the_model_names_it(cache: PlanCache, tmp_path: Path) -> None:
+    segment = segments_of(prepared())[2]
+    gate = next(node for node in segment.model.graph if node.op_type == "Sigmoid")
+    gate.op_type, gate.domain = "Nonsense", "acme"
+    segment.model.graph.opset_imports["acme"] = 1
+    settings = PlanSettings(load_library(), (89,), PROFILES, cache)
+    with pytest.raises(
+        BuildError, match=r"segment 'layers.2.self_attn.qkv_proj': .*refuses 'layers.1.mlp.sigmoid' \(N"
+    ):
+        write_plans([segment], settings, tmp_path)
+
+
+def test_a_dequantization_that_is_not_fused_is_an_error(cache: PlanCache, tmp_path: Path) -> None:
+    request = _unfused(tmp_path)
+    plan = build_or_recall(request, cache)
+    with pytest.raises(BuildError, match=r"CastMulCast \(weight\) of weights alone in every step"):
+        check_plan(plan.file.read_bytes(), request, "a plan")
+
+
+def test_a_plan_that_is_refused_does_not_stay_in_the_cache(
+    cache: PlanCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = _unfused(tmp_path)
+    monkeypatch.setattr(segment_plans, "plan_request", lambda *_: request)
+    settings = PlanSettings(load_library(), (89,), PROFILES, cache)
+    with pytest.raises(BuildError, match=r"segment 'layers.0.self_attn.qkv_proj': TensorRT would compute"):
+        write_plans(segments_of(prepared())[:1], settings, tmp_path)
+    assert cache.find(request.key()) is None
+
+
+def test_a_builder_that_ends_badly_is_an_error_with_its_last_words(cache: PlanCache, tmp_path: Path) -> None:
+    request = _unfused(tmp_path)
+    (tmp_path / "segment.onnx").write_bytes(b"no graph at all")
+    with pytest.raises(BuildError, match=r"process that builds a TensorRT plan .*Failed to parse the ONNX model"):
+        build_or_recall(request, cache)
+
+
+def _unfused(folder: Path) -> PlanRequest:
+    """y = x @ DequantizeLinear(int4, a scale a row), which TensorRT writes out."""
+    codes = ir.PackedTensor(np.full(64 * 32, 0x21, np.uint8), ir.DataType.INT4, shape=ir.Shape([64, 64]), name="q")
+    scale = ir.Tensor(np.ones(64, np.float16), name="s")
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT16), shape=ir.Shape(["T", 64]))
+    constants = [
+        ir.Value(name=t.name, type=ir.TensorType(t.dtype), shape=ir.Shape(t.shape.numpy()), const_value=t)
+        for t in (codes, scale)
+    ]
+    weight = ir.node("DequantizeLinear", constants, {"axis": 0}, name="weight")
+    y = ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT16), shape=ir.Shape(["T", 64]))
+    gemm = ir.node("Gemm", [x, weight.outputs[0]], {"transB": 1}, name="product", outputs=[y])
+    graph = ir.Graph([x], [y], nodes=[weight, gemm], initializers=constants, opset_imports={"": 24}, name="unfused")
+    ir.save(ir.Model(graph, ir_version=11), folder / "segment.onnx")
+    library = load_library()
+    file = str(folder / "segment.onnx")
+    return PlanRequest(file, None, {"x": (64,)}, (), (Profile(1, 8, 8),), (89,), library.name, library.version)

@@ -1,0 +1,178 @@
+"""Random attention problems and a float64 oracle, shared by the tests of the kernel and of the numpy form."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact import AttentionStep, KVGeometry
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.attention import Attention
+from ingot.runtime.cpu.native.operands import Operands, Rotation
+
+DoubleArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Queries [n, H * D], keys and values [n, KV * D] of all its tokens."""
+
+    query: FloatArray
+    key: FloatArray
+    value: FloatArray
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer's shape, and sequences to attend over. The step is the second of two layers.
+
+    rotary_dim   leading elements of each head that the rotary embedding turns; 0 for none
+    packed       query, key and value lie side by side in one matrix
+    """
+
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 16
+    block_tokens: int = 16
+    softcap: float = 0.0
+    window: int = 0
+    lengths: tuple[int, ...] = (1, 20, 150)
+    seed: int = 0
+    rotary_dim: int = 0
+    packed: bool = False
+    sequences: tuple[Sequence, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        object.__setattr__(self, "sequences", tuple(self._random(rng, n) for n in self.lengths))
+
+    def _random(self, rng: np.random.Generator, tokens: int) -> Sequence:
+        widths = (self.heads, self.kv_heads, self.kv_heads)
+        query, key, value = (rng.standard_normal((tokens, w * self.dim), dtype=np.float32) for w in widths)
+        return Sequence(query, key, value)
+
+    @property
+    def geometry(self) -> KVGeometry:
+        return KVGeometry(num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens)
+
+    @property
+    def step(self) -> AttentionStep:
+        return AttentionStep(
+            layer=1, query="q", key="k", value="v", output="o", num_heads=self.heads, num_kv_heads=self.kv_heads,
+            head_dim=self.dim, scale=self.dim**-0.5, softcap=self.softcap, window=self.window,
+        )  # fmt: skip
+
+    @property
+    def angles(self) -> FloatArray:
+        """Radians [positions, rotary_dim / 2] of the rotary embedding."""
+        frequencies = 0.7 ** np.arange(self.rotary_dim // 2, dtype=np.float32)
+        return np.outer(np.arange(max(self.lengths), dtype=np.float32), frequencies).astype(np.float32)
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """The tables, reaching as far as the longest sequence and no further."""
+        return Rotation(np.cos(self.angles), np.sin(self.angles)) if self.rotary_dim else None
+
+    def pool(self) -> KVPool:
+        """A pool that holds all sequences and 3 blocks more, filled with NaN: unwritten memory must not be read."""
+        blocks = sum(-(-n // self.block_tokens) for n in self.lengths) + 3
+        pool = KVPool(self.geometry, blocks)
+        pool.blocks[:] = np.nan
+        return pool
+
+
+def expected(case: Case, sequence: Sequence) -> FloatArray:
+    """Attention of one sequence in float64, by the definition."""
+    group, tokens = case.heads // case.kv_heads, len(sequence.query)
+    q = sequence.query.reshape(tokens, case.heads, case.dim).astype(np.float64)
+    k, v = (
+        x.reshape(tokens, case.kv_heads, case.dim).repeat(group, axis=1).astype(np.float64)
+        for x in (sequence.key, sequence.value)
+    )
+    if case.rotary_dim:
+        q, k = turned(case, q), turned(case, k)
+    scores = np.einsum("ihd,jhd->hij", q, k) * case.dim**-0.5
+    if case.softcap:
+        scores = np.tanh(scores / case.softcap) * case.softcap
+    distance = np.arange(tokens)[:, None] - np.arange(tokens)
+    seen = (distance >= 0) & (distance < (case.window or tokens))
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    output: FloatArray = np.einsum("hij,jhd->ihd", weights, v).reshape(tokens, -1).astype(np.float32)
+    return output
+
+
+def turned(case: Case, heads: DoubleArray) -> DoubleArray:
+    """Heads [tokens, heads, dim] from position 0 on, as complex numbers times exp(i * angle), in float64."""
+    half = case.rotary_dim // 2
+    angles = case.angles.astype(np.float64)[: len(heads), None]
+    pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * np.exp(1j * angles)
+    return np.concatenate((pairs.real, pairs.imag, heads[..., 2 * half :]), axis=-1)
+
+
+def tables(case: Case, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    """Block tables [S, max blocks] in a random order of the pool's blocks, padded with -1."""
+    counts = [-(-n // case.block_tokens) for n in case.lengths]
+    order = np.random.default_rng(seed).permutation(sum(counts) + 3).astype(np.int32)
+    table = np.full((len(counts), max(counts)), -1, np.int32)
+    for s, count in enumerate(counts):
+        table[s, :count] = order[sum(counts[:s]) : sum(counts[:s]) + count]
+    return table
+
+
+def run_alone(case: Case, attention: Attention) -> list[FloatArray]:
+    """Each sequence in one piece, by itself."""
+    plan = [[(s, len(sequence.query))] for s, sequence in enumerate(case.sequences)]
+    return run_plan(case, attention, plan, tables(case))
+
+
+def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray]:
+    """All sequences in steps of random chunks, batched in a random order, on shuffled blocks."""
+    rng = np.random.default_rng(seed)
+    left = list(case.lengths)
+    plan = []
+    while any(left):
+        batch = [(s, int(rng.integers(1, left[s] + 1))) for s in rng.permutation(len(left)) if left[s]]
+        batch = [(s, min(n, int(rng.choice([1, 3, 200])))) for s, n in batch if rng.random() < 0.7]
+        for s, n in batch:
+            left[s] -= n
+        plan.append(batch)
+    return run_plan(case, attention, [batch for batch in plan if batch], tables(case, seed + 1))
+
+
+def operands(case: Case, query: FloatArray, key: FloatArray, value: FloatArray) -> Operands:
+    """The arrays as they are, or as columns of one matrix."""
+    if not case.packed:
+        return Operands(query, key, value)
+    matrix = np.concatenate((query, key, value), axis=1)
+    widths = np.cumsum([query.shape[1], key.shape[1]])
+    return Operands(*np.split(matrix, widths, axis=1))
+
+
+def run_plan(
+    case: Case,
+    attention: Attention,
+    plan: list[list[tuple[int, int]]],
+    table: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
+) -> list[FloatArray]:
+    """Run the plan's steps, each a list of (sequence, tokens); return each sequence's outputs."""
+    outputs = [np.full_like(sequence.query, np.nan) for sequence in case.sequences]
+    done = [0] * len(case.sequences)
+    for batch in plan:
+        parts = [(s, slice(done[s], done[s] + n)) for s, n in batch]
+        q, k, v = (
+            np.concatenate([getattr(case.sequences[s], name)[part] for s, part in parts])
+            for name in ("query", "key", "value")
+        )
+        result = np.full_like(q, np.nan)
+        starts = np.cumsum([0, *(n for _, n in batch)]).astype(np.int32)
+        lens = np.array([part.stop for _, part in parts], np.int32)
+        nothing = np.zeros(len(q), np.int64)
+        attention.begin(ForwardBatch(nothing, nothing, nothing, starts, lens, table[[s for s, _ in batch]]))
+        attention.bind(case.step, operands(case, q, k, v), result, case.rotation)()
+        for i, (s, part) in enumerate(parts):
+            outputs[s][part] = result[starts[i] : starts[i + 1]]
+            done[s] = part.stop
+    return outputs

@@ -1,0 +1,49 @@
+"""Which attention runs: the environment's word, else what was built."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ingot.errors import EngineError, UsageError
+from ingot.runtime.cpu.native import attention
+from ingot.runtime.cpu.native.attention import attention_backend, make_attention
+from ingot.runtime.cpu.native.binding import native_library
+from ingot.runtime.cpu.native.reference import ReferenceAttention
+from tests.runtime.cpu.native.attention_cases import Case
+
+
+@pytest.fixture(autouse=True)
+def _chosen_anew() -> Iterator[None]:
+    attention_backend.cache_clear()
+    yield
+    attention_backend.cache_clear()
+
+
+def test_the_numpy_form_is_taken_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_ATTENTION", "numpy")
+    assert attention_backend() == "numpy"
+    assert isinstance(make_attention(Case().pool(), 1), ReferenceAttention)
+
+
+@pytest.mark.skipif(native_library() is None, reason="the kernel was not built")
+def test_the_kernel_is_taken_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_ATTENTION", "native")
+    assert attention_backend().startswith("native-")
+
+
+def test_without_a_kernel_the_numpy_form_is_taken_and_a_kernel_that_is_asked_for_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("INGOT_ATTENTION", raising=False)
+    monkeypatch.setattr(attention, "native_library", lambda: None)
+    assert attention_backend() == "numpy"
+    attention_backend.cache_clear()
+    monkeypatch.setenv("INGOT_ATTENTION", "native")
+    with pytest.raises(EngineError, match="INGOT_ATTENTION is native, but its kernel was not built"):
+        attention_backend()
+
+
+def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_ATTENTION", "cuda")
+    with pytest.raises(UsageError, match="INGOT_ATTENTION is 'cuda'; it must be native or numpy"):
+        attention_backend()

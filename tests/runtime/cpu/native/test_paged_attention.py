@@ -1,0 +1,219 @@
+"""The attention kernel and its numpy form: right, and independent of batch, chunks, blocks and threads."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.attention import Attention, attention_backend, make_attention
+from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library, use_isa
+from ingot.runtime.cpu.native.reference import ReferenceAttention
+from tests.runtime.cpu.native.attention_cases import Case, expected, run_alone, run_shuffled, tables, turned
+
+Backend = Callable[[KVPool], Attention]
+TOLERANCE = 2e-6  # float32 sums of up to 300 terms against float64
+
+SHAPES = [
+    Case(),
+    Case(heads=3, kv_heads=3, dim=8),
+    Case(heads=14, kv_heads=2, dim=64),
+    Case(heads=5, kv_heads=1, dim=80, block_tokens=8),
+    Case(heads=8, kv_heads=1, dim=96, block_tokens=5),
+    Case(heads=2, kv_heads=2, dim=128, block_tokens=64),
+    Case(heads=2, kv_heads=1, dim=256, block_tokens=128),
+    Case(heads=72, kv_heads=1, dim=20, lengths=(3, 70)),
+    Case(window=1),
+    Case(window=37, lengths=(300, 20, 130)),
+    Case(softcap=3.0, window=64, heads=6, dim=24),
+    Case(packed=True),
+    Case(rotary_dim=16, packed=True),
+    Case(heads=9, kv_heads=3, dim=64, rotary_dim=64, packed=True),
+    Case(heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
+    Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
+]
+
+
+def native(threads: int) -> Backend:
+    if native_library() is None:
+        pytest.skip("the kernel is not built")
+    return lambda pool: NativeAttention(pool, threads)
+
+
+@pytest.fixture(params=["numpy", "native"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return native(1) if request.param == "native" else ReferenceAttention
+
+
+@pytest.fixture
+def first_isa() -> Iterator[str]:
+    native(1)
+    before = isa_in_use()
+    yield before
+    use_isa(before)
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_attention_equals_its_definition_in_float64(case: Case, backend: Backend) -> None:
+    outputs = run_alone(case, backend(case.pool()))
+    for sequence, output in zip(case.sequences, outputs, strict=True):
+        np.testing.assert_allclose(output, expected(case, sequence), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: Backend, seed: int) -> None:
+    alone = run_alone(case, backend(case.pool()))
+    mixed = run_shuffled(case, backend(case.pool()), seed)
+    for a, b in zip(alone, mixed, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kv_heads=st.integers(1, 3), group=st.integers(1, 9), dim=st.sampled_from([8, 16, 20, 32, 64, 80]),
+    block_tokens=st.sampled_from([1, 7, 16, 64]), window=st.sampled_from([0, 0, 5, 64, 65]),
+    softcap=st.sampled_from([0.0, 5.0]), lengths=st.lists(st.integers(1, 140), min_size=1, max_size=4),
+    seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(),
+)  # fmt: skip
+def test_any_shape_gives_the_same_bits_however_it_is_run(
+    kv_heads: int,
+    group: int,
+    dim: int,
+    block_tokens: int,
+    window: int,
+    softcap: float,
+    lengths: list[int],
+    seed: int,
+    quarters: int,
+    packed: bool,
+) -> None:
+    rotary_dim = dim * quarters // 4
+    shape = (kv_heads * group, kv_heads, dim, block_tokens, softcap, window)
+    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed)
+    alone = run_alone(case, native(1)(case.pool()))
+    mixed = run_shuffled(case, native(2)(case.pool()), seed)
+    assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
+    for sequence, output in zip(case.sequences, alone, strict=True):
+        np.testing.assert_allclose(output, expected(case, sequence), atol=2 * TOLERANCE, rtol=0)
+
+
+def test_block_size_does_not_change_a_bit() -> None:
+    results = [run_alone(case, native(1)(case.pool())) for case in (Case(block_tokens=n) for n in (1, 5, 16, 64, 100))]
+    assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300, 1, 200))  # large enough to be shared
+    results = [run_alone(case, native(threads)(case.pool())) for threads in (1, 2, 3, 8)]
+    assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
+
+
+def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str) -> None:
+    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(200, 7))
+    results = [run_alone(case, native(1)(case.pool())) for isa in ("avx512", "avx2") if use_isa(isa)]
+    if len(results) < 2:
+        pytest.skip("this CPU has one of them or neither")
+    assert [x.tobytes() for x in results[0]] == [x.tobytes() for x in results[1]]
+
+
+def test_the_baseline_is_right_and_keeps_its_own_bits(first_isa: str) -> None:
+    assert use_isa("baseline")
+    for case in SHAPES:
+        alone = run_alone(case, native(1)(case.pool()))
+        mixed = run_shuffled(case, native(2)(case.pool()), 3)
+        assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
+        for sequence, output in zip(case.sequences, alone, strict=True):
+            np.testing.assert_allclose(output, expected(case, sequence), atol=TOLERANCE, rtol=0)
+
+
+def test_an_unknown_instruction_set_is_refused_and_changes_nothing(first_isa: str) -> None:
+    assert not use_isa("mmx")
+    assert isa_in_use() == first_isa
+
+
+def test_numpy_and_kernel_agree_within_1e_6() -> None:
+    for case in SHAPES:
+        ours, theirs = run_alone(case, native(1)(case.pool())), run_alone(case, ReferenceAttention(case.pool()))
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_rotation_and_packing_give_the_same_bits_as_rotating_and_splitting_first(backend: Backend) -> None:
+    case = Case(heads=6, kv_heads=2, dim=24, rotary_dim=16, packed=True)
+    rotation = case.rotation
+    assert rotation is not None
+    plain = Case(heads=6, kv_heads=2, dim=24)
+    for sequence, source_of in zip(plain.sequences, case.sequences, strict=True):
+        positions = np.arange(len(source_of.query))
+        for target, source in ((sequence.query, source_of.query), (sequence.key, source_of.key)):
+            target[:] = rotation.turn(source.reshape(len(positions), -1, 24), positions).reshape(target.shape)
+    before, after = run_alone(plain, backend(plain.pool())), run_alone(case, backend(case.pool()))
+    assert [x.tobytes() for x in before] == [x.tobytes() for x in after]
+
+
+def test_the_pool_holds_turned_keys_and_values_as_they_came(backend: Backend) -> None:
+    case = Case(lengths=(5,), rotary_dim=16, packed=True)
+    pool = case.pool()
+    run_alone(case, backend(pool))
+    block = int(tables(case)[0, 0])
+    keys, values = pool.blocks[block, 1, :, :, :5].transpose(0, 2, 1, 3)  # [tokens, kv heads, dim] each
+    expected_keys = turned(case, case.sequences[0].key.reshape(5, case.kv_heads, case.dim).astype(np.float64))
+    np.testing.assert_allclose(keys, expected_keys, atol=1e-6, rtol=0)
+    np.testing.assert_array_equal(values.reshape(5, -1), case.sequences[0].value)
+
+
+def test_keys_and_values_land_in_their_layer_and_slot_alone(backend: Backend) -> None:
+    case = Case(lengths=(5,), block_tokens=4)
+    pool = case.pool()
+    run_alone(case, backend(pool))
+    written = ~np.isnan(pool.blocks)  # [blocks, layer, k|v, kv head, token, dim]
+    assert not written[:, 0].any()
+    assert written[:, 1].sum() == 5 * 2 * case.kv_heads * case.dim
+
+
+def test_very_large_scores_do_not_overflow(backend: Backend) -> None:
+    case = Case(lengths=(130,))
+    case.sequences[0].query[:] *= 1e4
+    output = run_alone(case, backend(case.pool()))[0]
+    assert np.isfinite(output).all()
+
+
+def test_concurrent_callers_get_the_bits_they_get_alone() -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300,))
+    alone = run_alone(case, native(2)(case.pool()))[0].tobytes()
+    results: list[bytes] = []
+
+    def call() -> None:
+        for _ in range(5):
+            results.append(run_alone(case, native(2)(case.pool()))[0].tobytes())
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [alone] * 15
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_attends_with_threads_of_its_own() -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300,))
+    before = run_alone(case, native(2)(case.pool()))[0].tobytes()
+    child = os.fork()
+    if child == 0:
+        same = run_alone(case, native(2)(case.pool()))[0].tobytes() == before
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_backend_in_use_is_named() -> None:
+    expected_name = "numpy" if native_library() is None else f"native-{isa_in_use()}"
+    assert attention_backend() == expected_name
+    kind = ReferenceAttention if native_library() is None else NativeAttention
+    assert isinstance(make_attention(Case().pool(), 1), kind)

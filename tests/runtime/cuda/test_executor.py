@@ -1,0 +1,184 @@
+"""The whole CUDA executor, on a device that interprets kernels and does everything as late as it may."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ingot.artifact import Artifact
+from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.errors import EngineError, UsageError
+from ingot.runtime.batch import FloatArray, PipelinedExecutor
+from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
+from ingot.runtime.cuda.loading import read_program
+from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
+from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
+from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
+from tests.simulators.interpreted_device import InterpretedDevice
+
+IDS = [token_ids(9, 0), token_ids(6, 1), token_ids(3, 2)]
+TABLES = [[7, 2, 11], [0, 9, -1], [5, -1, -1]]
+
+
+@pytest.fixture(scope="module")
+def wanted(reference: Artifact) -> list[FloatArray]:
+    """Logits of IDS by onnxruntime."""
+    executor = OnnxRuntimeExecutor(reference, num_blocks=4)
+    logits = [whole_logits(executor, ids) for ids in IDS]
+    executor.close()
+    return logits
+
+
+def assert_close(found: FloatArray, wanted: FloatArray) -> None:
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_chunks_and_mixed_and_decode_steps_have_onnxruntimes_logits(
+    make_executor: MakeExecutor, wanted: list[FloatArray]
+) -> None:
+    executor = make_executor()
+    sequences = Growing(IDS, TABLES)
+    found: list[list[FloatArray]] = [[], [], []]
+    for counts in ([5, 0, 2], [2, 4, 0], [1, 1, 1], [1, 1, 0]):  # ragged, ragged, decode of 4, decode of 4
+        rows = executor.forward(sequences.step(counts)).copy()
+        for sequence, part in zip(
+            [index for index, count in enumerate(counts) if count],
+            np.split(rows, np.cumsum([count for count in counts if count])[:-1]),
+            strict=True,
+        ):
+            found[sequence].append(part)
+    for parts, exact in zip(found, wanted, strict=True):
+        assert_close(np.concatenate(parts), exact)
+
+
+def test_more_rows_of_logits_than_the_head_takes_go_through_it_in_portions(
+    make_executor: MakeExecutor, wanted: list[FloatArray]
+) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    found = executor.forward(Growing(IDS, TABLES).step([6, 0, 0]))
+    assert found.shape == (6, 128)  # the bucket has 4 rows of logits
+    assert_close(found, wanted[0][:6])
+
+
+def test_a_graph_is_captured_once_and_replayed(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    sequences = Growing(IDS, TABLES)
+    executor.forward(sequences.step([4, 0, 0], "none"))
+    executor.forward(sequences.step([1, 0, 0], "last"))
+    executor.forward(sequences.step([1, 0, 0], "last"))
+    assert (device.num_captures, device.num_replays) == (2, 3)
+
+
+def test_warming_up_captures_all_that_engines_run(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    executor.warm_up()
+    assert device.num_captures == 2 * 3 + 4  # logits, greedy, draw of two buckets for decoding; body too of the third
+    assert device.num_launches == 0
+    executor.forward(Growing(IDS, TABLES).step([1, 0, 0], "last"))
+    assert device.num_captures == 10
+
+
+def test_a_quantized_pool_has_its_scales_where_the_kernels_look(
+    make_executor: MakeExecutor, checkpoint: Path, tmp_path: Path, wanted: list[FloatArray]
+) -> None:
+    model = model_of(checkpoint, kv="int8", block_tokens=4)
+    executor = make_executor(artifact=write_artifact(model, tmp_path / "int8", buckets((1,), ragged=8)))
+    sequences = Growing(IDS, TABLES)
+    found = [executor.forward(sequences.step([count, 0, 0])).copy() for count in (5, 1)]
+    limit = 0.02 * np.abs(wanted[0]).max()  # 7 bits of keys and values
+    np.testing.assert_allclose(np.concatenate(found), wanted[0][:6], atol=limit)
+
+
+def test_it_is_a_pipelined_executor_with_the_artifacts_limits(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    assert isinstance(executor, PipelinedExecutor)
+    assert (executor.max_batch_tokens, executor.max_sequences, executor.num_blocks) == (8, 4, 24)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_tokens": 9}, "max_batch_tokens is 9, and the artifact's largest bucket holds 8"),
+        ({"max_sequences": 5}, "max_sequences is 5, and the artifact's largest bucket holds 4"),
+    ],
+)
+def test_limits_beyond_the_largest_bucket_are_refused(
+    make_executor: MakeExecutor, options: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_executor(**options)
+
+
+def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor, wanted: list[FloatArray]) -> None:
+    executor = make_executor()
+    prompt = IDS[0][:5]
+    sequences = Growing([prompt], [TABLES[0]])
+    steps = [executor.submit(sequences.step([5], "last"), greedy(1), np.full(5, -1, np.int32))]
+    sequences.ids = [np.zeros(9, np.int64)]  # what is carried stands for these
+    for _ in range(4):  # one more than may lie unread: the first is taken out for it
+        steps.append(executor.submit(sequences.step([1], "last"), greedy(1), np.zeros(1, np.int32)))
+    chosen = [int(step.tokens()[0]) for step in steps]
+    again = Growing([np.array([*prompt, *chosen])], [[20, 21, 22]])
+    logits = [executor.forward(again.step([count], "last"))[0].copy() for count in (5, 1, 1, 1, 1)]
+    assert [int(row.argmax()) for row in logits] == chosen
+    assert chosen[0] == wanted[0][4].argmax()
+
+
+def test_a_row_whose_logits_are_not_finite_has_no_token(make_executor: MakeExecutor, change: ChangeArtifact) -> None:
+    artifact = change()
+    tensors = load_file(artifact.path / WEIGHTS_FILE)
+    (name,) = (name for name in tensors if name.startswith("lm_head"))
+    save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, artifact.path / WEIGHTS_FILE)
+    executor = make_executor(artifact=artifact)
+    sequences = Growing(IDS, TABLES)
+    first = executor.submit(sequences.step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
+    second = executor.submit(sequences.step([1, 0, 0], "last"), greedy(1), np.zeros(1, np.int32))
+    assert [step.tokens().tolist() for step in (first, second)] == [[-1], [-1]]
+
+
+def test_waiting_for_every_kernel_names_the_one_that_breaks(
+    make_executor: MakeExecutor, launches: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    device.failing = next(step.node for step in read_program(launches).programs[-1].launches if "mlp" in step.node)
+    with pytest.raises(EngineError, match=f"'{device.failing}' of the ragged bucket of 8 rows: {device.failing} broke"):
+        executor.forward(Growing(IDS, TABLES).step([3, 0, 0]))
+    assert device.num_captures == 0
+
+
+def test_a_failure_on_the_device_is_an_error_of_the_step_that_is_read(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    sequences = Growing(IDS, TABLES)
+    good = executor.submit(sequences.step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
+    good.tokens()
+    device.failing = "greedy"
+    bad = executor.submit(sequences.step([1, 0, 0], "last"), greedy(1), np.full(1, -1, np.int32))
+    with pytest.raises(EngineError, match="a step of the decode bucket of 1 rows: greedy broke"):
+        bad.tokens()
+    executor.close()
+    assert device.closed
+
+
+def test_a_closed_executor_says_so_and_its_steps_keep_their_tokens(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    step = executor.submit(Growing(IDS, TABLES).step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
+    executor.close()
+    executor.close()
+    assert step.tokens().shape == (1,)
+    with pytest.raises(EngineError, match="the executor is closed"):
+        executor.copy_block(0, 1)
+
+
+def test_it_tells_its_card_and_what_it_took_of_it(make_executor: MakeExecutor) -> None:
+    device = InterpretedDevice()
+    executor = make_executor(device)
+    facts = executor.device
+    assert (facts.name, facts.sm, facts.total_bytes) == (device.name, device.sm, device.total_bytes)
+    assert facts.used_bytes == device.total_bytes - device.free_bytes() > executor.num_blocks * 64

@@ -1,0 +1,1 @@
+"""Stand-ins for devices, libraries and executors that tests share."""

@@ -1,0 +1,257 @@
+"""What `driver.py` does through cuda-bindings with the shim of driver_shim.c as libcuda.so.1. Run by test_driver.py.
+
+    LD_LIBRARY_PATH=FOLDER python -m tests.simulators.driver_scenarios LAUNCHES     -> one JSON object, by scenario
+
+Each scenario has a process of its own, forked: a driver is initialised once, and failures spoil it.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from ingot.artifact import open_artifact
+from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.errors import EngineError
+from ingot.runtime.cuda.cubin_choice import choose_sm
+from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.driver import open_device
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.loading import read_program
+from ingot.runtime.executors import ExecutorOptions
+from tests.runtime.cuda.batches import Growing, token_ids
+
+SIZES = {"i32": 4, "fp32": 4, "i64": 8}
+_LAUNCHER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, *[ctypes.c_uint] * 5, ctypes.POINTER(ctypes.c_void_p))
+
+KERNEL = Kernel(
+    name="scale_rows",
+    constants={},
+    types=("*fp32", "i32", "fp32"),
+    aligned=(),
+    num_warps=8,
+    num_stages=1,
+)
+
+
+class Shim:
+    """The shim's own functions."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._library.shim_log.restype = ctypes.c_char_p
+        self._library.shim_used.restype = ctypes.c_int64
+        self._kept: list[Any] = []
+
+    def set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._library.shim_set(name.encode(), ctypes.c_int64(value))
+
+    def launcher(self, function: Callable[..., None]) -> None:
+        self._kept.append(_LAUNCHER(function))
+        self._library.shim_launcher(self._kept[-1])
+
+    @property
+    def log(self) -> list[str]:
+        return list(self._library.shim_log().decode().splitlines())
+
+    @property
+    def used_bytes(self) -> int:
+        return int(self._library.shim_used())
+
+
+def image(kernel: Kernel) -> bytes:
+    """A compiled kernel as the shim takes it: its two pointers to scratch memory follow its own parameters."""
+    sizes = [*(SIZES.get(kind, 8) for kind in kernel.types), 8, 8]
+    return f"{kernel.name}\n{' '.join(map(str, sizes))}\n{kernel.model_dump_json()}\0".encode()
+
+
+def load(device: Device, kernel: Kernel = KERNEL, shared_bytes: int = 1024, code: bytes | None = None) -> Any:
+    device.activate()
+    cubin = np.frombuffer(code or image(kernel), np.uint8)
+    return device.load_kernel(cubin, kernel, CubinFacts(symbol=kernel.name, shared_bytes=shared_bytes))
+
+
+def refusal(work: Callable[[], object]) -> str:
+    try:
+        work()
+    except EngineError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def calls(shim: Shim) -> object:
+    """Memory, copies, a launch, and its capture and replay."""
+    seen: list[tuple[int, ...]] = []
+
+    def launched(code: bytes, x: int, y: int, z: int, threads: int, shared: int, parameters: Any) -> None:
+        pointer, *scratch = (ctypes.c_uint64.from_address(parameters[index]).value for index in (0, 3, 4))
+        number = ctypes.c_int32.from_address(parameters[1]).value
+        factor = ctypes.c_float.from_address(parameters[2]).value
+        seen.append((x, y, z, threads, shared, pointer - address, number, int(factor * 8), *scratch))
+
+    shim.launcher(launched)
+    device = open_device()
+    device.activate()
+    stream = device.make_stream()
+    address = device.allocate(4096, "a test")
+    pinned = device.allocate_pinned(64, "a test")
+    pinned[:] = np.arange(64)
+    device.clear(address, 4096, stream)
+    device.copy_rows_in(address, 256, pinned.reshape(4, 16), stream)
+    device.copy(address + 2048, address + 256, 16, stream)
+    found = device.allocate_pinned(32, "a test")
+    device.copy_out(found, address + 2048, stream)
+    queue = device.bind(
+        load(device, shared_bytes=64 * 1024),
+        (5, 6, 7),
+        [("*fp32", address + 64), ("i32", -3), ("fp32", 0.25)],
+        "a.node",
+    )
+    queue(stream)
+
+    def twice(captured: Any) -> None:
+        queue(captured)
+        queue(captured)
+
+    graph = device.capture(stream, twice)
+    before, copied = len(seen), found.tolist()
+    device.replay(graph, stream)
+    device.synchronize("a test")
+    facts = [device.name, device.sm, device.total_bytes - device.free_bytes()]
+    device.close()
+    device.close()
+    log = shim.log
+    del pinned, found
+    return {
+        "facts": facts,
+        "copied": copied,
+        "seen": seen,
+        "before_replay": before,
+        "log": log,
+        "after": shim.log[len(log) :],
+        "used": shim.used_bytes,
+    }
+
+
+def no_card(shim: Shim) -> object:
+    shim.set(devices=0)
+    return refusal(open_device)
+
+
+def old_driver(shim: Shim) -> object:
+    shim.set(version=12040, major=12)
+    return refusal(open_device)
+
+
+def missing_function(shim: Shim) -> object:
+    shim.set(missing_graphs=1)
+    device = open_device()
+    device.activate()
+    return refusal(lambda: device.capture(device.make_stream(), lambda stream: None))
+
+
+def full_card(shim: Shim) -> object:
+    shim.set(total=3 * 2**20)
+    device = open_device()
+    device.activate()
+    return refusal(lambda: device.allocate(4 * 2**20, "the arena"))
+
+
+def refused_launch(shim: Shim) -> object:
+    device = open_device()
+    queue = device.bind(load(device), (1, 1, 1), [("*fp32", 0), ("i32", 1), ("fp32", 1.0)], "layers.3.norm")
+    shim.set(fail_launch=701)
+    stream = device.make_stream()
+    said = refusal(lambda: queue(stream)), refusal(lambda: device.capture(stream, queue))
+    shim.set(fail_launch=0)
+    queue(stream)
+    return said
+
+
+def spoilt_context(shim: Shim) -> object:
+    device = open_device()
+    device.activate()
+    event = device.make_event()
+    shim.set(fail_wait=700)
+    said = refusal(lambda: device.wait_on_host(event, "a step")), refusal(lambda: device.synchronize("the next"))
+    device.close()
+    return said
+
+
+def bad_kernels(shim: Shim) -> object:
+    device = open_device()
+    shim.set(shared_optin=99 * 1024)
+    return (
+        refusal(lambda: load(device, code=b"no kernel at all\0")),
+        refusal(lambda: load(device, shared_bytes=100 * 1024)),
+        refusal(lambda: load(device, code=image(KERNEL).replace(b"scale_rows", b"other_rows", 1))),
+    )
+
+
+def other_card(shim: Shim) -> object:
+    shim.set(major=8, minor=9)
+    program = read_program(open_artifact(sys.argv[1]))
+    return refusal(lambda: choose_sm(program, open_device()))
+
+
+def executor(shim: Shim) -> object:
+    """The whole executor, its kernels interpreted from the bytes of the parameters that they are launched with."""
+    from tests.simulators.interpreted_launch import launched
+
+    shim.launcher(launched)
+    executor = CudaExecutor(open_artifact(sys.argv[1]), open_device(), ExecutorOptions(kv_blocks=8))
+    sequences = Growing([token_ids(7)], [[3, 1]])
+    logits = [executor.forward(sequences.step([count])).tolist() for count in (5, 1, 1)]
+    copied: list[bytes] = []
+
+    def elsewhere() -> None:
+        executor.copy_block(1, 5)
+        copied.extend(executor.read_block(block) for block in (1, 5))
+
+    thread = Thread(target=elsewhere)  # an AsyncEngine is loaded by one thread and steps in another
+    thread.start()
+    thread.join()
+    executor.close()
+    moved = len(copied) == 2 and copied[0] == copied[1]
+    return {"logits": logits, "log": shim.log, "used": shim.used_bytes, "moved": moved}
+
+
+SCENARIOS: Sequence[Callable[[Shim], object]] = (
+    calls,
+    no_card,
+    old_driver,
+    missing_function,
+    full_card,
+    refused_launch,
+    spoilt_context,
+    bad_kernels,
+    other_card,
+    executor,
+)
+
+
+def run_forked(scenario: Callable[[Shim], object]) -> object:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(writer, "w") as stream:
+            json.dump(scenario(Shim()), stream)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        text = stream.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"{scenario.__name__} ended with {status}"
+    return json.loads(text)
+
+
+if __name__ == "__main__":
+    assert Path(sys.argv[1]).is_dir()
+    print(json.dumps({scenario.__name__: run_forked(scenario) for scenario in SCENARIOS}))

@@ -1,0 +1,301 @@
+"""A device of the computer's own memory, whose kernels Triton's interpreter runs. Implements `Device`.
+
+A compiled kernel is its own description as JSON. Memory is not zero when it is allocated. Work is done as late as the
+protocol allows: a stream runs when something waits for it, and no further than that; with `hasty`, streams other than
+the first run as early as it allows. What forgets to wait therefore reads what is not there yet, or no more.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+
+from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryProduct
+from ingot.errors import EngineError
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory
+from tests.runtime.cuda.artifacts import SM
+from tests.simulators.interpreted_kernels import TORCH_TYPES, multiply
+
+_GARBAGE = 0xFF  # a NaN in every float
+_DOT_TYPES = {"fp32": tl.float32, "fp16": tl.float16}
+
+
+@dataclass(eq=False)
+class FakeStream:
+    first: bool
+    queue: deque[Callable[[], None]] = field(default_factory=deque)
+    captured: list[Callable[[], None]] | None = None
+    num_waits: int = 0
+
+    def __int__(self) -> int:
+        return id(self)
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    stream: FakeStream | None = None
+    recorded: int = 0
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class FakeKernel:
+    function: Any
+    constants: dict[str, Any]
+
+
+class InterpretedDevice:
+    """`memory_bytes` of memory; counts what is launched, captured and replayed."""
+
+    name = "an interpreter"
+    sm = SM
+
+    def __init__(self, memory_bytes: int = 2**30, *, hasty: bool = False) -> None:
+        self.total_bytes = memory_bytes
+        self.hasty = hasty
+        self.memory: dict[int, Bytes] = {}
+        self.streams: list[FakeStream] = []
+        self.failing: str | None = None  # the node whose kernel breaks the device
+        self.lost: str | None = None
+        self.closed = False
+        self.products: list[InterpretedProducts] = []
+        self.num_launches = self.num_captures = self.num_replays = 0
+        self.num_copies = self.num_host_waits = self.copied_bytes = 0
+
+    def free_bytes(self) -> int:
+        return self.total_bytes - sum(map(len, self.memory.values()))
+
+    def activate(self) -> None:
+        assert not self.closed
+
+    def allocate(self, size: int, what: str) -> int:
+        assert size > 0
+        if size > self.free_bytes():
+            raise out_of_memory(self, size, what)
+        array = _aligned(size)
+        array.fill(_GARBAGE)
+        self.memory[array.ctypes.data] = array
+        return array.ctypes.data
+
+    def free(self, address: int) -> None:
+        del self.memory[address]
+
+    def allocate_pinned(self, size: int, what: str) -> Bytes:
+        array = _aligned(size)
+        array.fill(_GARBAGE)
+        return array
+
+    def make_stream(self) -> FakeStream:
+        self.streams.append(FakeStream(first=not self.streams))
+        return self.streams[-1]
+
+    def make_event(self) -> FakeEvent:
+        return FakeEvent()
+
+    def record(self, event: FakeEvent, stream: FakeStream) -> None:
+        event.recorded += 1
+        event.stream = stream
+        version = event.recorded
+
+        def mark() -> None:
+            event.done = version
+
+        self._put(stream, mark)
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        version = event.recorded
+        stream.num_waits += 1
+        self._put(stream, lambda: self._reach(event, version))
+
+    def wait_on_host(self, event: FakeEvent, what: str) -> None:
+        self.num_host_waits += 1
+        self._reach(event, event.recorded)
+        self._raise_if_lost(what)
+
+    def copy_in(self, target: int, source: Bytes, stream: FakeStream) -> None:
+        assert source.flags.c_contiguous
+        self.copied_bytes += source.size
+        view = self.view(target, source.size)
+        self._put(stream, lambda: np.copyto(view, source.reshape(-1)))
+
+    def copy_rows_in(self, target: int, pitch: int, source: Bytes, stream: FakeStream) -> None:
+        rows, width = source.shape
+        self.copied_bytes += source.size
+        view = self.view(target, (rows - 1) * pitch + width)
+        cells = np.lib.stride_tricks.as_strided(view, (rows, width), (pitch, 1))
+        self._put(stream, lambda: np.copyto(cells, source))
+
+    def copy_out(self, target: Bytes, source: int, stream: FakeStream) -> None:
+        assert target.flags.c_contiguous
+        view = self.view(source, target.size)
+        self._put(stream, lambda: np.copyto(target.reshape(-1), view))
+
+    def copy(self, target: int, source: int, size: int, stream: FakeStream) -> None:
+        self.num_copies += 1
+        to, of = self.view(target, size), self.view(source, size)
+        self._put(stream, lambda: np.copyto(to, of))
+
+    def clear(self, address: int, size: int, stream: FakeStream) -> None:
+        view = self.view(address, size)
+        self._put(stream, lambda: view.fill(0))
+
+    def load_kernel(self, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> FakeKernel:
+        read = Kernel.model_validate_json(cubin.tobytes())
+        assert read == kernel
+        assert facts.symbol == kernel.name
+        return FakeKernel(*kernel_function(kernel))
+
+    def bind(
+        self, kernel: FakeKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str
+    ) -> Callable[[FakeStream], None]:
+        tensors = [self._argument(kind, value) for kind, value in arguments]
+
+        def run() -> None:
+            if node == self.failing:
+                self.lost = f"{node} broke"
+                return
+            self.num_launches += 1
+            kernel.function[grid](*tensors, **kernel.constants)
+
+        return lambda stream: self._put(stream, run)
+
+    def open_products(self, device: Device, stream: FakeStream) -> "InterpretedProducts":
+        """For `CudaExecutor`: in place of the library."""
+        assert device is self
+        self.products.append(InterpretedProducts(self))
+        return self.products[-1]
+
+    def multiply(self, product: LibraryProduct, addresses: Mapping[str, int], stream: FakeStream) -> None:
+        """Queue what a library computes."""
+        operands = product.operands.items()
+        tensors = {name: self._argument(f"*{operand.type}", addresses[name]) for name, operand in operands}
+        self.queue(stream, lambda: multiply(product, tensors))
+
+    def queue(self, stream: FakeStream, work: Callable[[], None]) -> None:
+        """Let others put work on a stream."""
+        self._put(stream, work)
+
+    def stream(self, number: int) -> FakeStream:
+        """The stream of a number, which is all that a library knows of it."""
+        return next(one for one in self.streams if int(one) == number)
+
+    def capture(self, stream: FakeStream, work: Callable[[FakeStream], None]) -> list[Callable[[], None]]:
+        self.num_captures += 1
+        stream.captured = []
+        work(stream)
+        graph, stream.captured = stream.captured, None
+        return graph
+
+    def replay(self, graph: list[Callable[[], None]], stream: FakeStream) -> None:
+        self.num_replays += 1
+        for operation in graph:
+            self._put(stream, operation)
+
+    def synchronize(self, what: str) -> None:
+        self.num_host_waits += 1
+        for stream in self.streams:
+            assert stream.captured is None
+            while stream.queue:
+                self._step(stream)
+        self._raise_if_lost(what)
+
+    def close(self) -> None:
+        if not self.closed:
+            for stream in self.streams:
+                while stream.queue:
+                    self._step(stream)
+        self.closed = True
+        self.memory.clear()
+
+    def view(self, address: int, size: int | None = None) -> Bytes:
+        """Bytes at an address, to the end of what was allocated there or `size` of them."""
+        bases = sorted(self.memory)
+        base = bases[bisect_right(bases, address) - 1]
+        array = self.memory[base][address - base :]
+        assert base <= address < base + len(self.memory[base]), "not an address of the device"
+        assert size is None or size <= len(array), "beyond what was allocated"
+        return array[:size]
+
+    def _argument(self, kind: str, value: int | float) -> Any:
+        if not kind.startswith("*"):
+            return value
+        dtype = TORCH_TYPES[kind[1:]]
+        if value == 0:
+            return torch.zeros(1, dtype=dtype)
+        view = self.view(int(value))
+        return torch.from_numpy(view[: len(view) // dtype.itemsize * dtype.itemsize]).view(dtype)
+
+    def _put(self, stream: FakeStream, operation: Callable[[], None]) -> None:
+        assert not self.closed
+        self._raise_if_lost("something queued before")
+        if stream.captured is not None:
+            stream.captured.append(operation)
+            return
+        stream.queue.append(operation)
+        if self.hasty and not stream.first:
+            while stream.queue:  # what it waits for is done now: as early as can be
+                self._step(stream)
+
+    def _reach(self, event: FakeEvent, version: int) -> None:
+        while event.done < version:
+            assert event.stream is not None
+            self._step(event.stream)
+
+    def _step(self, stream: FakeStream) -> None:
+        operation = stream.queue.popleft()
+        if self.lost is None or operation.__name__ == "mark":
+            operation()
+
+    def _raise_if_lost(self, what: str) -> None:
+        if self.lost is not None:
+            raise EngineError(f"{what}: {self.lost}")
+
+
+@dataclass
+class InterpretedProducts:
+    """Products of a library. Implements `programs.ProductBinder`; counts what is queued."""
+
+    device: InterpretedDevice
+    num_queued: int = 0
+    closed: bool = False
+
+    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Callable[[FakeStream], None]:
+        given = dict(addresses)
+
+        def queue(stream: FakeStream) -> None:
+            assert not self.closed
+            self.num_queued += 1
+            self.device.multiply(product, given, stream)
+
+        return queue
+
+    def close(self) -> None:
+        assert not self.device.closed
+        self.closed = True
+
+
+def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
+    """The interpreted function of a kernel, and its constants."""
+    module, _, name = CATALOG[kernel.name].function.partition(".")
+    function = getattr(import_module(f"ingot.kernels.{module}"), name)
+    return function, {key: _constant(key, value) for key, value in kernel.constants.items()}
+
+
+def _aligned(size: int) -> Bytes:
+    memory = np.empty(size + 255, np.uint8)
+    start = -memory.ctypes.data % 256
+    return memory[start : start + size]
+
+
+def _constant(name: str, value: Any) -> Any:
+    """Constants by name; products are float32, whatever the card would take them in."""
+    if name == "UPCAST":
+        return True
+    return _DOT_TYPES[value] if isinstance(value, str) else value

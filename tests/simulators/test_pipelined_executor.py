@@ -1,0 +1,149 @@
+"""The fake executor that queues steps: it computes late, chooses tokens, and refuses what breaks the contract."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineError
+from ingot.runtime.batch import ForwardBatch, Int32Array, PipelinedExecutor, TokenDraws
+from ingot.runtime.sampler import Sampler
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.token_draws import token_draws
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.pipelined_executor import FakePipelinedExecutor
+from tests.simulators.test_fake_executor import batch_of
+
+GREEDY = token_draws([Sampler(SamplingParams(), [])], [0])
+NONE = np.array([-1], np.int32)
+FIRST = np.array([0], np.int32)
+
+
+def executor() -> FakePipelinedExecutor:
+    return FakePipelinedExecutor(num_blocks=8, block_tokens=4)
+
+
+def decode(token: int, position: int) -> ForwardBatch:
+    return batch_of([token], position, [0, 1])
+
+
+def test_it_fulfils_the_protocol_and_the_plain_one_does_not() -> None:
+    assert isinstance(executor(), PipelinedExecutor)
+    assert not isinstance(FakeExecutor(), PipelinedExecutor)
+
+
+def test_a_carried_token_is_the_one_that_the_step_before_chose() -> None:
+    plain, queued = FakeExecutor(num_blocks=8, block_tokens=4), executor()
+    first = int(plain.forward(decode(7, 0)).argmax())
+    second = int(plain.forward(decode(first, 1)).argmax())
+    steps = [queued.submit(decode(7, 0), GREEDY, NONE), queued.submit(decode(0, 1), GREEDY, FIRST)]
+    assert [step.tokens().tolist() for step in steps] == [[first], [second]]
+
+
+def test_nothing_is_computed_before_it_is_asked_for_and_arrays_are_read_at_once() -> None:
+    under_test, batch, carried = executor(), decode(7, 0), NONE.copy()
+    step = under_test.submit(batch, GREEDY, carried)
+    batch.input_ids[0], batch.block_tables[0, 0], carried[0] = 9, 5, 0
+    copied_later = under_test.submit(decode(0, 1), GREEDY, FIRST)
+    under_test.copy_block(0, 5)
+    assert not step.computed
+    assert step.tokens().tolist() == [FakeExecutor().forward(decode(7, 0)).argmax()]
+    assert not copied_later.computed
+    copied_later.tokens()
+    moved = under_test.submit(replace(decode(0, 2), block_tables=np.array([[5]], np.int32)), GREEDY, FIRST)
+    assert moved.tokens().tolist() != [-1], "the copy was made after both steps, so the history is there"
+
+
+def test_a_drawn_token_is_that_of_the_host_sampler() -> None:
+    params = SamplingParams(temperature=0.5, top_k=40, top_p=0.75, seed=3)
+    sampler = Sampler(params, [])
+    logits = FakeExecutor().forward(decode(7, 0))[0]
+    for index in range(20):
+        under_test = executor()
+        step = under_test.submit(decode(7, 0), token_draws([sampler], [index]), NONE)
+        assert step.tokens().tolist() == [sampler.sample(logits, [0] * index).token_id]
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) -> None:
+    class LossyExecutor(FakePipelinedExecutor):
+        def logits(self, batch: ForwardBatch) -> np.ndarray[Any, np.dtype[np.float32]]:
+            logits = super().logits(batch)
+            logits[0, 3] = lost
+            return logits
+
+    under_test = LossyExecutor()
+    draws = token_draws([Sampler(SamplingParams(temperature=temperature), [])], [0])
+    first = under_test.submit(decode(7, 0), draws, NONE)
+    behind = under_test.submit(decode(0, 1), draws, FIRST)
+    assert first.tokens().tolist() == behind.tokens().tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("batch", "carried", "message"),
+    [
+        (decode(0, 1), np.array([1], np.int32), "from a row that the step before does not have"),
+        (decode(0, 1), np.array([-2], np.int32), "from a row that the step before does not have"),
+        (decode(3, 1), FIRST, "has a token id already"),
+        (decode(0, 2), FIRST, "does not follow the position"),
+        (batch_of([0, 0], 1, [0]), np.array([0, 0], np.int32), "carried to two places"),
+        (decode(0, 1), np.array([0, 0], np.int32), r"not \[T\] int32"),
+        (decode(0, 1), np.array([0], np.int64), r"not \[T\] int32"),
+        (decode(256, 1), NONE, "outside the vocabulary"),
+    ],
+)
+def test_a_wrongly_carried_token_is_refused(batch: ForwardBatch, carried: Int32Array, message: str) -> None:
+    under_test = executor()
+    under_test.submit(decode(7, 0), GREEDY, NONE)
+    draws = token_draws([Sampler(SamplingParams(), [])] * len(batch.logits_indices), [0] * len(batch.logits_indices))
+    with pytest.raises(EngineError, match=message):
+        under_test.submit(batch, draws, carried)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperatures": np.array([-1], np.float32)}, "temperature"),
+        ({"temperatures": np.zeros(1)}, r"temperatures are not \[1\] float32"),
+        ({"top_ks": np.array([-1], np.int32)}, "top_k"),
+        ({"top_ps": np.zeros(1, np.float32)}, "top_p"),
+        ({"uniforms": np.ones(1, np.float32)}, "uniform"),
+        ({"uniforms": np.zeros(2, np.float32)}, r"uniforms are not \[1\] float32"),
+    ],
+)
+def test_draws_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
+    draws: TokenDraws = replace(GREEDY, **change)
+    with pytest.raises(EngineError, match=message):
+        executor().submit(decode(7, 0), draws, NONE)
+
+
+def test_forward_is_refused_while_a_step_is_in_flight_and_carries_nothing_on() -> None:
+    under_test = executor()
+    step = under_test.submit(decode(7, 0), GREEDY, NONE)
+    with pytest.raises(EngineError, match="while a step is in flight"):
+        under_test.forward(decode(1, 1))
+    step.tokens()
+    under_test.forward(decode(1, 1))
+    with pytest.raises(EngineError, match="step before does not have"):
+        under_test.submit(decode(0, 2), GREEDY, FIRST)
+
+
+def test_a_failure_is_told_by_the_step_that_failed() -> None:
+    under_test = executor()
+    failing = under_test.submit(batch_of([7], 4, [2, 3]), GREEDY, NONE)  # nobody wrote the positions before
+    behind = under_test.submit(decode(7, 0), GREEDY, NONE)
+    assert behind.tokens().tolist() == [FakeExecutor().forward(decode(7, 0)).argmax()]
+    with pytest.raises(EngineError, match="never written"):
+        failing.tokens()
+
+
+def test_a_closed_executor_takes_and_computes_nothing() -> None:
+    under_test = executor()
+    step = under_test.submit(decode(7, 0), GREEDY, NONE)
+    under_test.close()
+    with pytest.raises(EngineError, match="closed"):
+        step.tokens()
+    with pytest.raises(EngineError, match="closed"):
+        under_test.submit(decode(7, 0), GREEDY, NONE)

@@ -1,0 +1,1 @@
+"""The report: HTML and Markdown, charts, numbers as text."""

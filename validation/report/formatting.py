@@ -1,0 +1,95 @@
+"""Numbers as people read them, one place for report, summary and messages."""
+
+from ingot.artifact.metrics import METRICS
+from ingot.validation.statistics import Measured
+
+_TITLES = {
+    "perplexity": "Perplexity",
+    "perplexity_ratio": "Perplexity ratio",
+    "kl_mean": "KL divergence, mean",
+    "kl_p99": "KL divergence, p99",
+    "top1_agreement": "Top-1 agreement",
+    "ttft_ratio": "Time to first token",
+    "tpot_ratio": "Time per output token",
+    "e2e_ratio": "End-to-end time",
+    "throughput_ratio": "Throughput",
+    "size_ratio": "Size on disk",
+    "peak_memory_ratio": "Peak memory",
+}
+
+
+def title(metric: str, level: int | None = None) -> str:
+    """A metric's name for a reader, with its concurrency."""
+    words = _TITLES.get(metric, metric.replace("_", " "))
+    return words if level is None else f"{words}, {level} in flight"
+
+
+def key_title(key: str) -> str:
+    """As `title`, from "metric" or "metric@level"."""
+    metric, _, level = key.partition("@")
+    return title(metric, int(level) if level else None)
+
+
+def seconds(value: float) -> str:
+    """0.00123 -> "1.23 ms"."""
+    return seconds_row([value])
+
+
+def seconds_row(values: list[float]) -> str:
+    """Several times in the unit of the largest: "1.2 / 3.4 / 5.6 ms"."""
+    unit, factor = _time_unit(max(values))
+    return f"{' / '.join(_three_digits(value * factor) for value in values)} {unit}"
+
+
+def byte_size(value: float) -> str:
+    """11540992 -> "11.5 MB" (decimal)."""
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+    unit, factor = next((row for row in units if value >= row[1]), units[-1])
+    return f"{_three_digits(value / factor)} {unit}"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """A value in "seconds", "bytes", "tokens/s" or no unit; a dash for None."""
+    if value is None:
+        return "-"
+    if unit == "seconds":
+        return seconds(value)
+    if unit == "bytes":
+        return byte_size(value)
+    return f"{value:,.4g} {unit}".rstrip() if unit else f"{value:.4f}"
+
+
+def metric_value(metric: str, value: float) -> str:
+    """A metric's value: ratios with four decimals, shares in percent, KL with four digits."""
+    if metric.partition("@")[0] == "top1_agreement":
+        return f"{100 * value:.2f} %"
+    if METRICS[metric.partition("@")[0]].comparison == "ratio":
+        return f"{value:.4f}"
+    return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
+
+
+def interval(measured: Measured) -> str:
+    """ "0.98 to 1.02", or "exact" for a quantity without chance."""
+    estimate = measured.estimate
+    if estimate.method == "exact":
+        return "exact"
+    return f"{metric_value(measured.metric, estimate.low)} to {metric_value(measured.metric, estimate.high)}"
+
+
+def detectable(measured: Measured) -> str:
+    """Smallest effect that the sample could have seen, in the metric's own unit."""
+    if measured.estimate.method == "exact":
+        return "-"
+    value = measured.estimate.detectable
+    as_percent = METRICS[measured.metric].comparison == "ratio" or measured.metric == "top1_agreement"
+    return f"±{100 * value:.2f} %" if as_percent else f"±{value:.3g}"
+
+
+def _time_unit(value: float) -> tuple[str, float]:
+    if value >= 1:
+        return "s", 1.0
+    return ("ms", 1e3) if value >= 1e-3 else ("µs", 1e6)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

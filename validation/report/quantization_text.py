@@ -1,0 +1,113 @@
+"""The quantization table in words, one place for report, summary and the command line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ingot.validation.quantization import WORST, Quantization, QuantizedWeight, summarize
+from ingot.validation.report import formatting as fmt
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its title, what it means, and how a weight's cell reads."""
+
+    title: str
+    meaning: str
+    cell: Callable[[QuantizedWeight], str]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.3g} %"
+
+
+def _bytes(value: float | None) -> str:
+    return "-" if value is None else fmt.byte_size(value)
+
+
+def _output_error(weight: QuantizedWeight) -> str:
+    if weight.output_error is None or weight.output_error_nearest is None:
+        return _percent(weight.output_error)
+    return f"{_percent(weight.output_error)} (nearest {_percent(weight.output_error_nearest)})"
+
+
+def _scales(weight: QuantizedWeight) -> str:
+    return " / ".join(map(_number, (weight.scale_min, weight.scale_median, weight.scale_max)))
+
+
+COLUMNS: Mapping[str, Column] = {
+    column.title: column
+    for column in (
+        Column("Weight", "the layer that reads it", lambda weight: weight.name),
+        Column("Format", "bits of a code, columns that share a scale, zero points", lambda weight: weight.format),
+        Column("Bytes", "of codes, scales and zero points in the artifact", lambda weight: _bytes(weight.stored_bytes)),
+        Column("Bits", "of all these bytes per weight", lambda weight: _number(weight.effective_bits)),
+        Column(
+            "KL alone",
+            "mean KL per token, nats, of the predictions when this weight alone is quantized",
+            lambda weight: _number(weight.kl),
+        ),
+        Column("Weight error", "‖W - Q‖ / ‖W‖", lambda weight: _percent(weight.relative_error)),
+        Column(
+            "Output error",
+            "‖X(W - Q)ᵀ‖ / ‖XWᵀ‖ on the calibration data; in brackets when rounded to the nearest",
+            _output_error,
+        ),
+        Column("Scales", "smallest / median / largest", _scales),
+        Column(
+            "Outliers", "share of weights beyond 4 root mean squares", lambda weight: _percent(weight.outlier_share)
+        ),
+        Column("Peak", "the largest |w| in root mean squares", lambda weight: _number(weight.peak_over_rms)),
+        Column("At ends", "share of codes at either end of their range", lambda weight: _percent(weight.end_share)),
+    )
+}
+
+
+def shown_columns(found: Quantization) -> dict[str, Column]:
+    """The columns that say something of any weight, by title."""
+    return {
+        title: column
+        for title, column in COLUMNS.items()
+        if any(column.cell(weight).strip("-/ ") for weight in found.weights)
+    }
+
+
+def weight_cells(weight: QuantizedWeight, columns: Mapping[str, Column] = COLUMNS) -> dict[str, str]:
+    """The weight's row of the table, by column."""
+    return {title: column.cell(weight) for title, column in columns.items()}
+
+
+def code_bars(weight: QuantizedWeight) -> str:
+    """How often each code is used, from the lowest to the highest, as a row of bars; "-" where it is not known."""
+    most = max(weight.code_histogram, default=0)
+    if not most:
+        return "-"
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in weight.code_histogram)
+
+
+def summary_sentences(found: Quantization) -> list[str]:
+    """Size, what the weights cost and which ones, how that was measured, and what would gain most."""
+    if not found.weights:
+        return []
+    total = summarize(found)
+    said = [f"{total.num_weights} weights, {total.elements:,} numbers"]
+    if total.stored_bytes is not None and total.effective_bits is not None:
+        said[0] += f": {fmt.byte_size(total.stored_bytes)} instead of {fmt.byte_size(total.float_bytes)} as float32, "
+        said[0] += f"{total.effective_bits:.3g} bits each with scales and zero points"
+    if total.kl_sum is not None and total.worst_share is not None:
+        said.append(
+            f"KL of each weight quantized alone sums to {total.kl_sum:.3g} nats; the {WORST} worst make "
+            f"{100 * total.worst_share:.0f} % of it"
+        )
+    if found.kl is not None:
+        said.append(
+            f"Measured on {found.kl.tokens:,} tokens of {found.kl.text} in float32, in {fmt.seconds(found.kl.seconds)}"
+        )
+    elif found.kl_absent:
+        said.append(f"KL of single weights was not measured: {found.kl_absent}")
+    return [*said, *total.advice]
