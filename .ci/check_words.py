@@ -27,7 +27,7 @@ WORDS = {  # what to find -> what to write
     r"\bbehind\b": '"after", "by", "from"',
     r"\b(?:stands?|stood|lies|lay) (?:in|at|on|there|for|beside|behind)\b": '"is in", "is stored in"',
     r"\b(?:is|are|was|were) told\b": '"is reported", "is documented in"',
-    r"\b(?:it|that|which|this|who|file|table|header|line|test|pass|kernel|recipe|config\.json) (?:wants?|asks?|tells?|knows?)\b": (
+    r"\b(?:it|that|which|this|who|file|table|header|test|pass|kernel|recipe) (?:wants?|asks?|tells?|knows?)\b": (
         '"requires", "needs", "reports", "records"'
     ),
     r"\b(?:nobody|whoever|somebody|anybody|everybody)\b": '"the caller", "unused"',
