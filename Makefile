@@ -60,8 +60,8 @@ oracle: $(STAMPS)/oracle
 check: lint types layers oracle
 
 bench: $(STAMPS)/ingot
-	-$(BIN)/python -m benchmarks.setup_peers
-	$(BIN)/python -m benchmarks.cpu_decode
+	-$(BIN)/python -m benchmarks.cpu.setup_peers
+	$(BIN)/python -m benchmarks.cpu.decode
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.adapters.base import PeerFacts, Setup, Timing
+from benchmarks.cpu.rounds import Scenario
 from benchmarks.device import available_cores
-from benchmarks.rounds import Scenario
+from benchmarks.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PEERS_VENV = ROOT / ".venv-bench"
 DEFAULT_WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot" / "benchmarks"
 
@@ -50,7 +50,7 @@ class PeerProcess:
     def __init__(self, peer: Peer, setup: Setup, peers_python: Path) -> None:
         python = Path(sys.executable) if peer.runs_in == "this" else peers_python
         if not python.is_file():
-            raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.setup_peers")
+            raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.cpu.setup_peers")
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [str(python), "-m", peer.module, _setup_json(setup, peer.options)],

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 
 from benchmarks.adapters.quantizing import Job, answer
-from benchmarks.quantizer_cases import CHAINS, Setting
+from benchmarks.quantizers.cases import CHAINS, Setting
 from ingot.passes.calibration import CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine

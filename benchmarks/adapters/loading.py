@@ -1,6 +1,6 @@
 """What a package must do to prove that it loads a checkpoint: logits and greedy tokens, in a process of its own.
 
-A loader's module ends with `if __name__ == "__main__": answer(load, packages)`. benchmarks/format_loaders.py
+A loader's module ends with `if __name__ == "__main__": answer(load, packages)`. benchmarks/quantizers/format_loaders.py
 starts it in the package's own virtual environment with one JSON object, the fields of Request; logits come back in
 a file, the rest as one JSON line. No loader imports Ingot. To add one: write it, and name it in the parent's table.
 """

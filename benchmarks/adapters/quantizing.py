@@ -1,11 +1,11 @@
 """What a quantizer must do to be compared, and the process that it does it in.
 
-An adapter's module ends with `if __name__ == "__main__": answer(quantize)`. The parent (benchmarks/quantizer_runs.py)
+An adapter's module ends with `if __name__ == "__main__": answer(quantize)`. The parent (benchmarks/quantizers/runs.py)
 starts it in the package's own virtual environment with one JSON object, the fields of Job; the adapter writes the
 package's own checkpoint, and the process prints one JSON object, the fields of Outcome. Every package sees the very
 same token ids. No adapter imports Ingot.
 
-To add a package: write its adapter, and add its rows to PEERS in benchmarks/quantizer_runs.py.
+To add a package: write its adapter, and add its rows to PEERS in benchmarks/quantizers/runs.py.
 """
 
 import json

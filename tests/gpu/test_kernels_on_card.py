@@ -10,10 +10,10 @@ from tests.interpreter import use_interpreter
 
 use_interpreter()
 
-from benchmarks.gpu_cases import CASES, Case, case_artifact  # noqa: E402
-from benchmarks.gpu_check import compare, worst  # noqa: E402
-from benchmarks.gpu_device import Card  # noqa: E402
-from benchmarks.gpu_kernel_cases import CaseRunner, caught, is_wide, limit_on_card, write_kernel_cases  # noqa: E402
+from benchmarks.gpu.cases import CASES, Case, case_artifact  # noqa: E402
+from benchmarks.gpu.check import compare, worst  # noqa: E402
+from benchmarks.gpu.device import Card  # noqa: E402
+from benchmarks.gpu.kernel_cases import CaseRunner, caught, is_wide, limit_on_card, write_kernel_cases  # noqa: E402
 
 from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
 from ingot.runtime.cuda.driver import open_device  # noqa: E402

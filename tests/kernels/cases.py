@@ -1,6 +1,6 @@
 """One kernel over one shape in one precision, and how far it may be from numpy in float64.
 
-What the tests assert and what benchmarks/kernel_errors.py writes down are the same cases.
+What the tests assert and what benchmarks/programs/kernel_errors.py writes down are the same cases.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The demo model on the interpreted device gives onnxruntime's logits and greedy tokens.
 
-`python -m benchmarks.launch_program` does the same with the tiles of a card, in every form and with more tokens. Here
-tiles are wide: the interpreter takes as long for a small one as for a large one.
+`python -m benchmarks.programs.launch_program` does the same with the tiles of a GPU, in every form and with more
+tokens. Here tiles are wide: the interpreter takes as long for a small one as for a large one.
 """
 
 from pathlib import Path

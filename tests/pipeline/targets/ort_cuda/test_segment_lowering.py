@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
-from benchmarks.segment_numerics import random_feeds, relative_errors
+from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.errors import PassError
 from ingot.pipeline.targets.ort_cuda.segment_builder import OrtSegmentBuilder

@@ -1,7 +1,7 @@
 """Linear layers whose activations have one calibrated scale, and weights that no plan takes."""
 
 import pytest
-from benchmarks.segment_numerics import random_feeds, relative_errors
+from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.errors import PassError
 from ingot.passes.manager import PassManager

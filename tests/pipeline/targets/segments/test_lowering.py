@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 import pytest
-from benchmarks.segment_numerics import random_feeds, relative_errors
+from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.errors import PassError
 from ingot.passes.manager import PassManager

@@ -1,0 +1,1 @@
+"""The CPU engine next to llama.cpp and onnxruntime-genai, and what bounds it."""

@@ -1,0 +1,105 @@
+"""How many bytes a second this machine reads from memory, with a given number of threads.
+
+bandwidth.c does the reading; it is compiled here, for this machine, with the C compiler that CC names (default: cc).
+
+How busy other processes keep the machine while an engine is measured, so that a disturbed figure can be told.
+
+Read from Linux's /proc; on other systems nothing is known, and every measurement counts as undisturbed.
+"""
+
+import ctypes
+import functools
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+# Several times the last-level cache of a large server, so that what is measured is memory.
+BUFFER_BYTES = 1 << 30
+_SOURCE = Path(__file__).with_name("bandwidth.c")
+
+
+def measure_read_bandwidth(threads: int, repeats: int = 7, buffer_bytes: int = BUFFER_BYTES) -> float:
+    """Return the best of `repeats` streaming reads of a buffer, in bytes per second.
+
+    The best, not the median: it stands for what the machine can do, the ceiling that decode is measured against.
+    Raises RuntimeError when no C compiler is there or the threads cannot be started.
+    """
+    stream_read = _compiled()
+    buffer = np.ones(buffer_bytes // 8, dtype=np.uint64)  # written, so that every page is really there
+    checksum = ctypes.c_uint64()
+    seconds = [
+        stream_read(ctypes.c_void_p(buffer.ctypes.data), buffer.nbytes, threads, ctypes.byref(checksum))
+        for _ in range(repeats)
+    ]
+    if min(seconds) <= 0:
+        raise RuntimeError(f"cannot read memory with {threads} threads; allowed are 1 to 256")
+    return float(buffer.nbytes / min(seconds))
+
+
+@functools.cache
+def _compiled() -> "ctypes._NamedFuncPointer":
+    """Compile bandwidth.c for this machine and return its one function."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "bandwidth.so"
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        flags = ["-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+        command = [*compiler, *flags, str(_SOURCE), "-o", str(library)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise RuntimeError(f"no C compiler {compiler[0]!r} to measure bandwidth with; set CC") from error
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"{shlex.join(command)} failed:\n{error.stderr}") from error
+        function = ctypes.CDLL(str(library)).stream_read
+    function.restype = ctypes.c_double
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    return function
+
+
+_STAT = Path("/proc/stat")
+_IDLE_COLUMNS = (3, 4)  # idle, iowait
+_GUEST_COLUMN = 8  # guest time is counted in user time already
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds of processor time up to now: of the whole machine, and of one process with all its threads."""
+
+    at: float
+    machine: float
+    process: float
+
+
+def read_times(pid: int) -> CpuTimes | None:
+    """A snapshot; None where /proc does not tell."""
+    if not _STAT.is_file():
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    process = Path(f"/proc/{pid}/stat").read_text("utf-8")
+    return CpuTimes(time.monotonic(), busy_ticks(_STAT.read_text("utf-8")) / ticks, process_ticks(process) / ticks)
+
+
+def busy_ticks(stat: str) -> int:
+    """Ticks that the machine's processors were not idle, from the first line of /proc/stat."""
+    columns = [int(column) for column in stat.partition("\n")[0].split()[1:]]
+    return sum(columns[:_GUEST_COLUMN]) - sum(columns[column] for column in _IDLE_COLUMNS)
+
+
+def process_ticks(stat: str) -> int:
+    """User and system ticks of a process, from its /proc/PID/stat; its name may hold spaces and brackets."""
+    columns = stat.rpartition(")")[2].split()
+    return int(columns[11]) + int(columns[12])
+
+
+def other_cores(before: CpuTimes | None, after: CpuTimes | None) -> float:
+    """Cores that all other processes kept busy between two snapshots: 0.5 is half of one core's time."""
+    if before is None or after is None or after.at <= before.at:
+        return 0.0
+    others = (after.machine - before.machine) - (after.process - before.process)
+    return max(0.0, others / (after.at - before.at))

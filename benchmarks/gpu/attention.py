@@ -1,0 +1,182 @@
+"""Attention in other tiles, warps and stages than the lowering takes: which it should take on this card.
+
+Not among the parts that run by themselves, for it needs Triton's compiler on the card's machine. The launches are those
+of the packed programs, with kernels that differ in these constants alone; all layers in turn, as everywhere.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
+from benchmarks.gpu.figures import Record
+from benchmarks.gpu.steps import open_program, program_files
+from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.errors import EngineError
+from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
+from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
+
+_SECONDS_A_PROGRAM = 45.0
+_TILES, _WARPS, _STAGES, _QUERIES = (16, 32, 64, 128), (2, 4, 8), (2, 3, 4), (8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A launch as the runtime bound it."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    arguments: Sequence[Given]
+    node: str
+
+
+@dataclass
+class RecordingDevice:
+    """A device that remembers what was bound; everything else goes straight to it."""
+
+    device: Device
+    bound: list[Bound] = field(default_factory=list)
+    kernels: dict[int, Kernel] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+    def load_kernel(self, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> LoadedKernel:
+        """As the device; remembers which kernel it was."""
+        loaded = self.device.load_kernel(cubin, kernel, facts)
+        self.kernels[id(loaded)] = kernel
+        return loaded
+
+    def bind(self, loaded: LoadedKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
+        """As the device; remembers the launch."""
+        self.bound.append(Bound(self.kernels[id(loaded)], grid, arguments, node))
+        return self.device.bind(loaded, grid, arguments, node)
+
+
+def attention(bench: Bench) -> Iterator[Record]:
+    """Decode over the whole context and over a little of it, and the largest prefill, for every precision of keys."""
+    if bench.machine.is_dry:
+        return
+    for file in program_files(bench.programs):
+        if not file.stem.startswith("llama-3.1-8b-int4"):
+            continue
+        if not bench.room(_SECONDS_A_PROGRAM):
+            yield {"figure": "attention variant", "program": file.stem, "skipped": "no time left"}
+            continue
+        for record in variants(bench, file):
+            yield {"figure": "attention variant", "program": file.stem, **record}
+
+
+def variants(bench: Bench, file: Path) -> Iterator[Record]:
+    """Of one packed program."""
+    recording = RecordingDevice(bench.machine.open())
+    executor = open_program(bench, file, cast(Device, recording))
+    context, block = executor.model.context_tokens, executor.kv_geometry.block_tokens
+    try:
+        decode = executor.program("decode-1")
+        for length in (context // 16, context):
+            executor.send(decode, decode_batch(1, length, block))
+            executor.step(decode, "body")(executor.loaded.stream)
+            for record in _variants(bench, executor, recording, ("decode_attention", "join_chunks"), decode_kernels):
+                yield {"context": length, **record}
+        prefill = max(executor.loaded.programs, key=lambda one: one.program.rows)
+        rows = prefill.program.rows
+        executor.send(prefill, prefill_batch(rows, block))
+        executor.step(prefill, "body")(executor.loaded.stream)
+        for record in _variants(bench, executor, recording, ("ragged_attention",), ragged_kernels):
+            yield {"context": rows, **record}
+    finally:
+        executor.close()
+
+
+def decode_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
+    """Tiles, warps and stages; the join walks the same tiles."""
+    for tile, warps, stages in product(_TILES, _WARPS, _STAGES):
+        if kernel.name == "join_chunks":
+            yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile})
+        else:
+            yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile}, warps, stages)
+
+
+def ragged_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
+    """Tiles, queries of a program, warps and stages."""
+    for tile, queries, warps, stages in product(_TILES[1:], _QUERIES, _WARPS[1:], _STAGES[:2]):
+        yield (
+            f"{tile} {queries} {warps} {stages}",
+            with_options(kernel, {"TILE": tile, "QUERIES": queries}, warps, stages),
+        )
+
+
+def with_options(
+    kernel: Kernel, constants: Mapping[str, int], warps: int | None = None, stages: int | None = None
+) -> Kernel:
+    """The kernel with other constants."""
+    changed: dict[str, object] = {"constants": {**kernel.constants, **constants}}
+    changed |= {"num_warps": warps or kernel.num_warps, "num_stages": stages or kernel.num_stages}
+    return kernel.model_copy(update=changed)
+
+
+def _variants(
+    bench: Bench,
+    executor: SyntheticExecutor,
+    recording: RecordingDevice,
+    names: tuple[str, ...],
+    made: Callable[[Kernel], Iterator[tuple[str, Kernel]]],
+) -> Iterator[Record]:
+    """Seconds of a layer's attention in every variant, and as the program has it."""
+    launches = [one for one in recording.bound if one.kernel.name in names]
+    sizes = [one.grid[0] for one in launches]
+    wanted = min(sizes) if "decode_attention" in names else max(sizes)  # the bucket of one row, or the largest
+    launches = [one for one in launches if one.grid[0] == wanted]
+    usual = {one.kernel.name: one.kernel for one in launches}
+    by_variant: dict[str, dict[str, Kernel]] = {"as built": usual}
+    for name, kernel in usual.items():
+        for variant, changed in made(kernel):
+            by_variant.setdefault(variant, {})[name] = changed
+    keyed = {f"{name}|{variant}": kernel for variant, one in by_variant.items() for name, kernel in one.items()}
+    cubins = compile_kernels(keyed, recording.device.sm)
+    for variant, kernels in by_variant.items():
+        work = _bound(recording.device, launches, kernels, {name: cubins[f"{name}|{variant}"] for name in kernels})
+        if work is None:
+            continue
+        stream, layers = executor.loaded.stream, executor.kv_geometry.num_layers
+        graph = recording.device.capture(stream, work)
+        stopwatch = bench.machine.stopwatch(recording.device)
+        seconds = bench.timed(stopwatch, stream, partial(recording.device.replay, graph))
+        yield {"variant": variant, "kernels": list(names), "seconds": seconds.scaled(1 / layers).record()}
+
+
+def _bound(
+    device: Device, launches: Sequence[Bound], kernels: Mapping[str, Kernel], cubins: Mapping[str, Cubin]
+) -> Queue | None:
+    """All launches with other kernels; None where the card has not the shared memory for one."""
+    try:
+        loaded = {
+            name: device.load_kernel(np.frombuffer(cubins[name].code, np.uint8).copy(), kernel, cubins[name].facts)
+            for name, kernel in kernels.items()
+        }
+    except EngineError:
+        return None
+    queues = [
+        device.bind(loaded[one.kernel.name], _grid(one, kernels[one.kernel.name]), one.arguments, one.node)
+        for one in launches
+    ]
+
+    def run(stream: Stream) -> None:
+        for queue in queues:
+            queue(stream)
+
+    return run
+
+
+def _grid(launch: Bound, kernel: Kernel) -> tuple[int, int, int]:
+    """A tile of queries takes as many programs as it has pieces."""
+    if kernel.name != "ragged_attention":
+        return launch.grid
+    pieces = int(kernel.constants["TILE_QUERIES"]) // int(kernel.constants["QUERIES"])
+    return (launch.grid[0], launch.grid[1], pieces)

@@ -1,0 +1,138 @@
+"""Small models with weights, built where there is no card: those that check every kernel, and the demo model.
+
+check-*.zip      families and precisions over tiny checkpoints
+demo-*.zip       the demo model as each recipe stores it; demo-reference.safetensors: what the CPU engine makes of it
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from benchmarks.gpu.demo import REFERENCE, greedy_tokens, prompt_logits
+from benchmarks.gpu.packing import pack_artifact
+from benchmarks.paths import ROOT
+from ingot.artifact import Artifact
+from ingot.builder import build
+from ingot.runtime.core import EngineCore
+from ingot.runtime.executors import ExecutorOptions, load_executor
+from ingot.runtime.tokenizer import Tokenizer
+
+DEMO_MODEL = ROOT / "examples" / "models" / "stdlib-llama-6m"
+_FIXTURES = ROOT / "tests" / "fixtures" / "checkpoints"
+_PREPARED = ("fold-constants", "pack-projections", "fuse-gated-activation")
+_UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
+_LOGIT_TOKENS, _PROMPT_TOKENS, _NEW_TOKENS = 128, (3, 20, 47, 64), 48
+
+Options = Mapping[str, Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is stored and computed."""
+
+    checkpoint: str
+    activations: str = "float16"
+    passes: tuple[Options, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """llama-bfloat16-quantize-weights-4-32-quantize-kv-cache-int8"""
+        options = ["-".join([key, *map(str, value.values())]) for one in self.passes for key, value in one.items()]
+        return "-".join([self.checkpoint, self.activations, *options])
+
+
+def _weights(bits: int, block: int | str, symmetric: bool = False) -> Options:
+    return {"quantize-weights": {"bits": bits, "block_size": block, "symmetric": symmetric}}
+
+
+def _keys(precision: str) -> Options:
+    return {"quantize-kv-cache": {"precision": precision}}
+
+
+CASES = (
+    Case("llama"),
+    Case("llama", "bfloat16"),
+    Case("llama", "float16", (_weights(4, 32), _keys("int8"))),
+    Case("llama", "bfloat16", (_weights(4, 64, symmetric=True), _keys("fp8"))),
+    Case("llama", "bfloat16", (_weights(8, "channel", symmetric=True), _keys("int4"))),
+    Case("gemma2", "bfloat16", (_weights(4, 32),)),
+    Case("qwen3", "bfloat16", (_keys("int8"),)),
+    Case("mistral", "float16", (_keys("fp8"),)),
+    Case("phi3-partial-rotary", "float16", (_keys("int4"),)),
+)
+DEMO: Mapping[str, tuple[Options, ...]] = {
+    "fp16": (),
+    "int4": (_weights(4, 128),),
+    "int4-kv-fp8": (_weights(4, 128), _keys("fp8")),
+    "int4-kv-int8": (_weights(4, 128), _keys("int8")),
+    "int4-kv-int4": (_weights(4, 128), _keys("int4")),
+}
+
+
+def write_cases(folder: Path) -> None:
+    """Pack an artifact of each case."""
+    for case in CASES:
+        with TemporaryDirectory() as scratch:
+            pack_artifact(case_artifact(case, Path(scratch), 90), folder / f"check-{case.name}.zip")
+
+
+def case_artifact(case: Case, folder: Path, sm: int) -> Artifact:
+    """A case built for an SM."""
+    gpu = {"activations": case.activations, "decode_rows": [1, 4, 16], "prefill_rows": [16]}
+    return built(folder, _FIXTURES / case.checkpoint, case.passes, f"cuda-sm{sm}", gpu=gpu)
+
+
+def write_demo(folder: Path) -> None:
+    """Pack the demo model in every form, and what the CPU engine computes of its 16-bit and its 4-bit form."""
+    reference: dict[str, NDArray[Any]] = {}
+    with TemporaryDirectory() as scratch:
+        for name, passes in DEMO.items():
+            gpu = {"decode_rows": [1, 4], "prefill_rows": [32, 128]}
+            pack_artifact(built(Path(scratch), DEMO_MODEL, passes, gpu=gpu), folder / f"demo-{name}.zip")
+        for name in ("fp16", "int4"):
+            artifact = built(Path(scratch), DEMO_MODEL, DEMO[name], target="cpu")
+            found = reference_of(artifact, _text_ids(artifact), _LOGIT_TOKENS, _PROMPT_TOKENS, _NEW_TOKENS)
+            reference |= {f"{name}.{key}": value for key, value in found.items()}
+    save_file(reference, folder / REFERENCE)
+
+
+def reference_of(
+    artifact: Artifact, ids: NDArray[np.int64], scored: int, prompt_tokens: Sequence[int], new: int
+) -> dict[str, NDArray[Any]]:
+    """The CPU engine's logits [scored, vocab] of the first ids, and greedy tokens [n, new] behind prompts.
+
+    prompts [n, longest], padded with -1, are pieces of the ids.
+    """
+    executor = load_executor(artifact, ExecutorOptions(kv_blocks=256)).executor
+    core = EngineCore(executor, None, max_sequences=4, prefix_cache=False, identity=artifact.manifest.identity)
+    prompts = np.full((len(prompt_tokens), max(prompt_tokens)), -1, np.int64)
+    for row, count in enumerate(prompt_tokens):
+        prompts[row, :count] = ids[row * count : (row + 1) * count]
+    tokens = greedy_tokens(core, prompts, new)
+    logits = prompt_logits(core, ids[:scored])
+    core.close()
+    return {"ids": ids[:scored], "logits": logits, "prompts": prompts, "tokens": tokens}
+
+
+def _text_ids(artifact: Artifact) -> NDArray[np.int64]:
+    """Ids of the demo model's held-out text."""
+    tokenizer = Tokenizer.load(artifact.path / "tokenizer")
+    text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")[:4000]
+    return np.array(tokenizer.encode(text), np.int64)
+
+
+def built(
+    folder: Path, checkpoint: Path, passes: Sequence[Options] = (), target: str = "cuda-sm90", **sections: object
+) -> Artifact:
+    recipe = folder / "recipe.yaml"
+    listed = [*_PREPARED, *passes, "clean-up"]
+    engine = {"max_batch_tokens": 128}
+    recipe.write_text(json.dumps({"target": target, "passes": listed, "engine": engine, **sections}), "utf-8")
+    return build(recipe, [f"checkpoint={checkpoint}", *_UNMEASURED], folder / "artifact").artifact

@@ -1,0 +1,75 @@
+"""The demo model end to end on the card: the runtime's executor and engine against what the CPU engine made of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.figures import Record
+from benchmarks.gpu.packing import unpack_artifact
+from ingot.runtime.core import EngineCore
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.sampling import SamplingParams
+
+REFERENCE = "demo-reference.safetensors"
+_SECONDS_A_FORM = 8.0
+# Largest error of a logit over the largest logit: 16-bit activations; 4-bit keys beside the reference's exact ones.
+LIMITS = {"16-bit": 0.02, "fp8": 0.08, "int8": 0.03, "int4": 0.4}
+
+
+def demo(bench: Bench) -> Iterator[Record]:
+    """Every form in turn."""
+    reference = load_file(bench.programs / REFERENCE)
+    for file in sorted(bench.programs.glob("demo-*.zip")):
+        if not bench.room(_SECONDS_A_FORM):
+            yield {"figure": "demo", "form": file.stem, "skipped": "no time left"}
+            continue
+        weights, _, kv = file.stem.removeprefix("demo-").partition("-kv-")
+        wanted = {key.partition(".")[2]: value for key, value in reference.items() if key.startswith(f"{weights}.")}
+        yield {"figure": "demo", "form": file.stem, **compare_with(bench, file, wanted, LIMITS[kv or "16-bit"])}
+
+
+def compare_with(bench: Bench, file: Path, wanted: dict[str, NDArray[Any]], limit: float) -> Record:
+    """Logits of a text, and greedy tokens behind prompts, in one engine."""
+    artifact = unpack_artifact(file, bench.scratch / file.stem)
+    executor = CudaExecutor(artifact, bench.machine.open(), ExecutorOptions(kv_blocks=256))
+    rows = min(4, executor.max_sequences)
+    core = EngineCore(executor, None, max_sequences=rows, prefix_cache=False, identity=artifact.manifest.identity)
+    try:
+        tokens = greedy_tokens(core, wanted["prompts"], wanted["tokens"].shape[1])
+        logits = prompt_logits(core, wanted["ids"])
+    finally:
+        core.close()
+    error = np.abs(logits - wanted["logits"])
+    largest = float(np.abs(wanted["logits"]).max())
+    return {
+        "largest_error": float(error.max()) / largest,
+        "mean_error": float(error.mean()) / largest,
+        "limit": limit,
+        "within": bool(error.max() <= limit * largest),
+        "likeliest_equal": float((logits.argmax(1) == wanted["logits"].argmax(1)).mean()),
+        "greedy_tokens_equal": float((tokens == wanted["tokens"]).mean()),
+        "greedy_sequences_equal": int((tokens == wanted["tokens"]).all(axis=1).sum()),
+        "greedy_sequences": len(tokens),
+    }
+
+
+def prompt_logits(core: EngineCore, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """[tokens, vocab] at every position."""
+    return np.concatenate([part.logits.copy() for part in core.iterate_prompt_logits([ids])])
+
+
+def greedy_tokens(core: EngineCore, prompts: NDArray[np.int64], new: int) -> NDArray[np.int64]:
+    """The likeliest tokens behind each prompt [n, new]."""
+    params = SamplingParams(max_tokens=new, ignore_eos=True)
+    numbers = [core.add(prompt[prompt >= 0], params, keep_logits=False) for prompt in prompts]
+    found: dict[int, list[int]] = {number: [] for number in numbers}
+    while core.has_unfinished:
+        for output in core.step():
+            found[output.request_id] += output.token_ids
+    return np.array([found[number] for number in numbers])

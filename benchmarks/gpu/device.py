@@ -1,0 +1,214 @@
+"""A model on a device without its weights: the program as the runtime loads it, random numbers in the weights' places.
+
+A pattern of random numbers is made on the host once for each kind of tensor and copied over and over within the device:
+codes are any bytes, matrices as wide as a trained model's, norms around 1, scales such that nothing overflows.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu.figures import Peaks, Spread
+from benchmarks.gpu.packing import WEIGHTS_TABLE
+from ingot.artifact import Artifact
+from ingot.errors import UsageError
+from ingot.runtime.batch import ForwardBatch
+from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.loading import LoadedProgram, read_program
+from ingot.runtime.cuda.programs import BoundProgram, Part
+from ingot.runtime.cuda.step_inputs import token_slots
+from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
+from ingot.runtime.executors import ExecutorOptions
+
+_PATTERN_BYTES = 16 << 20
+_TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_SECONDS_A_FIGURE = 0.2
+
+
+class Machine(Protocol):
+    """Where the benchmark runs: on a card, or dry, on a device that interprets kernels."""
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether figures mean nothing."""
+        ...
+
+    @property
+    def torch_device(self) -> str:
+        """What torch calls the device."""
+        ...
+
+    def open(self) -> Device:
+        """The device, opened anew."""
+        ...
+
+    def stopwatch(self, device: Device) -> Stopwatch:
+        """The device's clock."""
+        ...
+
+
+class Card:
+    """The first card that CUDA shows. Implements `Machine`."""
+
+    is_dry = False
+    torch_device = "cuda"
+
+    def open(self) -> Device:
+        """Through the driver."""
+        from ingot.runtime.cuda.driver import open_device
+
+        return open_device()
+
+    def stopwatch(self, device: Device) -> Stopwatch:
+        """The card's events."""
+        return EventStopwatch()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every part of the benchmark is given. `peaks` are all 1 until the card's part has measured them."""
+
+    machine: Machine
+    programs: Path
+    scratch: Path
+    output: Path
+    deadline: float
+    peaks: Peaks
+
+    def room(self, seconds: float) -> bool:
+        """Whether so much time is left."""
+        return self.machine.is_dry or time.monotonic() + seconds < self.deadline
+
+    def timed(self, stopwatch: Stopwatch, stream: Stream, work: Queue) -> Spread:
+        """Seconds of the work: a few runs to learn how long it takes, then as many as fit in less than a second."""
+        if self.machine.is_dry:
+            return Spread.of(laps(stopwatch, stream, work, 1, warm_up=0))
+        first = laps(stopwatch, stream, work, 3)
+        count = min(40, max(7, int(_SECONDS_A_FIGURE / max(first))))
+        return Spread.of(laps(stopwatch, stream, work, count, warm_up=0))
+
+
+class SyntheticExecutor(CudaExecutor):
+    """The CUDA executor of an unpacked program, its weights filled."""
+
+    def __init__(self, artifact: Artifact, device: Device, options: ExecutorOptions) -> None:
+        super().__init__(artifact, device, options)
+        self.weights: dict[str, dict[str, Any]] = json.loads((artifact.path / WEIGHTS_TABLE).read_bytes())
+        self.kernels = read_program(artifact).kernels
+        fill_weights(self.loaded, self.weights)
+
+    @property
+    def loaded(self) -> LoadedProgram:
+        """What lies on the device."""
+        return self._loaded
+
+    def program(self, name: str) -> BoundProgram:
+        """The program of a bucket, as decode-8."""
+        return next(bound for bound in self.loaded.programs if bound.program.name == name)
+
+    def send(self, bound: BoundProgram, batch: ForwardBatch) -> None:
+        """Bring a batch's inputs to the device."""
+        slots = token_slots(batch, self.kv_geometry.block_tokens)
+        self.loaded.inputs.send(bound.layout, batch, slots, None, None)
+
+    def step(self, bound: BoundProgram, part: Part) -> Queue:
+        """A part of the program, with the inputs that were sent last."""
+        return lambda stream: bound.run(part, stream)
+
+
+def weight_bytes(entry: Mapping[str, Any]) -> int:
+    """Size of a tensor of the table of weights."""
+    sizes = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
+    return int(np.prod(entry["shape"], dtype=np.int64)) * sizes.get(entry["dtype"], 1)
+
+
+def fill_weights(loaded: LoadedProgram, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Random numbers over all weights. UsageError for a tensor of a kind that nothing is known of."""
+    device, stream = loaded.device, loaded.stream
+    largest = max(map(weight_bytes, table.values()))
+    size = min(_PATTERN_BYTES, -(-largest // 256) * 256)
+    patterns: dict[str, int] = {}
+    for name, entry in table.items():
+        kind = _kind(name, entry)
+        if kind not in patterns:
+            patterns[kind] = _upload(device, stream, _pattern(kind, size))
+        target, left = loaded.weights.addresses[name], weight_bytes(entry)
+        for begin in range(0, left, size):
+            device.copy(target + begin, patterns[kind], min(size, left - begin), stream)
+    device.synchronize("filling weights")
+    for address in patterns.values():
+        device.free(address)
+
+
+def _upload(device: Device, stream: Stream, pattern: NDArray[np.uint8]) -> int:
+    address = device.allocate(pattern.size, "random numbers")
+    pinned = device.allocate_pinned(pattern.size, "random numbers")
+    pinned[:] = pattern
+    device.copy_in(address, pinned, stream)
+    device.synchronize("copying random numbers")
+    return address
+
+
+def _kind(name: str, entry: Mapping[str, Any]) -> str:
+    """What stands in a tensor: its type, and how its numbers spread."""
+    dtype = entry["dtype"]
+    if dtype in ("U8", "I8", "F8_E4M3"):
+        return "zero points" if "zero_point" in name else "codes"
+    if dtype not in _TYPES:
+        raise UsageError(f"the weight {name!r} is {dtype}, which the benchmark has no random numbers for")
+    if "scale" in name:
+        return f"{dtype} scales"
+    return f"{dtype} {'vectors' if len(entry['shape']) == 1 else 'tables' if dtype == 'F32' else 'matrices'}"
+
+
+def _pattern(kind: str, size: int) -> NDArray[np.uint8]:
+    random = np.random.default_rng(0)
+    if kind == "codes":
+        # no byte is a NaN of e4m3fn: those have all bits set but the sign
+        signs: NDArray[np.uint8] = random.integers(0, 2, size, np.uint8) << np.uint8(7)
+        return random.integers(0, 127, size, np.uint8) | signs
+    if kind == "zero points":
+        return random.integers(7, 10, size, np.uint8)
+    dtype, form = kind.split()
+    count = size // np.dtype(_TYPES[dtype]).itemsize
+    normal = random.standard_normal(count, np.float32)
+    values = {
+        "scales": 1e-3 * (1 + 0.1 * np.clip(normal, -3, 3)),
+        "vectors": 1 + 0.1 * normal,
+        "tables": np.sin(normal),
+        "matrices": 0.02 * normal,
+    }[form]
+    raw: NDArray[np.uint8] = values.astype(_TYPES[dtype]).view(np.uint8)
+    return raw
+
+
+def decode_batch(rows: int, length: int, block_tokens: int, seed: int = 0) -> ForwardBatch:
+    """One token of each of so many sequences, the last of `length`, in shuffled blocks."""
+    return _batch(np.ones(rows, np.int64), length, block_tokens, seed)
+
+
+def prefill_batch(tokens: int, block_tokens: int, seed: int = 0) -> ForwardBatch:
+    """A whole prompt of one sequence."""
+    return _batch(np.array([tokens]), tokens, block_tokens, seed)
+
+
+def _batch(counts: NDArray[np.int64], length: int, block_tokens: int, seed: int) -> ForwardBatch:
+    random, sequences = np.random.default_rng(seed), len(counts)
+    blocks = -(-length // block_tokens)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return ForwardBatch(
+        input_ids=random.integers(0, 100, int(starts[-1])),
+        position_ids=np.concatenate([np.arange(length - count, length) for count in counts]),
+        logits_indices=starts[1:] - 1,
+        query_starts=starts.astype(np.int32),
+        context_lens=np.full(sequences, length, np.int32),
+        block_tables=random.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks),
+    )

@@ -1,0 +1,111 @@
+"""Whether the card waits for Python: marks around every step of the engine at its largest decode batch.
+
+card     [step 7]····[step 8]··[step 9]          gap: from one step's end to the next one's begin
+host     queue 8     queue 9   queue 10          waited: step 7 had ended when step 8 was queued
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.figures import Record, Spread
+from benchmarks.gpu.steps import open_program, program_files
+from ingot.runtime.core import EngineCore
+from ingot.runtime.cuda.device import Device, Graph, Stream
+from ingot.runtime.cuda.stopwatch import Mark, Stopwatch
+from ingot.runtime.sampling import SamplingParams
+
+_SECONDS = 25.0
+_PROMPT_TOKENS, _NEW_TOKENS = 32, 96
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One step on the card: its graph, marks around it, and whether the card had run dry when it was queued."""
+
+    graph: Graph
+    begin: Mark
+    end: Mark
+    waited: bool
+
+
+class WatchedDevice:
+    """A device whose replays are marked; everything else goes straight to it."""
+
+    def __init__(self, device: Device, stopwatch: Stopwatch) -> None:
+        self._device, self._stopwatch = device, stopwatch
+        self.replays: list[Replay] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Queue a graph between two marks."""
+        waited = bool(self.replays) and self._stopwatch.reached(self.replays[-1].end)
+        begin = self._stopwatch.mark(stream)
+        self._device.replay(graph, stream)
+        self.replays.append(Replay(graph, begin, self._stopwatch.mark(stream), waited))
+
+
+def gap(bench: Bench) -> Iterator[Record]:
+    """The 4-bit programs: their steps are the shortest."""
+    files = [file for file in program_files(bench.programs) if "int4-kv-16" in file.stem]
+    for file in files:
+        if not bench.room(_SECONDS):
+            yield {"figure": "gap", "program": file.stem, "skipped": "no time left"}
+            continue
+        yield {"figure": "gap", "program": file.stem, **_measured(bench, file)}
+
+
+def _measured(bench: Bench, file: Path) -> Record:
+    device = bench.machine.open()
+    stopwatch = bench.machine.stopwatch(device)
+    watched = WatchedDevice(device, stopwatch)
+    executor = open_program(bench, file, cast(Device, watched))
+    rows = executor.max_sequences
+    core = EngineCore(executor, None, max_sequences=rows, prefix_cache=False, identity="0" * 64)
+    try:
+        _generate(core, rows, executor.model.vocab_size, bench.machine.is_dry)
+        steady = _steady(watched.replays)
+        return {"rows": rows, **_record(steady, stopwatch)}
+    finally:
+        core.close()
+
+
+def _generate(core: EngineCore, rows: int, vocabulary: int, is_dry: bool) -> None:
+    random = np.random.default_rng(0)
+    prompt, new = (2, 4) if is_dry else (_PROMPT_TOKENS, _NEW_TOKENS)
+    for _ in range(rows):
+        params = SamplingParams(max_tokens=new, ignore_eos=True)
+        core.add(random.integers(1, vocabulary, prompt), params, keep_logits=False)
+    while core.has_unfinished:
+        core.step()
+
+
+def _steady(replays: list[Replay]) -> list[Replay]:
+    """The longest run of steps of one graph, decoding with all sequences; not its first, which may capture."""
+    runs: list[list[Replay]] = [[]]
+    for replay in replays:
+        if runs[-1] and runs[-1][-1].graph is not replay.graph:
+            runs.append([])
+        runs[-1].append(replay)
+    return max(runs, key=len)[1:]
+
+
+def _record(steps: list[Replay], stopwatch: Stopwatch) -> Record:
+    busy = [stopwatch.seconds(step.begin, step.end) for step in steps]
+    gaps = [stopwatch.seconds(before.end, after.begin) for before, after in itertools.pairwise(steps)]
+    wall = stopwatch.seconds(steps[0].begin, steps[-1].end)
+    return {
+        "steps": len(steps),
+        "steps_waited_for_python": sum(step.waited for step in steps),
+        "busy_share": sum(busy) / wall,
+        "step_seconds": Spread.of(busy).record(),
+        "gap_seconds": Spread.of(gaps).record(),
+        "largest_gap_seconds": max(gaps),
+    }

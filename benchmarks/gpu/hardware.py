@@ -1,0 +1,64 @@
+"""What the card itself can do: copies between its memory and the host's, and products of large 16-bit matrices."""
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.figures import Record, Spread
+from benchmarks.gpu.torch_peer import torch_seconds
+from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.stopwatch import Stopwatch
+
+_MIB = 1 << 20
+
+
+def card(bench: Bench) -> Iterator[Record]:
+    """Copies by the driver, products by torch: the library that a card's maker tunes."""
+    device = bench.machine.open()
+    try:
+        yield {"figure": "card", "device": device.name, "sm": device.sm, "memory_bytes": device.total_bytes}
+        yield from _copies(bench, device)
+    finally:
+        device.close()
+    size = 64 if bench.machine.is_dry else 8192
+    for dtype in (torch.float16, torch.bfloat16):
+        yield _product(bench, size, dtype)
+
+
+def _copies(bench: Bench, device: Device) -> Iterator[Record]:
+    size = 64 * 1024 if bench.machine.is_dry else 512 * _MIB
+    stream, stopwatch = device.make_stream(), bench.machine.stopwatch(device)
+    one, other = (device.allocate(size, "a copy") for _ in range(2))
+    pinned = device.allocate_pinned(size, "a copy")
+    pinned[:] = 7
+    ways: dict[str, tuple[int, Queue]] = {
+        "to the device": (size, lambda stream: device.copy_in(one, pinned, stream)),
+        "to the host": (size, lambda stream: device.copy_out(pinned, other, stream)),
+        "within the device": (2 * size, lambda stream: device.copy(other, one, size, stream)),
+    }
+    for name, (moved, work) in ways.items():
+        yield _rate(bench, stopwatch, stream, name, moved, work)
+
+
+def _rate(bench: Bench, stopwatch: Stopwatch, stream: Stream, name: str, amount: float, work: Queue) -> Record:
+    seconds = bench.timed(stopwatch, stream, work)
+    return _record(name, amount, seconds)
+
+
+def _record(name: str, amount: float, seconds: Spread) -> Record:
+    return {
+        "figure": "rate",
+        "name": name,
+        "amount": amount,
+        "seconds": seconds.record(),
+        "per_second": amount / seconds.median,
+    }
+
+
+def _product(bench: Bench, size: int, dtype: torch.dtype) -> Record:
+    """size x size matrices of random numbers: on zeros a card is faster than it is."""
+    with torch.device(bench.machine.torch_device):
+        left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
+    seconds = torch_seconds(bench, lambda: torch.mm(left, right))
+    return _record(f"product {str(dtype).removeprefix('torch.')}", 2.0 * size**3, seconds)

@@ -1,0 +1,225 @@
+"""The tests' cases of every kernel, against numpy in float64, with compiled kernels on a card.
+
+The cases launch Triton functions, which the tests interpret. Here a launch is caught instead: where there is no card it
+notes what has to be compiled (`write_kernel_cases`), on one it brings the tensors there, runs the cubin and brings them
+back (`kernel_cases`). Cases in float32 run in bfloat16 too, which the interpreter cannot compute in.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load, save
+from tests.kernels.torch_types import TORCH_TYPES
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.figures import Record
+from benchmarks.gpu.packing import pack
+from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.runtime.cuda.device import Device, Given
+
+FILE = "kernel-cases.zip"
+_NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
+_ACTIVATIONS = ("T", "X", "KV", "C", "W")  # letters of the catalogue that a case in bfloat16 narrows
+_PRODUCTS = ("matmul", "matmul_nbits", "decode_attention", "ragged_attention")
+_DRY_CASES = 4
+# Over the largest value. Cards multiply float32 with 11 bits (tf32); their exp and sin differ in the last bits;
+# bfloat16 has 8 bits, and its cases' references are computed from what was not yet rounded.
+_TF32, _FUNCTIONS, _BF16 = 2e-3, 1e-5, 2.5e-2
+Run = Callable[[Kernel, tuple[int, int, int], list[Any]], None]
+
+
+def write_kernel_cases(file: Path, sm: int) -> None:
+    """Compile what the cases launch, for an SM, into a file."""
+    from ingot.pipeline.targets.cuda.cubins import compile_kernels
+
+    needed = kernels_of(_cases(), narrow=False) | kernels_of(filter(is_wide, _cases()), narrow=True)
+    pack_kernels(needed, compile_kernels(needed, sm), file)
+
+
+def kernels_of(cases: Iterable[Any], *, narrow: bool) -> dict[str, Kernel]:
+    """What cases launch, by key; nothing runs, so what they find is of no use."""
+    needed: dict[str, Kernel] = {}
+
+    def note(kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
+        needed[_key(kernel)] = kernel
+
+    with np.errstate(all="ignore"), caught(note, narrow):
+        for case in cases:
+            case.run()
+    return needed
+
+
+def pack_kernels(kernels: Mapping[str, Kernel], cubins: Mapping[str, Any], file: Path) -> None:
+    """Kernels with their compiled code."""
+    facts = {key: [kernel.model_dump(), cubins[key].facts.model_dump()] for key, kernel in kernels.items()}
+    codes = {key: np.frombuffer(cubins[key].code, np.uint8) for key in kernels}
+    pack({"kernels.json": json.dumps(facts).encode(), "cubins.safetensors": save(codes)}, file)
+
+
+def kernel_cases(bench: Bench) -> Iterator[Record]:
+    """Every case in its own precision, and those in float32 in bfloat16."""
+    cases = _cases()
+    if bench.machine.is_dry:
+        for case in cases[:_DRY_CASES]:
+            yield _record(case, "interpreted", case.limit)
+        return
+    device = bench.machine.open()
+    runner = CaseRunner(device, bench.programs / FILE)
+    for case in cases:
+        for narrow in (False, True) if is_wide(case) else (False,):
+            with caught(runner.run, narrow):
+                yield _record(case, precision_of(case, narrow), limit_on_card(case, narrow))
+    device.close()
+
+
+@contextmanager
+def caught(run: Run, narrow: bool) -> Iterator[None]:
+    """Launches of Triton functions go to `run`; `narrow`: what is float32 and could be 16 bits is bfloat16."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    def catch(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
+        named = dict(zip(self.arg_names, args, strict=False)) | given
+        launch(self.fn.__name__, named, grid, run, narrow)
+
+    usual = InterpretedFunction.run
+    InterpretedFunction.run = catch
+    try:
+        yield
+    finally:
+        InterpretedFunction.run = usual
+
+
+def launch(name: str, named: Mapping[str, Any], grid: Any, run: Run, narrow: bool) -> None:
+    """One launch by its arguments' names; narrowed tensors are widened again afterwards, in place."""
+    listed = CATALOG[name].arguments
+    narrowed: dict[int, torch.Tensor] = {}
+    held = {key: named[key] for key in listed}
+    if narrow:
+        held = {key: _narrowed(value, listed[key], narrowed) for key, value in held.items()}
+    kernel = Kernel(
+        name=name,
+        constants={key: _constant(value, narrow) for key, value in named.items() if key not in listed},
+        types=tuple(_type(held[key], kind) for key, kind in listed.items()),
+        aligned=tuple(place for place, value in enumerate(held.values()) if isinstance(value, int) and value % 16 == 0),
+        num_warps=4,
+        num_stages=3,
+    )
+    x, y, z = (*grid, 1, 1)[:3]
+    run(kernel, (x, y, z), list(held.values()))
+    for key in listed:
+        if held[key] is not named[key]:
+            whole(named[key]).copy_(whole(held[key]))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the memory that a view lies in, flat: kernels step beyond a view by their strides."""
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((size,), (1,), 0)
+
+
+def _narrowed(value: Any, kind: str, known: dict[int, torch.Tensor]) -> Any:
+    """Views of one memory stay views of one."""
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or kind[1:] not in _ACTIVATIONS:
+        return value
+    flat = known.setdefault(value.untyped_storage().data_ptr(), whole(value).to(torch.bfloat16))
+    return flat.as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+def _type(value: Any, kind: str) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{_NAMES[value.dtype]}"
+    return "*fp32" if value is None and kind[1:].isupper() else kind
+
+
+def _constant(value: Any, narrow: bool) -> Any:
+    """Types by Triton's names; products are never widened on a card."""
+    if hasattr(value, "name") and not isinstance(value, int | float | str):
+        return "bf16" if narrow and value.name == "fp32" else value.name
+    return value.value if hasattr(value, "value") else value
+
+
+def _key(kernel: Kernel) -> str:
+    text = json.dumps(kernel.model_dump(), sort_keys=True)
+    return f"{kernel.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+class CaseRunner:
+    """Runs caught launches on a device, from the file's cubins."""
+
+    def __init__(self, device: Device, file: Path) -> None:
+        self._device, self._stream = device, device.make_stream()
+        with zipfile.ZipFile(file) as archive:
+            facts = json.loads(archive.read("kernels.json"))
+            cubins = load(archive.read("cubins.safetensors"))
+        self._kernels = {
+            key: device.load_kernel(cubins[key], Kernel.model_validate(kernel), CubinFacts.model_validate(fact))
+            for key, (kernel, fact) in facts.items()
+        }
+
+    def run(self, kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
+        """Memory to the device, the kernel, memory back."""
+        device, stream = self._device, self._stream
+        memory = {_memory(value): whole(value) for value in values if isinstance(value, torch.Tensor)}
+        places = {number: self._placed(flat) for number, flat in memory.items()}
+        given: list[Given] = []
+        for kind, value in zip(kernel.types, values, strict=True):
+            if isinstance(value, torch.Tensor):
+                value = places[_memory(value)][0] + value.storage_offset() * value.itemsize
+            given.append((kind, value or 0))
+        device.bind(self._kernels[_key(kernel)], grid, given, kernel.name)(stream)
+        for number, (place, pinned) in places.items():
+            device.copy_out(pinned, place, stream)
+            device.synchronize(kernel.name)
+            memory[number].view(torch.uint8).copy_(torch.from_numpy(pinned.copy())[: memory[number].nbytes])
+            device.free(place)
+
+    def _placed(self, flat: torch.Tensor) -> tuple[int, Any]:
+        raw = flat.view(torch.uint8).numpy()
+        pinned = self._device.allocate_pinned(max(1, raw.size), "a tensor")
+        pinned[: raw.size] = raw
+        place = self._device.allocate(pinned.size, "a tensor")
+        self._device.copy_in(place, pinned, self._stream)
+        return place, pinned
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _cases() -> list[Any]:
+    from tests.kernels.all_cases import all_cases
+
+    return list(all_cases())
+
+
+def is_wide(case: Any) -> bool:
+    """Whether a case computes in float32, and so in bfloat16 too."""
+    return "float32" in case.precision
+
+
+def precision_of(case: Any, narrow: bool) -> str:
+    """What it computes in on a card."""
+    return str(case.precision).replace("float32", "bfloat16") if narrow else str(case.precision)
+
+
+def limit_on_card(case: Any, narrow: bool) -> float:
+    """The largest error over the largest value that rounding explains there."""
+    if narrow:
+        return max(float(case.limit), _BF16)
+    if case.kernel in _PRODUCTS and is_wide(case):
+        return max(float(case.limit), _TF32)
+    return max(2 * float(case.limit), _FUNCTIONS)
+
+
+def _record(case: Any, precision: str, limit: float) -> Record:
+    absolute, relative = case.errors()
+    facts: Record = {"figure": "case", "kernel": case.kernel, "shape": case.shape, "precision": precision}
+    return {**facts, "absolute": absolute, "error": relative, "limit": limit, "within": bool(relative <= limit)}

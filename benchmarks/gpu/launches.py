@@ -1,0 +1,132 @@
+"""What each launch of a program has at least to do: bytes through the device's memory, and operations.
+
+Launches of one kernel for one place of the model in all layers are one group; timed together, they run through all
+layers' weights and keys, which no cache holds.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
+from benchmarks.gpu.figures import Work
+from ingot.artifact import KVGeometry
+from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryProduct, SegmentCall
+from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.runtime.batch import ForwardBatch
+from ingot.runtime.cuda.device import Queue
+from ingot.runtime.cuda.programs import BoundProgram
+
+_LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_heads")  # a row of a table per token
+_BETWEEN = (".sums", ".weights")  # parts of attention's sums, of which a short context uses few
+_SCALE_BYTES = 2
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches that do the same for all layers; `stored_bytes` of theirs are weights, keys and values."""
+
+    name: str
+    queues: tuple[Queue, ...]
+    work: Work
+    stored_bytes: float
+
+    @property
+    def all(self) -> Queue:
+        """All of them, one after the other."""
+
+        def run(stream: Any) -> None:
+            for queue in self.queues:
+                queue(stream)
+
+        return run
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What is needed to count: the kernels, the weights' table, the pool, the step."""
+
+    kernels: Mapping[str, Kernel]
+    weights: Mapping[str, Mapping[str, Any]]
+    kv: KVGeometry
+    vocabulary: int
+    batch: ForwardBatch
+
+    def work(self, program: LaunchProgram, launch: Launch | LibraryProduct) -> Work:
+        """Bytes and operations of one launch."""
+        made = sum(self._buffer_bytes(program, name) for name in launch.buffers if not name.endswith(_BETWEEN))
+        if isinstance(launch, LibraryProduct):
+            flops = 2.0 * launch.rows * launch.n * launch.columns
+            return Work(self.stored_bytes(program, launch) + made, flops)
+        kernel = self.kernels[launch.kernel]
+        named = dict(zip(CATALOG[kernel.name].arguments, launch.arguments, strict=True))
+        return Work(self.stored_bytes(program, launch) + made, self._flops(kernel, named))
+
+    def stored_bytes(self, program: LaunchProgram, launch: Launch | LibraryProduct) -> float:
+        """Bytes of weights and of the KV pool."""
+        if isinstance(launch, LibraryProduct):
+            return float(weight_bytes(self.weights[launch.weight.name])) if launch.weight.kind == "weight" else 0.0
+        kernel = self.kernels[launch.kernel]
+        rows = program.rows if "logits" not in launch.buffers else program.logits_rows
+        total = self.pool_bytes(kernel) if "kv_pool" in launch.buffers else 0.0
+        for argument in launch.arguments:
+            if argument.kind == "weight":
+                entry = self.weights[argument.name]
+                share = min(rows / entry["shape"][0], 1) if kernel.name in _LOOK_UPS else 1
+                total += weight_bytes(entry) * share
+        return total
+
+    def _buffer_bytes(self, program: LaunchProgram, name: str) -> float:
+        if name in program.places:
+            return program.places[name].bytes
+        return program.logits_rows * self.vocabulary * _LOGIT_BYTES if name == "logits" else 0
+
+    def pool_bytes(self, kernel: Kernel) -> float:
+        """Keys and values that attention reads, or those of the step's tokens that are written."""
+        vector = self.kv.width * self.kv.element_bytes + (_SCALE_BYTES if self.kv.is_quantized else 0)
+        tokens = self.batch.context_lens.sum() if "attention" in kernel.name else self.batch.num_tokens
+        return float(tokens) * 2 * self.kv.num_kv_heads * vector
+
+    def _flops(self, kernel: Kernel, named: Mapping[str, Argument]) -> float:
+        constants = kernel.constants
+        if kernel.name.startswith("matmul"):
+            rows = named["rows"]
+            assert rows.kind == "number"
+            return 2.0 * rows.value * float(constants["N"]) * float(constants["COLUMNS"])
+        if kernel.name in ("decode_attention", "ragged_attention"):
+            heads = float(constants["GROUP"]) * self.kv.num_kv_heads
+            return 4.0 * heads * float(constants["DIM"]) * self._seen()
+        return 0.0
+
+    def _seen(self) -> float:
+        """Keys that the step's queries see, summed."""
+        counts = np.diff(self.batch.query_starts).astype(np.float64)
+        return float((counts * self.batch.context_lens - counts * (counts - 1) / 2).sum())
+
+
+def groups(executor: SyntheticExecutor, bound: BoundProgram, batch: ForwardBatch, part: str = "") -> list[Group]:
+    """The launches of a program whose kernels' names hold `part`, grouped."""
+    accounts = Accounts(executor.kernels, executor.weights, executor.kv_geometry, executor.model.vocab_size, batch)
+    collected: dict[str, tuple[list[Queue], list[Work], list[float]]] = {}
+    for launch, (_, queue) in zip(bound.program.launches, [*bound.body, *bound.head], strict=True):
+        assert not isinstance(launch, SegmentCall), "programs of another engine are not measured kernel by kernel"
+        kernel = launch.library if isinstance(launch, LibraryProduct) else executor.kernels[launch.kernel].name
+        if part in kernel:
+            name = f"{kernel} {re.sub(r'[0-9]+', '*', launch.node)}"
+            queues, works, stored = collected.setdefault(name, ([], [], []))
+            queues.append(queue)
+            works.append(accounts.work(bound.program, launch))
+            stored.append(accounts.stored_bytes(bound.program, launch))
+    return [
+        Group(name, tuple(queues), sum(works, Work(0)), sum(stored))
+        for name, (queues, works, stored) in collected.items()
+    ]
+
+
+def step_work(found: Sequence[Group]) -> Work:
+    """The least of a whole step: weights and keys once, all products; what stays in caches costs nothing."""
+    return Work(sum(group.stored_bytes for group in found), sum(group.work.flops for group in found))

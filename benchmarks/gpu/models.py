@@ -1,0 +1,171 @@
+"""Large models of which only the shapes exist: what compiles kernels for them needs no weights.
+
+checkpoint      config.json and a model.safetensors that is a header and a hole (a sparse file)
+quantization    codes that nobody can read, as the pass quantize-weights would place them
+
+The models that are measured on a card, as rows of a table: their shapes, how they are stored, their steps.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from benchmarks.gpu.packing import write_hollow_tensors
+from benchmarks.shapes import SHAPES, ModelShape
+from benchmarks.synthetic import hf_config, tensor_shapes, weights_header
+from ingot.passes.base import Pass
+from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.rewriting import add_initializer
+from ingot.passes.weights import drop_if_unused
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
+
+WeightForm = Literal["16-bit", "int4"]
+KVForm = Literal["16-bit", "fp8", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A model's shape, how it is stored, and the steps that its programs are made for."""
+
+    shape: ModelShape
+    weights: WeightForm
+    kv: KVForm = "16-bit"
+    context_tokens: int = 32768
+    decode_rows: tuple[int, ...] = (1, 8, 64)
+    prefill_rows: tuple[int, ...] = (512, 4096)
+    activations: str = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        """llama-3.1-8b-int4-kv-fp8"""
+        return f"{self.shape.name}-{self.weights}-kv-{self.kv}"
+
+
+LLAMA_8B = ModelShape(
+    name="llama-3.1-8b",
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    intermediate_size=14336,
+    vocab_size=128256,
+    tied_head=False,
+)
+TINYLLAMA = SHAPES["tinyllama-1.1b"]
+SPECS = (
+    ProgramSpec(LLAMA_8B, "int4"),
+    ProgramSpec(LLAMA_8B, "16-bit"),
+    ProgramSpec(TINYLLAMA, "int4", context_tokens=4096),
+    ProgramSpec(TINYLLAMA, "16-bit", context_tokens=4096),
+    ProgramSpec(LLAMA_8B, "int4", "fp8"),
+    ProgramSpec(LLAMA_8B, "int4", "int8"),
+    ProgramSpec(LLAMA_8B, "int4", "int4"),
+)
+_DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "int8"), ("int4", "16-bit"))
+_TINY = ModelShape(
+    name="tiny",
+    hidden_size=64,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    intermediate_size=96,
+    vocab_size=400,
+    tied_head=False,
+)
+DRY_SPECS = tuple(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS)
+
+
+RECIPES: dict[WeightForm, str] = {"16-bit": "fp16-cuda", "int4": "int4-cuda"}
+_SCALE = 1e-3  # of every group: a normal float16, as a trained model's are
+
+
+def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe:
+    """The shipped recipe of the form of weights, for the spec's steps."""
+    rows = [f"gpu.decode_rows={list(spec.decode_rows)}", f"gpu.prefill_rows={list(spec.prefill_rows)}"]
+    sizes = [f"engine.max_batch_tokens={spec.prefill_rows[-1]}", f"gpu.activations={spec.activations}"]
+    table = [] if tiles is None else [f"gpu.tiles={tiles}"]
+    return load_recipe(RECIPES[spec.weights], [f"checkpoint={checkpoint}", *rows, *sizes, *table])
+
+
+def passes_of(spec: ProgramSpec, recipe: Recipe) -> list[Pass]:
+    """The recipe's, with shapes alone in place of quantized weights, and the KV cache's precision."""
+    made = [shape_only(pass_) for pass_ in recipe.make_passes()]
+    return made if spec.kv == "16-bit" else [*made, QuantizeKVCache(spec.kv)]
+
+
+def write_hollow_checkpoint(shape: ModelShape, context_tokens: int, folder: Path) -> Path:
+    """A checkpoint whose weights are a hole in a file: as long as the real one, and no larger than its header."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = weights_header(tensor_shapes(shape))
+    write_hollow_tensors(folder / "model.safetensors", entries)
+    config = {**hf_config(shape), "max_position_embeddings": context_tokens}
+    (folder / "config.json").write_text(json.dumps(config) + "\n", "utf-8")
+    return folder
+
+
+def shape_only(pass_: Pass) -> Pass:
+    """quantize-weights as a pass that looks at no weight; any other pass as it is."""
+    if not isinstance(pass_, QuantizeWeights):
+        return pass_
+    return ShapeOnlyQuantization(**{one.name: getattr(pass_, one.name) for one in fields(pass_)})
+
+
+@dataclass(frozen=True)
+class ShapeOnlyQuantization(QuantizeWeights):
+    """Places what quantize-weights would place, with zeros for codes and one scale for all groups."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """One weight after the other."""
+        groups = self.plan(model)
+        for (weight, scheme), sites in groups.items():
+            operands = {site.operand for site in sites}
+            made = _insert(model.graph, weight, scheme, sites[0].node)
+            for site in sites:
+                site.node.replace_input_with(site.index, made)
+                if site.role == "embedding":
+                    site.node.outputs[0].dtype = ir.DataType.FLOAT
+            for operand in operands:
+                drop_if_unused(model.graph, operand)
+        return ir.passes.PassResult(model, modified=bool(groups))
+
+
+def _insert(graph: ir.Graph, weight: ir.Value, scheme: Scheme, before: ir.Node) -> ir.Value:
+    assert weight.shape is not None
+    rows, columns = (int(size) for size in weight.shape.numpy())
+    word = "INT" if scheme.symmetric else "UINT"
+    bits = 4 if scheme.bits <= 4 else 8
+    groups = (rows, -(-columns // scheme.block_size)) if scheme.block_size else (rows,)
+    tensors = [
+        _lazy(f"{weight.name}.q", ir.DataType[f"{word}{bits}"], (rows, columns), 0),
+        _lazy(f"{weight.name}.scale", ir.DataType.FLOAT, groups, _SCALE),
+    ]
+    if not scheme.symmetric:
+        tensors.append(_lazy(f"{weight.name}.zero_point", ir.DataType[f"UINT{bits}"], groups, 1 << (bits - 1)))
+    node = ir.node(
+        "DequantizeLinear",
+        [add_initializer(graph, tensor) for tensor in tensors],
+        attributes={"axis": 1, "block_size": scheme.block_size} if scheme.block_size else {"axis": 0},
+        name=f"{(weight.name or '').removesuffix('.weight')}.dequantize",
+        outputs=[float_value(f"{weight.name}.dequantized", (rows, columns))],
+    )
+    graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def _lazy(name: str, dtype: ir.DataType, shape: tuple[int, ...], value: float) -> ir.LazyTensor:
+    return ir.LazyTensor(partial(_filled, dtype, shape, value), dtype, ir.Shape(shape), name=name)
+
+
+def _filled(dtype: ir.DataType, shape: tuple[int, ...], value: float) -> ir.TensorProtocol:
+    values: NDArray[np.generic] = np.zeros(shape, dtype.numpy()) if not value else np.full(shape, value, dtype.numpy())
+    return ir.Tensor(values, dtype=dtype)

@@ -1,0 +1,76 @@
+"""Artifacts in one file each, to be carried to a card; those of large models without their weights.
+
+A packed program holds launches, cubins, the manifest, and types and shapes of the weights. `unpack` makes an artifact
+of it whose weights are a hole in a file, as long as they would be; device.py fills them on the card.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.artifact import Artifact, Manifest, open_artifact
+from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.artifact.manifest import FileEntry
+
+WEIGHTS_TABLE = "weights.json"
+UNKNOWN_DIGEST = "0" * 64  # of what nobody has read
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I64": 8}
+_ALIGNMENT = 256
+
+
+def pack(files: Mapping[str, bytes], file: Path) -> None:
+    """Write files by name into one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+
+
+def pack_artifact(artifact: Artifact, file: Path) -> None:
+    """All files of an artifact, weights and all."""
+    pack({name: (artifact.path / name).read_bytes() for name in ("manifest.json", *artifact.manifest.files)}, file)
+
+
+def unpack_artifact(file: Path, folder: Path) -> Artifact:
+    """What `pack_artifact` packed, verified."""
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+    return open_artifact(folder)
+
+
+def unpack(file: Path, folder: Path) -> Artifact:
+    """The artifact of a file, its weights a hole; sizes are checked, digests are not."""
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+    weights = folder / WEIGHTS_FILE
+    write_hollow_tensors(weights, _entries(json.loads((folder / WEIGHTS_TABLE).read_bytes())))
+    manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+    sized = {WEIGHTS_FILE: FileEntry(bytes=weights.stat().st_size, sha256=UNKNOWN_DIGEST)}
+    whole = manifest.model_copy(update={"files": {**manifest.files, **sized}})
+    (folder / "manifest.json").write_text(whole.model_dump_json(), "utf-8")
+    return open_artifact(folder, verify=False)
+
+
+def _entries(table: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
+    """The safetensors header of a table of weights, each at a multiple of 256 bytes."""
+    entries: dict[str, object] = {}
+    end = 0
+    for name, weight in table.items():
+        size = int(np.prod(weight["shape"], dtype=np.int64)) * _BYTES[weight["dtype"]]
+        entries[name] = {**weight, "data_offsets": [end, end + size]}
+        end = -(-(end + size) // _ALIGNMENT) * _ALIGNMENT
+    return entries
+
+
+def write_hollow_tensors(file: Path, entries: dict[str, object]) -> None:
+    """A safetensors file of these entries, its data a hole that reads as zeros."""
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    ends = [entry["data_offsets"][1] for entry in entries.values() if isinstance(entry, dict) and "dtype" in entry]
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + max(ends, default=0))

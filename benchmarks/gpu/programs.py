@@ -1,0 +1,161 @@
+"""Launch programs of large models without their weights, made where there is no card and carried to one.
+
+    python -m benchmarks.gpu.programs            # -> benchmarks/gpu-programs/*.zip, for SM 90
+
+A program's file holds launches, cubins, the manifest, and the names, types and shapes of the weights. packing.py
+makes an artifact of it again, device.py fills its weights with random numbers on the card. Beside them lie small
+models with weights, the demo model among them, and the kernels of the tests' cases.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import numpy as np
+from safetensors.numpy import save
+
+from benchmarks.gpu.models import SPECS, ProgramSpec, passes_of, recipe_of, write_hollow_checkpoint
+from benchmarks.gpu.packing import UNKNOWN_DIGEST, WEIGHTS_TABLE, pack
+from benchmarks.paths import GPU_PROGRAMS
+from ingot.artifact import Manifest, ModelFacts, Program
+from ingot.artifact.launch_program import (
+    LAUNCHES_FILE,
+    STORED_TYPES,
+    CubinFacts,
+    CudaProgram,
+    Kernel,
+    cubins_file,
+)
+from ingot.artifact.manifest import FileEntry
+from ingot.passes.manager import PassManager
+from ingot.passes.registry import make_pass
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
+from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.program_builder import Weight
+from ingot.pipeline.targets.cuda.writer import lower_by_recipe, recipe_tiles
+from ingot.pipeline.targets.table import get_target
+
+_TARGET = get_target("cuda-sm90")
+_ALL = ("programs", "demo", "check", "kernels")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A lowered model, and what its weights would be."""
+
+    spec: ProgramSpec
+    recipe: Recipe
+    model: ModelFacts
+    lowered: Lowered
+    weights: Mapping[str, dict[str, Any]]
+    tuned_on: str | None
+
+    def launches(self, cubins: Mapping[str, CubinFacts]) -> CudaProgram:
+        """What the launches' file says."""
+        return self.lowered.cuda_program(self.model, _TARGET.sms, {_TARGET.sms[0]: cubins}, self.tuned_on)
+
+
+def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepared:
+    """Import, pass and lower a model of which only the shapes exist; `folder` is for its checkpoint."""
+    checkpoint = write_hollow_checkpoint(spec.shape, spec.context_tokens, folder)
+    recipe = recipe_of(spec, checkpoint, tiles)
+    model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
+    PassManager([*passes_of(spec, recipe), *map(make_pass, _TARGET.lowering)]).run(model)
+    table = recipe_tiles(recipe, _TARGET.sms)
+    lowered = lower_by_recipe(model, recipe, table)
+    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    return Prepared(spec, recipe, facts, lowered, weight_table(lowered.shared.weights), table.device)
+
+
+def weight_table(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
+    """Type and shape of each weight. Those of the first layer are made once; all layers have the same."""
+    shapes: dict[str, list[int]] = {}
+    table = {}
+    for name, weight in weights.items():
+        key = re.sub(r"\.\d+\.", ".*.", name)
+        if key not in shapes:
+            shapes[key] = list(weight.make().shape)
+        table[name] = {"dtype": STORED_TYPES[weight.type], "shape": shapes[key]}
+    return table
+
+
+def write_zip(prepared: Prepared, cubins: Mapping[str, Cubin], file: Path) -> None:
+    """Everything but the weights themselves."""
+    program = prepared.launches({key: cubin.facts for key, cubin in cubins.items()})
+    content = {
+        LAUNCHES_FILE: json.dumps(program.model_dump(mode="json"), separators=(",", ":")).encode(),
+        cubins_file(_TARGET.sms[0]): save({key: np.frombuffer(one.code, np.uint8) for key, one in cubins.items()}),
+    }
+    sizes = {name: len(data) for name, data in content.items()}
+    content["manifest.json"] = _manifest(prepared, program, sizes).model_dump_json().encode()
+    content[WEIGHTS_TABLE] = json.dumps(prepared.weights).encode()
+    pack(content, file)
+
+
+def _manifest(prepared: Prepared, program: CudaProgram, sizes: Mapping[str, int]) -> Manifest:
+    return Manifest(
+        name=prepared.spec.name,
+        identity=UNKNOWN_DIGEST,
+        model=prepared.model,
+        kv=program.kv,
+        target=_TARGET.name,
+        engine=_TARGET.engine,
+        max_batch_tokens=prepared.recipe.engine.max_batch_tokens,
+        program=Program(launches=LAUNCHES_FILE),
+        files={name: FileEntry(bytes=size, sha256=UNKNOWN_DIGEST) for name, size in sizes.items()},
+        versions={},
+    )
+
+
+def described(kernels: Mapping[str, Kernel]) -> dict[str, Cubin]:
+    """In place of compiled code each kernel's own description, for a device that interprets kernels."""
+    return {
+        key: Cubin(kernel.model_dump_json().encode(), CubinFacts(symbol=kernel.name, shared_bytes=0))
+        for key, kernel in kernels.items()
+    }
+
+
+def write_programs(folder: Path, only: str = "", tiles: Path | None = None) -> None:
+    """Prepare, compile and pack every model of the table whose name holds `only`."""
+    for spec in (spec for spec in SPECS if only in spec.name):
+        with TemporaryDirectory() as scratch:
+            prepared = prepare(spec, Path(scratch), tiles)
+            file = folder / f"{spec.name}.zip"
+            write_zip(prepared, compile_kernels(prepared.lowered.shared.kernels, _TARGET.sms[0]), file)
+        click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(prepared.lowered.shared.kernels)} kernels")
+
+
+@click.command(help=__doc__)
+@click.option("--what", "chosen", multiple=True, type=click.Choice(_ALL), default=_ALL, show_default=True)
+@click.option("--only", default="", help="Programs whose names hold this.")
+@click.option("--tiles", type=click.Path(path_type=Path, exists=True), help="Table that `ingot tune` made.")
+@click.option("--output", type=click.Path(path_type=Path), default=GPU_PROGRAMS, show_default=True)
+def main(chosen: tuple[str, ...], only: str, tiles: Path | None, output: Path) -> None:
+    """Pack what the benchmark needs on a card."""
+    output.mkdir(parents=True, exist_ok=True)
+    if "programs" in chosen:
+        write_programs(output, only, tiles)
+    if "demo" in chosen:
+        import_module("benchmarks.gpu.cases").write_demo(output)
+    if "check" in chosen:
+        import_module("benchmarks.gpu.cases").write_cases(output)
+    if "kernels" in chosen:
+        os.environ["TRITON_INTERPRET"] = "1"  # the cases' launches are caught in the interpreter
+        cases = import_module("benchmarks.gpu.kernel_cases")
+        cases.write_kernel_cases(output / cases.FILE, _TARGET.sms[0])
+    total = sum(file.stat().st_size for file in output.iterdir())
+    click.echo(f"{output}: {total / 1e6:.1f} MB in {len(list(output.iterdir()))} files")
+
+
+if __name__ == "__main__":
+    main()

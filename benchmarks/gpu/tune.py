@@ -1,0 +1,58 @@
+"""`ingot tune` over the packed programs: a table of tiles for the next build, made in the same visit to the card.
+
+Not among the parts that run by themselves, for it needs Triton's compiler on the card's machine:
+
+    PYTHONPATH=src python3 -m benchmarks.gpu.run --parts card,tune --output $OUT        # writes $OUT/tiles-sm90.json
+    python -m benchmarks.gpu.programs --what programs --tiles tiles-sm90.json       # and the benchmark again
+"""
+
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.figures import Record
+from benchmarks.gpu.steps import program_files
+from ingot.artifact.launch_program import LAUNCHES_FILE, CudaProgram
+from ingot.builder.tune.tune import Tuner
+from ingot.pipeline.targets.cuda.tiles import read_tile_table
+
+_SECONDS_A_WEIGHT = 30.0
+
+
+class _OutOfTimeError(Exception):
+    """The next weight would not be finished."""
+
+
+def tune(bench: Bench) -> Iterator[Record]:
+    """One table for all programs, each gone on with where the one before left it."""
+    if bench.machine.is_dry:
+        return
+    device = bench.machine.open()
+    output = bench.output / f"tiles-sm{device.sm}.json"
+    tuner = Tuner(device, bench.machine.stopwatch(device))
+
+    def watch(name: str, done: int, total: int) -> None:
+        if done < total and not bench.room(_SECONDS_A_WEIGHT):
+            raise _OutOfTimeError
+
+    for file in program_files(bench.programs):
+        begin = time.monotonic()
+        try:
+            choices = tuner.tune(_program(file), output, watch).choices
+        except _OutOfTimeError:
+            held = len(read_tile_table(output, (device.sm,)).choices) if output.exists() else 0
+            yield {"figure": "tune", "program": file.stem, "skipped": "no time left", "shapes_held": held}
+            break
+        for choice in choices:
+            times = {"seconds": choice.seconds, "safe_seconds": choice.safe_seconds, "gain": choice.gain}
+            facts: Record = {"figure": "tune", "program": file.stem, "shape": choice.key}
+            yield {**facts, **times, "tile": choice.tile.model_dump()}
+        yield {"figure": "tuned", "program": file.stem, "shapes": len(choices), "took": time.monotonic() - begin}
+    device.close()
+
+
+def _program(file: Path) -> CudaProgram:
+    with zipfile.ZipFile(file) as archive:
+        return CudaProgram.model_validate_json(archive.read(LAUNCHES_FILE))

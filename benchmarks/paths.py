@@ -1,0 +1,8 @@
+"""Where the benchmarks find and leave things."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+GPU_PROGRAMS = ROOT / "benchmarks" / "gpu-programs"  # what benchmarks.gpu.programs packs; ignored by git
+CHECKPOINTS = ROOT / "tests" / "fixtures" / "checkpoints"

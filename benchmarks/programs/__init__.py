@@ -1,0 +1,1 @@
+"""What compilers make of kernels and segments, checked without a GPU."""

@@ -1,0 +1,177 @@
+"""What ptxas makes of the kernels in the shapes of Llama-3.1-8B, and with heads of 64 and 256: one JSON list to stdout.
+
+    python -m benchmarks.programs.kernel_cubins
+
+A process of its own: where Triton interprets kernels it cannot compile them. Rows: kernel, form, sm, registers of a
+thread, bytes that it spills, shared memory of a block, bytes of the cubin.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import triton
+
+from ingot.artifact.launch_program import Constant, Kernel
+from ingot.pipeline.targets.cuda.attention_tiles import (
+    DECODE_WARPS,
+    LEAST_CHUNK,
+    MOST_CHUNKS,
+    TILE,
+    HeadSizes,
+    ragged_tile,
+)
+from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
+from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
+from ingot.pipeline.targets.cuda.program_builder import TAIL_WARPS, TILE_QUERIES
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, ProductShape, safe_tile
+from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
+
+HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
+POOLS = {"16-bit": "fp16", "fp8": FLOAT8, "int8": "i8", "int4": "u8"}  # in the order of kernels/kv_precision.py
+STRIDES = ("block_stride", "head_stride", "value_offset", "scale_block_stride", "scale_value_offset")
+HALF = {"T": "fp16", "X": "fp16", "OUT": "fp16"}
+PARTS = {**HALF, "X": "fp32"}
+Request = tuple[str, Kernel]  # form, kernel
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+def requests(sm: int) -> Iterator[Request]:
+    """Every kernel, in the forms that matter for speed."""
+    yield from _row_requests()
+    for pool, kind in zip(POOLS, range(len(POOLS)), strict=True):
+        for dim, group in ((64, 4), (128, 4), (256, 2)):
+            yield from _pool_requests(pool, kind, HeadSizes(group * KV_HEADS, KV_HEADS, dim), sm)
+    for rows in (1, FEW_ROWS, 4096):
+        yield _nbits_request(rows, sm)
+        yield from _product_requests(rows, sm)
+
+
+def _row_requests() -> Iterator[Request]:
+    row: dict[str, Constant] = {"COLUMNS": HIDDEN, "BLOCK": HIDDEN}
+    block: dict[str, Constant] = {"COLUMNS": FFN, "BLOCK": 1024}
+    norm: dict[str, Constant] = {**row, "HAS_INNER": False, "HAS_RESIDUAL": True, "HAS_OUTER": True}
+    yield "residual, 6 parts", make_kernel("rms_norm", PARTS, {**norm, "PARTS": 6}, num_warps=8)
+    yield "both norms", make_kernel("rms_norm", HALF, {**norm, "HAS_INNER": True, "PARTS": 1}, num_warps=8)
+    yield "SiLU", make_kernel("gated_activation", HALF, {**block, "PARTS": 1, "KIND": 0})
+    yield "", make_kernel("gather_rows", HALF, {"COLUMNS": HIDDEN, "BLOCK": 1024})
+    for codes, kind in ((FLOAT8, 1), ("i8", 2)):
+        form: dict[str, Constant] = {**row, "KIND": kind, "IS_STATIC": False, "SCALES_BACK": False}
+        yield codes, make_kernel("quantize_rows", {**HALF, "C": codes}, form)
+    spans: dict[str, Constant] = {"SPANS": HIDDEN // SPAN, "GROUP": 128, "GROUPS": HIDDEN // 128, "BITS": 4}
+    weight: dict[str, Constant] = {**spans, "N": HIDDEN, "COLUMNS": HIDDEN, "HAS_ZERO_POINTS": True}
+    yield "4 bits", make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, {**weight, "TILE": 32})
+    for name in ("greedy", "draw"):
+        yield (
+            f"{VOCABULARY} tokens",
+            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 4096}, num_warps=TAIL_WARPS),
+        )
+
+
+def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[Request]:
+    dim, form, types = sizes.dim, f"{pool} pool, head {sizes.dim}", {**HALF, "KV": POOLS[pool]}
+    vector: dict[str, Constant] = {"DIM": dim, "BLOCK_DIM": dim, "BLOCK_TOKENS": 16, "KIND": kind}
+    chunks: dict[str, Constant] = {"CHUNKS": MOST_CHUNKS, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
+    rotary: dict[str, Constant] = {"HEADS": sizes.heads, "KV_HEADS": KV_HEADS, "HEADS_AT_ONCE": 4, "ROTARY": dim}
+    aligned = frozenset({*STRIDES, "q_stride", "k_stride", "v_stride", "part_stride", "out_stride", "q_out_stride"})
+    written = {**vector, **rotary, "PARTS": 6, "HAS_NORM": True}
+    yield form, make_kernel("rotary_kv_write", {**PARTS, "KV": POOLS[pool]}, written, aligned)
+    width = dim // 2 if pool == "int4" else dim
+    read: dict[str, Constant] = {**vector, "WIDTH": width, "GROUP": sizes.group, "HAS_SOFTCAP": False, "DTYPE": "fp16"}
+    decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16}
+    yield form, make_kernel("decode_attention", types, decode, aligned, DECODE_WARPS, sizes.num_stages)
+    tile = ragged_tile(sizes, is_quantized=kind > 0, sm=sm)
+    tiles: dict[str, Constant] = {"TILE": TILE, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
+    ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}
+    yield form, make_kernel("ragged_attention", types, ragged, aligned, tile.num_warps, sizes.num_stages)
+    if kind == 0:
+        joined = {**chunks, "HEADS": sizes.heads, "DIM": dim, "BLOCK_DIM": dim, "BLOCK_CHUNKS": MOST_CHUNKS}
+        yield f"head {dim}", make_kernel("join_chunks", types, {**joined, "HAS_SINKS": False})
+
+
+def _nbits_request(rows: int, sm: int) -> Request:
+    shape = ProductShape(kernel="matmul_nbits", rows=rows, n=HIDDEN, columns=HIDDEN, bits=4, group=128)
+    tile = safe_tile(shape, sm)
+    constants: dict[str, Constant] = {
+        "N": HIDDEN,
+        "COLUMNS": HIDDEN,
+        "SPANS": HIDDEN // SPAN,
+        "GROUP": 128,
+        "GROUPS": HIDDEN // 128,
+        "SPLITS": tile.splits,
+        "TILE_ROWS": tile.rows,
+        "TILE": tile.columns,
+        "SPANS_AT_ONCE": tile.depth // SPAN,
+        "BITS": 4,
+        "HAS_ZERO_POINTS": True,
+        "HAS_BIAS": False,
+        "HAS_SOFTCAP": False,
+        "SCALE_WEIGHTS": rows > FEW_ROWS,
+        "DTYPE": "fp16",
+    }
+    types, aligned = {**HALF, "S": "fp16", "OUT": "fp32"}, frozenset({"x_stride", "out_stride"})
+    form = f"4 bits, {rows} rows"
+    return form, make_kernel("matmul_nbits", types, constants, aligned, tile.num_warps, tile.num_stages)
+
+
+def _product_requests(rows: int, sm: int) -> Iterator[Request]:
+    forms = {"16-bit": ("fp16", "fp16"), "fp8": (FLOAT8, FLOAT8), "int8": ("i8", "i8"), "fp8 weight": ("fp16", FLOAT8)}
+    for kind, (form, (x, weight)) in enumerate(forms.items()):
+        bits = 16 if kind == 0 else 8
+        tile = safe_tile(ProductShape(kernel="matmul", rows=rows, n=HIDDEN, columns=HIDDEN, bits=bits), sm)
+        constants: dict[str, Constant] = {
+            "N": HIDDEN,
+            "COLUMNS": HIDDEN,
+            "SPLITS": tile.splits,
+            "TILE_ROWS": tile.rows,
+            "TILE": tile.columns,
+            "TILE_COLUMNS": tile.depth,
+            "BAND": 8,
+            "KIND": kind,
+            "HAS_BIAS": False,
+            "HAS_SOFTCAP": False,
+            "UPCAST": False,
+        }
+        types, aligned = {**HALF, "C": x, "W": weight}, frozenset({"x_stride", "out_stride"})
+        made = make_kernel("matmul", types, constants, aligned, tile.num_warps, tile.num_stages)
+        yield f"{form}, {rows} rows", made
+
+
+def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
+    """Compile and look inside."""
+    code, facts = compile_kernel(kernel, sm)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        usage = subprocess.run([_CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = _USAGE.search(usage.stdout)
+    assert found is not None, usage.stdout
+    return {
+        "kernel": kernel.name,
+        "form": form,
+        "sm": sm,
+        "warps": kernel.num_warps,
+        "registers": int(found[1]),
+        "spilled_bytes": int(found[2]),
+        "shared_bytes": facts.shared_bytes,
+        "cubin_bytes": len(code),
+    }
+
+
+def main() -> None:
+    """Every form for every SM that has its types."""
+    rows = [
+        measured(form, kernel, sm)
+        for sm in SMS
+        for form, kernel in requests(sm)
+        if sm >= FLOAT8_FROM or f"*{FLOAT8}" not in kernel.types
+    ]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ingot's quantizers next to the packages they replace: accuracy, time, memory, exported formats."""

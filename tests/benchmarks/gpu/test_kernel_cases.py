@@ -1,0 +1,82 @@
+"""Cases whose launches are caught: what is compiled for them, and that they run on a device of their own memory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interpreter import use_interpreter
+
+use_interpreter()
+
+import torch  # noqa: E402
+from benchmarks.gpu.kernel_cases import (  # noqa: E402
+    CaseRunner,
+    caught,
+    is_wide,
+    kernels_of,
+    launch,
+    limit_on_card,
+    pack_kernels,
+    precision_of,
+)
+from benchmarks.gpu.programs import described  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+
+from ingot.artifact.launch_program import Kernel  # noqa: E402
+from tests.kernels.all_cases import all_cases  # noqa: E402
+from tests.kernels.cases import Case  # noqa: E402
+from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
+
+CASES = [case for case in all_cases() if case.kernel in ("rotary_kv_write", "matmul", "gather_columns")][::9]
+
+
+class Device(InterpretedDevice):
+    """Interprets although launches are caught."""
+
+    usual = staticmethod(InterpretedFunction.run)
+
+    def synchronize(self, what: str) -> None:
+        catching, InterpretedFunction.run = InterpretedFunction.run, self.usual
+        super().synchronize(what)
+        InterpretedFunction.run = catching
+
+
+def test_caught_cases_have_the_errors_of_the_interpreter_on_a_device_of_its_own_memory(tmp_path: Path) -> None:
+    needed = kernels_of(CASES, narrow=False)
+    pack_kernels(needed, described(needed), tmp_path / "c.zip")
+    runner = CaseRunner(Device(), tmp_path / "c.zip")
+    for case in CASES:
+        with caught(runner.run, narrow=False):
+            assert case.errors()[1] <= case.limit, case
+
+
+def test_what_is_float32_and_could_be_16_bits_is_bfloat16_where_it_is_narrowed() -> None:
+    rows = torch.arange(32, dtype=torch.float32)
+    named = {"input_ids": 0, "x": rows[:16].view(1, 16), "columns": None, "out": rows[16:].view(1, 16)}
+    seen: list[tuple[Kernel, Sequence[Any]]] = []
+
+    def run(kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
+        seen.append((kernel, values))
+        values[2].fill_(1.001)
+
+    given = named | {"x_stride": 16, "out_stride": 3, "COLUMNS": 16}
+    del given["input_ids"]
+    launch("gather_columns", given, (1, 2), run, narrow=True)
+    (kernel, values) = seen[0]
+    assert kernel.types[:3] == ("*bf16", "*i64", "*bf16")
+    assert kernel.aligned == (3,)
+    assert values[0].untyped_storage().data_ptr() == values[2].untyped_storage().data_ptr()
+    assert set(rows[16:].tolist()) == {1.0}  # 1.001 in 8 bits
+
+
+def test_limits_on_a_card_know_of_11_and_8_bits() -> None:
+    def case(kernel: str, precision: str) -> Case:
+        return Case(kernel, "any", precision, 1e-6, lambda: pytest.fail("not run"))
+
+    assert limit_on_card(case("matmul", "floats, float32"), narrow=False) == 2e-3
+    assert limit_on_card(case("rms_norm", "float32"), narrow=False) == 1e-5
+    assert limit_on_card(case("rms_norm", "float32"), narrow=True) == 2.5e-2
+    assert precision_of(case("rms_norm", "float32"), narrow=True) == "bfloat16"
+    assert not is_wide(case("rms_norm", "float16"))
