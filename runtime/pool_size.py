@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
+from ingot.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.25  # of the free memory, for an engine that was told nothing
@@ -89,7 +90,7 @@ def _automatic(model: ModelFacts, kv: KVGeometry, max_sequences: int, free_bytes
     if fitting < per_context:
         share = _MOST_MEMORY_SHARE
         fitting = min(per_context, int(free_bytes * share) // kv.block_bytes)
-    reason = f"up to {share:.0%} of {free_bytes / 2**30:.1f} GiB free memory"
+    reason = f"up to {share:.0%} of {format_bytes(free_bytes)} free memory"
     if fitting < per_context:
         reason += f"; less than one context of {model.context_tokens} tokens, so long requests will be refused"
     return PoolSize(max(1, fitting), reason)

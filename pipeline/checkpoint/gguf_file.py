@@ -14,6 +14,7 @@ from typing import Any
 
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES
+from ingot.sizes import round_up
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -61,7 +62,7 @@ def read_gguf(path: Path) -> GgufFile:
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1:
         raise CheckpointError(f"{path}: {ALIGNMENT_KEY} is {alignment!r}; it must be a number from 1")
-    begin = -(-reader.at // alignment) * alignment
+    begin = round_up(reader.at, alignment)
     tensors = [_tensor(path, begin, *info) for info in infos]
     _check_data(path, tensors, reader.size)
     return GgufFile(path, metadata, {tensor.name: tensor for tensor in tensors})

@@ -28,6 +28,7 @@ from ingot.artifact.launch_program import STORED_TYPES
 from ingot.errors import BuildError
 from ingot.passes.weights import apply_to_array
 from ingot.progress import Progress, silent
+from ingot.sizes import round_up
 
 ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
@@ -177,7 +178,7 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]], progres
 
     The same tensors give the same bytes. BuildError when the disk is full.
     """
-    room = _rounded(64 + sum(len(name) + _PADDING_NAME + 2 * _LONGEST_ENTRY for name in tensors))
+    room = round_up(64 + sum(len(name) + _PADDING_NAME + 2 * _LONGEST_ENTRY for name in tensors), ALIGNMENT)
     header: dict[str, object] = {}
     with file.open("wb") as stream:
         stream.seek(room)
@@ -198,7 +199,3 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]], progres
         assert len(text) <= room - 8, "the header outgrew the room that was left for it"
         stream.seek(0)
         stream.write((room - 8).to_bytes(8, "little") + text + b" " * (room - 8 - len(text)))
-
-
-def _rounded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -28,6 +28,7 @@ from ingot.pipeline.interchange.refusals import (
     require_float16_scales,
     require_plain_order,
 )
+from ingot.sizes import round_up
 
 BLOCK = 32
 BLOCK_IDS = {kind.name: number for number, kind in BLOCK_TYPES.items()}
@@ -56,7 +57,7 @@ class GgufItem:
     @property
     def padded_bytes(self) -> int:
         """With the zeros up to the next tensor."""
-        return -(-self.num_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+        return round_up(self.num_bytes, DEFAULT_ALIGNMENT)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray
+from ingot.sizes import format_bytes
 
 
 class KVPool:
@@ -59,12 +60,11 @@ def _refuse_more_than_memory(pool: KVPool) -> None:
     """An address space larger than the machine would be granted and end in a kill later."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if pool.num_bytes > physical:
-        raise EngineError(f"{_asked(pool)}, and this machine has {physical / 2**30:.1f} GiB; {_WAY_OUT}")
+        raise EngineError(f"{_asked(pool)}, and this machine has {format_bytes(physical)}; {_WAY_OUT}")
 
 
 _WAY_OUT = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
 
 
 def _asked(pool: KVPool) -> str:
-    gib = pool.num_bytes / 2**30
-    return f"a KV pool of {pool.num_blocks} blocks ({pool.num_tokens} tokens) needs {gib:.1f} GiB"
+    return f"a KV pool of {pool.num_blocks} blocks ({pool.num_tokens} tokens) needs {format_bytes(pool.num_bytes)}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
+from ingot.sizes import format_bytes
 
 Bytes = NDArray[np.uint8]
 Stream = Any
@@ -129,12 +130,7 @@ class Device(Protocol):
 def out_of_memory(device: Device, size: int, what: str) -> EngineError:
     """The error for memory that the card does not have."""
     return EngineError(
-        f"{what} takes {mebibytes(size)}, and {device.name} has {mebibytes(device.free_bytes())} of "
-        f"{mebibytes(device.total_bytes)} free; ask for fewer KV blocks (kv_blocks or kv_bytes), a smaller "
+        f"{what} takes {format_bytes(size)}, and {device.name} has {format_bytes(device.free_bytes())} of "
+        f"{format_bytes(device.total_bytes)} free; ask for fewer KV blocks (kv_blocks or kv_bytes), a smaller "
         "max_batch_tokens, build with fewer gpu.decode_rows or less of a context, or end what else runs on the card"
     )
-
-
-def mebibytes(size: int) -> str:
-    """Bytes as people read them."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -17,8 +17,9 @@ import numpy as np
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda import driver_calls as driver_launch
-from ingot.runtime.cuda.device import Bytes, Device, Event, Given, Graph, Queue, Stream, mebibytes, out_of_memory
+from ingot.runtime.cuda.device import Bytes, Device, Event, Given, Graph, Queue, Stream, out_of_memory
 from ingot.runtime.cuda.driver_calls import Calls, DriverKernel, load_driver, require_driver
+from ingot.sizes import format_bytes
 
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every context of the process
 
@@ -42,11 +43,11 @@ def allocate_pinned(call: Calls, context: PrimaryContext, size: int, what: str) 
     status, address = driver.cuMemHostAlloc(size, _PORTABLE)
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         raise EngineError(
-            f"{what} takes {mebibytes(size)} of page-locked host memory, which the system refuses; ask for fewer "
+            f"{what} takes {format_bytes(size)} of page-locked host memory, which the system refuses; ask for fewer "
             "blocks in host memory or a smaller max_batch_tokens, or raise the container's memory limit"
         )
     if status:
-        raise call.failure(f"page-locking {mebibytes(size)} for {what}", status)
+        raise call.failure(f"page-locking {format_bytes(size)} for {what}", status)
     memory = (ctypes.c_uint8 * size).from_address(int(address))
     weakref.finalize(memory, _free_pinned, driver, context, int(address))
     array: Bytes = np.ctypeslib.as_array(memory)
@@ -85,7 +86,7 @@ class DriverDevice:
         self._events: list[Event] = []
         self._modules: list[Any] = []
         self._graphs: list[Graph] = []
-        _LOG.info("%s: SM %d, %s, CUDA %d", self.name, self.sm, mebibytes(self.total_bytes), version)
+        _LOG.info("%s: SM %d, %s, CUDA %d", self.name, self.sm, format_bytes(self.total_bytes), version)
 
     def free_bytes(self) -> int:
         """Memory that can still be allocated."""
@@ -103,7 +104,7 @@ class DriverDevice:
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise out_of_memory(self, size, what)
         if status:
-            raise self._call.failure(f"allocating {mebibytes(size)} for {what}", status)
+            raise self._call.failure(f"allocating {format_bytes(size)} for {what}", status)
         self._addresses.add(int(pointer))
         return int(pointer)
 

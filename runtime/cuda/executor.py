@@ -14,13 +14,14 @@ from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.errors import EngineError
 from ingot.runtime.batch import DeviceFacts, FloatArray, ForwardBatch, Int32Array, TokenDraws
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device, mebibytes
+from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenProducts, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
+from ingot.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class CudaExecutor:
         for bound in loaded.programs:
             bound.warm_up(loaded.stream)
         count, taken = sum(len(bound.graphs) for bound in loaded.programs), before - loaded.device.free_bytes()
-        _LOG.info("%d CUDA graphs of %d buckets, %s", count, len(loaded.programs), mebibytes(taken))
+        _LOG.info("%d CUDA graphs of %d buckets, %s", count, len(loaded.programs), format_bytes(taken))
 
     def close(self) -> None:
         """Wait for the device and give its memory back. Idempotent. Logits that were returned keep theirs."""

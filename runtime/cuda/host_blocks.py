@@ -16,7 +16,8 @@ import numpy as np
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Bytes, Device, Event, Stream, mebibytes
+from ingot.runtime.cuda.device import Bytes, Device, Event, Stream
+from ingot.sizes import format_bytes
 
 
 class DevicePool:
@@ -63,7 +64,7 @@ class DevicePool:
         self._device.synchronize(f"writing block {block}")
 
     def __str__(self) -> str:
-        return f"{self.num_blocks} blocks of {self.geometry.block_tokens} tokens, {mebibytes(self.num_bytes)}"
+        return f"{self.num_blocks} blocks of {self.geometry.block_tokens} tokens, {format_bytes(self.num_bytes)}"
 
 
 class HostBlocks:
@@ -73,7 +74,7 @@ class HostBlocks:
         self.num_slots = num_slots
         self._device, self._compute, self._pool = device, compute, pool
         size = pool.geometry.block_bytes
-        what = f"{num_slots} KV blocks in host memory ({mebibytes(num_slots * size)})"
+        what = f"{num_slots} KV blocks in host memory ({format_bytes(num_slots * size)})"
         self._slots = device.allocate_pinned(num_slots * size, what).reshape(num_slots, size)
         self._side = device.make_stream()
         self._events: dict[int, Event] = {}  # the last copy from or to each slot

@@ -11,7 +11,7 @@ from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram, Step, read_cuda_program
 from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.cuda.cubin_choice import load_kernels
-from ingot.runtime.cuda.device import Device, Stream, mebibytes
+from ingot.runtime.cuda.device import Device, Stream
 from ingot.runtime.cuda.host_blocks import DevicePool
 from ingot.runtime.cuda.programs import (
     Binding,
@@ -27,6 +27,7 @@ from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights
 from ingot.runtime.executors import ExecutorOptions
 from ingot.runtime.pool_size import PoolSize, explicit_pool_size
+from ingot.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 * 2**20  # what the driver takes as it goes: local memory of kernels, growing heaps
@@ -61,12 +62,15 @@ def _fitting(model: ModelFacts, kv: KVGeometry, device: Device, max_sequences: i
     per_context = -(-model.context_tokens // kv.block_tokens)
     usable, fitting = per_context * max_sequences, max(0, free - reserve) // kv.block_bytes
     if usable <= fitting:
-        reason = f"{max_sequences} sequences of the model's {model.context_tokens} tokens, {mebibytes(free)} were free"
+        reason = (
+            f"{max_sequences} sequences of the model's {model.context_tokens} tokens, {format_bytes(free)} were free"
+        )
         return PoolSize(usable, reason)
-    kept = f"{mebibytes(free)} free of {mebibytes(device.total_bytes)}, {mebibytes(reserve)} kept for graphs and driver"
+    total, reserved = format_bytes(device.total_bytes), format_bytes(reserve)
+    kept = f"{format_bytes(free)} free of {total}, {reserved} kept for graphs and driver"
     if not fitting:
         raise EngineError(
-            f"no KV block of {mebibytes(kv.block_bytes)} fits on {device.name}: {kept}; build with fewer "
+            f"no KV block of {format_bytes(kv.block_bytes)} fits on {device.name}: {kept}; build with fewer "
             "gpu.decode_rows, a smaller max_batch_tokens or fewer bits, end what else runs on the card, or give "
             "kv_blocks to go below the reserve"
         )
@@ -133,8 +137,8 @@ def load_program(
         bound = _bound(binding, pool, inputs)
         device.synchronize("loading the program")
         undo.pop_all()
-    taken = f"weights {mebibytes(weights.num_bytes)}, arena {mebibytes(_arena_bytes(program))}, KV pool {pool}"
-    _LOG.info("%s: %s; %s free", device.name, taken, mebibytes(device.free_bytes()))
+    taken = f"weights {format_bytes(weights.num_bytes)}, arena {format_bytes(_arena_bytes(program))}, KV pool {pool}"
+    _LOG.info("%s: %s; %s free", device.name, taken, format_bytes(device.free_bytes()))
     return LoadedProgram(
         device,
         stream,

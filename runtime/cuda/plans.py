@@ -26,10 +26,11 @@ from ingot.artifact.launch_program import SegmentCall
 from ingot.artifact.plan_facts import HEADER_BYTES, PLANS_FILE, PlanFacts, ProgramPlans, is_rtx_plan, read_plan_header
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda import executor as cuda
-from ingot.runtime.cuda.device import Device, Queue, Stream, mebibytes
+from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.plan_library import PlanLibrary, load_plan_library
 from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
 from ingot.settings import cache_dir
+from ingot.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _Key = tuple[str, int, tuple[tuple[str, tuple[int, ...]], ...]]  # file, profile, shapes of the inputs
@@ -71,7 +72,9 @@ class Plans:
         engines = {one.file: _engine(library, artifact.file(one.file), one) for one in facts}
         size = max(1, *(_memory(engine) for engine in engines.values()))
         scratch = device.allocate(size, "the memory of TensorRT's contexts"), size
-        _LOG.info("%d plans, %s; %s between", len(facts), mebibytes(sum(one.bytes for one in facts)), mebibytes(size))
+        _LOG.info(
+            "%d plans, %s; %s between", len(facts), format_bytes(sum(one.bytes for one in facts)), format_bytes(size)
+        )
         return cls(device, stream, library, engines, scratch)
 
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from ingot.artifact.launch_program import ELEMENT_BYTES, EXTERNAL, CudaProgram, LaunchProgram
 from ingot.runtime.batch import ForwardBatch, Int32Array, Int64Array, TokenDraws
 from ingot.runtime.cuda.device import Bytes, Device, Stream
+from ingot.sizes import round_up
 
 _ALIGNMENT = 16  # bytes
 _DTYPES: dict[str, DTypeLike] = {"i64": np.int64, "i32": np.int32, "fp32": np.float32}
@@ -43,7 +44,7 @@ class InputLayout:
             if name == "temperatures":
                 drawless = end
             offsets[name] = end
-            end += _rounded(count * ELEMENT_BYTES[EXTERNAL[name] or ""])
+            end += round_up(count * ELEMENT_BYTES[EXTERNAL[name] or ""], _ALIGNMENT)
         return cls(program, offsets, drawless, end)
 
     def fill(
@@ -124,10 +125,6 @@ def _tiles(query_starts: Int32Array, tile_queries: int) -> tuple[Int64Array, Int
     sequences = np.repeat(np.arange(len(counts)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     return sequences, (np.arange(len(sequences)) - first) * tile_queries
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 _UNKNOWN = -2

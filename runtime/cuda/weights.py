@@ -9,8 +9,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ingot.runtime.cuda.device import Bytes, Device, Stream, mebibytes
+from ingot.runtime.cuda.device import Bytes, Device, Stream
 from ingot.runtime.tensor_file import TensorFile
+from ingot.sizes import format_bytes, round_up
 
 _LOG = logging.getLogger(__name__)
 _ALIGNMENT = 256  # bytes: what kernels are compiled to expect, and more
@@ -34,7 +35,7 @@ class DeviceWeights:
         for target, part in _parts(tensors, offsets, upload.size):
             upload.add(target, part)
         upload.finish()
-        _LOG.info("weights: %d tensors, %s on the device", len(sizes), mebibytes(self.num_bytes))
+        _LOG.info("weights: %d tensors, %s on the device", len(sizes), format_bytes(self.num_bytes))
 
 
 def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -42,7 +43,7 @@ def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        end += round_up(size, _ALIGNMENT)
     return offsets, end
 
 

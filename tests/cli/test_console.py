@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from ingot.cli import console
-from ingot.cli.console import PATIENCE_SECONDS, human_bytes, print_table, progress_bars, show_log
+from ingot.cli.console import PATIENCE_SECONDS, print_table, progress_bars, show_log
 from ingot.passes.progress import note_errors, report_error
 from ingot.progress import note
 
@@ -59,13 +59,6 @@ def test_a_piped_table_is_plain_and_as_wide_as_it_needs(capsys: pytest.CaptureFi
     assert "x" * 150 in shown
     assert "[red]1[/red]" in shown
     assert "\x1b" not in shown
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (4_701_234, "4.7 MB"), (2.5e12, "2.5 TB")]
-)
-def test_bytes_are_told_in_powers_of_a_thousand(count: float, text: str) -> None:
-    assert human_bytes(count) == text
 
 
 def test_what_came_out_of_the_last_layer_stands_beside_the_bar(terminal: Terminal) -> None:

@@ -1,6 +1,7 @@
 """Numbers as people read them, one place for report, summary and messages."""
 
 from ingot.artifact.metrics import METRICS
+from ingot.sizes import format_bytes
 from ingot.validation.statistics import Measured
 
 _TITLES = {
@@ -41,13 +42,6 @@ def seconds_row(values: list[float]) -> str:
     return f"{' / '.join(_three_digits(value * factor) for value in values)} {unit}"
 
 
-def byte_size(value: float) -> str:
-    """11540992 -> "11.5 MB" (decimal)."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
-    unit, factor = next((row for row in units if value >= row[1]), units[-1])
-    return f"{_three_digits(value / factor)} {unit}"
-
-
 def quantity(value: float | None, unit: str) -> str:
     """A value in "seconds", "bytes", "tokens/s" or no unit; a dash for None."""
     if value is None:
@@ -55,7 +49,7 @@ def quantity(value: float | None, unit: str) -> str:
     if unit == "seconds":
         return seconds(value)
     if unit == "bytes":
-        return byte_size(value)
+        return format_bytes(value)
     return f"{value:,.4g} {unit}".rstrip() if unit else f"{value:.4f}"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ingot.sizes import format_bytes
 from ingot.validation.quantization import WORST, Quantization, QuantizedWeight, summarize
 from ingot.validation.report import formatting as fmt
 
@@ -27,7 +28,7 @@ def _percent(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    return "-" if value is None else fmt.byte_size(value)
+    return "-" if value is None else format_bytes(value)
 
 
 def _output_error(weight: QuantizedWeight) -> str:
@@ -97,7 +98,7 @@ def summary_sentences(found: Quantization) -> list[str]:
     total = summarize(found)
     said = [f"{total.num_weights} weights, {total.elements:,} numbers"]
     if total.stored_bytes is not None and total.effective_bits is not None:
-        said[0] += f": {fmt.byte_size(total.stored_bytes)} instead of {fmt.byte_size(total.float_bytes)} as float32, "
+        said[0] += f": {format_bytes(total.stored_bytes)} instead of {format_bytes(total.float_bytes)} as float32, "
         said[0] += f"{total.effective_bits:.3g} bits each with scales and zero points"
     if total.kl_sum is not None and total.worst_share is not None:
         said.append(

@@ -8,6 +8,8 @@ of sizes that live at one time is that bound.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingot.sizes import round_up
+
 ALIGNMENT = 256  # bytes: what cudaMalloc gives, and every vector load asks for
 
 
@@ -40,24 +42,24 @@ def plan_arena(buffers: Mapping[str, Lifetime]) -> dict[str, int]:
     placed: dict[str, int] = {}
     for name in sorted(buffers, key=lambda name: (-buffers[name].bytes, buffers[name].first, name)):
         taken = sorted(
-            (offset, offset + _rounded(buffers[other].bytes))
+            (offset, offset + round_up(buffers[other].bytes, ALIGNMENT))
             for other, offset in placed.items()
             if buffers[name].overlaps(buffers[other])
         )
-        placed[name] = _lowest_gap(taken, _rounded(buffers[name].bytes))
+        placed[name] = _lowest_gap(taken, round_up(buffers[name].bytes, ALIGNMENT))
     return placed
 
 
 def arena_bytes(buffers: Mapping[str, Lifetime], offsets: Mapping[str, int]) -> int:
     """Size of the arena."""
-    return max((offset + _rounded(buffers[name].bytes) for name, offset in offsets.items()), default=0)
+    return max((offset + round_up(buffers[name].bytes, ALIGNMENT) for name, offset in offsets.items()), default=0)
 
 
 def least_bytes(buffers: Mapping[str, Lifetime]) -> int:
     """What no plan can go below: the largest sum of sizes at one step."""
     steps = {lifetime.first for lifetime in buffers.values()}
     living = ([b for b in buffers.values() if b.first <= step <= b.last] for step in steps)
-    return max((sum(_rounded(b.bytes) for b in alive) for alive in living), default=0)
+    return max((sum(round_up(b.bytes, ALIGNMENT) for b in alive) for alive in living), default=0)
 
 
 def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
@@ -67,7 +69,3 @@ def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
             break
         at = max(at, end)
     return at
-
-
-def _rounded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

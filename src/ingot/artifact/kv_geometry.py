@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ingot.sizes import round_up
+
 KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is codes and one scale
 
@@ -54,12 +56,12 @@ class KVGeometry(BaseModel):
     def code_bytes(self) -> int:
         """Bytes of a block's elements, padded where scales stand behind them."""
         size = self._vectors * self.width * self.element_bytes
-        return _rounded(size) if self.is_quantized else size
+        return round_up(size, _ALIGNMENT) if self.is_quantized else size
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values, scales among them."""
-        return self.code_bytes + (_rounded(_SCALE_BYTES * self._vectors) if self.is_quantized else 0)
+        return self.code_bytes + (round_up(_SCALE_BYTES * self._vectors, _ALIGNMENT) if self.is_quantized else 0)
 
     @property
     def head_stride(self) -> int:
@@ -87,7 +89,3 @@ class KVGeometry(BaseModel):
     @property
     def _vectors(self) -> int:
         return self.num_layers * 2 * self.num_kv_heads * self.block_tokens
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -13,9 +13,10 @@ import click
 from ingot.artifact import CALIBRATION_FILE, Artifact, open_artifact
 from ingot.builder import remeasure
 from ingot.builder.quantize_report import TextOptions, quantize_report
-from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, stdout
+from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.tables import print_bucket, print_evidence, print_gates, print_program
 from ingot.passes.progress import progress_to
+from ingot.sizes import format_bytes
 from ingot.validation.evidence import write_evidence
 from ingot.validation.evidence_json import summary
 from ingot.validation.gates import raise_for
@@ -52,7 +53,7 @@ def inspect_command(
     if bucket:
         print_bucket(opened, bucket)
     if show_files:
-        rows = [(n, human_bytes(e.bytes), e.sha256) for n, e in sorted(opened.manifest.files.items())]
+        rows = [(n, format_bytes(e.bytes), e.sha256) for n, e in sorted(opened.manifest.files.items())]
         print_table("Files", ("file", "size", "SHA-256"), rows)
 
 
@@ -66,8 +67,8 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "model": f"{model.family}, {model.num_parameters:,} parameters, {model.num_layers} layers, {heads}",
         "context": f"{model.context_tokens:,} tokens, vocabulary {model.vocab_size:,}",
         "target": f"{manifest.target}, run by {manifest.engine}",
-        "KV block": f"{kv.block_tokens} tokens, {kv.dtype}, {human_bytes(kv.block_bytes)}",
-        "size": f"{human_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
+        "KV block": f"{kv.block_tokens} tokens, {kv.dtype}, {format_bytes(kv.block_bytes)}",
+        "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     if artifact.has(CALIBRATION_FILE):

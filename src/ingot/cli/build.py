@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
-from ingot.cli.console import human_bytes, print_json, print_note, print_table, progress_bars, show_log, stdout
+from ingot.cli.console import print_json, print_note, print_table, progress_bars, show_log, stdout
 from ingot.cli.tables import note_prediction, print_assignment, print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, timing_table
@@ -15,6 +15,7 @@ from ingot.passes.printing import print_after, save_after_each
 from ingot.passes.registry import pass_names
 from ingot.pipeline.compile import Observer
 from ingot.runtime import Engine, SamplingParams
+from ingot.sizes import format_bytes
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import summary
 
@@ -108,7 +109,7 @@ def _note_passes_that_did_not_run(names: tuple[str, ...], result: BuildResult) -
 
 
 def _print_artifact(artifact: Artifact) -> None:
-    size = human_bytes(artifact.total_bytes)
+    size = format_bytes(artifact.total_bytes)
     stdout().print(f"sealed {artifact.path} ({size}), identity {artifact.manifest.identity[:16]}", markup=False)
 
 

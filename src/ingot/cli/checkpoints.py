@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ingot.artifact import MANIFEST, open_artifact
-from ingot.cli.console import human_bytes, print_json, print_note, progress_bars, stdout
+from ingot.cli.console import print_json, print_note, progress_bars, stdout
 from ingot.errors import UsageError
 from ingot.pipeline.interchange.export import FORMATS, export_artifact, export_checkpoint
 from ingot.pipeline.interchange.import_ import RECIPE, Imported, import_foreign
@@ -21,6 +21,7 @@ from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
 from ingot.pipeline.interchange.plain_export import FLOATS
 from ingot.pipeline.interchange.transcode import TARGETS, Transcoded, transcode
 from ingot.pipeline.recipe.load import load_recipe
+from ingot.sizes import format_bytes
 
 
 @click.command("export")
@@ -73,7 +74,7 @@ def export_command(
         return
     for words in notes:
         print_note(words)
-    stdout().print(f"wrote {folder} ({format_name}, {human_bytes(size)})", markup=False)
+    stdout().print(f"wrote {folder} ({format_name}, {format_bytes(size)})", markup=False)
 
 
 def _refuse_overrides(artifact: str, overrides: tuple[str, ...]) -> None:
@@ -132,7 +133,7 @@ def print_transcoded(outcome: Transcoded) -> None:
     for part in outcome.left_out:
         console.print(f"left out: {part}", markup=False, soft_wrap=True)
     size = sum(file.stat().st_size for file in outcome.folder.iterdir())
-    console.print(f"wrote {outcome.folder} ({outcome.target}, {human_bytes(size)})", markup=False, soft_wrap=True)
+    console.print(f"wrote {outcome.folder} ({outcome.target}, {format_bytes(size)})", markup=False, soft_wrap=True)
     where = f" in {proof.largest_in}, {proof.changed_tensors} tensors changed" if proof.changed_tensors else ""
     console.print(
         f"proof: {proof.tensors} tensors, {proof.elements:,} elements, largest difference "

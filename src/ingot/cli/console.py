@@ -129,12 +129,3 @@ class _BarDetails(logging.Handler):
         """One record."""
         name, _, text = record.getMessage().partition(": ")
         self._reporter.describe(name, text)
-
-
-def human_bytes(count: float) -> str:
-    """A byte count for people: 11.5 MB. Powers of 1000, as disks and networks count."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -30,11 +30,12 @@ from ingot.artifact.launch_program import (
     read_cuda_program,
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
-from ingot.cli.console import human_bytes, print_note, print_table, stdout
+from ingot.cli.console import print_note, print_table, stdout
 from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord
 from ingot.passes.quantization.bit_assignment import assignment_table
 from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
+from ingot.sizes import format_bytes
 from ingot.validation.report.formatting import interval, key_title, metric_value, quantity
 from ingot.validation.result import Evidence
 
@@ -82,7 +83,7 @@ def print_plans(artifact: Artifact) -> None:
     first = plans[0]
     title = f"Plans of {first.library} {first.version} for SM {', '.join(map(str, first.sms))}"
     rows = [
-        (plan.file, str(plan.segments), human_bytes(plan.bytes), human_bytes(plan.weight_bytes), _rows(plan))
+        (plan.file, str(plan.segments), format_bytes(plan.bytes), format_bytes(plan.weight_bytes), _rows(plan))
         for plan in plans
     ]
     print_table(title, ("plan", "segments", "size", "weights in it", "rows"), rows, left=1)
@@ -158,7 +159,7 @@ def _print_buckets(program: CudaProgram) -> None:
             str(bucket.sequences),
             str(bucket.logits_rows),
             str(len(bucket.launches)),
-            human_bytes(bucket.arena_bytes),
+            format_bytes(bucket.arena_bytes),
         )
         for bucket in program.programs
     ]
@@ -176,7 +177,7 @@ def _print_kernels(program: CudaProgram) -> None:
         shared = max(facts[key].shared_bytes for facts in program.cubins.values())
         constants = " ".join(f"{name}={value}" for name, value in kernel.constants.items())
         warps = f"{kernel.num_warps} x {kernel.num_stages}"
-        rows.append((key, constants, warps, human_bytes(shared), str(uses[key])))
+        rows.append((key, constants, warps, format_bytes(shared), str(uses[key])))
     products = Counter(step.library for bucket in program.programs for step in bucket.library_products)
     rows += [(library, "products of plain weights", "", "", str(count)) for library, count in products.items()]
     print_table("Kernels", ("kernel", "constants", "warps x stages", "shared", "launches"), rows, left=2)

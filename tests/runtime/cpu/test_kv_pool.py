@@ -35,5 +35,5 @@ def test_copying_a_block_copies_every_layer_and_touches_no_other() -> None:
 
 
 def test_a_pool_larger_than_the_machine_is_refused_with_a_way_out() -> None:
-    with pytest.raises(EngineError, match=r"KV pool of 100000000000 blocks .* needs .* GiB, .*fewer blocks"):
+    with pytest.raises(EngineError, match=r"KV pool of 100000000000 blocks .* needs .* TB, .*fewer blocks"):
         KVPool(GEOMETRY, 100_000_000_000)

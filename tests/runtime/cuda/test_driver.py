@@ -86,7 +86,7 @@ MESSAGES = {
     "no_card": "no card can be used: CUDA_ERROR_NO_DEVICE (failed): no NVIDIA card is visible",
     "old_driver": "the driver speaks CUDA 12.4; kernels for a shim (SM 120) need CUDA 12.8: update NVIDIA's driver to",
     "missing_function": "capturing a graph: the driver lacks what cuda-bindings ask of it",
-    "full_card": "the arena takes 4.0 MiB, and a shim has 3.0 MiB of 3.0 MiB free; ask for fewer KV blocks",
+    "full_card": "the arena takes 4.2 MB, and a shim has 3.1 MB of 3.1 MB free; ask for fewer KV blocks",
     "other_card": "kernels are compiled for SM 90, and a shim has SM 89; build it for the target cuda-sm89",
 }
 

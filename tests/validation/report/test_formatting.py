@@ -20,21 +20,6 @@ def test_seconds_choose_their_unit(value: float, expected: str) -> None:
     assert fmt.seconds(value) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (11_540_992, "11.5 MB"),
-        (2_200_000_000, "2.2 GB"),
-        (950, "950 B"),
-        (1_500, "1.5 kB"),
-        (0, "0 B"),
-        (9e12, "9,000 GB"),
-    ],
-)
-def test_sizes_are_decimal(value: int, expected: str) -> None:
-    assert fmt.byte_size(value) == expected
-
-
 def test_values_read_in_the_metric_s_own_way() -> None:
     assert fmt.metric_value("top1_agreement", 0.98765) == "98.77 %"
     assert fmt.metric_value("tpot_ratio@4", 0.5) == "0.5000"

@@ -1,0 +1,20 @@
+"""Sizes: whole multiples, and byte counts as text."""
+
+
+def ceil_div(count: int, size: int) -> int:
+    """Return how many groups of `size` hold `count` items, the last one possibly partial."""
+    return -(-count // size)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below the size."""
+    return ceil_div(size, multiple) * multiple
+
+
+def format_bytes(count: float) -> str:
+    """Format a byte count in powers of 1000, as disks and networks count: 11.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
