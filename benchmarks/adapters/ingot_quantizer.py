@@ -15,8 +15,8 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.checkpoint.tensors import tensor_names
-from ingot.pipeline.interchange.model_weights import exported_weights
-from ingot.pipeline.interchange.safetensors_export import export_compressed_tensors
+from ingot.pipeline.interchange.weight_sources import weights_of_model
+from ingot.pipeline.interchange.writers.plain import export_compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 
 
@@ -28,7 +28,7 @@ def quantize(job: Job) -> None:
     setting = Setting(job.bits, job.group_size, job.symmetric, job.keep)
     with calibrate_with(CalibrationEngine(_data(job))):
         PassManager([step.make(setting) for step in CHAINS[job.method]]).run(model)
-    weights = list(exported_weights(model, tensor_names(read_config(checkpoint))).values())
+    weights = list(weights_of_model(model, tensor_names(read_config(checkpoint))).values())
     export = export_compressed_tensors(weights)
     job.output.mkdir(parents=True)
     write_weights(job.output / "model.safetensors", export.tensors, padded=False)

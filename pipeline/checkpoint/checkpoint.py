@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from ingot.errors import CheckpointError, did_you_mean
 from ingot.passes.progress import report_progress
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor
+from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
     KEYS,
     SIDE_FILES,

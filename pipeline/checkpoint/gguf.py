@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ingot.errors import CheckpointError, one_of
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, QuantizedWeight, load
 from ingot.pipeline.checkpoint.gguf_file import PLAIN_TYPES, GgufFile, GgufTensor
 from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
@@ -186,7 +186,7 @@ def _parts(file: GgufFile, tensor: GgufTensor) -> tuple[str, dict[str, StoredTen
     return BLOCK_TYPES[tensor.type_id].name, {"blocks": blocks}
 
 
-def _decode(file: GgufFile, tensor: GgufTensor, heads: int) -> QuantizedWeight | FloatArray:
+def _decode(file: GgufFile, tensor: GgufTensor, heads: int) -> DecodedWeight | FloatArray:
     rows = tensor.shape[0]
     if heads and rows % (2 * heads):
         raise ValueError(f"has {rows} rows, no multiple of twice its {heads} heads")

@@ -29,27 +29,25 @@ from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.checkpoint.sealed import as_pruned, sealed_checkpoint
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors, tensor_names
 from ingot.pipeline.compile import calibration_engine
-from ingot.pipeline.interchange.artifact_weights import artifact_weights
-from ingot.pipeline.interchange.format_writer import AS_IT_IS, WriteOptions
-from ingot.pipeline.interchange.gguf_export import tokenizer_metadata, write_gguf
-from ingot.pipeline.interchange.gguf_plan import plan_gguf
-from ingot.pipeline.interchange.layers import ExportedWeight
-from ingot.pipeline.interchange.model_weights import exported_weights, planned_weights
-from ingot.pipeline.interchange.qdq_onnx import write_qdq_onnx
-from ingot.pipeline.interchange.refusals import SchemeError
-from ingot.pipeline.interchange.safetensors_export import (
+from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
+from ingot.pipeline.interchange.folder import AS_IT_IS, WriteOptions, staging_folder
+from ingot.pipeline.interchange.layers import Weight
+from ingot.pipeline.interchange.weight_sources import weights_before_passes, weights_of_model
+from ingot.pipeline.interchange.writers.gguf import plan_gguf, tokenizer_metadata, write_gguf
+from ingot.pipeline.interchange.writers.plain import (
     Export,
     export_awq,
     export_compressed_tensors,
     export_gptq,
     export_plain,
 )
-from ingot.pipeline.interchange.staging import staging_folder
+from ingot.pipeline.interchange.writers.qdq_onnx import write_qdq_onnx
+from ingot.pipeline.interchange.writers.refusals import SchemeError
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.progress import Progress, silent
 
-SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[ExportedWeight], WriteOptions], Export]] = {
+SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[Weight], WriteOptions], Export]] = {
     "gptq": export_gptq,
     "gptq-v1": partial(export_gptq, version=1),
     "gptq-v2": partial(export_gptq, version=2),
@@ -73,7 +71,7 @@ class Source:
     """What is exported: weights by the checkpoint's names, and the checkpoint for its configuration and tokenizer."""
 
     checkpoint: Checkpoint
-    weights: Sequence[ExportedWeight]
+    weights: Sequence[Weight]
 
 
 def export_checkpoint(
@@ -135,7 +133,7 @@ def export_artifact(
             f"{artifact.path}: {ONNX} is written from a recipe, whose graph is standard operators; this program is "
             f"lowered for its engine. Name the recipe, or one of {one_of(CHECKPOINT_FORMATS)}"
         )
-    source = Source(sealed_checkpoint(artifact), artifact_weights(artifact))
+    source = Source(sealed_checkpoint(artifact), weights_of_artifact(artifact))
     return _write(source, folder, format_name, WriteOptions(widen=widen, lossy=round_scales), progress, note)
 
 
@@ -214,7 +212,7 @@ def _refuse_early(
     """Before weights are checked and data is read, as far as the schemes are known by then."""
     names = check_tensors(checkpoint, read_config(checkpoint))
     model = import_checkpoint(checkpoint, recipe.context_tokens, check_weights=False)
-    weights = planned_weights(model, passes, names)
+    weights = weights_before_passes(model, passes, names)
     if weights is not None:
         require_fit(Source(checkpoint, weights), format_name, options)
 
@@ -222,7 +220,7 @@ def _refuse_early(
 def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> Source:
     model = _quantized_model(checkpoint, recipe, passes, progress)
     checkpoint = as_pruned(checkpoint, model)
-    return Source(checkpoint, list(exported_weights(model, tensor_names(read_config(checkpoint))).values()))
+    return Source(checkpoint, list(weights_of_model(model, tensor_names(read_config(checkpoint))).values()))
 
 
 def _quantized_model(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> ir.Model:
@@ -243,7 +241,7 @@ def _write_onnx(checkpoint: Checkpoint, model: ir.Model, folder: Path, progress:
     return folder
 
 
-def _config(checkpoint: Checkpoint, weights: Sequence[ExportedWeight], export: Export) -> dict[str, Any]:
+def _config(checkpoint: Checkpoint, weights: Sequence[Weight], export: Export) -> dict[str, Any]:
     """The checkpoint's own, with what is quantized how; a head with a tensor of its own is tied no more."""
     config = dict(checkpoint.config)
     if any(weight.name == HEAD for weight in weights):

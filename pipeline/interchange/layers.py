@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
-from ingot.pipeline.checkpoint.formats.exact import Zeros, as_integers, differences, is_float16, unsigned
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, is_float16, unsigned
 from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 Q4_1_BITS = 4
@@ -93,7 +93,7 @@ class QuantizedLayer:
 
     name: str
     facts: LayerFacts
-    read: Callable[[], QuantizedWeight]
+    read: Callable[[], DecodedWeight]
     activations: ActivationScheme | None = None
     storage: str = ""
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
@@ -113,22 +113,22 @@ class QuantizedLayer:
         """The scheme in words, for messages."""
         return self.facts.scheme
 
-    def integers(self) -> QuantizedWeight:
+    def integers(self) -> DecodedWeight:
         """Integer codes and zero points; the caller has seen that the layer has them."""
         found = as_integers(self.read())
-        assert isinstance(found, QuantizedWeight)
+        assert isinstance(found, DecodedWeight)
         return found
 
 
-ExportedWeight = PlainWeight | QuantizedLayer
+Weight = PlainWeight | QuantizedLayer
 
 
-def facts_of(weight: QuantizedWeight) -> LayerFacts:
+def facts_of(weight: DecodedWeight) -> LayerFacts:
     """The facts of a decoded layer."""
     rows, columns = weight.codes.shape
     integers = as_integers(weight)
     needed: dict[Zeros, int | None] = {"middle": None, "from zero": None, "from one": None}
-    if isinstance(integers, QuantizedWeight):
+    if isinstance(integers, DecodedWeight):
         found = differences(integers)
         needed = {zeros: found.bits(zeros) for zeros in needed}
     return LayerFacts(
@@ -146,7 +146,7 @@ def facts_of(weight: QuantizedWeight) -> LayerFacts:
     )
 
 
-def minima_of(weight: QuantizedWeight) -> FloatArray:
+def minima_of(weight: DecodedWeight) -> FloatArray:
     """What Q4_1 adds to code * scale, [out, groups], of a weight with integer codes in unsigned form."""
     if weight.offsets is not None:
         return weight.offsets
@@ -154,7 +154,7 @@ def minima_of(weight: QuantizedWeight) -> FloatArray:
     return -(weight.zero_points.astype(np.float32) * weight.scales)
 
 
-def _strategy(weight: QuantizedWeight) -> Strategy:
+def _strategy(weight: DecodedWeight) -> Strategy:
     scales = weight.scales
     if scales.shape[1] == 1:
         points = weight.zero_points
@@ -166,13 +166,13 @@ def _strategy(weight: QuantizedWeight) -> Strategy:
     return "block" if may_be and np.array_equal(first, scales) else "group"
 
 
-def _bits(weight: QuantizedWeight, needed: Mapping[Zeros, int | None]) -> int:
+def _bits(weight: DecodedWeight, needed: Mapping[Zeros, int | None]) -> int:
     if weight.kind == "float":
         return 8
     return needed["from zero"] or needed["from one"] or 8
 
 
-def _fits_q4_1(weight: QuantizedWeight, integers: QuantizedWeight | str, needed: int | None) -> bool:
+def _fits_q4_1(weight: DecodedWeight, integers: DecodedWeight | str, needed: int | None) -> bool:
     if weight.offsets is not None:
         fits = weight.bits <= Q4_1_BITS and int(weight.codes.min()) >= 0 and int(weight.codes.max()) < 1 << Q4_1_BITS
         return fits and is_float16(weight.offsets)

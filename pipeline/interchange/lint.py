@@ -25,7 +25,7 @@ import numpy as np
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, QuantizedWeight, load
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
 from ingot.progress import Progress, silent
@@ -51,7 +51,7 @@ def layer_findings(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> It
     except CheckpointError as error:
         yield Finding("error", tensor.name, str(error))
         return
-    if not isinstance(weight, QuantizedWeight):
+    if not isinstance(weight, DecodedWeight):
         return
     zeros = int(np.count_nonzero(weight.scales == 0))
     if zeros:
@@ -71,7 +71,7 @@ def checkpoint_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _kv_scales(checkpoint)
 
 
-def _zero_points(name: str, weight: QuantizedWeight, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, Any]) -> Iterator[Finding]:
     assert weight.zero_points is not None
     said = quantization.get("checkpoint_format")
     declared = said or "gptq"
@@ -95,7 +95,7 @@ def _zero_points(name: str, weight: QuantizedWeight, quantization: Mapping[str, 
         )
 
 
-def _convention(name: str, weight: QuantizedWeight, declared: str, says: str) -> Iterator[Finding]:
+def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> Iterator[Finding]:
     """A guess from the numbers: which side of their zero points the codes lie on."""
     assert weight.zero_points is not None
     per_group = np.bincount(weight.groups_of_columns, minlength=weight.scales.shape[1])

@@ -10,10 +10,9 @@ import numpy as np
 from ingot.artifact import Artifact
 from ingot.passes.numerics.rounding import CodeArray
 from ingot.passes.quantization.quantize_weights import end_share, scale_range
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
-from ingot.pipeline.interchange.artifact_weights import program_operands
-from ingot.pipeline.interchange.program_readers import Codes
+from ingot.pipeline.interchange.artifact_weights import Codes, program_operands
 from ingot.pipeline.stored_bytes import stored_bytes
 
 HISTOGRAM_BINS = 16
@@ -61,7 +60,7 @@ def program_statistics(artifact: Artifact) -> Iterator[ProgramWeight]:
 
 
 def _weight(
-    name: str, tensor: str, decode: Callable[[], QuantizedWeight], num_bytes: int, activations: str
+    name: str, tensor: str, decode: Callable[[], DecodedWeight], num_bytes: int, activations: str
 ) -> ProgramWeight:
     weight = decode()
     low, high = _range(weight)
@@ -82,7 +81,7 @@ def _weight(
     )
 
 
-def _range(weight: QuantizedWeight) -> tuple[int, int]:
+def _range(weight: DecodedWeight) -> tuple[int, int]:
     if weight.kind == "float":
         return -_LARGEST_FLOAT8, _LARGEST_FLOAT8
     levels = 1 << weight.bits

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ingot.passes.quantization.quantized_tensors import code_tensor, mark_bits
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.formats.exact import IntegerForm, integer_form
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor
+from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
+from ingot.pipeline.checkpoint.formats.exact_forms import IntegerForm, integer_form
 
 
 def form_tensors(source: EncodedTensor, form: IntegerForm) -> list[ir.TensorProtocol]:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.formats.codes import pack_words, unpack_words
-from ingot.pipeline.checkpoint.formats.quantized import QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *, group_size: int) -> QuantizedWeight:
+def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *, group_size: int) -> DecodedWeight:
     """The weight of one layer. group_size is -1 for one group. ValueError when the tensors contradict one another."""
     columns, rows = qweight.shape[0], qweight.shape[1] * len(ORDER)
     group_columns = columns if group_size == -1 else group_size
@@ -29,7 +29,7 @@ def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *,
             f"qweight {list(qweight.shape)}, qzeros {list(qzeros.shape)} and scales {list(scales.shape)} "
             f"do not fit together with groups of {group_size}"
         )
-    return QuantizedWeight(
+    return DecodedWeight(
         codes=np.ascontiguousarray(_unpack(qweight).T),
         scales=np.ascontiguousarray(scales.T.astype(np.float32)),
         group_size=group_columns,
@@ -38,7 +38,7 @@ def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *,
     )
 
 
-def encode(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
+def encode(weight: DecodedWeight) -> dict[str, NDArray[Any]]:
     """The tensors of one layer by their leaf names; the caller has checked that the format holds the weight."""
     assert weight.zero_points is not None
     return {

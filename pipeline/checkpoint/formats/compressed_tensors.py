@@ -29,7 +29,7 @@ from ingot.pipeline.checkpoint.formats.codes import (
     unpack_nibbles,
     unpack_words,
 )
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 
 Tensors = Mapping[str, NDArray[Any]]
 FORMATS = (
@@ -45,7 +45,7 @@ PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)
 
 def decode(
     tensors: Tensors, storage: str, *, bits: int, group_size: int | None, block: tuple[int, int] | None
-) -> QuantizedWeight:
+) -> DecodedWeight:
     """The weight of one layer, by its leaf names. ValueError when the tensors contradict one another."""
     if storage == "pack-quantized":
         return _packed(tensors, bits, group_size)
@@ -58,7 +58,7 @@ def decode(
     return _plain(tensors, group_size, block)
 
 
-def encode(weight: QuantizedWeight, bits: int) -> dict[str, NDArray[Any]]:
+def encode(weight: DecodedWeight, bits: int) -> dict[str, NDArray[Any]]:
     """The tensors of one pack-quantized layer; codes are signed, [-2 ** (bits - 1), 2 ** (bits - 1))."""
     half = 1 << (bits - 1)
     tensors: dict[str, NDArray[Any]] = {
@@ -74,7 +74,7 @@ def encode(weight: QuantizedWeight, bits: int) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def encode_bytes(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[Any]]:
+def encode_bytes(weight: DecodedWeight, strategy: str) -> dict[str, NDArray[Any]]:
     """The tensors of one int-quantized layer, codes int8."""
     tensors: dict[str, NDArray[Any]] = {"weight": weight.codes.astype(np.int8)}
     tensors["weight_scale"] = _shared(weight.scales, strategy, weight.group_size)
@@ -83,7 +83,7 @@ def encode_bytes(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[An
     return tensors
 
 
-def encode_floats(weight: QuantizedWeight, strategy: str) -> dict[str, NDArray[Any]]:
+def encode_floats(weight: DecodedWeight, strategy: str) -> dict[str, NDArray[Any]]:
     """The tensors of one float-quantized layer, codes as the bytes of e4m3."""
     return {
         "weight": to_e4m3(weight.codes),
@@ -98,7 +98,7 @@ def _shared(values: NDArray[Any], strategy: str, group_size: int) -> NDArray[Any
     return np.ascontiguousarray(values[::group_size]) if strategy == "block" else values
 
 
-def _packed(tensors: Tensors, bits: int, group_size: int | None) -> QuantizedWeight:
+def _packed(tensors: Tensors, bits: int, group_size: int | None) -> DecodedWeight:
     rows, columns = (int(size) for size in tensors["weight_shape"])
     packed, half = tensors["weight_packed"], 1 << (bits - 1)
     if packed.shape != (rows, num_words(columns, bits)):
@@ -115,29 +115,29 @@ def _packed(tensors: Tensors, bits: int, group_size: int | None) -> QuantizedWei
         raise ValueError(f"weight_g_idx must hold {columns} numbers of groups from 0 to {scales.shape[1] - 1}")
     codes = (unpack_words(packed, bits, columns).astype(np.int16) - half).astype(np.int8)
     order = None if g_idx is None else g_idx.astype(np.int32)
-    return QuantizedWeight(codes, scales, group_columns, zero_points, g_idx=order, bits=bits).without_trivial_order()
+    return DecodedWeight(codes, scales, group_columns, zero_points, g_idx=order, bits=bits).without_trivial_order()
 
 
-def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | None) -> QuantizedWeight:
+def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | None) -> DecodedWeight:
     """int8 or fp8 codes, one to a byte; fp8 comes as uint8."""
     stored = tensors["weight"]
     codes = from_e4m3(stored) if stored.dtype == np.uint8 else stored
     rows, columns = codes.shape
     if block is not None:
         scales = np.repeat(tensors["weight_scale"].astype(np.float32), block[0], axis=0)[:rows]
-        return QuantizedWeight(codes, scales, block[1], bits=8)
+        return DecodedWeight(codes, scales, block[1], bits=8)
     scales, group_columns = _group_scales(tensors["weight_scale"], rows, columns, group_size)
     zero_points = None
     if "weight_zero_point" in tensors:
         zero_points = _group_scales(tensors["weight_zero_point"], rows, columns, group_size)[0].astype(np.int16)
-    return QuantizedWeight(codes, scales, group_columns, zero_points, bits=8)
+    return DecodedWeight(codes, scales, group_columns, zero_points, bits=8)
 
 
-def _fp4(packed: NDArray[Any], scales: FloatArray, group_size: int) -> QuantizedWeight:
+def _fp4(packed: NDArray[Any], scales: FloatArray, group_size: int) -> DecodedWeight:
     codes = from_e2m1(unpack_nibbles(packed))
     if scales.shape != (codes.shape[0], -(-codes.shape[1] // group_size)):
         raise ValueError(f"weight_scale {list(scales.shape)} does not fit a weight of {list(codes.shape)}")
-    return QuantizedWeight(codes, scales, group_size, bits=4)
+    return DecodedWeight(codes, scales, group_size, bits=4)
 
 
 def _group_scales(scales: NDArray[Any], rows: int, columns: int, group_size: int | None) -> tuple[FloatArray, int]:

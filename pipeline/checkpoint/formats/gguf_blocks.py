@@ -1,4 +1,4 @@
-"""GGUF's block types: bytes of rows -> QuantizedWeight, and back for the plain ones.
+"""GGUF's block types: bytes of rows -> DecodedWeight, and back for the plain ones.
 
 A row is a sequence of blocks of 32 values (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) or super-blocks of 256 (K-quants), whose
 scales are 6-bit (Q6_K: 8-bit) codes times one float16. (Source: ggml/src/ggml-common.h, ggml-quants.c.)
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 
 ByteArray = NDArray[np.uint8]
 Fields = tuple[NDArray[Any], ...]
@@ -29,11 +29,11 @@ class BlockType:
     decode: Callable[[ByteArray], tuple[NDArray[Any], FloatArray, FloatArray | None]]
 
 
-def decode_rows(raw: ByteArray, kind: BlockType, rows: int, columns: int) -> QuantizedWeight:
-    """Bytes of a whole tensor -> QuantizedWeight [rows, columns]; columns is a multiple of the block's values."""
+def decode_rows(raw: ByteArray, kind: BlockType, rows: int, columns: int) -> DecodedWeight:
+    """Bytes of a whole tensor -> DecodedWeight [rows, columns]; columns is a multiple of the block's values."""
     codes, scales, offsets = kind.decode(raw.reshape(-1, kind.num_bytes))
     groups = columns // kind.group
-    return QuantizedWeight(
+    return DecodedWeight(
         codes=codes.reshape(rows, columns),
         scales=scales.reshape(rows, groups),
         group_size=kind.group,
@@ -42,7 +42,7 @@ def decode_rows(raw: ByteArray, kind: BlockType, rows: int, columns: int) -> Qua
     )
 
 
-def encode_rows(weight: QuantizedWeight, name: str) -> ByteArray:
+def encode_rows(weight: DecodedWeight, name: str) -> ByteArray:
     """Q4_0, Q4_1 or Q8_0 bytes, [rows, bytes of a row]; scales and offsets are float16 values in float32."""
     codes = weight.codes.reshape(-1, 32)  # [blocks, 32]
     parts = [_float16_bytes(weight.scales)]

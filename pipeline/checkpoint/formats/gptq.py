@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.formats.codes import WORD_BITS, pack_words, unpack_words
-from ingot.pipeline.checkpoint.formats.quantized import QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 
 BITS = (2, 3, 4, 8)
 
@@ -29,7 +29,7 @@ def decode(
     bits: int,
     group_size: int,
     version: int,
-) -> QuantizedWeight:
+) -> DecodedWeight:
     """The weight of one layer. group_size is -1 for one group. ValueError when the tensors contradict one another."""
     columns = qweight.shape[0] * WORD_BITS // bits
     groups, rows = scales.shape
@@ -41,7 +41,7 @@ def decode(
     group_columns = columns if group_size == -1 else group_size
     _check_groups(columns, groups, group_columns, g_idx)
     zeros = unpack_words(qzeros, bits, rows).T.astype(np.int16) + np.int16(2 - version)
-    return QuantizedWeight(
+    return DecodedWeight(
         codes=unpack_words(qweight.T, bits, columns),
         scales=np.ascontiguousarray(scales.T.astype(np.float32)),
         group_size=group_columns,
@@ -51,7 +51,7 @@ def decode(
     ).without_trivial_order()
 
 
-def encode(weight: QuantizedWeight, bits: int, version: int) -> dict[str, NDArray[Any]]:
+def encode(weight: DecodedWeight, bits: int, version: int) -> dict[str, NDArray[Any]]:
     """The tensors of one layer by their leaf names; the caller has checked that the format holds the weight."""
     assert weight.zero_points is not None
     stored_zeros = weight.zero_points.astype(np.int32) - (2 - version)

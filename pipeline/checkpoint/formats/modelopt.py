@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import from_e2m1, from_e4m3, unpack_nibbles
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 
 _PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")
 _FP8 = {
@@ -34,7 +34,7 @@ ALGORITHMS = (*_PACKED_ROWS, *_FP8, _NVFP4)
 Tensors = Mapping[str, NDArray[Any]]
 
 
-def decode(tensors: Tensors, algorithm: str) -> QuantizedWeight | FloatArray:
+def decode(tensors: Tensors, algorithm: str) -> DecodedWeight | FloatArray:
     """The weight of one layer, by its leaf names; floats where its input is scaled per column.
 
     ValueError when the tensors contradict one another.
@@ -61,7 +61,7 @@ def shape(stored: tuple[int, int], algorithm: str) -> tuple[int, int]:
     return (rows, columns * 2) if algorithm == _NVFP4 else (rows, columns)
 
 
-def _codes_and_scales(tensors: Tensors, algorithm: str) -> QuantizedWeight:
+def _codes_and_scales(tensors: Tensors, algorithm: str) -> DecodedWeight:
     stored, scales = tensors["weight"], tensors["weight_scale"]
     second = tensors["weight_scale_2"].astype(np.float32).reshape(()) if "weight_scale_2" in tensors else np.float32(1)
     if algorithm == _NVFP4:
@@ -77,17 +77,17 @@ def _packed_rows(stored: NDArray[np.uint8]) -> NDArray[np.int8]:
     return (halves ^ np.uint8(8)).astype(np.int8) - np.int8(8)
 
 
-def _grouped(codes: NDArray[Any], scales: FloatArray, bits: int) -> QuantizedWeight:
+def _grouped(codes: NDArray[Any], scales: FloatArray, bits: int) -> DecodedWeight:
     rows, columns = codes.shape
     if scales.ndim != 2 or scales.shape[0] != rows or not scales.shape[1] or columns % scales.shape[1]:
         raise ValueError(f"weight_scale {list(scales.shape)} does not fit a weight of {[rows, columns]}")
-    return QuantizedWeight(codes, np.ascontiguousarray(scales), columns // scales.shape[1], bits=bits)
+    return DecodedWeight(codes, np.ascontiguousarray(scales), columns // scales.shape[1], bits=bits)
 
 
-def _fp8(codes: FloatArray, scales: FloatArray) -> QuantizedWeight:
+def _fp8(codes: FloatArray, scales: FloatArray) -> DecodedWeight:
     rows, columns = codes.shape
     if scales.size == 1:
-        return QuantizedWeight(codes, np.full((rows, 1), scales.reshape(-1)[0], np.float32), columns, bits=8)
+        return DecodedWeight(codes, np.full((rows, 1), scales.reshape(-1)[0], np.float32), columns, bits=8)
     if scales.ndim == 1:
         return _grouped(codes, scales.reshape(-1, 1), bits=8)
     blocks = scales[:, 0, :, 0] if scales.ndim == 4 else scales

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, ConfigError
-from ingot.pipeline.checkpoint.formats.methods import IGNORED_LEAVES, Method, Stored, read_method
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, FloatArray, QuantizedWeight, load
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, FloatArray, load
+from ingot.pipeline.checkpoint.formats.quant_methods import IGNORED_LEAVES, Method, Stored, read_method
 from ingot.pipeline.checkpoint.json_files import read_json_object
 from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
@@ -98,5 +98,5 @@ def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTens
     return {name: stored for name, stored in tensors.items() if name.rpartition(".")[2] in IGNORED_LEAVES}
 
 
-def _decode(method: Method, module: str, leaves: Stored) -> QuantizedWeight | FloatArray:
+def _decode(method: Method, module: str, leaves: Stored) -> DecodedWeight | FloatArray:
     return method.decode(module, {leaf: load(stored) for leaf, stored in leaves.items()})

@@ -18,8 +18,8 @@ from ingot.errors import UsageError
 from ingot.pipeline.interchange.export import FORMATS, export_artifact, export_checkpoint
 from ingot.pipeline.interchange.import_ import RECIPE, Imported, import_foreign
 from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
-from ingot.pipeline.interchange.plain_export import FLOATS
 from ingot.pipeline.interchange.transcode import TARGETS, Transcoded, transcode
+from ingot.pipeline.interchange.writers.plain import FLOATS
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.sizes import format_bytes
 

@@ -16,7 +16,7 @@ from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, a
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
-from ingot.pipeline.interchange.model_weights import exported_weights
+from ingot.pipeline.interchange.weight_sources import weights_of_model
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder, array
 
@@ -117,7 +117,7 @@ def test_checkpoint_formats_have_no_place_for_outlier_channels() -> None:
     with pytest.raises(
         UsageError, match=r"'layers.0.q_proj' and 13 more layers keep outlier channels .*export to onnx"
     ):
-        exported_weights(quantized(decoder(), outliers=1), [])
+        weights_of_model(quantized(decoder(), outliers=1), [])
 
 
 def test_number_share_and_threshold_choose_the_largest_channels() -> None:

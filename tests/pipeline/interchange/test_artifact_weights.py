@@ -12,10 +12,9 @@ from ingot.artifact import Artifact, SegmentStep
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import CONFIG, sealed_checkpoint
-from ingot.pipeline.interchange import program_readers
-from ingot.pipeline.interchange.artifact_weights import artifact_weights
-from ingot.pipeline.interchange.layers import ExportedWeight, PlainWeight, QuantizedLayer
-from ingot.pipeline.interchange.program_readers import READERS
+from ingot.pipeline.interchange import artifact_weights
+from ingot.pipeline.interchange.artifact_weights import READERS, weights_of_artifact
+from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 from tests.sessions import plain_session
@@ -24,7 +23,7 @@ FAMILIES = sorted(path.name for path in (FIXTURES / "checkpoints").iterdir() if 
 ONE_PLUS = ("gemma2", "gemma3")  # their norms multiply by 1 + w, of which the program holds the sum
 
 
-def floats(weight: ExportedWeight) -> NDArray[np.float32]:
+def floats(weight: Weight) -> NDArray[np.float32]:
     """The weight as float32."""
     if isinstance(weight, QuantizedLayer):
         return weight.read().dequantize()
@@ -41,7 +40,7 @@ def test_floats_of_every_family_come_back_as_the_checkpoint_has_them(
     family: str, build_unmeasured: BuildArtifact
 ) -> None:
     checkpoint = Checkpoint.open(FIXTURES / "checkpoints" / family)
-    for weight in artifact_weights(build_unmeasured("fp32-cpu", checkpoint.path, "generate=null")):
+    for weight in weights_of_artifact(build_unmeasured("fp32-cpu", checkpoint.path, "generate=null")):
         assert isinstance(weight, PlainWeight)
         original = stored(checkpoint, weight.name)
         if family.startswith(ONE_PLUS) and weight.name.endswith("norm.weight"):
@@ -56,7 +55,7 @@ def test_quantized_layers_of_every_family_are_told_apart_by_their_own_names(
     family: str, build_unmeasured: BuildArtifact
 ) -> None:
     checkpoint = Checkpoint.open(FIXTURES / "checkpoints" / family)
-    for weight in artifact_weights(build_unmeasured("int4-cpu", checkpoint.path, "generate=null")):
+    for weight in weights_of_artifact(build_unmeasured("int4-cpu", checkpoint.path, "generate=null")):
         if isinstance(weight, QuantizedLayer):
             original = stored(checkpoint, weight.name)
             assert np.linalg.norm(floats(weight) - original) < 0.25 * np.linalg.norm(original), weight.name
@@ -106,7 +105,7 @@ def test_codes_are_those_that_onnxruntime_multiplies_with(
     scheme = f"bits: {bits}, block_size: {block}, symmetric: {symmetric}, embedding: none, lm_head: none"
     passes = f"passes=[pack-projections, {{quantize-weights: {{{scheme}}}}}]"
     artifact = build_unmeasured("fp32-cpu", FIXTURES / "checkpoints" / "qwen2", passes, "generate=null")
-    read = {weight.name: weight for weight in artifact_weights(artifact)}
+    read = {weight.name: weight for weight in weights_of_artifact(artifact)}
     for node, product in products(artifact).items():
         path, _, leaf = f"model.{node}".rpartition(".")
         parts = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}.get(leaf, [leaf])
@@ -123,7 +122,7 @@ def test_integer_matmuls_come_back_with_what_their_inputs_are(symmetric: str, bu
     alone = build_unmeasured("fp32-cpu", source, f"passes=[pack-projections, {quantize}]", "generate=null")
     passes = f"passes=[pack-projections, {quantize}, {{quantize-activations: {{mode: dynamic}}}}]"
     both = build_unmeasured("fp32-cpu", source, passes, "generate=null")
-    for weight, same in zip(artifact_weights(both), artifact_weights(alone), strict=True):
+    for weight, same in zip(weights_of_artifact(both), weights_of_artifact(alone), strict=True):
         assert np.array_equal(floats(weight), floats(same))
         if isinstance(weight, QuantizedLayer):
             assert weight.activations is not None
@@ -133,7 +132,7 @@ def test_integer_matmuls_come_back_with_what_their_inputs_are(symmetric: str, bu
 def test_a_tied_head_that_is_quantized_alone_has_a_name_of_its_own(build_unmeasured: BuildArtifact) -> None:
     passes = "passes=[{quantize-weights: {embedding: none, lm_head: 8}}]"
     source = FIXTURES / "checkpoints" / "llama-tied-biases"
-    read = {w.name: w for w in artifact_weights(build_unmeasured("fp32-cpu", source, passes, "generate=null"))}
+    read = {w.name: w for w in weights_of_artifact(build_unmeasured("fp32-cpu", source, passes, "generate=null"))}
     table, head = read["model.embed_tokens.weight"], read["lm_head.weight"]
     assert isinstance(table, PlainWeight)
     assert isinstance(head, QuantizedLayer)
@@ -143,9 +142,9 @@ def test_a_tied_head_that_is_quantized_alone_has_a_name_of_its_own(build_unmeasu
 def test_an_op_that_nobody_reads_is_named(build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = build_unmeasured("int4-cpu", FIXTURES / "checkpoints" / "llama", "generate=null")
     key = ("com.microsoft", "MatMulNBits")
-    monkeypatch.setattr(program_readers, "READERS", {op: row for op, row in READERS.items() if op != key})
+    monkeypatch.setattr(artifact_weights, "READERS", {op: row for op, row in READERS.items() if op != key})
     with pytest.raises(UsageError, match=r"'layers\.0\.self_attn\.qkv_proj' \(MatMulNBits\) reads 'model\.layers\.0"):
-        artifact_weights(artifact)
+        weights_of_artifact(artifact)
 
 
 def test_a_configuration_of_another_shape_is_refused(
@@ -157,4 +156,4 @@ def test_a_configuration_of_another_shape_is_refused(
     other = Checkpoint(sealed.path, json.loads(config), sealed.generation_config, sealed.tensors)
     monkeypatch.setattr("ingot.pipeline.interchange.artifact_weights.sealed_checkpoint", lambda artifact: other)
     with pytest.raises(ArtifactError, match=r"the program reads no 'model\.layers\.3\.self_attn\.q_proj\.weight'"):
-        artifact_weights(artifact)
+        weights_of_artifact(artifact)

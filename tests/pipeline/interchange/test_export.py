@@ -9,7 +9,7 @@ from ingot.artifact import Artifact
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
-from ingot.pipeline.interchange.artifact_weights import artifact_weights
+from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.export import export_artifact, export_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.runtime import Engine, SamplingParams
@@ -36,7 +36,7 @@ def demo(build: BuildArtifact, checkpoint: Path, chain: str) -> Artifact:
 def same_weights(folder: Path, artifact: Artifact) -> bool:
     """Whether an exported checkpoint dequantizes to the artifact's numbers, to the last bit."""
     checkpoint = Checkpoint.open(folder)
-    weights = artifact_weights(artifact)
+    weights = weights_of_artifact(artifact)
     assert set(checkpoint.shapes) == {weight.name for weight in weights}
     for weight in weights:
         encoded = checkpoint.encoded.get(weight.name)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.pipeline.interchange import program_readers
-from ingot.pipeline.interchange.artifact_weights import artifact_weights
+from ingot.pipeline.interchange import artifact_weights
+from ingot.pipeline.interchange.artifact_weights import READERS, weights_of_artifact
 from ingot.pipeline.interchange.layers import QuantizedLayer
-from ingot.pipeline.interchange.program_readers import READERS
 from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
 from ingot.validation.evidence import sealed_quantization
 from tests.conftest import BuildArtifact
@@ -35,7 +34,7 @@ def built(build: BuildArtifact, options: str) -> tuple[Artifact, dict[str, Progr
 )
 def test_figures_are_those_of_the_weights(options: str, build_unmeasured: BuildArtifact) -> None:
     artifact, found = built(build_unmeasured, options)
-    layers = {weight.name: weight for weight in artifact_weights(artifact) if isinstance(weight, QuantizedLayer)}
+    layers = {weight.name: weight for weight in weights_of_artifact(artifact) if isinstance(weight, QuantizedLayer)}
     assert {f"model.{name}.weight".replace("model.lm_head", "lm_head") for name in found} == set(layers)
     for name, weight in found.items():
         layer = layers[f"model.{name}.weight".replace("model.lm_head", "lm_head")]
@@ -82,6 +81,6 @@ def test_weights_of_an_op_that_nobody_reads_back_are_left_out(
 ) -> None:
     artifact, found = built(build_unmeasured, "bits: 4, block_size: 32")
     key = ("com.microsoft", "MatMulNBits")
-    monkeypatch.setattr(program_readers, "READERS", {op: row for op, row in READERS.items() if op != key})
+    monkeypatch.setattr(artifact_weights, "READERS", {op: row for op, row in READERS.items() if op != key})
     assert [weight.name for weight in program_statistics(artifact)] == ["embed_tokens"]
     assert len(found) > 1

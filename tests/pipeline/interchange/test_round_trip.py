@@ -17,10 +17,10 @@ from ingot.passes.quantization.activation_quantization import (
 )
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.formats.quantized import load
-from ingot.pipeline.interchange.compressed_export import export_compressed_tensors
+from ingot.pipeline.checkpoint.formats.decoded import load
 from ingot.pipeline.interchange.export import export_checkpoint
-from ingot.pipeline.interchange.model_weights import exported_weights
+from ingot.pipeline.interchange.weight_sources import weights_of_model
+from ingot.pipeline.interchange.writers.compressed_tensors import export_compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from tests.pipeline.checkpoint.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
@@ -171,7 +171,7 @@ def test_a_static_scale_of_inputs_is_a_tensor_of_its_layer(tmp_path: Path) -> No
     source = layer.inputs[0]
     assert source is not None
     insert_activation_quantization(model.graph, source, [layer], ActivationScheme("int", 0.125))
-    weights = list(exported_weights(model, Checkpoint.open(tmp_path / "model").shapes).values())
+    weights = list(weights_of_model(model, Checkpoint.open(tmp_path / "model").shapes).values())
     export = export_compressed_tensors(weights)
     tensors = dict(export.tensors)
     assert tensors["model.layers.1.mlp.up_proj.input_scale"].numpy().tolist() == [0.125]
@@ -189,6 +189,6 @@ def test_inputs_that_stay_in_floats_in_part_are_refused(tmp_path: Path) -> None:
         if ACTIVATIONS_KEY in node.metadata_props:
             facts = json.loads(node.metadata_props[ACTIVATIONS_KEY])
             node.metadata_props[ACTIVATIONS_KEY] = json.dumps({**facts, "outliers": 3})
-    weights = list(exported_weights(model, Checkpoint.open(tmp_path / "model").shapes).values())
+    weights = list(weights_of_model(model, Checkpoint.open(tmp_path / "model").shapes).values())
     with pytest.raises(UsageError, match="keeps 3 channels in floats; set outliers to 0"):
         export_compressed_tensors(weights)

@@ -13,9 +13,8 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.safetensors import read_header
 from ingot.pipeline.interchange import transcode as module
 from ingot.pipeline.interchange.export import export_checkpoint
-from ingot.pipeline.interchange.format_writer import stored_tensor
-from ingot.pipeline.interchange.proof import Proof
-from ingot.pipeline.interchange.transcode import TARGETS, transcode
+from ingot.pipeline.interchange.folder import stored_tensor
+from ingot.pipeline.interchange.transcode import TARGETS, Proof, transcode
 from tests.data_paths import ROOT, shared_data
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, whole_checkpoint

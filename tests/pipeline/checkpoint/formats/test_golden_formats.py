@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from ingot.pipeline.checkpoint.formats import awq, compressed_tensors, gptq
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows, encode_rows
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, QuantizedWeight, load
 from ingot.pipeline.checkpoint.formats.quantized_folder import quantization_of, split_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.checkpoint.safetensors import read_header
@@ -81,7 +81,7 @@ def test_a_decoded_layer_encodes_to_the_packages_own_tensors(name: str, bits: in
     stored = {key: load(tensor) for key, tensor in read_header(folder / "model.safetensors").items()}
     for key, tensor in encoded(folder).items():
         weight = tensor.read()
-        assert isinstance(weight, QuantizedWeight)
+        assert isinstance(weight, DecodedWeight)
         if "gptq-" in name and name.startswith("auto"):
             made = gptq.encode(weight, bits, version=1)
         elif "awq" in name:

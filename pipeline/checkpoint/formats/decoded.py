@@ -1,6 +1,6 @@
 """EncodedTensor: a checkpoint's weight that must be decoded, and where its bytes are; reading stored tensors.
 
-QuantizedWeight: what every format decodes to, codes and the numbers that make floats of them.
+DecodedWeight: what every format decodes to, codes and the numbers that make floats of them.
 
 W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
 """
@@ -22,7 +22,7 @@ FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
+class DecodedWeight:
     """A weight [out, in] as its format stores it.
 
     codes          [out, in]      int8 or uint8; float32 where codes are floats themselves (fp8, fp4)
@@ -78,14 +78,14 @@ class QuantizedWeight:
         if self.offsets is not None:
             weight += spread(self.offsets)
 
-    def without_trivial_order(self) -> "QuantizedWeight":
+    def without_trivial_order(self) -> "DecodedWeight":
         """Without g_idx where it says no more than contiguous groups do."""
         if self.g_idx is None:
             return self
         plain = np.arange(len(self.g_idx)) // self.group_size
         return replace(self, g_idx=None) if np.array_equal(self.g_idx, plain) else self
 
-    def rows_in_order(self, order: NDArray[np.intp]) -> "QuantizedWeight":
+    def rows_in_order(self, order: NDArray[np.intp]) -> "DecodedWeight":
         """The same with its rows reordered."""
         zero_points = None if self.zero_points is None else self.zero_points[order]
         offsets = None if self.offsets is None else self.offsets[order]
@@ -120,12 +120,12 @@ class EncodedTensor:
     name: str
     shape: tuple[int, ...]
     file: Path
-    decode: Callable[[], QuantizedWeight | FloatArray]
+    decode: Callable[[], DecodedWeight | FloatArray]
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
     storage: str = ""
     activations: ActivationScheme | None = None
 
-    def read(self) -> QuantizedWeight | FloatArray:
+    def read(self) -> DecodedWeight | FloatArray:
         """Codes and scales, or the floats themselves. CheckpointError when they contradict one another or are not
         finite."""
         try:
@@ -139,10 +139,10 @@ class EncodedTensor:
     def dequantize(self) -> FloatArray:
         """The weight as float32."""
         content = self.read()
-        return content.dequantize() if isinstance(content, QuantizedWeight) else content
+        return content.dequantize() if isinstance(content, DecodedWeight) else content
 
-    def _check(self, content: QuantizedWeight | FloatArray) -> None:
-        shape = content.codes.shape if isinstance(content, QuantizedWeight) else content.shape
+    def _check(self, content: DecodedWeight | FloatArray) -> None:
+        shape = content.codes.shape if isinstance(content, DecodedWeight) else content.shape
         if shape != self.shape:
             raise CheckpointError(f"{self.file}: {self.name!r} decodes to {list(shape)}, not {list(self.shape)}")
         for part, values in _floats(content):
@@ -154,8 +154,8 @@ class EncodedTensor:
                 )
 
 
-def _floats(content: QuantizedWeight | FloatArray) -> list[tuple[str, FloatArray]]:
-    if not isinstance(content, QuantizedWeight):
+def _floats(content: DecodedWeight | FloatArray) -> list[tuple[str, FloatArray]]:
+    if not isinstance(content, DecodedWeight):
         return [("values", content)]
     found = [("scales", content.scales)]
     if content.offsets is not None:

@@ -1,16 +1,25 @@
-"""What the writers of safetensors formats share: what they are allowed, what they return, tensors made when written."""
+"""What the writers of safetensors formats share: what they are allowed, what they return, tensors made when written.
 
-from collections.abc import Callable, Mapping, Sequence
+A new folder that appears whole or not at all: written under another name beside its place, flushed, renamed.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.errors import BuildError, UsageError
 from ingot.pipeline.checkpoint.safetensors import StoredTensor
-from ingot.pipeline.interchange.layers import ExportedWeight, PlainWeight, QuantizedLayer
+from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight
 
 NamedTensor = tuple[str, ir.TensorProtocol]
 Layout = Mapping[str, tuple[ir.DataType, tuple[int, ...]]]
@@ -46,7 +55,7 @@ class Export:
 
 
 def layer_tensors(
-    weights: Sequence[ExportedWeight], layout: Callable[[QuantizedLayer], Layout], encode: Encoder
+    weights: Sequence[Weight], layout: Callable[[QuantizedLayer], Layout], encode: Encoder
 ) -> list[NamedTensor]:
     """Plain tensors as they are; layers as lazy tensors by their leaf names, encoded once for all their leaves."""
     by_name = {weight.name: weight for weight in weights if isinstance(weight, QuantizedLayer)}
@@ -119,3 +128,34 @@ def stored_tensor(stored: StoredTensor, name: str | None = None) -> ir.LazyTenso
         return raw.view(dtype.numpy()).reshape(stored.shape)
 
     return lazy_tensor(name or stored.name, dtype, stored.shape, read)
+
+
+@contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `target` when the block ends without an error, and disappears otherwise.
+
+    UsageError when `target` is there and not empty; BuildError when nothing can be written there.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError(f"{target}: exists already, and is not replaced; name a new folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".ingot-export-{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise BuildError(f"{target}: cannot write there: {error.strerror}; choose another output folder") from error
+    try:
+        yield staging
+        for file in [*staging.iterdir(), staging]:
+            _flush(file)
+        staging.chmod(0o755)
+        staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

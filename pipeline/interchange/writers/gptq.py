@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.formats import gptq
 from ingot.pipeline.checkpoint.formats.codes import WORD_BITS, num_words
-from ingot.pipeline.checkpoint.formats.exact import Zeros, regrouped, unsigned
+from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, regrouped, unsigned
 from ingot.pipeline.checkpoint.tensors import HEAD
-from ingot.pipeline.interchange.format_writer import AS_IT_IS, Export, Layout, WriteOptions, layer_tensors
-from ingot.pipeline.interchange.layers import ExportedWeight, QuantizedLayer
-from ingot.pipeline.interchange.refusals import (
+from ingot.pipeline.interchange.folder import AS_IT_IS, Export, Layout, WriteOptions, layer_tensors
+from ingot.pipeline.interchange.layers import QuantizedLayer, Weight
+from ingot.pipeline.interchange.writers.refusals import (
     SchemeError,
     changed_forms,
     common_group,
@@ -64,9 +64,7 @@ class _Form:
         return ""
 
 
-def export_gptq(
-    weights: Sequence[ExportedWeight], options: WriteOptions = AS_IT_IS, version: int | None = None
-) -> Export:
+def export_gptq(weights: Sequence[Weight], options: WriteOptions = AS_IT_IS, version: int | None = None) -> Export:
     """2, 3, 4, 8 bits, one scheme, every layer but the head, act-order too.
 
     version    1 or 2; None: 1 for symmetric weights, which every package loads; for others 2, since gptqmodel loads

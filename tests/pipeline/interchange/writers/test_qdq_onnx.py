@@ -13,7 +13,7 @@ from ingot.errors import PassError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.interchange.qdq_onnx import make_standalone, write_qdq_onnx
+from ingot.pipeline.interchange.writers.qdq_onnx import make_standalone, write_qdq_onnx
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL

@@ -1,8 +1,8 @@
-"""Methods that decode a checkpoint's layers; methods.py reads which one a quantization_config asks for.
+"""Methods that decode a checkpoint's layers; quant_methods.py reads which one a quantization_config asks for.
 
 A method says which leaves of a module make a quantized layer, the layer's shape, and how they decode.
 
-quantization_config -> the method that decodes a checkpoint's layers. To add one: a class in methods.py, a line here.
+quantization_config -> the method that decodes a checkpoint's layers. To add one: a class and a line here.
 
 Whatever a configuration says that would change the result and is not understood is refused by its key.
 """
@@ -18,7 +18,7 @@ from ingot.errors import ConfigError, did_you_mean, one_of
 from ingot.pipeline.checkpoint.formats import awq, compressed_tensors, gptq, modelopt
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_config
 from ingot.pipeline.checkpoint.formats.codes import WORD_BITS
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight, load
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray, load
 from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -37,7 +37,7 @@ class Method(Protocol):
     def shape(self, leaves: Stored) -> tuple[int, int]:
         """[out, in] of the layer."""
 
-    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight | FloatArray:
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
         """The layer's weight; ValueError when the tensors contradict one another."""
 
     def says(self, module: str) -> tuple[str, ActivationScheme | None]:
@@ -68,7 +68,7 @@ class Gptq:
         words, rows = leaves["qweight"].shape
         return rows, words * WORD_BITS // self.bits
 
-    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight:
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
         parts = arrays["qweight"], arrays["qzeros"], arrays["scales"], arrays.get("g_idx")
         return gptq.decode(*parts, bits=self.bits, group_size=self.group_size, version=self.version)
 
@@ -92,7 +92,7 @@ class Awq:
         columns, words = leaves["qweight"].shape
         return words * len(awq.ORDER), columns
 
-    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight:
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
         return awq.decode(arrays["qweight"], arrays["qzeros"], arrays["scales"], group_size=self.group_size)
 
     def says(self, module: str) -> tuple[str, ActivationScheme | None]:
@@ -140,7 +140,7 @@ class CompressedTensors:
         rows, columns = leaves["weight_packed" if packed else "weight"].shape
         return rows, columns * 2 if packed else columns
 
-    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight:
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
         scheme = self._scheme(module)
         _require(arrays, scheme.storage)
         return compressed_tensors.decode(
@@ -174,7 +174,7 @@ class ModelOpt:
         rows, columns = leaves["weight"].shape
         return modelopt.shape((rows, columns), self.algorithm)
 
-    def decode(self, module: str, arrays: Arrays) -> QuantizedWeight | FloatArray:
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
         return modelopt.decode(arrays, self.algorithm)
 
     def says(self, module: str) -> tuple[str, ActivationScheme | None]:

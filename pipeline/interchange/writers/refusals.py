@@ -9,8 +9,8 @@ from math import gcd
 
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD
-from ingot.pipeline.interchange.format_writer import WriteOptions, as_floats
-from ingot.pipeline.interchange.layers import ExportedWeight, PlainWeight, QuantizedLayer
+from ingot.pipeline.interchange.folder import WriteOptions, as_floats
+from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight
 
 LEAST_GROUP = 16  # narrower groups than any package has kernels for
 
@@ -20,11 +20,11 @@ class SchemeError(UsageError):
 
 
 def tables_as_floats(
-    name: str, weights: Sequence[ExportedWeight], options: WriteOptions, tables: Sequence[str] = (EMBEDDING, HEAD)
-) -> tuple[list[ExportedWeight], list[str]]:
+    name: str, weights: Sequence[Weight], options: WriteOptions, tables: Sequence[str] = (EMBEDDING, HEAD)
+) -> tuple[list[Weight], list[str]]:
     """The weights with a quantized embedding or head as float32, and notes; refused where forms must stay."""
     notes = []
-    found: list[ExportedWeight] = []
+    found: list[Weight] = []
     for weight in weights:
         if weight.name not in tables or isinstance(weight, PlainWeight):
             found.append(weight)
@@ -41,10 +41,10 @@ def tables_as_floats(
 
 
 def layers_as_floats(
-    name: str, weights: Sequence[ExportedWeight], require: Callable[[QuantizedLayer], object]
-) -> tuple[list[ExportedWeight], list[str]]:
+    name: str, weights: Sequence[Weight], require: Callable[[QuantizedLayer], object]
+) -> tuple[list[Weight], list[str]]:
     """The weights with layers that `require` refuses as float32, and a note per reason."""
-    found: list[ExportedWeight] = []
+    found: list[Weight] = []
     reasons: dict[str, str] = {}
     for weight in weights:
         try:
@@ -160,12 +160,12 @@ def inputs_left_out(name: str, layers: Sequence[QuantizedLayer]) -> list[str]:
     return [f"quantized inputs ({words}) are left out: {name} holds weights alone" for words in schemes]
 
 
-def quantized_layers(weights: Sequence[ExportedWeight]) -> list[QuantizedLayer]:
+def quantized_layers(weights: Sequence[Weight]) -> list[QuantizedLayer]:
     """Those of the weights that are quantized."""
     return [weight for weight in weights if isinstance(weight, QuantizedLayer)]
 
 
-def plain_linear_modules(weights: Sequence[ExportedWeight]) -> list[str]:
+def plain_linear_modules(weights: Sequence[Weight]) -> list[str]:
     """Linear layers that are left in floats, and the head among them, which may share the table and have no tensor."""
     found = [
         weight.name.removesuffix(".weight")

@@ -8,7 +8,7 @@
 
 All of it is arithmetic on whole numbers, and float32 results stay the same bits (but for the sign of a zero).
 
-QuantizedWeight -> the one form of quantized weight that the IR holds, without changing a value.
+DecodedWeight -> the one form of quantized weight that the IR holds, without changing a value.
 
 DequantizeLinear takes codes of 2, 3, 4 or 8 bits, signed and centred at zero or unsigned with zero points of the same
 type, in contiguous blocks. Shifting codes and zero points together changes no difference, and a group may be cut into
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.lowering.nbits import ENGINE_BLOCKS
-from ingot.pipeline.checkpoint.formats.quantized import FloatArray, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 
 GroupArray = NDArray[np.int16]  # [out, groups]
 # Zero points: all in the middle of the range (symmetric), from 0, or from 1 (GPTQ's version 1 stores them less one).
@@ -60,7 +60,7 @@ class Differences:
         return least.astype(np.int16), most.astype(np.int16)
 
 
-def differences(weight: QuantizedWeight) -> Differences:
+def differences(weight: DecodedWeight) -> Differences:
     """Of a weight with integer codes and without offsets."""
     groups, codes = weight.groups_of_columns, weight.codes
     if weight.g_idx is not None:
@@ -73,7 +73,7 @@ def differences(weight: QuantizedWeight) -> Differences:
     return Differences(lowest, highest)
 
 
-def as_integers(weight: QuantizedWeight) -> QuantizedWeight | str:
+def as_integers(weight: DecodedWeight) -> DecodedWeight | str:
     """The weight with integer codes and zero points alone, or the reason why there is none of the same values."""
     if weight.kind == "float":
         return _doubled(weight)
@@ -82,7 +82,7 @@ def as_integers(weight: QuantizedWeight) -> QuantizedWeight | str:
     return weight if weight.offsets is None else _with_whole_minima(weight)
 
 
-def unsigned(weight: QuantizedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> QuantizedWeight:
+def unsigned(weight: DecodedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> DecodedWeight:
     """Codes in [0, 2 ** bits) with such zero points; those that the weight has are kept where they are possible.
 
     The caller has seen that Differences.bits allows it.
@@ -95,7 +95,7 @@ def unsigned(weight: QuantizedWeight, bits: int, zeros: Zeros, found: Difference
     return replace(weight, codes=codes, zero_points=points, bits=bits)
 
 
-def signed(weight: QuantizedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> QuantizedWeight:
+def signed(weight: DecodedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> DecodedWeight:
     """Codes in [-2 ** (bits - 1), 2 ** (bits - 1)); without zero points where they are in the middle."""
     shifted, half = unsigned(weight, bits, zeros, found), np.int16(1 << (bits - 1))
     assert shifted.zero_points is not None
@@ -104,7 +104,7 @@ def signed(weight: QuantizedWeight, bits: int, zeros: Zeros, found: Differences 
     return replace(shifted, codes=codes, zero_points=points)
 
 
-def regrouped(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
+def regrouped(weight: DecodedWeight, group_size: int) -> DecodedWeight:
     """The same in groups of that size, which divides the weight's groups: scales and zero points repeat."""
     if group_size == weight.group_size:
         return weight
@@ -129,14 +129,14 @@ def is_float16(values: FloatArray) -> bool:
         return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
 
 
-def _natural(weight: QuantizedWeight, bits: int) -> GroupArray:
+def _natural(weight: DecodedWeight, bits: int) -> GroupArray:
     """The weight's own zero points, as they are when its codes are made unsigned in the usual way."""
     shift = (1 << (bits - 1)) if weight.codes.dtype == np.int8 else 0
     points = np.zeros(weight.scales.shape, np.int16) if weight.zero_points is None else weight.zero_points
     return points + np.int16(shift)
 
 
-def _doubled(weight: QuantizedWeight) -> QuantizedWeight | str:
+def _doubled(weight: DecodedWeight) -> DecodedWeight | str:
     twice, half = weight.codes * np.float32(2), weight.scales * np.float32(0.5)
     codes = np.rint(twice)
     if not np.array_equal(codes, twice) or np.abs(codes).max() > 127:
@@ -146,7 +146,7 @@ def _doubled(weight: QuantizedWeight) -> QuantizedWeight | str:
     return replace(weight, codes=codes.astype(np.int8), scales=half, bits=MAX_BITS)
 
 
-def _with_whole_minima(weight: QuantizedWeight) -> QuantizedWeight | str:
+def _with_whole_minima(weight: DecodedWeight) -> DecodedWeight | str:
     assert weight.offsets is not None
     with np.errstate(divide="ignore", invalid="ignore"):
         points = np.nan_to_num(np.rint(-weight.offsets / weight.scales), nan=0.0, posinf=0.0, neginf=0.0)
@@ -171,9 +171,9 @@ class IntegerForm:
     block_size: int
 
 
-def integer_form(weight: QuantizedWeight | FloatArray) -> IntegerForm | str:
+def integer_form(weight: DecodedWeight | FloatArray) -> IntegerForm | str:
     """The same weight as the IR holds it, or the reason why it cannot."""
-    if not isinstance(weight, QuantizedWeight):
+    if not isinstance(weight, DecodedWeight):
         return "it is not quantized"
     integers = as_integers(weight)
     if isinstance(integers, str):
@@ -183,7 +183,7 @@ def integer_form(weight: QuantizedWeight | FloatArray) -> IntegerForm | str:
     return _in_blocks(integers)
 
 
-def _in_blocks(weight: QuantizedWeight) -> IntegerForm | str:
+def _in_blocks(weight: DecodedWeight) -> IntegerForm | str:
     block_size = _block_size(weight)
     if block_size is None:
         return f"groups of {weight.group_size} columns are no whole blocks of {min(ENGINE_BLOCKS)}"
@@ -200,14 +200,14 @@ def _in_blocks(weight: QuantizedWeight) -> IntegerForm | str:
     )
 
 
-def _block_size(weight: QuantizedWeight) -> int | None:
+def _block_size(weight: DecodedWeight) -> int | None:
     """0 per channel, the largest engine block that divides a group, or None."""
     if weight.scales.shape[1] == 1:
         return 0
     return next((block for block in reversed(ENGINE_BLOCKS) if weight.group_size % block == 0), None)
 
 
-def _signed(weight: QuantizedWeight) -> tuple[NDArray[Any], None, int] | None:
+def _signed(weight: DecodedWeight) -> tuple[NDArray[Any], None, int] | None:
     """Codes with one zero point for all taken into them."""
     zero = 0 if weight.zero_points is None else int(weight.zero_points.flat[0])
     if weight.zero_points is not None and (weight.zero_points != zero).any():
@@ -220,7 +220,7 @@ def _signed(weight: QuantizedWeight) -> tuple[NDArray[Any], None, int] | None:
     return None
 
 
-def _unsigned(weight: QuantizedWeight) -> tuple[NDArray[Any], NDArray[np.uint8], int] | None:
+def _unsigned(weight: DecodedWeight) -> tuple[NDArray[Any], NDArray[np.uint8], int] | None:
     """Codes and zero points, shifted together where they are signed."""
     points = np.zeros_like(weight.scales, np.int16) if weight.zero_points is None else weight.zero_points
     lowest = min(int(weight.codes.min()), int(points.min()))
@@ -233,12 +233,12 @@ def _unsigned(weight: QuantizedWeight) -> tuple[NDArray[Any], NDArray[np.uint8],
     return None
 
 
-def _widths(weight: QuantizedWeight) -> list[int]:
+def _widths(weight: DecodedWeight) -> list[int]:
     """Widths to try: those of the IR, from what the format stores up; 2 and 3 where it says so."""
     return [bits for bits in (2, 3, 4, 8) if bits >= (weight.bits or 4)]
 
 
-def _per_block(values: NDArray[Any], weight: QuantizedWeight, block_size: int) -> NDArray[Any]:
+def _per_block(values: NDArray[Any], weight: DecodedWeight, block_size: int) -> NDArray[Any]:
     """[out, groups] -> [out, blocks], or [out] per channel."""
     if block_size == 0:
         return np.ascontiguousarray(values[:, 0])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ingot.passes.numerics.rounding import dequantize
 from ingot.pipeline.checkpoint.formats import awq, compressed_tensors, gptq
-from ingot.pipeline.checkpoint.formats.exact import (
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
+from ingot.pipeline.checkpoint.formats.exact_forms import (
     Zeros,
     as_integers,
     differences,
@@ -23,7 +24,6 @@ from ingot.pipeline.checkpoint.formats.exact import (
     unsigned,
 )
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows, encode_rows
-from ingot.pipeline.checkpoint.formats.quantized import QuantizedWeight
 from ingot.pipeline.interchange.layers import facts_of, minima_of
 
 ROWS, COLUMNS = 32, 192
@@ -32,7 +32,7 @@ Q4_1 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q4_1")
 
 
 @st.composite
-def weights(draw: st.DrawFn, float16: bool = False) -> QuantizedWeight:
+def weights(draw: st.DrawFn, float16: bool = False) -> DecodedWeight:
     """Codes of 2 to 8 bits, signed or not, symmetric or not, in groups, perhaps in activation order."""
     bits, group = draw(st.integers(2, 8)), draw(st.sampled_from([16, 32, 64, 96, 192]))
     is_signed, has_zeros, ordered = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
@@ -42,7 +42,7 @@ def weights(draw: st.DrawFn, float16: bool = False) -> QuantizedWeight:
     points = rng.integers(low, low + (1 << bits) + (not is_signed), (ROWS, groups)).astype(np.int16)
     middle = np.full_like(points, low + (1 << (bits - 1)))
     scales = rng.uniform(0.01, 1, (ROWS, groups)) * draw(st.sampled_from([1, -1]))
-    return QuantizedWeight(
+    return DecodedWeight(
         codes=rng.integers(low, low + (1 << bits), (ROWS, COLUMNS)).astype(np.int8 if is_signed else np.uint8),
         scales=scales.astype(np.float16 if float16 else np.float32).astype(np.float32),
         group_size=group,
@@ -53,7 +53,7 @@ def weights(draw: st.DrawFn, float16: bool = False) -> QuantizedWeight:
 
 
 @given(weights(), st.sampled_from(KINDS), st.integers(2, 8))
-def test_codes_of_any_width_that_fits_stand_for_the_same_values(made: QuantizedWeight, zeros: Zeros, bits: int) -> None:
+def test_codes_of_any_width_that_fits_stand_for_the_same_values(made: DecodedWeight, zeros: Zeros, bits: int) -> None:
     needed = differences(made).bits(zeros)
     assume(needed is not None and bits >= needed)
     for form in (unsigned(made, bits, zeros), signed(made, bits, zeros)):
@@ -68,7 +68,7 @@ def test_codes_of_any_width_that_fits_stand_for_the_same_values(made: QuantizedW
 
 
 @given(weights(), st.sampled_from(KINDS))
-def test_fewer_bits_than_needed_hold_no_choice_of_zero_points(made: QuantizedWeight, zeros: Zeros) -> None:
+def test_fewer_bits_than_needed_hold_no_choice_of_zero_points(made: DecodedWeight, zeros: Zeros) -> None:
     needed = differences(made).bits(zeros) or 9
     found = differences(made)
     for bits in range(2, needed):
@@ -79,7 +79,7 @@ def test_fewer_bits_than_needed_hold_no_choice_of_zero_points(made: QuantizedWei
 
 
 @given(weights(), st.sampled_from([16, 32, 48, 96]))
-def test_smaller_groups_repeat_scales(made: QuantizedWeight, group: int) -> None:
+def test_smaller_groups_repeat_scales(made: DecodedWeight, group: int) -> None:
     assume(made.g_idx is None and made.group_size % group == 0)
     smaller = regrouped(made, group)
     assert smaller.scales.shape == (ROWS, COLUMNS // group)
@@ -87,7 +87,7 @@ def test_smaller_groups_repeat_scales(made: QuantizedWeight, group: int) -> None
 
 
 @given(weights(float16=True))
-def test_every_codec_gives_back_what_fits_it(made: QuantizedWeight) -> None:
+def test_every_codec_gives_back_what_fits_it(made: DecodedWeight) -> None:
     facts, expected = facts_of(made), made.dequantize()
     group = -1 if made.group_size == COLUMNS else made.group_size
     kinds: tuple[tuple[int, Zeros], ...] = ((1, "from one"), (2, "from zero"))
@@ -110,7 +110,7 @@ def test_every_codec_gives_back_what_fits_it(made: QuantizedWeight) -> None:
 def test_q4_1_holds_zero_points_whose_minima_are_float16(bits: int, group: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = (ROWS, COLUMNS // group)
-    made = QuantizedWeight(
+    made = DecodedWeight(
         codes=rng.integers(0, 1 << bits, (ROWS, COLUMNS)).astype(np.uint8),
         scales=rng.uniform(0.01, 1, shape).astype(np.float16).astype(np.float32),
         group_size=group,
@@ -123,7 +123,7 @@ def test_q4_1_holds_zero_points_whose_minima_are_float16(bits: int, group: int, 
     again = decode_rows(raw, Q4_1, ROWS, COLUMNS)
     assert np.array_equal(again.dequantize(), made.dequantize())
     integers = as_integers(again)
-    assert isinstance(integers, QuantizedWeight), "its minima are whole multiples of its scales"
+    assert isinstance(integers, DecodedWeight), "its minima are whole multiples of its scales"
     assert np.array_equal(integers.dequantize(), made.dequantize())
 
 
@@ -131,15 +131,15 @@ def test_fp4_numbers_are_halves_of_integers_and_fp8_ones_are_not() -> None:
     rng = np.random.default_rng(0)
     fp4 = rng.choice(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -6], np.float32), (ROWS, COLUMNS))
     scales = np.exp2(rng.integers(-9, 3, (ROWS, 6))).astype(np.float32)
-    made = QuantizedWeight(fp4, scales, 32, bits=4)
+    made = DecodedWeight(fp4, scales, 32, bits=4)
     integers = as_integers(made)
-    assert isinstance(integers, QuantizedWeight)
+    assert isinstance(integers, DecodedWeight)
     assert np.array_equal(integers.dequantize(), made.dequantize())
     assert as_integers(replace(made, codes=fp4 + np.float32(0.0625))) == "its codes are floats (fp8)"
 
 
 def test_a_group_that_is_all_one_value_of_minima_is_not_taken_for_zero_points() -> None:
-    weight = QuantizedWeight(
+    weight = DecodedWeight(
         np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.float32), 32, offsets=np.full((1, 1), 0.5, np.float32), bits=4
     )
     assert as_integers(weight) == "its minima are no whole multiples of its scales"
@@ -151,12 +151,12 @@ RNG = np.random.default_rng(0)
 
 def weight(
     low: int, high: int, zeros: tuple[int, int] | None, group: int, columns: int = 192, bits: int = 0
-) -> QuantizedWeight:
+) -> DecodedWeight:
     groups = -(-columns // group)
     codes = RNG.integers(low, high, (8, columns)).astype(np.int8 if low < 0 else np.uint8)
     scales = RNG.uniform(0.1, 1, (8, groups)).astype(np.float32)
     points = None if zeros is None else RNG.integers(*zeros, (8, groups)).astype(np.int16)
-    return QuantizedWeight(codes, scales, group, points, bits=bits)
+    return DecodedWeight(codes, scales, group, points, bits=bits)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def weight(
         (weight(0, 256, (1, 256), 128, columns=200), 8, 128, False),
     ],
 )
-def test_the_form_dequantizes_to_the_same_bits(made: QuantizedWeight, bits: int, block: int, signed: bool) -> None:
+def test_the_form_dequantizes_to_the_same_bits(made: DecodedWeight, bits: int, block: int, signed: bool) -> None:
     form = integer_form(made)
     assert not isinstance(form, str)
     assert (form.bits, form.block_size, form.codes.dtype == np.int8) == (bits, block, signed)
@@ -197,7 +197,7 @@ def test_the_form_dequantizes_to_the_same_bits(made: QuantizedWeight, bits: int,
 def test_what_the_ir_cannot_hold_says_why(changes: dict[str, Any], reason: str) -> None:
     made = weight(0, 16, (1, 16), 64)
     parts = {"codes": made.codes, "scales": made.scales, "group_size": 64, "zero_points": made.zero_points, **changes}
-    form = integer_form(QuantizedWeight(**parts))
+    form = integer_form(DecodedWeight(**parts))
     assert isinstance(form, str)
     assert reason in form
 

@@ -17,18 +17,11 @@ from numpy.typing import NDArray
 from ingot.pipeline.checkpoint.formats import compressed_tensors
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import num_words
-from ingot.pipeline.checkpoint.formats.exact import Zeros, regrouped, signed
+from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, regrouped, signed
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
-from ingot.pipeline.interchange.format_writer import (
-    AS_IT_IS,
-    Export,
-    Layout,
-    WriteOptions,
-    layer_tensors,
-    stored_tensor,
-)
-from ingot.pipeline.interchange.layers import ExportedWeight, QuantizedLayer
-from ingot.pipeline.interchange.refusals import (
+from ingot.pipeline.interchange.folder import AS_IT_IS, Export, Layout, WriteOptions, layer_tensors, stored_tensor
+from ingot.pipeline.interchange.layers import QuantizedLayer, Weight
+from ingot.pipeline.interchange.writers.refusals import (
     LEAST_GROUP,
     SchemeError,
     changed_forms,
@@ -77,7 +70,7 @@ class _Form:
 
 
 def export_compressed_tensors(
-    weights: Sequence[ExportedWeight],
+    weights: Sequence[Weight],
     options: WriteOptions = AS_IT_IS,
     kv_cache: Mapping[str, Any] | None = None,
 ) -> Export:

@@ -8,10 +8,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.formats import awq
-from ingot.pipeline.checkpoint.formats.exact import regrouped, unsigned
-from ingot.pipeline.interchange.format_writer import AS_IT_IS, Export, Layout, WriteOptions, layer_tensors
-from ingot.pipeline.interchange.layers import ExportedWeight, QuantizedLayer
-from ingot.pipeline.interchange.refusals import (
+from ingot.pipeline.checkpoint.formats.exact_forms import regrouped, unsigned
+from ingot.pipeline.interchange.folder import AS_IT_IS, Export, Layout, WriteOptions, layer_tensors
+from ingot.pipeline.interchange.layers import QuantizedLayer, Weight
+from ingot.pipeline.interchange.writers.refusals import (
     SchemeError,
     changed_forms,
     common_group,
@@ -55,7 +55,7 @@ class _Form:
         return ""
 
 
-def export_awq(weights: Sequence[ExportedWeight], options: WriteOptions = AS_IT_IS) -> Export:
+def export_awq(weights: Sequence[Weight], options: WriteOptions = AS_IT_IS) -> Export:
     """4 bits in the gemm layout, one group size; SchemeError says what does not fit."""
     weights, notes = tables_as_floats("awq", weights, options)
     layers = quantized_layers(weights)

@@ -29,11 +29,11 @@ from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_node
-from ingot.pipeline.checkpoint.formats.exact import MAX_BITS
-from ingot.pipeline.checkpoint.formats.quantized import EncodedTensor, QuantizedWeight
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor
+from ingot.pipeline.checkpoint.formats.exact_forms import MAX_BITS
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
-from ingot.pipeline.interchange.format_writer import lazy_tensor, stored_tensor
-from ingot.pipeline.interchange.layers import ExportedWeight, LayerFacts, PlainWeight, QuantizedLayer, facts_of
+from ingot.pipeline.interchange.folder import lazy_tensor, stored_tensor
+from ingot.pipeline.interchange.layers import LayerFacts, PlainWeight, QuantizedLayer, Weight, facts_of
 from ingot.progress import Progress, silent
 
 _CODE_TYPES = {
@@ -45,7 +45,7 @@ _CODE_TYPES = {
 }
 
 
-def exported_weights(model: ir.Model, names: Iterable[str]) -> dict[str, ExportedWeight]:
+def weights_of_model(model: ir.Model, names: Iterable[str]) -> dict[str, Weight]:
     """The named weights of a model that no pass but quantization has changed, and a tied head's own copy if any.
 
     Every quantized weight is read once for its facts. UsageError when layers keep channels aside or scale inputs.
@@ -87,7 +87,7 @@ def _refuse_input_scales(graph: ir.Graph) -> None:
         )
 
 
-def _exported(initializers: Mapping[str, ir.Value], name: str, exported_as: str | None = None) -> ExportedWeight:
+def _exported(initializers: Mapping[str, ir.Value], name: str, exported_as: str | None = None) -> Weight:
     if f"{name}.q" not in initializers:
         return PlainWeight(name, _tensor(initializers[name]))
     node = next(iter(initializers[f"{name}.q"].consumers()))
@@ -102,12 +102,12 @@ def _activations(node: ir.Node) -> ActivationScheme | None:
     return None if maker is None else activations_of_node(maker.metadata_props)
 
 
-def _read_codes(node: ir.Node) -> QuantizedWeight:
+def _read_codes(node: ir.Node) -> DecodedWeight:
     """The operands of a DequantizeLinear."""
     codes, scales, *zero_point = (_tensor(value) for value in node.inputs if value is not None)
     kind = _CODE_TYPES[codes.dtype]
     stored = apply_to_array(codes, lambda values: values.astype(kind))
-    return QuantizedWeight(
+    return DecodedWeight(
         codes=stored,
         scales=_columns(np.asarray(scales.numpy())).astype(np.float32),
         group_size=node.attributes.get_int("block_size", 0) or stored.shape[1],
@@ -128,9 +128,9 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
 KEEP_SCHEMES = ("awq", "rotate", "round-scales")  # these change numbers, and nothing that a format has to hold
 
 
-def planned_weights(model: ir.Model, passes: Sequence[Pass], names: Iterable[str]) -> list[ExportedWeight] | None:
+def weights_before_passes(model: ir.Model, passes: Sequence[Pass], names: Iterable[str]) -> list[Weight] | None:
     """The named weights as these passes will leave an imported model's; None where a pass decides as it goes."""
-    found: dict[str, ExportedWeight] = {}
+    found: dict[str, Weight] = {}
     for made in passes:
         if isinstance(made, QuantizeWeights):
             found = _layers(made, model) | found  # a weight that is quantized is left alone by what follows
@@ -141,8 +141,8 @@ def planned_weights(model: ir.Model, passes: Sequence[Pass], names: Iterable[str
     return None if None in weights.values() else [weight for weight in weights.values() if weight is not None]
 
 
-def _layers(made: QuantizeWeights, model: ir.Model) -> dict[str, ExportedWeight]:
-    layers: dict[str, ExportedWeight] = {}
+def _layers(made: QuantizeWeights, model: ir.Model) -> dict[str, Weight]:
+    layers: dict[str, Weight] = {}
     for (weight, scheme), sites in made.plan(model).items():
         name, shape = weight.name or "", weight.shape
         assert shape is not None
@@ -189,17 +189,17 @@ def _not_made() -> NoReturn:
 class SourceWeights:
     """weights in the order they are written; left_out says what of the checkpoint is not among them."""
 
-    weights: Sequence[ExportedWeight]
+    weights: Sequence[Weight]
     left_out: Sequence[str]
 
 
-def source_weights(checkpoint: Checkpoint, progress: Progress = silent) -> SourceWeights:
+def weights_of_checkpoint(checkpoint: Checkpoint, progress: Progress = silent) -> SourceWeights:
     """Every tensor that the model needs; all there are when Ingot does not know the model's family.
 
     Each quantized layer is read once for its facts. CheckpointError when tensors are missing, damaged or left over.
     """
     names = _names(checkpoint)
-    weights: list[ExportedWeight] = []
+    weights: list[Weight] = []
     for done, name in enumerate(names, start=1):
         encoded = checkpoint.encoded.get(name)
         weights.append(_decoded(encoded) if encoded else PlainWeight(name, stored_tensor(checkpoint.tensor(name))))
@@ -221,18 +221,18 @@ def _names(checkpoint: Checkpoint) -> Sequence[str]:
     return check_tensors(checkpoint, config)
 
 
-def _decoded(tensor: EncodedTensor) -> ExportedWeight:
+def _decoded(tensor: EncodedTensor) -> Weight:
     content = tensor.read()
-    if isinstance(content, QuantizedWeight):
+    if isinstance(content, DecodedWeight):
         read = partial(_read, tensor)
         return QuantizedLayer(tensor.name, facts_of(content), read, tensor.activations, tensor.storage, tensor.parts)
     dtype = WEIGHT_DTYPES.get(tensor.storage, ir.DataType.FLOAT)
     return PlainWeight(tensor.name, lazy_tensor(tensor.name, dtype, tensor.shape, partial(_floats, tensor, dtype)))
 
 
-def _read(tensor: EncodedTensor) -> QuantizedWeight:
+def _read(tensor: EncodedTensor) -> DecodedWeight:
     content = tensor.read()
-    assert isinstance(content, QuantizedWeight)
+    assert isinstance(content, DecodedWeight)
     return content
 
 
