@@ -15,11 +15,10 @@ import numpy as np
 from ingot.artifact import Artifact, Manifest, open_artifact
 from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.artifact.manifest import FileEntry
+from ingot.artifact.safetensors import DTYPE_BYTES
 
 WEIGHTS_TABLE = "weights.json"
 UNKNOWN_DIGEST = "0" * 64  # of what nobody has read
-_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I64": 8}
-_ALIGNMENT = 256
 
 
 def pack(files: Mapping[str, bytes], file: Path) -> None:
@@ -56,13 +55,13 @@ def unpack(file: Path, folder: Path) -> Artifact:
 
 
 def _entries(table: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
-    """The safetensors header of a table of weights, each at a multiple of 256 bytes."""
+    """The safetensors header of a table of weights."""
     entries: dict[str, object] = {}
     end = 0
     for name, weight in table.items():
-        size = int(np.prod(weight["shape"], dtype=np.int64)) * _BYTES[weight["dtype"]]
+        size = int(np.prod(weight["shape"], dtype=np.int64)) * DTYPE_BYTES[weight["dtype"]]
         entries[name] = {**weight, "data_offsets": [end, end + size]}
-        end = -(-(end + size) // _ALIGNMENT) * _ALIGNMENT
+        end += size
     return entries
 
 

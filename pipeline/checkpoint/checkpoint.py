@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
+from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean
 from ingot.passes.progress import report_progress
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
@@ -33,7 +34,7 @@ from ingot.pipeline.checkpoint.formats.quantized_folder import (
 from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.checkpoint.json_files import read_json_object
-from ingot.pipeline.checkpoint.safetensors import StoredTensor, count_non_finite, read_header
+from ingot.pipeline.checkpoint.non_finite import count_non_finite
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, one_of
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows
 from ingot.pipeline.checkpoint.gguf_file import PLAIN_TYPES, GgufFile, GgufTensor
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.artifact import Artifact
+from ingot.artifact.safetensors import read_header
 from ingot.errors import ArtifactError, UsageError
 from ingot.passes.pruned_facts import StructureFacts
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import LayerConfig, read_config
-from ingot.pipeline.checkpoint.safetensors import read_header
 from ingot.pipeline.targets.segments.split import WEIGHTS
 
 FOLDER = "tokenizer"

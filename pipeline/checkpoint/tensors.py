@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, did_you_mean
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

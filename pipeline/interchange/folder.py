@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import BuildError, UsageError
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight
 
 NamedTensor = tuple[str, ir.TensorProtocol]

@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, is_float16, unsigned
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 Q4_1_BITS = 4
 Strategy = Literal["tensor", "channel", "group", "block"]

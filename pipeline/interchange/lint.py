@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
 from ingot.progress import Progress, silent
 

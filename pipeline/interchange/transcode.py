@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import BuildError, CheckpointError, UsageError, did_you_mean, one_of
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.decoded import FloatArray
 from ingot.pipeline.checkpoint.json_files import write_json
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD
 from ingot.pipeline.interchange.folder import Export, WriteOptions, staging_folder, stored_tensor

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import CudaProgram, cubins_file
+from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device, LoadedKernel
-from ingot.runtime.tensor_file import TensorFile
 
 _LOG = logging.getLogger(__name__)
 _OWN_FEATURES_FROM = 90  # triton/backends/nvidia/compiler.py: sm_arch_from_capability
@@ -47,7 +47,7 @@ def choose_sm(program: CudaProgram, device: Device) -> int:
 def load_kernels(artifact: Artifact, program: CudaProgram, device: Device) -> Mapping[str, LoadedKernel]:
     """Every kernel of the program on the device, by its key."""
     sm = choose_sm(program, device)
-    cubins = TensorFile(artifact.file(cubins_file(sm)))
+    cubins = MappedTensors(artifact.file(cubins_file(sm)))
     return {
         key: device.load_kernel(cubins.view(key).copy(), program.kernels[key], facts)
         for key, facts in program.cubins[sm].items()

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cuda.device import Bytes, Device, Stream
-from ingot.runtime.tensor_file import TensorFile
 from ingot.sizes import format_bytes, round_up
 
 _LOG = logging.getLogger(__name__)
@@ -25,14 +25,14 @@ class DeviceWeights:
     """
 
     def __init__(self, device: Device, stream: Stream, file: Path, staging_bytes: int = _STAGING_BYTES) -> None:
-        tensors = TensorFile(file)
-        self.dtypes = {name: place.dtype for name, place in tensors.places.items()}
-        sizes = {name: place.bytes for name, place in tensors.places.items()}
+        mapped = MappedTensors(file)
+        self.dtypes = {name: stored.dtype for name, stored in mapped.tensors.items()}
+        sizes = {name: stored.num_bytes for name, stored in mapped.tensors.items()}
         offsets, self.num_bytes = _layout(sizes)
         self._base = device.allocate(max(1, self.num_bytes), f"{file.name} ({len(sizes)} weights)")
         self.addresses: Mapping[str, int] = {name: self._base + offset for name, offset in offsets.items()}
         upload = _Upload(device, stream, self._base, min(staging_bytes, max(1, self.num_bytes)))
-        for target, part in _parts(tensors, offsets, upload.size):
+        for target, part in _parts(mapped, offsets, upload.size):
             upload.add(target, part)
         upload.finish()
         _LOG.info("weights: %d tensors, %s on the device", len(sizes), format_bytes(self.num_bytes))
@@ -47,13 +47,13 @@ def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def _parts(tensors: TensorFile, offsets: Mapping[str, int], size: int) -> Iterator[tuple[int, Bytes]]:
+def _parts(mapped: MappedTensors, offsets: Mapping[str, int], size: int) -> Iterator[tuple[int, Bytes]]:
     """Pieces of tensors, none across a multiple of `size` of the device's layout, with their offsets there."""
     for name, offset in offsets.items():
-        begin, end = 0, tensors.places[name].bytes
+        begin, end = 0, mapped.tensors[name].num_bytes
         while begin < end:
             count = min(end - begin, size - (offset + begin) % size)
-            yield offset + begin, tensors.view(name, begin, count)
+            yield offset + begin, mapped.view(name, begin, count)
             begin += count
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import open_artifact
+from ingot.artifact.safetensors_writer import SafetensorsWriter
 from ingot.cli.main import run
-from ingot.pipeline.checkpoint import safetensors_writer as weights_file
 from tests.conftest import UNMEASURED
 
 SETTINGS = [part for setting in UNMEASURED for part in ("--set", setting)]
@@ -67,10 +67,10 @@ def test_a_file_that_cannot_grow_fails_the_build_by_name_and_leaves_nothing(tmp_
 def test_a_full_disk_fails_the_build_with_the_bytes_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(stream: object, content: object) -> None:
+    def full(writer: object, content: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(weights_file, "_write", full)
+    monkeypatch.setattr(SafetensorsWriter, "_write", full)
     assert run(["build", "demo", *SETTINGS, "-o", str(tmp_path / "demo")]) == 1
     assert re.search(r"No space left on device\): [\d,]{7,} bytes are needed", capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []

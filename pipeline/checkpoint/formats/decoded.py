@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import from_bfloat16
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 FloatArray = NDArray[np.float32]
 

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import ConfigError, did_you_mean, one_of
 from ingot.pipeline.checkpoint.formats import awq, compressed_tensors, gptq, modelopt
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_config
 from ingot.pipeline.checkpoint.formats.codes import WORD_BITS
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray, load
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 Arrays = Mapping[str, NDArray[Any]]
 Stored = Mapping[str, StoredTensor]

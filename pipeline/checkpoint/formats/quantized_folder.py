@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, FloatArray, load
 from ingot.pipeline.checkpoint.formats.quant_methods import IGNORED_LEAVES, Method, Stored, read_method
 from ingot.pipeline.checkpoint.json_files import read_json_object
-from ingot.pipeline.checkpoint.safetensors import StoredTensor
 
 KEYS = ("quantization_config", "compression_config")
 SIDE_FILE = "quantize_config.json"  # GPTQ

@@ -26,6 +26,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.artifact.writer import needing_room
 from ingot.errors import UsageError, one_of
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -35,7 +36,6 @@ from ingot.pipeline.checkpoint.formats.exact_forms import as_integers, regrouped
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, encode_rows
 from ingot.pipeline.checkpoint.gguf import ARCHITECTURES, gguf_name, rows_of_neighbours
 from ingot.pipeline.checkpoint.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, PLAIN_TYPES, SCALARS, STRING, VERSIONS
-from ingot.pipeline.checkpoint.safetensors_writer import needing_room
 from ingot.pipeline.interchange.folder import AS_IT_IS, WriteOptions, stored_tensor
 from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight, minima_of
 from ingot.pipeline.interchange.writers.refusals import (

@@ -17,7 +17,8 @@ from ingot.artifact.launch_program import (
     CubinFacts,
     cubins_file,
 )
-from ingot.pipeline.checkpoint.safetensors_writer import needing_room, stream_weights
+from ingot.artifact.writer import needing_room
+from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches

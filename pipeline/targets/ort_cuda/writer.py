@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, Program
 from ingot.artifact.launch_program import LAUNCHES_FILE
-from ingot.pipeline.checkpoint.safetensors_writer import needing_room
+from ingot.artifact.writer import needing_room
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared

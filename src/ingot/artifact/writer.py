@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,22 @@ from ingot.errors import BuildError
 _PREFIX = ".ingot-build-"
 _REPLACED = "replaced"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def needing_room(path: Path, what: str, num_bytes: int) -> Iterator[None]:
+    """Turn a full disk within the block into a BuildError that says how much was needed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise BuildError(
+            f"{path}: no room for {what} ({error.strerror}): {num_bytes:,} bytes are needed, {free:,} are free; "
+            "free some, or name another output folder"
+        ) from error
 
 
 class ArtifactWriter:

@@ -10,6 +10,7 @@ from benchmarks.gpu.programs import described, prepare, write_zip
 from benchmarks.synthetic import write_checkpoint
 
 from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -19,7 +20,6 @@ from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.writers import kv_geometry
 from ingot.runtime.cuda.loading import read_program
-from ingot.runtime.tensor_file import TensorFile
 
 
 def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
@@ -49,10 +49,10 @@ def test_an_unpacked_program_is_an_artifact_with_a_hole_for_weights(tmp_path: Pa
     write_zip(prepared, described(prepared.lowered.shared.kernels), tmp_path / "one.zip")
     artifact = unpack(tmp_path / "one.zip", tmp_path / "artifact")
     assert read_program(artifact).programs == prepared.lowered.programs
-    weights = TensorFile(artifact.file(WEIGHTS_FILE))
-    assert weights.places.keys() == prepared.weights.keys()
+    weights = MappedTensors(artifact.file(WEIGHTS_FILE))
+    assert weights.tensors.keys() == prepared.weights.keys()
     sizes = {name: int(np.prod(entry["shape"])) for name, entry in prepared.weights.items()}
-    assert all(place.bytes % sizes[name] == 0 for name, place in weights.places.items())
+    assert all(stored.num_bytes % sizes[name] == 0 for name, stored in weights.tensors.items())
 
 
 def test_only_the_quantization_of_weights_is_replaced_by_shapes() -> None:

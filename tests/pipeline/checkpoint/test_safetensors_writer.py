@@ -12,8 +12,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from ingot.artifact.safetensors_writer import ALIGNMENT
 from ingot.errors import BuildError
-from ingot.pipeline.checkpoint.safetensors_writer import ALIGNMENT, Maker, stream_weights, write_weights
+from ingot.pipeline.checkpoint.safetensors_writer import Maker, stream_weights, write_weights
 
 FLOATS = np.linspace(-3, 3, 15, dtype=np.float32).reshape(3, 5)
 TENSORS: dict[str, tuple[str, Maker]] = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ingot.artifact.safetensors import read_header
 from ingot.errors import BuildError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.safetensors import read_header
 from ingot.pipeline.interchange import transcode as module
 from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.interchange.folder import stored_tensor

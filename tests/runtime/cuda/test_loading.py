@@ -16,7 +16,6 @@ from ingot.runtime.cuda.loading import device_pool_size, read_program
 from ingot.runtime.cuda.programs import NoSegments
 from ingot.runtime.cuda.weights import DeviceWeights
 from ingot.runtime.executors import ExecutorOptions
-from ingot.runtime.tensor_file import TensorFile
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
 
@@ -138,20 +137,6 @@ def test_weights_that_are_missing_or_of_another_type_are_refused(
     save_file(tensors, artifact.path / WEIGHTS_FILE)
     with pytest.raises(ArtifactError, match="has none of that name"):
         make_executor(artifact=artifact)
-
-
-@pytest.mark.parametrize("content", [b"", b"\x02\0\0\0\0\0\0\0[]", b"\xff" * 20, b'\x02\0\0\0\0\0\0\0{"'])
-def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(ArtifactError, match="is no safetensors file"):
-        TensorFile(tmp_path / "bad")
-
-
-def test_a_tensor_beyond_its_file_is_refused(tmp_path: Path) -> None:
-    save_file({"w": np.zeros(8)}, tmp_path / "file")
-    (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match="'w' reaches beyond the file"):
-        TensorFile(tmp_path / "file")
 
 
 class WatchedSegments(NoSegments):

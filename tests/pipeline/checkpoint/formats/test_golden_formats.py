@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ingot.artifact.safetensors import read_header
 from ingot.pipeline.checkpoint.formats import awq, compressed_tensors, gptq
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows, encode_rows
 from ingot.pipeline.checkpoint.formats.quantized_folder import quantization_of, split_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
-from ingot.pipeline.checkpoint.safetensors import read_header
 from tests.data_paths import shared_data
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES
 

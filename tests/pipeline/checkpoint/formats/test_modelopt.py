@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ingot.artifact.safetensors import read_header
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.codes import from_e2m1, from_e4m3
-from ingot.pipeline.checkpoint.safetensors import read_header
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ingot.artifact.safetensors import read_header
 from ingot.pipeline.checkpoint.gguf_file import GgufFile, read_gguf
-from ingot.pipeline.checkpoint.safetensors import read_header
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.interchange.folder import stored_tensor
 from tests.data_paths import shared_data

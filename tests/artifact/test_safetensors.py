@@ -1,73 +1,15 @@
-"""Headers of safetensors files: right ones are read, each kind of damage is refused by name.
-
-NaN and Inf are found by their bits in every float format.
-"""
+"""Headers of safetensors files: valid ones are read, and each kind of damage is refused by name; mapped tensors."""
 
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ingot.errors import CheckpointError
-from ingot.pipeline.checkpoint import safetensors as finite
-from ingot.pipeline.checkpoint.safetensors import (
-    MAX_HEADER_BYTES,
-    NonFinite,
-    StoredTensor,
-    count_non_finite,
-    read_header,
-)
+from ingot.artifact.safetensors import MAX_HEADER_BYTES, MappedTensors, read_header
+from ingot.errors import ArtifactError, CheckpointError
 from tests.pipeline.tiny_checkpoint import entry, write_raw
-
-DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-
-
-def stored(folder: Path, dtype: str, array: np.ndarray[Any, Any], offset: int = 3) -> StoredTensor:
-    """The array in a file, behind some other bytes so that it is not aligned."""
-    file = folder / "tensor.bin"
-    file.write_bytes(bytes([255]) * offset + array.tobytes() + bytes([255]) * 8)
-    return StoredTensor("w", dtype, array.shape, file, offset, array.nbytes)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nan_and_both_infinities_are_counted(tmp_path: Path, dtype: str) -> None:
-    array = np.array([1, np.nan, -np.nan, np.inf, -np.inf, np.inf, 0], np.float32).astype(DTYPES[dtype])
-    assert count_non_finite(stored(tmp_path, dtype, array)) == NonFinite(nan=2, inf=3)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_largest_finite_and_the_smallest_subnormal_are_finite(tmp_path: Path, dtype: str) -> None:
-    finfo: Any = ml_dtypes.finfo  # Any: not annotated
-    limits = finfo(DTYPES[dtype])
-    array = np.array([limits.max, limits.min, limits.smallest_subnormal, -0.0]).astype(DTYPES[dtype])
-    assert count_non_finite(stored(tmp_path, dtype, array)) == NonFinite()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_chunks_are_added_up(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finite, "CHUNK_BYTES", 16)
-    array = np.ones(100, np.float32)
-    array[[0, 7, 8, 50, 99]] = [np.nan, np.inf, np.nan, np.inf, np.nan]
-    assert count_non_finite(stored(tmp_path, dtype, array.astype(DTYPES[dtype]))) == NonFinite(nan=3, inf=2)
-
-
-def test_an_empty_tensor_is_finite(tmp_path: Path) -> None:
-    assert count_non_finite(stored(tmp_path, "F32", np.zeros((0, 4), np.float32))) == NonFinite()
-
-
-def test_integers_are_finite(tmp_path: Path) -> None:
-    assert count_non_finite(stored(tmp_path, "I32", np.full(4, -1, np.int32))) == NonFinite()
-
-
-def test_a_file_that_shrank_since_it_was_opened_is_refused(tmp_path: Path) -> None:
-    tensor = stored(tmp_path, "F32", np.ones(100, np.float32))
-    tensor.file.write_bytes(tensor.file.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match="ends inside 'w'; the file changed while it was read"):
-        count_non_finite(tensor)
-
 
 TWO = {"a": entry("F32", [2], 0, 8), "b": entry("F16", [2, 2], 8, 16)}
 
@@ -84,7 +26,7 @@ def refusal(file: Path) -> str:
     return str(caught.value)
 
 
-def test_tensors_lie_where_the_safetensors_library_puts_them(file: Path) -> None:
+def test_tensors_are_where_the_safetensors_library_puts_them(file: Path) -> None:
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.arange(4, dtype=np.float16),
@@ -123,17 +65,17 @@ def test_a_header_that_the_file_does_not_hold_is_refused(file: Path) -> None:
     assert "truncated: the header needs 5008 bytes" in refusal(file)
 
 
-def test_a_header_that_is_no_json_is_refused(file: Path) -> None:
+def test_a_header_that_is_not_json_is_refused(file: Path) -> None:
     write_raw(file, b"{not json")
     assert "header is not JSON" in refusal(file)
 
 
-def test_a_header_that_is_no_text_is_refused(file: Path) -> None:
+def test_a_header_that_is_not_text_is_refused(file: Path) -> None:
     write_raw(file, b"\xff\xfe\xfd{")
     assert "header is not JSON" in refusal(file)
 
 
-def test_a_header_that_is_no_object_is_refused(file: Path) -> None:
+def test_a_header_that_is_not_an_object_is_refused(file: Path) -> None:
     write_raw(file, [1, 2])
     assert "JSON list, it must be an object" in refusal(file)
 
@@ -187,3 +129,35 @@ def test_offsets_far_beyond_the_file_are_refused(file: Path) -> None:
 def test_bytes_after_the_last_tensor_are_refused(file: Path) -> None:
     write_raw(file, TWO, bytes(17))
     assert "has 1 bytes after its last tensor" in refusal(file)
+
+
+def test_mapped_tensors_are_viewed_without_a_copy(file: Path) -> None:
+    save_file({"w": np.arange(8, dtype=np.uint8)}, file)
+    mapped = MappedTensors(file)
+    assert mapped.view("w").tolist() == list(range(8))
+    assert mapped.view("w", 2, 3).tolist() == [2, 3, 4]
+    assert not mapped.view("w").flags.writeable
+    with pytest.raises(ArtifactError, match="holds no tensor 'v'; build the artifact again"):
+        mapped.view("v")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "has 0 bytes, less than the 8 of a header length; .*; build the artifact again"),
+        (b"\x02\0\0\0\0\0\0\0[]", "its header is a JSON list, it must be an object"),
+        (b"\xff" * 20, "the file is damaged or not a safetensors file"),
+        (b'\x02\0\0\0\0\0\0\0{"', "its header is not JSON"),
+    ],
+)
+def test_an_artifacts_file_that_is_not_safetensors_is_refused(file: Path, content: bytes, problem: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match=problem):
+        MappedTensors(file)
+
+
+def test_an_artifacts_tensor_beyond_its_file_is_refused(file: Path) -> None:
+    save_file({"w": np.zeros(8)}, file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=r"is truncated: 'w' ends at byte .*; build the artifact again"):
+        MappedTensors(file)

@@ -1,0 +1,176 @@
+"""Reader of safetensors files: a checked header, and tensors as views of the mapped file.
+
+Layout (https://github.com/huggingface/safetensors#format): 8 bytes little-endian header length, a JSON object
+name -> {dtype, shape, data_offsets}, then the tensors' bytes, without holes.
+"""
+
+import json
+import mmap
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import ArtifactError, CheckpointError, IngotError, did_you_mean, one_of
+
+MAX_HEADER_BYTES = 100_000_000
+LENGTH_BYTES = 8  # of the header's length, which begins the file
+
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor's type, in the format's words, and its bytes: `offset` counts from the beginning of `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    num_bytes: int
+
+
+def read_header(
+    file: Path, error: type[IngotError] = CheckpointError, remedy: str = "download or copy it again"
+) -> dict[str, StoredTensor]:
+    """Read and check the header of `file`; return its tensors in the order of their bytes.
+
+    Raises `error`, which ends with the remedy where the file is incomplete, for a file that is missing or truncated,
+    or whose header contradicts itself or the data.
+    """
+    return _HeaderReader(file, error, remedy).read()
+
+
+class MappedTensors:
+    """The tensors of an artifact's file by name, in the file's order. The mapping is closed with its last view.
+
+    Raises ArtifactError for a file that `read_header` refuses.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.tensors = read_header(file, ArtifactError, "build the artifact again")
+        with file.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def view(self, name: str, begin: int = 0, size: int | None = None) -> NDArray[np.uint8]:
+        """Bytes of a tensor, or `size` of them from `begin` on; ArtifactError for an unknown name."""
+        if name not in self.tensors:
+            raise ArtifactError(f"{self.file}: holds no tensor {name!r}; build the artifact again")
+        stored = self.tensors[name]
+        return np.frombuffer(
+            self._map, np.uint8, stored.num_bytes - begin if size is None else size, stored.offset + begin
+        )
+
+
+@dataclass(frozen=True)
+class _HeaderReader:
+    file: Path
+    error: type[IngotError]
+    remedy: str
+
+    def read(self) -> dict[str, StoredTensor]:
+        try:
+            size = self.file.stat().st_size
+            with self.file.open("rb") as stream:
+                length = self._header_length(size, stream.read(LENGTH_BYTES))
+                raw = stream.read(length)
+        except OSError as error:
+            raise self._refusal(f"cannot be read: {error.strerror}; check that it exists") from error
+        begin = LENGTH_BYTES + length
+        entries = self._parse(raw)
+        tensors = [self._stored(name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
+        tensors.sort(key=lambda tensor: (tensor.offset, tensor.num_bytes))
+        self._check_layout(tensors, begin, size)
+        return {tensor.name: tensor for tensor in tensors}
+
+    def _refusal(self, problem: str) -> IngotError:
+        return self.error(f"{self.file}: {problem}")
+
+    def _incomplete(self, problem: str) -> IngotError:
+        return self._refusal(f"{problem}; the file is damaged or its copy incomplete; {self.remedy}")
+
+    def _header_length(self, size: int, prefix: bytes) -> int:
+        if len(prefix) < LENGTH_BYTES:
+            raise self._incomplete(f"has {size} bytes, less than the 8 of a header length")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER_BYTES:
+            raise self._refusal(
+                f"its header length is {length} bytes, at most {MAX_HEADER_BYTES} are allowed; "
+                "the file is damaged or not a safetensors file"
+            )
+        if LENGTH_BYTES + length > size:
+            raise self._incomplete(f"is truncated: the header needs {LENGTH_BYTES + length} bytes, the file has {size}")
+        return length
+
+    def _parse(self, raw: bytes) -> dict[str, Any]:
+        try:
+            header = json.loads(raw)
+        except ValueError as error:
+            raise self._refusal(f"its header is not JSON ({error}); the file is damaged") from error
+        if not isinstance(header, dict):
+            raise self._refusal(f"its header is a JSON {type(header).__name__}, it must be an object")
+        return header
+
+    def _stored(self, name: str, entry: Any, begin: int) -> StoredTensor:
+        match entry:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(first), int(last)]}:
+                pass
+            case _:
+                raise self._refusal(
+                    f"the header entry of {name!r} is {entry!r}; it must hold dtype, shape and two data_offsets"
+                )
+        if dtype not in DTYPE_BYTES:
+            raise self._refusal(
+                f"{name!r} has the unknown dtype {dtype!r}; known are {one_of(DTYPE_BYTES)}."
+                + did_you_mean(dtype, DTYPE_BYTES)
+            )
+        if not all(type(dim) is int and dim >= 0 for dim in shape):
+            raise self._refusal(f"{name!r} has the shape {shape!r}; it must hold whole numbers from 0")
+        needed = prod(shape) * DTYPE_BYTES[dtype]
+        if needed != last - first:
+            raise self._refusal(
+                f"{name!r} is {dtype} of shape {shape}, which takes {needed} bytes, "
+                f"but its data_offsets [{first}, {last}] hold {last - first}; the file is damaged"
+            )
+        return StoredTensor(name, dtype, tuple(shape), self.file, begin + first, last - first)
+
+    def _check_layout(self, tensors: list[StoredTensor], begin: int, size: int) -> None:
+        """Refuse overlaps, holes and data that ends before or after the file does."""
+        end = begin
+        for tensor in tensors:
+            if tensor.offset != end:
+                problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a hole before it"
+                raise self._refusal(
+                    f"{tensor.name!r} begins at data offset {tensor.offset - begin}, expected {end - begin}: "
+                    f"it {problem}; the file is damaged"
+                )
+            end += tensor.num_bytes
+        if end > size:
+            last = next(tensor for tensor in tensors if tensor.offset + tensor.num_bytes > size)
+            raise self._incomplete(
+                f"is truncated: {last.name!r} ends at byte {last.offset + last.num_bytes}, the file has {size} "
+                f"of {end} bytes"
+            )
+        if end < size:
+            raise self._refusal(f"has {size - end} bytes after its last tensor; the file is damaged")
