@@ -19,7 +19,8 @@ SUFFIXES = {".py", ".c", ".h", ".md", ".yaml", ".toml", ".jinja", ".css"}
 SKIPPED = ("tests/fixtures/*", "examples/models/*", ".ci/check_words.py", ".ci/allowed_words.txt", "LICENSE")
 
 WORDS = {  # what to find -> what to write
-    r"(?<![Tt]here )\b(?:is|are|was|were|be) no (?!longer\b|more\b|less\b|need\b|such\b|way\b|\w+er\b)": '"is not a ..."',
+    r"(?<![Tt]here )\b(?:is|are|was|were|be) no "
+    r"(?!longer\b|more\b|less\b|need\b|such\b|way\b|\w+er\b)": '"is not a ..."',
     r"\bthere (?:is|are|was|were) none\b": '"no such ..."',
     r"\bthat there (?:is|are) (?:none|no)\b": '"no such ..."',
     r"\b[Ww]hat is known\b": '"facts about ..."',

@@ -78,9 +78,8 @@ def write_weights(
     """
     entries = list(_layout(tensors, padded))
     metadata: dict[str, object] = {} if padded else {"__metadata__": {"format": "pt"}}
-    header_bytes = round_up(
-        LENGTH_BYTES + len(header_text({**metadata, **{e.name: e.header() for e in entries}})), ALIGNMENT
-    )
+    header = header_text({**metadata, **{entry.name: entry.header() for entry in entries}})
+    header_bytes = round_up(LENGTH_BYTES + len(header), ALIGNMENT)
     total, spans = header_bytes + sum(entry.length for entry in entries), {}
     with needing_room(path, "the weights", total), SafetensorsWriter(path, header_bytes, metadata) as writer:
         for entry in entries:
