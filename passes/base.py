@@ -1,53 +1,138 @@
-"""Checks a pass's options against the annotations of its fields.
-
-Known annotations: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object. An option from
-a recipe or a command line is plain data: a list becomes a tuple, a whole number becomes a float where one is wanted.
-
-What a pass is: a frozen dataclass whose fields are its options.
+"""The base class of all passes: one rewrite of the IR, with typed options and facts that the rest of Ingot reads.
 
     @dataclass(frozen=True)
     class DropTwins(Pass):
         name: ClassVar[str] = "drop-twins"
         kind: ClassVar[PassKind] = "clean-up"
         summary: ClassVar[str] = "Removes the second of two equal nodes."
+
         max_bytes: int = 1024
 
         def call(self, model: ir.Model) -> ir.passes.PassResult: ...
 
-`str(DropTwins(max_bytes=8))` is `drop-twins: {max_bytes: 8}`, which can be pasted into a recipe. Options that still
-have their default are left out. To add a pass, see docs/passes.md.
+A pass is a frozen dataclass whose fields are its options. `str(DropTwins(max_bytes=8))` is
+`drop-twins: {max_bytes: 8}`, which can be pasted into a recipe; options at their default are left out. docs/passes.md
+describes how to add a pass.
 """
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import onnx_ir as ir
 import yaml
 
+from ingot.artifact.kv_geometry import KVType
 from ingot.errors import PassError, UsageError, did_you_mean
 
-
-class HasFields(Protocol):
-    """Any dataclass instance."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+PassKind = Literal["clean-up", "fusion", "quantization", "pruning", "lowering"]
+_LOSSY: tuple[PassKind, ...] = ("quantization", "pruning")
 
 
-class _WrongTypeError(Exception):
-    """The value is not what the annotation asks for."""
+@dataclass(frozen=True)
+class Pass(ir.passes.InPlacePass):
+    """One rewrite of the IR, in place.
 
+    `requires` and `ensures` raise PassError when the model before or after the pass breaks its conditions. `call`
+    returns a PassResult with a truthful `modified`. An option of the wrong type raises UsageError on construction; a
+    pass that limits its options further extends `__post_init__`.
 
-def check_options(owner: str, instance: HasFields) -> None:
-    """Raise UsageError for the first field of the dataclass whose value does not fit its annotation."""
-    hints = get_type_hints(type(instance))
-    for field in fields(instance):
-        convert_option(owner, field.name, getattr(instance, field.name), hints[field.name])
+    The properties below are facts about the pass. Ingot judges every pass by them, third parties' included, and never
+    by its name. Override one with a ClassVar, or with a property where the answer depends on the options.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[PassKind]
+    summary: ClassVar[str]
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether outputs may change by more than float rounding: a baseline omits the pass, an export runs it."""
+        return self.kind in _LOSSY
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether it changes weights by more than rounding them: scales, rotates, prunes or tunes.
+
+        Errors of rounded weights are measured against the weights before rounding, and against the checkpoint's own
+        only where no pass of the recipe changes weights. By default every lossy pass does.
+        """
+        return self.is_lossy
+
+    @property
+    def keeps_schemes(self) -> bool:
+        """Whether it leaves in place what a checkpoint format has to store: shapes, bits, block sizes, activations.
+
+        An export knows the schemes before calibration where every pass keeps them or is a `QuantizeWeights`, and then
+        refuses a format that cannot hold them right away. By default no lossy pass does.
+        """
+        return not self.is_lossy
+
+    @property
+    def assigns_schemes(self) -> bool:
+        """Whether it only assigns bits and block sizes to weights, which a later pass rounds by."""
+        return False
+
+    @property
+    def applies_schemes(self) -> bool:
+        """Whether it rounds weights by the schemes that an earlier pass assigned."""
+        return False
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it calls `require_calibration`, so that the recipe needs the section `calibration`."""
+        return False
+
+    @property
+    def needs_float8(self) -> bool:
+        """Whether the GPU has to compute with 8-bit floats (SM 89 or newer)."""
+        return False
+
+    @property
+    def kv_precision(self) -> KVType | None:
+        """Precision that it gives the KV cache, which the target must support; None leaves the cache as it is."""
+        return None
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            convert_option(self.name, field.name, getattr(self, field.name), hints[field.name])
+
+    def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
+        """Run requires, call and ensures; a broken condition is a PassError that starts with the pass's name."""
+        try:
+            return super().__call__(model_or_result)
+        except (ir.passes.InvariantError, ir.passes.PassError) as error:
+            raise PassError(f"{self.name}: {error.__cause__ or error}") from error
+
+    def requires(self, model: ir.Model) -> None:
+        """Raise PassError when the model is not ready for this pass. By default every model is."""
+
+    def ensures(self, model: ir.Model) -> None:
+        """Raise PassError when the pass left the model in a state that it must not. By default nothing is checked."""
+
+    def options(self) -> dict[str, object]:
+        """Every option with its value, as plain data (lists and dicts) that YAML and JSON can hold."""
+        return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}
+
+    def __str__(self) -> str:
+        """The pass as one entry of a recipe's list: its name and the options that differ from their defaults."""
+        changed = {key: value for key, value in self.options().items() if value != _default(self, key)}
+        if not changed:
+            return self.name
+        text = yaml.safe_dump(changed, default_flow_style=True, sort_keys=False, width=float("inf"))
+        return f"{self.name}: {text.strip()}"
 
 
 def convert_option(owner: str, option: str, value: object, annotation: Any) -> Any:
-    """Return the value in the annotation's type; UsageError names owner, option, value and what is allowed."""
+    """Return the value in the annotation's type; UsageError names owner, option, value and what is allowed.
+
+    Annotations: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object. The value may be
+    plain data from YAML or a command line: a list becomes a tuple, an int becomes a float where the annotation is one.
+    Written by hand because pydantic, strict or not, takes True for Literal[1] and 4.0 for Literal[4], and in strict
+    mode refuses a list for a tuple.
+    """
     try:
         return _convert(value, annotation)
     except _WrongTypeError:
@@ -56,7 +141,7 @@ def convert_option(owner: str, option: str, value: object, annotation: Any) -> A
 
 
 def describe(annotation: Any) -> str:
-    """What an annotation allows, in words."""
+    """The values that an annotation allows, in words."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(repr(arg) if isinstance(arg, str) else str(arg) for arg in args)
@@ -86,6 +171,18 @@ _WORDS = {
 }
 
 
+class _WrongTypeError(Exception):
+    """The value does not have the annotation's type."""
+
+
+def _default(pass_: Pass, option: str) -> object:
+    """The option's default as plain data; MISSING, which equals no value, when it has none."""
+    field = next(field for field in fields(pass_) if field.name == option)
+    if field.default_factory is not MISSING:
+        return plain_value(field.default_factory())
+    return plain_value(field.default)
+
+
 def _is_names(annotation: Any) -> bool:
     return get_origin(annotation) is Literal and all(isinstance(arg, str) for arg in get_args(annotation))
 
@@ -105,7 +202,7 @@ def _convert(value: object, annotation: Any) -> Any:
 
 def _convert_choice(value: object, choices: tuple[object, ...]) -> object:
     for choice in choices:
-        if type(value) is type(choice) and value == choice:  # True is not 1 here
+        if type(value) is type(choice) and value == choice:  # True == 1
             return choice
     raise _WrongTypeError
 
@@ -131,71 +228,11 @@ def _convert_mapping(value: object, item: Any) -> dict[str, Any]:
     return {key: _convert(element, item) for key, element in value.items()}
 
 
-def _convert_scalar(value: object, wanted: Any) -> Any:
-    if wanted is object:
+def _convert_scalar(value: object, expected: Any) -> Any:
+    if expected is object:
         return value
-    if wanted is float and type(value) is int:
+    if expected is float and type(value) is int:
         return float(value)
-    if type(value) is not wanted:
+    if type(value) is not expected:
         raise _WrongTypeError
     return value
-
-
-PassKind = Literal["clean-up", "fusion", "quantization", "pruning", "lowering"]
-LOSSY: tuple[PassKind, ...] = ("quantization", "pruning")  # a baseline leaves them out, an export runs them alone
-
-
-@dataclass(frozen=True)
-class Pass(ir.passes.InPlacePass):
-    """One rewrite of the IR, in place.
-
-    `requires` and `ensures` raise PassError when the model before or after is not what the pass promises.
-    `call` returns a PassResult with a truthful `modified`. Wrong option types raise UsageError at birth; a pass that
-    limits its options further extends `__post_init__`.
-    """
-
-    name: ClassVar[str]
-    kind: ClassVar[PassKind]
-    summary: ClassVar[str]
-    needs_calibration: ClassVar[bool] = False  # asks for the service of calibration.py
-
-    def __post_init__(self) -> None:
-        check_options(self.name, self)
-
-    def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
-        """Run requires, call and ensures; a broken condition is a PassError that starts with the pass's name."""
-        try:
-            return super().__call__(model_or_result)
-        except (ir.passes.InvariantError, ir.passes.PassError) as error:
-            raise PassError(f"{self.name}: {error.__cause__ or error}") from error
-
-    @property
-    def asks_calibration(self) -> bool:
-        """Whether it asks for calibration with the options that it has."""
-        return self.needs_calibration
-
-    def requires(self, model: ir.Model) -> None:
-        """Raise PassError when the model is not ready for this pass. By default every model is."""
-
-    def ensures(self, model: ir.Model) -> None:
-        """Raise PassError when the pass did not do what it promises. By default nothing is promised."""
-
-    def options(self) -> dict[str, object]:
-        """Every option with its value, as plain data (lists and dicts) that YAML and JSON can hold."""
-        return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}
-
-    def __str__(self) -> str:
-        """The pass as one entry of a recipe's list: its name and the options that differ from their defaults."""
-        changed = {key: value for key, value in self.options().items() if value != _default(self, key)}
-        if not changed:
-            return self.name
-        text = yaml.safe_dump(changed, default_flow_style=True, sort_keys=False, width=float("inf"))
-        return f"{self.name}: {text.strip()}"
-
-
-def _default(pass_: Pass, option: str) -> object:
-    """The option's default as plain data; MISSING when it has none, which equals no value."""
-    field = next(field for field in fields(pass_) if field.name == option)
-    if field.default_factory is not MISSING:
-        return plain_value(field.default_factory())
-    return plain_value(field.default)

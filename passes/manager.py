@@ -1,150 +1,49 @@
-"""Runs passes in order: verifies the IR between any two, times and counts each, marks new nodes with their maker.
+"""Runs passes in order: verifies the IR after each, times it, and tags the nodes that it makes with its name.
 
-Observing never changes the program: there is one path, and `callback` is called after each pass with the model as it
-is and the record of the pass that made it so. Printing and saving the IR are such callbacks (see printing.py).
-
-The IR's invariants, checked before the first pass and after each.
-
-Every value read is a graph input, an initializer, or made by an earlier node; names are unique and not empty; ops,
-attributes and operand counts are those of their opset; inputs, outputs and initializers have dtype and shape.
+`callback` is called after each pass with the model and the pass's record. Callbacks never change the program: printing
+and saving the IR are callbacks like any other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-import onnx
 import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass
+from ingot.passes.invariants import Signature, verify, verify_signature
 from ingot.passes.printing import model_to_text
-
-INGOT_OPS = {"PagedAttention"}
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What the outside knows of a program: name, dtype and rank of its inputs and outputs, in order."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: ir.Model) -> "Signature":
-        """The signature of this model."""
-        return cls(
-            *(tuple(_describe(value) for value in values) for values in (model.graph.inputs, model.graph.outputs))
-        )
-
-
-def verify(model: ir.Model) -> None:
-    """Raise PassError with the first broken invariant, naming node and value."""
-    graph = model.graph
-    for value in (*graph.inputs, *graph.outputs):
-        _require(value.dtype is not None and value.shape is not None, f"{value.name!r} has no dtype or shape")
-    for name, value in graph.initializers.items():
-        _verify_initializer(name, value)
-    made = _verify_nodes(graph)
-    for value in graph.outputs:
-        _require(value in made, f"graph output {value.name!r} is made by no node of the graph")
-
-
-def verify_signature(model: ir.Model, before: Signature, *, may_extend: bool) -> None:
-    """Raise PassError when inputs or outputs changed; a lowering may add some behind those that were there."""
-    after = Signature.of(model)
-    for what, old, new in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
-        kept = new[: len(old)] if may_extend else new
-        _require(kept == old, f"it changed the graph's {what} from {', '.join(old)} to {', '.join(new)}")
-
-
-def _verify_nodes(graph: ir.Graph) -> set[ir.Value]:
-    """Check every node in order; return all values that are known at the end."""
-    known = {*graph.inputs, *graph.initializers.values()}
-    names = {value.name for value in known}
-    _require(len(names) == len(known), "a graph input and an initializer have the same name")
-    node_names: set[str] = set()
-    for node in graph:
-        _require(bool(node.name) and node.name not in node_names, f"node name {node.name!r} is empty or used twice")
-        node_names.add(node.name or "")
-        _verify_operator(graph, node)
-        for read in node.inputs:
-            _require(
-                read is None or read in known, f"node {node.name!r} reads {_name(read)}, which nothing before it makes"
-            )
-        for value in node.outputs:
-            if value.name:
-                _require(value.name not in names, f"value name {value.name!r} is made twice, again by {node.name!r}")
-                names.add(value.name)
-                known.add(value)
-    return known
-
-
-def _verify_initializer(name: str, value: ir.Value) -> None:
-    tensor = value.const_value
-    _require(value.name == name, f"initializer {name!r} holds the value {value.name!r}")
-    if tensor is None:
-        raise PassError(f"initializer {name!r} has no tensor")
-    _require(value.dtype == tensor.dtype, f"initializer {name!r} is {value.dtype}, its tensor {tensor.dtype}")
-    shape = None if value.shape is None else list(value.shape)
-    _require(shape == list(tensor.shape), f"initializer {name!r} has shape {shape}, its tensor {list(tensor.shape)}")
-
-
-def _verify_operator(graph: ir.Graph, node: ir.Node) -> None:
-    where = f"node {node.name!r} ({node.domain or 'ai.onnx'}::{node.op_type})"
-    _require(node.domain in graph.opset_imports, f"{where}: the model imports no opset for that domain")
-    _require(not any(_subgraphs(node)), f"{where} has a subgraph; the IR is flat")
-    if node.domain == "ingot":
-        _require(node.op_type in INGOT_OPS, f"{where}: no such op; ingot has {', '.join(sorted(INGOT_OPS))}")
-    if node.domain != "":
-        return  # the engine checks its own ops when it loads them
-    version = graph.opset_imports[""]
-    if not onnx.defs.has(node.op_type, version):
-        raise PassError(f"{where}: no such op in opset {version}")
-    schema = onnx.defs.get_schema(node.op_type, version)
-    unknown = [name for name in node.attributes if name not in schema.attributes]
-    _require(not unknown, f"{where}: unknown attribute {', '.join(unknown)}")
-    _require(schema.min_input <= len(node.inputs) <= schema.max_input, f"{where}: {len(node.inputs)} inputs")
-    _require(schema.min_output <= len(node.outputs) <= schema.max_output, f"{where}: {len(node.outputs)} outputs")
-
-
-def _subgraphs(node: ir.Node) -> Iterator[bool]:
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return (attribute.type in graphs for attribute in node.attributes.values())
-
-
-def _describe(value: ir.Value) -> str:
-    rank = "?" if value.shape is None else len(value.shape)
-    return f"{value.name} ({value.dtype.name if value.dtype else '?'}, rank {rank})"
-
-
-def _name(value: ir.Value | None) -> str:
-    return "nothing" if value is None else repr(value.name)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise PassError(message)
-
 
 PASS_KEY = "ingot.pass"  # node.metadata_props: name of the pass that made the node
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did. `options` is str(pass): one entry of a recipe's list."""
+    """What one pass did to the model."""
 
-    name: str
-    options: str
+    pass_: Pass
     seconds: float
     nodes_before: int
     nodes_after: int
     weight_bytes_before: int
     weight_bytes_after: int
     modified: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the pass."""
+        return self.pass_.name
+
+    @property
+    def options(self) -> str:
+        """The pass as one entry of a recipe's list."""
+        return str(self.pass_)
 
 
 Result = TypeVar("Result")
@@ -154,19 +53,19 @@ _history: ContextVar[tuple[str, ...]] = ContextVar("ingot.passes.manager", defau
 
 
 def passes_so_far() -> tuple[str, ...]:
-    """str(pass) of the pass that runs now, and of all that ran before it on the same model; () outside of a manager."""
+    """str(pass) of every pass that ran on the model, the running one last; () outside of a manager."""
     return _history.get()
 
 
 @dataclass(frozen=True)
 class PassManager:
-    """A list of passes, run in order on one model, in place."""
+    """Passes to run in order on one model, in place."""
 
     passes: Sequence[Pass]
     callback: Callback | None = None
 
     def run(self, model: ir.Model) -> list[PassRecord]:
-        """Run every pass; PassError, with the pass's name and what ran before it, stops at the first failure."""
+        """Run every pass. The first failure is a PassError with the pass's name and the passes that ran before it."""
         records: list[PassRecord] = []
         _guarded("import", [], partial(verify, model))
         outside = _history.get()
@@ -183,13 +82,13 @@ class PassManager:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers, counted from dtype and shape: no weight is read."""
+    """Bytes of all initializers, computed from dtype and shape without reading a weight."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def timing_table(records: Sequence[PassRecord]) -> list[tuple[str, ...]]:
-    """Rows for `--time-passes`: a header, one row per pass, a total. Times in milliseconds, weights in MB."""
+    """Rows of `--time-passes`: a header, one row per pass, a total. Times in milliseconds, weights in MB."""
     rows: list[tuple[str, ...]] = [("pass", "ms", "nodes", "weights MB", "modified")]
     for record in records:
         nodes = f"{record.nodes_before} -> {record.nodes_after}"
@@ -198,6 +97,27 @@ def timing_table(records: Sequence[PassRecord]) -> list[tuple[str, ...]]:
         rows.append((record.name, f"{record.seconds * 1e3:.1f}", nodes, weights, modified))
     rows.append(("total", f"{sum(record.seconds for record in records) * 1e3:.1f}", "", "", ""))
     return rows
+
+
+def print_after(names: Collection[str], write: Callable[[str], None]) -> Callable[[ir.Model, PassRecord], None]:
+    """Make a callback that writes the IR after the passes of these names; "all" stands for every pass."""
+
+    def callback(model: ir.Model, record: PassRecord) -> None:
+        if "all" in names or record.name in names:
+            write(f"== IR after {record.name} ==\n{model_to_text(model)}")
+
+    return callback
+
+
+def save_after_each(folder: Path) -> Callable[[ir.Model, PassRecord], None]:
+    """Make a callback that writes the IR after each pass to a file such as 00-fold-constants.txt."""
+    numbers = count()
+
+    def callback(model: ir.Model, record: PassRecord) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{next(numbers):02}-{record.name}.txt").write_text(model_to_text(model), encoding="utf-8")
+
+    return callback
 
 
 def _run_one(pass_: Pass, model: ir.Model) -> PassRecord:
@@ -212,8 +132,7 @@ def _run_one(pass_: Pass, model: ir.Model) -> PassRecord:
     if not result.modified and model_to_text(model) != text:
         raise PassError("it changed the model and reports modified=False")
     return PassRecord(
-        name=pass_.name,
-        options=str(pass_),
+        pass_=pass_,
         seconds=seconds,
         nodes_before=len(known),
         nodes_after=len(model.graph),

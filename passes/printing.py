@@ -6,25 +6,13 @@
     %x = Gemm(%input, %model.w) {transB=1}            # layers.0.self_attn.q_proj, FLOAT[T,64]
     output logits: FLOAT[R,256]
 
-The text depends on the model alone: equal programs print equal text, so it can be compared and kept in tests.
+Equal programs print equal text, so that tests can compare it.
 """
-
-from collections.abc import Callable, Collection
-from itertools import count
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-SMALL_CONSTANT = 4  # tensors of up to so many elements are printed with their values
-
-
-class Named(Protocol):
-    """What `print_after` wants to know of a PassRecord."""
-
-    @property
-    def name(self) -> str: ...
+SMALL_CONSTANT = 4  # largest number of elements that are printed
 
 
 def model_to_text(model: ir.Model) -> str:
@@ -46,27 +34,6 @@ def node_to_text(node: ir.Node) -> str:
     attributes = ", ".join(f"{key}={_attribute(node.attributes[key])}" for key in sorted(node.attributes))
     types = ", ".join(_type(value) for value in node.outputs if value.name)
     return f"{outputs} = {op}({inputs})" + (f" {{{attributes}}}" if attributes else "") + f"  # {node.name}, {types}"
-
-
-def print_after(names: Collection[str], write: Callable[[str], None]) -> Callable[[ir.Model, Named], None]:
-    """A callback for PassManager: writes the IR after the passes of these names, "all" meaning every pass."""
-
-    def callback(model: ir.Model, record: Named) -> None:
-        if "all" in names or record.name in names:
-            write(f"== IR after {record.name} ==\n{model_to_text(model)}")
-
-    return callback
-
-
-def save_after_each(folder: Path) -> Callable[[ir.Model, Named], None]:
-    """A callback for PassManager: writes the IR after each pass to a file such as 00-fold-constants.txt."""
-    numbers = count()
-
-    def callback(model: ir.Model, record: Named) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{next(numbers):02}-{record.name}.txt").write_text(model_to_text(model), encoding="utf-8")
-
-    return callback
 
 
 def _typed(value: ir.Value) -> str:

@@ -1,6 +1,7 @@
-"""Passes by name: ours in a literal table, third parties' by the entry-point group `ingot.passes`.
+"""Passes by name: Ingot's own in a table, third parties' by the entry-point group `ingot.passes`.
 
-To add a pass: its file, its test, one line of PASSES, one section of docs/passes.md. From another distribution:
+To add a pass: its file, its test, one line of PASSES, one section of docs/passes.md. Another distribution names its
+class in its pyproject.toml:
 
     [project.entry-points."ingot.passes"]
     my-pass = "my_package.my_pass:MyPass"
@@ -46,29 +47,29 @@ PASSES: dict[str, str] = {
 
 @cache
 def entry_points(group: str) -> metadata.EntryPoints:
-    """Every installed distribution is read: once a process, not once a pass of every recipe."""
+    """Read the metadata of all installed distributions, once per process."""
     return metadata.entry_points(group=group)
 
 
 def pass_names() -> list[str]:
-    """Names of all passes, ours and third parties', sorted. UsageError when a name is taken twice."""
-    return sorted({*PASSES, *_foreign_passes()})
+    """Names of all passes, third parties' included, sorted. UsageError when a name is taken twice."""
+    return sorted({*PASSES, *_third_party_passes()})
 
 
 def load_pass_class(name: str) -> type[Pass]:
-    """Import the pass of that name; UsageError with the nearest name when there is none."""
-    places = {**PASSES, **{foreign: point.value for foreign, point in _foreign_passes().items()}}
+    """Import the pass of that name; an unknown name is a UsageError with the nearest one."""
+    places = {**PASSES, **{other: point.value for other, point in _third_party_passes().items()}}
     if name not in places:
         raise UsageError(f"no pass is named {name!r}; passes: {one_of(places)}.{did_you_mean(name, places)}")
     module, _, attribute = places[name].partition(":")
     found = getattr(import_module(module), attribute)
     if not (isinstance(found, type) and issubclass(found, Pass) and found.name == name):
-        raise UsageError(f"{places[name]} is registered as pass {name!r} but is no Pass class of that name")
+        raise UsageError(f"{places[name]} is registered as pass {name!r} but is not a Pass class of that name")
     return found
 
 
 def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
-    """A pass with the given options, the others at their defaults.
+    """Make a pass with the given options, the others at their defaults.
 
     UsageError names an unknown option and the nearest known one, or the option, its value and what is allowed.
     """
@@ -84,8 +85,8 @@ def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
     return pass_class(**converted)
 
 
-def _foreign_passes() -> dict[str, EntryPoint]:
-    """Entry points of other distributions by pass name; a name that is taken is refused."""
+def _third_party_passes() -> dict[str, EntryPoint]:
+    """Entry points of other distributions by pass name; UsageError for a name that is taken."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         taken = PASSES.get(point.name) or (found[point.name].value if point.name in found else None)

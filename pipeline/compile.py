@@ -96,7 +96,7 @@ def calibration_engine(
     recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, passes: Sequence[Pass]
 ) -> CalibrationEngine | None:
     """The service for passes that need one, on the recipe's data."""
-    if recipe.calibration is None or not any(pass_.asks_calibration for pass_ in passes):
+    if recipe.calibration is None or not any(pass_.needs_calibration for pass_ in passes):
         return None
     options, facts = recipe.calibration, ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     if options.sequence_tokens > facts.context_tokens:

@@ -135,6 +135,7 @@ class Awq(Pass):
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Scales input channels so that quantization hurts least; rounds nothing itself."
     needs_calibration: ClassVar[bool] = True
+    keeps_schemes: ClassVar[bool] = True
 
     bits: WeightBits = 4
     block_size: BlockSize = 32

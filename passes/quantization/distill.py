@@ -219,6 +219,7 @@ class Distill(Pass):
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Tunes codes, scales and norms of a quantized model by the KL of its outputs."
     needs_calibration: ClassVar[bool] = True
+    keeps_schemes: ClassVar[bool] = True
 
     epochs: int = 12
     batch_tokens: int = 1024

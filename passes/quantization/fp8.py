@@ -177,7 +177,8 @@ class Fp8(Pass):
     name: ClassVar[str] = "fp8"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rounds weights, and activations if wanted, to float8 (e4m3), emulated exactly on CPUs."
-    needs_calibration: ClassVar[bool] = True
+    changes_weights: ClassVar[bool] = False
+    needs_float8: ClassVar[bool] = True
 
     weights: Literal["channel", "tensor"] = "channel"
     activations: ActivationScale = "none"
@@ -192,7 +193,7 @@ class Fp8(Pass):
         self._quantize_activations()  # whose options are checked when it is made
 
     @property
-    def asks_calibration(self) -> bool:
+    def needs_calibration(self) -> bool:
         """Static scales need data."""
         return self.activations == "static"
 

@@ -68,6 +68,8 @@ class MixedPrecision(Pass):
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Chooses each weight's bits and block size within a budget, by its measured effect."
     needs_calibration: ClassVar[bool] = True
+    changes_weights: ClassVar[bool] = False
+    assigns_schemes: ClassVar[bool] = True
 
     same_size_as: Mapping[str, object] | None = None
     budget_bits: float | None = None

@@ -69,7 +69,6 @@ class QuantizeActivations(Pass):
     name: ClassVar[str] = "quantize-activations"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rounds what linear layers read to 8 bits, by token or by calibrated range."
-    needs_calibration: ClassVar[bool] = True
 
     dtype: Literal["int8", "float8"] = "int8"
     mode: Literal["dynamic", "static"] = "dynamic"
@@ -84,9 +83,19 @@ class QuantizeActivations(Pass):
         check_activation_options(self)
 
     @property
-    def asks_calibration(self) -> bool:
+    def needs_calibration(self) -> bool:
         """Dynamic scales alone need no data."""
         return self.mode == "static" or self._splits
+
+    @property
+    def needs_float8(self) -> bool:
+        """Float8 activations are multiplied as float8."""
+        return self.dtype == "float8"
+
+    @property
+    def changes_weights(self) -> bool:
+        """Outlier columns move into a matmul of their own."""
+        return self._splits
 
     @property
     def _splits(self) -> bool:
@@ -102,7 +111,7 @@ class QuantizeActivations(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Look at everything, then change everything: scales are those of the model as it was."""
         wanted = self._wanted(model)
-        plan = (self._plan_on_data(model, wanted) if self.asks_calibration else self._plan(wanted)) if wanted else []
+        plan = (self._plan_on_data(model, wanted) if self.needs_calibration else self._plan(wanted)) if wanted else []
         for planned in plan:
             source = planned.source
             if len(planned.outliers):

@@ -27,7 +27,15 @@ class QuantizeKVCache(Pass):
     name: ClassVar[str] = "quantize-kv-cache"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Keeps keys and values in fp8, int8 or int4, for targets whose kernels read them."
+    changes_weights: ClassVar[bool] = False
+    keeps_schemes: ClassVar[bool] = True
+
     precision: Literal["fp8", "int8", "int4"] = "int8"
+
+    @property
+    def kv_precision(self) -> Literal["fp8", "int8", "int4"]:
+        """The option's."""
+        return self.precision
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Note the precision in the model's geometry."""

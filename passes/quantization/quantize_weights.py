@@ -127,6 +127,8 @@ class QuantizeWeights(Pass):
     name: ClassVar[str] = "quantize-weights"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rounds weight matrices to 2 to 8 bits with an error-minimising clip; needs no data."
+    changes_weights: ClassVar[bool] = False
+    applies_schemes: ClassVar[bool] = True
 
     bits: WeightBits = 4
     block_size: BlockSize = 32

@@ -27,6 +27,8 @@ class RoundScales(Pass):
     name: ClassVar[str] = "round-scales"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rounds scales of quantized weights to float16, which GPTQ, AWQ and GGUF files hold."
+    changes_weights: ClassVar[bool] = False
+    keeps_schemes: ClassVar[bool] = True
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Round the scales of one weight after the other."""

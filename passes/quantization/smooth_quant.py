@@ -90,7 +90,6 @@ class SmoothQuant(Pass):
     name: ClassVar[str] = "smooth-quant"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rounds weights and activations to 8 bits, after moving large inputs into the weights."
-    needs_calibration: ClassVar[bool] = True
 
     alpha: float | Literal["auto", "none"] = 0.5
     weights: WeightScale = "channel"
@@ -121,9 +120,9 @@ class SmoothQuant(Pass):
         self._quantize_activations()  # whose options are checked when it is made
 
     @property
-    def asks_calibration(self) -> bool:
+    def needs_calibration(self) -> bool:
         """Rounding to the nearest with dynamic scales needs no data."""
-        return self.alpha != "none" or (self.activations != "none" and self._quantize_activations().asks_calibration)
+        return self.alpha != "none" or (self.activations != "none" and self._quantize_activations().needs_calibration)
 
     def requires(self, model: ir.Model) -> None:
         """What the passes that it is made of require."""

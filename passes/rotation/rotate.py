@@ -71,6 +71,7 @@ class Rotate(Pass):
     name: ClassVar[str] = "rotate"
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rotates the residual stream and the values, so that quantization meets no large channels."
+    keeps_schemes: ClassVar[bool] = True
 
     matrix: Matrix = "random-hadamard"
     seed: int = 0

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact
 from ingot.errors import UsageError, did_you_mean, one_of
-from ingot.passes.base import LOSSY, Pass
+from ingot.passes.base import Pass
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.progress import progress_to
@@ -99,7 +99,7 @@ def export_checkpoint(
     """
     _require_format(format_name)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    passes = [made for made in recipe.make_passes() if made.kind in LOSSY]
+    passes = [made for made in recipe.make_passes() if made.is_lossy]
     passes += [make_pass("round-scales")] if round_scales else []
     options = WriteOptions(widen=widen)
     if format_name != ONNX:

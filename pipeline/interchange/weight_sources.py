@@ -125,16 +125,13 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
     return value.const_value
 
 
-KEEP_SCHEMES = ("awq", "rotate", "round-scales")  # these change numbers, and nothing that a format has to hold
-
-
 def weights_before_passes(model: ir.Model, passes: Sequence[Pass], names: Iterable[str]) -> list[Weight] | None:
-    """The named weights as these passes will leave an imported model's; None where a pass decides as it goes."""
+    """The named weights as these passes will leave an imported model's; None where a pass decides as it runs."""
     found: dict[str, Weight] = {}
     for made in passes:
         if isinstance(made, QuantizeWeights):
             found = _layers(made, model) | found  # a weight that is quantized is left alone by what follows
-        elif made.name not in KEEP_SCHEMES:
+        elif not made.keeps_schemes:
             return None
     plain = {name: _plain(model, name) for name in names if name not in found}
     weights = {name: found.get(name) or plain[name] for name in dict.fromkeys([*names, *found])}

@@ -14,11 +14,6 @@ from pydantic_core import ErrorDetails
 
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.errors import Problem, UsageError, did_you_mean, one_of
-from ingot.passes.quantization.fp8 import Fp8
-from ingot.passes.quantization.mixed_precision import MixedPrecision
-from ingot.passes.quantization.quantize_activations import QuantizeActivations
-from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
-from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe.schema import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe.yaml import Located
@@ -135,7 +130,7 @@ def _gate_problems(recipe: Located, metric: str, gate: Located) -> Iterator[Prob
 
 def calibration_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Problem]:
     """Passes that need calibration data in a recipe that gives none."""
-    needing = [entry.name for entry in passes if entry.make().asks_calibration]
+    needing = [entry.name for entry in passes if entry.make().needs_calibration]
     if not needing or _has(recipe, "calibration"):
         return []
     message = f"passes: {needing[0]} needs the section `calibration`, which the recipe lacks; "
@@ -144,15 +139,15 @@ def calibration_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list
 
 
 def scheme_problems(recipe: Located, passes: tuple[PassEntry, ...]) -> list[Problem]:
-    """Schemes that are assigned to weights and that no later pass quantizes by."""
+    """Passes that assign schemes to weights with no later pass that applies them."""
     made = [entry.make() for entry in passes]
     unused = [
         pass_
         for at, pass_ in enumerate(made)
-        if isinstance(pass_, MixedPrecision) and not any(isinstance(later, QuantizeWeights) for later in made[at + 1 :])
+        if pass_.assigns_schemes and not any(later.applies_schemes for later in made[at + 1 :])
     ]
-    message = "passes: mixed-precision chooses bits for the pass that quantizes; put gptq or quantize-weights behind it"
-    return [recipe.entries["passes"].problem(message) for _ in unused]
+    message = "passes: {} chooses bits for the pass that quantizes; put gptq or quantize-weights after it"
+    return [recipe.entries["passes"].problem(message.format(pass_.name)) for pass_ in unused]
 
 
 def _has(recipe: Located, section: str) -> bool:
@@ -268,10 +263,10 @@ def _other_target(sm: int) -> str:
 
 def _kv_problems(recipe: Located, target: Target, passes: tuple[PassEntry, ...]) -> Iterator[Problem]:
     for entry in passes:
-        made = entry.make()
-        if isinstance(made, QuantizeKVCache):
+        precision = entry.make().kv_precision
+        if precision is not None:
             try:
-                require_kv_type(target, made.precision)
+                require_kv_type(target, precision)
             except UsageError as error:
                 yield recipe.entries["passes"].problem(f"passes: {error}")
 
@@ -281,7 +276,7 @@ def _float8_problems(recipe: Located, target: Target, passes: tuple[PassEntry, .
     too_old = [sm for sm in target.sms or _given_sms(recipe)[1] if sm < FLOAT8_FROM]
     for entry in passes if too_old else ():
         made = entry.make()
-        if isinstance(made, Fp8) or (isinstance(made, QuantizeActivations) and made.dtype == "float8"):
+        if made.needs_float8:
             yield recipe.entries["passes"].problem(
                 f"passes: {made.name} makes 8-bit floats, which need SM {FLOAT8_FROM} or newer, and target "
                 f"{target.name} builds for SM {too_old[0]}; take 8-bit or 4-bit integers, or newer cards"

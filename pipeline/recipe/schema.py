@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_valida
 
 from ingot.artifact.launch_program import TILES_FILE
 from ingot.errors import UsageError
-from ingot.passes.base import LOSSY, Pass
-from ingot.passes.registry import load_pass_class, make_pass
+from ingot.passes.base import Pass
+from ingot.passes.registry import make_pass
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class Recipe(_Frozen):
             checkpoint=self.checkpoint,
             target=self.target,
             context_tokens=self.context_tokens,
-            passes=tuple(entry for entry in self.passes if not _is_lossy(entry)),
+            passes=tuple(entry for entry in self.passes if not entry.make().is_lossy),
             engine=self.engine,
             gpu=self.gpu,
             threads=self.threads,
@@ -339,10 +339,6 @@ class Recipe(_Frozen):
         data["passes"] = [_pass_as_data(entry.make()) for entry in self.passes]
         ordered = {key: data[key] for key in Recipe.model_fields if key in data}
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=float("inf"))
-
-
-def _is_lossy(entry: PassEntry) -> bool:
-    return load_pass_class(entry.name).kind in LOSSY
 
 
 def _pass_as_data(made: Pass) -> object:

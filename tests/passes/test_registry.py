@@ -1,23 +1,15 @@
 """Passes by name: ours, third parties', and every mistake in a name or an option."""
 
-from importlib.metadata import EntryPoint
 from typing import get_args
 
 import pytest
 
 from ingot.errors import UsageError
-from ingot.passes import registry
 from ingot.passes.base import PassKind
-from ingot.passes.registry import ENTRY_POINT_GROUP, PASSES, load_pass_class, make_pass, pass_names
-from tests.passes.example_passes import AllOptions
+from ingot.passes.registry import PASSES, load_pass_class, make_pass, pass_names
+from tests.passes.example_passes import AllOptions, install
 
 FOREIGN = "tests.passes.example_passes:AllOptions"
-
-
-def _install(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
-    """Let entry points of these names and values be found."""
-    found = [EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in points]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found if group == ENTRY_POINT_GROUP else [])
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -56,18 +48,18 @@ def test_a_wrong_value_is_refused() -> None:
 
 
 def test_lists_of_a_recipe_become_tuples(monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, ("all-options", FOREIGN))
+    install(monkeypatch, ("all-options", FOREIGN))
     assert make_pass("all-options", {"layers": ["a"], "ratio": 2}) == AllOptions(layers=("a",), ratio=2.0)
 
 
 def test_a_third_party_pass_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, ("all-options", FOREIGN))
+    install(monkeypatch, ("all-options", FOREIGN))
     assert "all-options" in pass_names()
     assert load_pass_class("all-options") is AllOptions
 
 
 def test_a_third_party_pass_cannot_take_a_name_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, ("clean-up", FOREIGN))
+    install(monkeypatch, ("clean-up", FOREIGN))
     with pytest.raises(
         UsageError, match=f"{FOREIGN} registers a pass named 'clean-up', which is ingot.passes.fusion.clean_up"
     ):
@@ -75,12 +67,12 @@ def test_a_third_party_pass_cannot_take_a_name_of_ours(monkeypatch: pytest.Monke
 
 
 def test_two_third_parties_cannot_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, ("all-options", FOREIGN), ("all-options", "elsewhere:Other"))
+    install(monkeypatch, ("all-options", FOREIGN), ("all-options", "elsewhere:Other"))
     with pytest.raises(UsageError, match=r"elsewhere:Other registers a pass named 'all-options', which is tests\."):
         pass_names()
 
 
-def test_an_entry_point_that_is_no_pass_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, ("other-name", FOREIGN))
-    with pytest.raises(UsageError, match="registered as pass 'other-name' but is no Pass class of that name"):
+def test_an_entry_point_to_a_pass_of_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("other-name", FOREIGN))
+    with pytest.raises(UsageError, match="registered as pass 'other-name' but is not a Pass class of that name"):
         load_pass_class("other-name")

@@ -21,17 +21,13 @@ import onnx_ir as ir
 from ingot.builder.layer_kl import KlOptions, LayerKl, layer_kl, quantized_weights
 from ingot.passes.manager import PassRecord
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.registry import load_pass_class, pass_names
+from ingot.passes.registry import pass_names
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.compile import Compiled, Observer
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.stored_bytes import stored_bytes
 from ingot.validation.quantization import Quantization, QuantizedWeight
-
-_EXACT = ("clean-up", "fusion")
-_KEEPS_WEIGHTS = ("round-scales", "quantize-activations", "mixed-precision")  # these scale and rotate nothing
-_SCALES_TOO = ("smooth-quant",)  # scales channels and rounds weights in one
 
 
 class WeightWatch:
@@ -59,8 +55,7 @@ class WeightWatch:
             self._then(model, record)
 
     def _look(self, model: ir.Model, record: PassRecord) -> None:
-        kind = load_pass_class(record.name).kind
-        if kind == "lowering":
+        if record.pass_.kind == "lowering":
             return
         if self._last is None:
             self._last = self._start()
@@ -68,8 +63,7 @@ class WeightWatch:
         now = _num_quantized(model)
         if now > self._quantized:
             self.before = self.before or self._last
-            self.changed_by = record.name if record.name in _SCALES_TOO else self.changed_by
-        elif self.before and record.modified and kind not in _EXACT and record.name not in _KEEPS_WEIGHTS:
+        if self.before and record.modified and record.pass_.changes_weights:
             self.changed_by = record.name
         if now >= self._quantized:  # a lowering takes them away
             self._quantized, self._last = now, model.clone()

@@ -20,11 +20,8 @@ from ingot.artifact import Artifact
 from ingot.builder.baseline import with_checkpoint
 from ingot.builder.layer_kl import KlOptions, layer_kl
 from ingot.errors import UsageError, one_of
-from ingot.passes.base import Pass
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.fp8 import Fp8
-from ingot.passes.quantization.quantize_activations import QuantizeActivations
-from ingot.passes.quantization.quantize_weights import QuantizeWeights, outliers
+from ingot.passes.quantization.quantize_weights import outliers
 from ingot.passes.weights import float32_values, weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
@@ -33,8 +30,6 @@ from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.evidence import sealed_quantization
 from ingot.validation.quantization import Quantization, QuantizedWeight
 
-_EXACT = ("clean-up", "fusion", "lowering")
-_KEEPS_WEIGHTS = ("round-scales", "mixed-precision")
 _WINDOW_TOKENS = 512
 
 FloatArray = NDArray[np.float32]
@@ -66,7 +61,7 @@ def quantize_report(
     if checkpoint is None:
         return found, []
     recipe = with_checkpoint(artifact, checkpoint)
-    changing = _changing_passes(recipe)
+    changing = [made.name for made in recipe.make_passes() if made.changes_weights]
     if changing:
         return found, [
             f"{one_of(changing)} changed the weights before they were rounded, so the checkpoint's own say nothing of "
@@ -85,21 +80,10 @@ def _merged(weight: ProgramWeight, sealed: QuantizedWeight | None) -> QuantizedW
     return replace(sealed, **{**shown, "name": sealed.name, "block_size": sealed.block_size})
 
 
-def _changing_passes(recipe: Recipe) -> list[str]:
-    return [made.name for made in recipe.make_passes() if made.kind not in _EXACT and not _keeps_weights(made)]
-
-
-def _keeps_weights(made: Pass) -> bool:
-    """Whether the pass rounds weights, or leaves them as they are, and does nothing else to them."""
-    if isinstance(made, QuantizeActivations):
-        return not (made.outliers or made.outlier_threshold)  # else columns are moved into a product of their own
-    return made.name in _KEEPS_WEIGHTS or isinstance(made, QuantizeWeights | Fp8)
-
-
 def _unquantized(recipe: Recipe) -> ir.Model:
     """The checkpoint as the recipe's exact passes leave it: layers are packed and named as in the artifact."""
     model = import_checkpoint(Checkpoint.open(recipe.require_checkpoint()), recipe.context_tokens)
-    PassManager([made for made in recipe.make_passes() if made.kind in _EXACT]).run(model)
+    PassManager([made for made in recipe.make_passes() if not made.is_lossy]).run(model)
     return model
 
 

@@ -10,8 +10,7 @@ from ingot.builder import BuildResult, Observers, build
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, show_log, stdout
 from ingot.cli.tables import note_prediction, print_assignment, print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
-from ingot.passes.manager import PassRecord, timing_table
-from ingot.passes.printing import print_after, save_after_each
+from ingot.passes.manager import PassRecord, print_after, save_after_each, timing_table
 from ingot.passes.registry import pass_names
 from ingot.pipeline.compile import Observer
 from ingot.runtime import Engine, SamplingParams

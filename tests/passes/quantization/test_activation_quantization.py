@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.passes.calibration import Float32Array
-from ingot.passes.manager import verify
+from ingot.passes.invariants import verify
 from ingot.passes.quantization.activation_quantization import (
     ActivationScheme,
     activation_scheme,

@@ -64,7 +64,7 @@ def test_the_function_stays_nearly_the_same(dtype: str, options: dict[str, Any])
 
 def test_dynamic_scales_need_no_data() -> None:
     model = decoder()
-    assert not QuantizeActivations().asks_calibration
+    assert not QuantizeActivations().needs_calibration
     PassManager([QuantizeActivations()]).run(model)
     assert {row["strategy"] for row in choices(model)} == {"token"}
 

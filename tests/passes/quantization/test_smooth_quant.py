@@ -173,7 +173,7 @@ def test_a_second_run_changes_nothing_and_the_same_data_gives_the_same_model() -
 
 
 def test_rounding_to_the_nearest_with_dynamic_scales_needs_no_data() -> None:
-    assert not SmoothQuant(alpha="none").asks_calibration
+    assert not SmoothQuant(alpha="none").needs_calibration
     model = decoder()
     PassManager([SmoothQuant(alpha="none", **FLOATS)]).run(model)  # type: ignore[arg-type]  # plain options
     assert {row["strategy"] for row in json.loads(model.metadata_props[ACTIVATIONS_KEY])} == {"token"}

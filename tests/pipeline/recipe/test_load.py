@@ -281,7 +281,7 @@ def test_bits_that_no_later_pass_quantizes_by_are_refused(tmp_path: Path) -> Non
     text = "checkpoint: model\ncalibration: {text: t.txt}\npasses: [quantize-weights, mixed-precision]\n"
     assert the_problem(tmp_path, text) == (
         "mine.yaml:3: passes: mixed-precision chooses bits for the pass that quantizes; "
-        "put gptq or quantize-weights behind it"
+        "put gptq or quantize-weights after it"
     )
     written(tmp_path, text.replace("mixed-precision", "mixed-precision, gptq"))
     assert [entry.name for entry in load_recipe(tmp_path / "mine.yaml").passes][1:] == ["mixed-precision", "gptq"]

@@ -1,0 +1,121 @@
+"""The IR's invariants, which the pass manager checks before the first pass and after each.
+
+Every value read is a graph input, an initializer, or made by an earlier node; names are unique and not empty; ops,
+attributes and operand counts are those of their opset; inputs, outputs and initializers have dtype and shape.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from ingot.errors import PassError
+
+INGOT_OPS = {"PagedAttention"}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The interface of a program: name, dtype and rank of its inputs and outputs, in order."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: ir.Model) -> "Signature":
+        """The signature of this model."""
+        inputs, outputs = model.graph.inputs, model.graph.outputs
+        return cls(tuple(map(_describe, inputs)), tuple(map(_describe, outputs)))
+
+
+def verify(model: ir.Model) -> None:
+    """Raise PassError with the first broken invariant, naming node and value."""
+    graph = model.graph
+    for value in (*graph.inputs, *graph.outputs):
+        _require(value.dtype is not None and value.shape is not None, f"{value.name!r} has no dtype or shape")
+    for name, value in graph.initializers.items():
+        _verify_initializer(name, value)
+    values = _verify_nodes(graph)
+    for value in graph.outputs:
+        _require(value in values, f"graph output {value.name!r} is made by no node of the graph")
+
+
+def verify_signature(model: ir.Model, before: Signature, *, may_extend: bool) -> None:
+    """Raise PassError when inputs or outputs changed; `may_extend` allows new ones at the end."""
+    after = Signature.of(model)
+    for what, old, new in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
+        kept = new[: len(old)] if may_extend else new
+        _require(kept == old, f"it changed the graph's {what} from {', '.join(old)} to {', '.join(new)}")
+
+
+def _verify_nodes(graph: ir.Graph) -> set[ir.Value]:
+    """Check every node in order; return all values of the graph."""
+    known = {*graph.inputs, *graph.initializers.values()}
+    names = {value.name for value in known}
+    _require(len(names) == len(known), "a graph input and an initializer have the same name")
+    node_names: set[str] = set()
+    for node in graph:
+        _require(bool(node.name) and node.name not in node_names, f"node name {node.name!r} is empty or used twice")
+        node_names.add(node.name or "")
+        _verify_operator(graph, node)
+        for read in node.inputs:
+            _require(
+                read is None or read in known, f"node {node.name!r} reads {_name(read)}, which nothing before it makes"
+            )
+        for value in node.outputs:
+            if value.name:
+                _require(value.name not in names, f"value name {value.name!r} is made twice, again by {node.name!r}")
+                names.add(value.name)
+                known.add(value)
+    return known
+
+
+def _verify_initializer(name: str, value: ir.Value) -> None:
+    tensor = value.const_value
+    _require(value.name == name, f"initializer {name!r} holds the value {value.name!r}")
+    if tensor is None:
+        raise PassError(f"initializer {name!r} has no tensor")
+    _require(value.dtype == tensor.dtype, f"initializer {name!r} is {value.dtype}, its tensor {tensor.dtype}")
+    shape = None if value.shape is None else list(value.shape)
+    _require(shape == list(tensor.shape), f"initializer {name!r} has shape {shape}, its tensor {list(tensor.shape)}")
+
+
+def _verify_operator(graph: ir.Graph, node: ir.Node) -> None:
+    where = f"node {node.name!r} ({node.domain or 'ai.onnx'}::{node.op_type})"
+    _require(node.domain in graph.opset_imports, f"{where}: the model imports no opset for that domain")
+    _require(not any(_subgraphs(node)), f"{where} has a subgraph; the IR is flat")
+    if node.domain == "ingot":
+        _require(node.op_type in INGOT_OPS, f"{where}: no such op; ingot has {', '.join(sorted(INGOT_OPS))}")
+    if node.domain != "":
+        return  # the engine checks its own ops when it loads them
+    version = graph.opset_imports[""]
+    if not onnx.defs.has(node.op_type, version):
+        raise PassError(f"{where}: no such op in opset {version}")
+    _verify_schema(node, onnx.defs.get_schema(node.op_type, version), where)
+
+
+def _verify_schema(node: ir.Node, schema: onnx.defs.OpSchema, where: str) -> None:
+    unknown = [name for name in node.attributes if name not in schema.attributes]
+    _require(not unknown, f"{where}: unknown attribute {', '.join(unknown)}")
+    _require(schema.min_input <= len(node.inputs) <= schema.max_input, f"{where}: {len(node.inputs)} inputs")
+    _require(schema.min_output <= len(node.outputs) <= schema.max_output, f"{where}: {len(node.outputs)} outputs")
+
+
+def _subgraphs(node: ir.Node) -> Iterator[bool]:
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return (attribute.type in graphs for attribute in node.attributes.values())
+
+
+def _describe(value: ir.Value) -> str:
+    rank = "?" if value.shape is None else len(value.shape)
+    return f"{value.name} ({value.dtype.name if value.dtype else '?'}, rank {rank})"
+
+
+def _name(value: ir.Value | None) -> str:
+    return "nothing" if value is None else repr(value.name)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise PassError(message)
