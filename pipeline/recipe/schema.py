@@ -1,11 +1,7 @@
-"""A recipe: what to build and what must hold. Frozen, validated, with every default filled in.
+"""The schema of a recipe: what to build and what must hold. Frozen, validated, with every default filled in.
 
-`recipe_loader.load_recipe` makes one from YAML; docs/recipes.md explains every key. To add a key: its field here with
-a description, its line in docs/recipes.md, and whoever reads it.
-
-The recipe's section `gpu`: what a program for a card is made for. Targets without a card do not read it.
-
-Paths as recipes give them: relative to the file that they stand in.
+load.py makes a Recipe from YAML; docs/recipes.md documents every key. To add a key: its field here with a description,
+its line in docs/recipes.md, and the code that reads it.
 """
 
 import os
@@ -35,94 +31,91 @@ class RecipePath:
 
     @property
     def path(self) -> Path:
-        """Where it points; `~` is the home folder."""
+        """The path, normalized; `~` is the home folder."""
         return Path(os.path.normpath(self.folder / Path(self.given).expanduser()))
 
 
 GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str)]
-
-
 Rows = Annotated[int, Field(ge=1)]
-_LEAST_RAGGED = 32
-_STEP = 4
 
-
-class GpuOptions(BaseModel):
-    """Activations, the numbers of rows that programs are made for, and the choice of tiles."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    activations: Literal["checkpoint", "float16", "bfloat16", "float32"] = Field(
-        default="checkpoint",
-        description="type that is computed in; checkpoint: its own where that has 16 bits, else float16",
-    )
-    decode_rows: tuple[Rows, ...] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64),
-        min_length=1,
-        description="programs for steps of one token a sequence; the largest is the most sequences at a time",
-    )
-    prefill_rows: tuple[Rows, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="programs for other steps, by tokens; null: 32, 128, ... up to engine.max_batch_tokens",
-    )
-    sms: tuple[int, ...] = Field(
-        default=(), description="cards that a target with a choice builds for, as [86, 89, 120]"
-    )
-    tiles: GivenPath | None = Field(default=None, description="table of tiles that `ingot tune` measured on a card")
-
-    @field_validator("decode_rows", "prefill_rows", "sms")
-    @classmethod
-    def _ascending(cls, values: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if values is not None and list(values) != sorted(set(values)):
-            raise ValueError(f"{list(values)} must ascend, and name each value once")
-        return values
-
-    def ragged_rows(self, max_batch_tokens: int) -> tuple[int, ...]:
-        """Rows of the programs for other steps than plain decoding; the last holds a whole step."""
-        given = self.prefill_rows
-        if given is None:
-            rows, given = _LEAST_RAGGED, ()
-            while rows < max_batch_tokens:
-                given, rows = (*given, rows), rows * _STEP
-        return (*(rows for rows in given if rows < max_batch_tokens), max_batch_tokens)
-
-
-IN_CHECKPOINT = "checkpoint:"
+IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
+_LEAST_RAGGED_ROWS = 32
+_RAGGED_STEP = 4
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class GpuOptions(_Frozen):
+    """Options of programs for GPUs. CPU targets ignore them."""
+
+    activations: Literal["checkpoint", "float16", "bfloat16", "float32"] = Field(
+        default="checkpoint",
+        description="compute type; checkpoint: the checkpoint's type if it has 16 bits, else float16",
+    )
+    decode_rows: tuple[Rows, ...] = Field(
+        default=(1, 2, 4, 8, 16, 32, 64),
+        min_length=1,
+        description="batch sizes of the decode programs; the largest is the maximum number of concurrent sequences",
+    )
+    prefill_rows: tuple[Rows, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="token counts of the programs for other steps; null: 32, 128, ... up to engine.max_batch_tokens",
+    )
+    sms: tuple[int, ...] = Field(
+        default=(), description="GPUs to build for, by SM number such as [86, 89, 120], if the target offers a choice"
+    )
+    tiles: GivenPath | None = Field(default=None, description="tile table measured on a GPU by `ingot tune`")
+
+    @field_validator("decode_rows", "prefill_rows", "sms")
+    @classmethod
+    def _ascending(cls, values: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if values is not None and list(values) != sorted(set(values)):
+            raise ValueError(f"{list(values)} must be in ascending order without duplicates")
+        return values
+
+    def ragged_rows(self, max_batch_tokens: int) -> tuple[int, ...]:
+        """Token counts of the programs for steps with prefill; the last one fits a whole step."""
+        given = self.prefill_rows
+        if given is None:
+            rows, given = _LEAST_RAGGED_ROWS, ()
+            while rows < max_batch_tokens:
+                given, rows = (*given, rows), rows * _RAGGED_STEP
+        return (*(rows for rows in given if rows < max_batch_tokens), max_batch_tokens)
+
+
 class PassEntry(_Frozen):
-    """One pass of the list, by name, with the options that the recipe sets."""
+    """One pass of the list: its name and the options that the recipe sets."""
 
     name: str
     options: Mapping[str, object] = Field(default_factory=dict)
 
     def make(self) -> Pass:
-        """The pass itself."""
+        """Construct the pass."""
         return make_pass(self.name, self.options)
 
 
 class EngineOptions(_Frozen):
     """Sizes that the runtime is built for."""
 
-    max_batch_tokens: int = Field(default=512, ge=1, description="most tokens of one engine step")
-    block_tokens: int = Field(default=16, ge=1, description="tokens of one KV block")
+    max_batch_tokens: int = Field(default=512, ge=1, description="maximum tokens per engine step")
+    block_tokens: int = Field(default=16, ge=1, description="tokens per KV block")
 
 
 class EvaluationOptions(_Frozen):
-    """The text that accuracy is measured on."""
+    """The text on which accuracy is measured."""
 
     text: GivenPath = Field(
         description="text file, relative to this recipe; `checkpoint:FILE` is a file in the checkpoint's folder"
     )
     tokens: int = Field(default=61_440, ge=2, description="tokens to predict, rounded down to whole windows")
-    window_tokens: int = Field(default=512, ge=1, description="tokens of context and of prediction per window")
+    window_tokens: int = Field(default=512, ge=1, description="context tokens and predicted tokens per window")
     layer_kl_tokens: int | None = Field(
-        default=None, ge=0, description="tokens for the KL of each weight quantized alone; 0: none, null: 2048 or fewer"
+        default=None,
+        ge=0,
+        description="tokens for the KL of each weight quantized alone; 0: not measured, null: at most 2048",
     )
 
     @model_validator(mode="after")
@@ -136,49 +129,49 @@ class EvaluationOptions(_Frozen):
 
 
 class CalibrationOptions(_Frozen):
-    """The data that passes such as gptq look at."""
+    """Data for calibrated passes such as gptq."""
 
     text: GivenPath | None = Field(
         default=None,
-        description="text file, JSONL file or folder, given as `evaluation.text` is, and another one than that",
+        description="text file, JSONL file or folder, written like `evaluation.text`; must not be the evaluation text",
     )
     field: str | None = Field(
         default=None, min_length=1, description="key of a JSONL record; null: text, messages, or prompt and completion"
     )
-    chat_template: bool = Field(default=False, description="render messages by the checkpoint's chat template")
+    chat_template: bool = Field(default=False, description="render messages with the checkpoint's chat template")
     packing: Literal["packed", "documents"] = Field(
         default="packed",
-        description="packed: documents end to end in sequences of one length; documents: each a sequence of its own",
+        description="packed: documents end to end in sequences of one length; documents: one sequence per document",
     )
     sequences: int = Field(default=64, ge=1, description="sequences drawn from the text, without overlap")
-    sequence_tokens: int = Field(default=256, ge=2, description="tokens of each, or the most for `documents`")
-    seed: int = Field(default=0, ge=0, description="seed of the draw")
+    sequence_tokens: int = Field(default=256, ge=2, description="tokens per sequence; the maximum for `documents`")
+    seed: int = Field(default=0, ge=0, description="seed of the random choice of sequences")
 
 
 class ServiceLevelOptions(_Frozen):
-    """The objective behind goodput: a request counts when both hold."""
+    """The service-level objective for goodput: a request counts when both limits hold."""
 
-    ttft_seconds: float = Field(gt=0, description="longest time to first token that counts")
-    tpot_seconds: float = Field(gt=0, description="longest time per output token that counts")
+    ttft_seconds: float = Field(gt=0, description="maximum time to first token")
+    tpot_seconds: float = Field(gt=0, description="maximum time per output token")
 
 
 class LatencyOptions(_Frozen):
-    """The load that latency is measured under, baseline and candidate interleaved."""
+    """The load under which latency is measured, baseline and candidate interleaved."""
 
     concurrency: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(1, 4), min_length=1, description="levels: requests kept in flight"
+        default=(1, 4), min_length=1, description="numbers of requests kept in flight, each measured on its own"
     )
-    prompt_tokens: int = Field(default=128, ge=1, description="tokens of each prompt")
-    output_tokens: int = Field(default=64, ge=2, description="tokens of each output")
+    prompt_tokens: int = Field(default=128, ge=1, description="tokens per prompt")
+    output_tokens: int = Field(default=64, ge=2, description="tokens per output")
     requests: int = Field(default=8, ge=1, description="requests per run")
-    rounds: int = Field(default=5, ge=2, description="pairs of runs per level")
+    rounds: int = Field(default=5, ge=2, description="pairs of runs (baseline, candidate) per concurrency")
     slo: ServiceLevelOptions | None = Field(default=None, description="objective for goodput; null for none")
 
     @field_validator("concurrency")
     @classmethod
     def _levels_differ(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(levels)) < len(levels):
-            raise ValueError(f"concurrency {list(levels)} names a level twice: take one out")
+            raise ValueError(f"concurrency {list(levels)} repeats a level; remove it")
         return levels
 
 
@@ -186,15 +179,15 @@ class GenerateOptions(_Frozen):
     """A sample text, shown at the end of the build."""
 
     prompt: str = Field(min_length=1, description="text to continue")
-    max_tokens: int = Field(default=64, ge=1, description="most tokens to generate")
-    temperature: float = Field(default=0.0, ge=0, description="0 is greedy; else draws are seeded by `seed`")
+    max_tokens: int = Field(default=64, ge=1, description="maximum tokens to generate")
+    temperature: float = Field(default=0.0, ge=0, description="0 is greedy; otherwise sampling is seeded by `seed`")
 
 
 class GateLimit(_Frozen):
     """The limit of one gate: `max` where lower is better, `min` where higher is."""
 
-    max: float | None = Field(default=None, description="the measured value must not be above")
-    min: float | None = Field(default=None, description="the measured value must not be below")
+    max: float | None = Field(default=None, description="the measured value must not be above this")
+    min: float | None = Field(default=None, description="the measured value must not be below this")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -204,12 +197,12 @@ class GateLimit(_Frozen):
 
     @property
     def bound(self) -> Literal["max", "min"]:
-        """Which side is limited."""
+        """The kind of limit."""
         return "max" if self.max is not None else "min"
 
     @property
     def limit(self) -> float:
-        """The limit's value."""
+        """The value of the limit."""
         value = self.max if self.max is not None else self.min
         assert value is not None
         return value
@@ -224,59 +217,59 @@ class Recipe(_Frozen):
     description: str = Field(default="", description="one sentence for `ingot recipes`")
     checkpoint: GivenPath | None = Field(default=None, description="checkpoint folder, relative to this recipe")
     target: str = Field(default="cpu", description="what to build for")
-    context_tokens: int | None = Field(default=None, ge=1, description="longest sequence; null takes the model's own")
-    output: str | None = Field(default=None, min_length=1, description="artifact folder; null is artifacts/NAME")
+    context_tokens: int | None = Field(default=None, ge=1, description="longest sequence; null: the model's own limit")
+    output: str | None = Field(default=None, min_length=1, description="artifact folder; null: artifacts/NAME")
     passes: tuple[PassEntry, ...] = Field(
         default=(), description="passes in order, each a name or {name: {option: value}}"
     )
     engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
-    gpu: GpuOptions = Field(default=GpuOptions(), description="what a program for a card is made for")
-    calibration: CalibrationOptions | None = Field(default=None, description="data for passes that ask for it")
+    gpu: GpuOptions = Field(default=GpuOptions(), description="options of programs for GPUs")
+    calibration: CalibrationOptions | None = Field(
+        default=None, description="data for calibrated passes; null for none"
+    )
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
     latency: LatencyOptions | None = Field(default=None, description="latency measurement; null for none")
     generate: GenerateOptions | None = Field(default=None, description="sample text; null for none")
     gates: Mapping[str, GateLimit] = Field(
-        default_factory=dict, description="limits by metric; an artifact that breaks one is not made"
+        default_factory=dict, description="limits by metric; an artifact that breaks one is rejected"
     )
     seed: int = Field(default=0, ge=0, description="seed of everything random in build and measurement")
-    threads: int | None = Field(
-        default=None, ge=1, description="threads to compute with; null takes INGOT_THREADS or all cores"
-    )
+    threads: int | None = Field(default=None, ge=1, description="compute threads; null: INGOT_THREADS or all cores")
 
     @property
     def output_folder(self) -> Path:
-        """Where the artifact goes, relative to the working folder."""
+        """The artifact's folder, relative to the working folder."""
         return Path(self.output).expanduser() if self.output else Path("artifacts") / self.name
 
     def require_checkpoint(self) -> Path:
-        """The checkpoint's folder or GGUF file. UsageError when the recipe names none, or it is not there."""
+        """The checkpoint's folder or GGUF file. UsageError when the recipe names none, or it does not exist."""
         advice = "set it with --set checkpoint=FOLDER_OR_GGUF (or `checkpoint:` in a recipe that extends this one)"
         if self.checkpoint is None:
             raise UsageError(f"recipe {self.name} names no checkpoint; {advice}")
         path = self.checkpoint.path
         if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
             raise UsageError(
-                f"recipe {self.name}: checkpoint {self.checkpoint.given!r} is no folder "
+                f"recipe {self.name}: checkpoint {self.checkpoint.given!r} is not a folder or GGUF file "
                 f"(looked for {self.checkpoint.path}); {advice}"
             )
         return self.checkpoint.path
 
     def require_checkpoint_folder(self) -> Path:
-        """Where the checkpoint's other files are: the folder itself, or the one that the GGUF file lies in."""
+        """The folder of the checkpoint's files: the checkpoint itself, or the parent of the GGUF file."""
         path = self.require_checkpoint()
         return path.parent if path.is_file() else path
 
     def evaluation_text(self) -> Path | None:
-        """The evaluation text's file; None without an evaluation. UsageError when it is not there."""
+        """The evaluation text's file; None without an evaluation. UsageError when it does not exist."""
         if self.evaluation is None:
             return None
         advice = "or --set evaluation=null to build without measuring accuracy"
         return self._text("evaluation.text", self.evaluation.text, advice)
 
     def calibration_text(self) -> Path:
-        """The calibration text's file or folder. UsageError when the recipe names none, or it is not there."""
+        """The calibration text's file or folder. UsageError when the recipe names none, or it does not exist."""
         text = self.calibration.text if self.calibration else None
-        advice = "or leave the calibrated passes out"
+        advice = "or remove the calibrated passes"
         if text is None:
             raise UsageError(
                 f"recipe {self.name} names no calibration text; set it with --set calibration.text=FILE, {advice}"
@@ -284,20 +277,20 @@ class Recipe(_Frozen):
         return self._text("calibration.text", text, advice, folder=True)
 
     def _text(self, key: str, text: RecipePath, advice: str, folder: bool = False) -> Path:
-        """The file (or folder) of a text, which may lie in the checkpoint's folder."""
+        """The file (or folder) under a key, which may be in the checkpoint's folder."""
         path = text.path
         if text.given.startswith(IN_CHECKPOINT):
             path = self.require_checkpoint_folder() / text.given.removeprefix(IN_CHECKPOINT)
         if not path.is_file() and not (folder and path.is_dir()):
             raise UsageError(
-                f"recipe {self.name}: {key} {text.given!r} is no file{' or folder' if folder else ''} "
+                f"recipe {self.name}: {key} {text.given!r} is not a file{' or folder' if folder else ''} "
                 f"(looked for {path}); set it with --set {key}=FILE, {advice}"
             )
         return path
 
     def tile_table(self) -> Path | None:
-        """The table of tiles; None where the recipe names none. UsageError when it is not there."""
-        advice = "make one with `ingot tune`, or leave it out"
+        """The tile table's file; None without one. UsageError when it does not exist."""
+        advice = "create one with `ingot tune`, or remove the key"
         return self._text("gpu.tiles", self.gpu.tiles, advice) if self.gpu.tiles else None
 
     def make_passes(self) -> list[Pass]:
@@ -305,9 +298,9 @@ class Recipe(_Frozen):
         return [entry.make() for entry in self.passes]
 
     def baseline(self) -> "Recipe":
-        """What the candidate is compared with: no quantization, and nothing that does not shape the program.
+        """The recipe of the baseline: without quantization, and without keys that do not affect the program.
 
-        Recipes that differ in quantization and measurement alone so have one and the same baseline.
+        Recipes that differ only in quantization and measurement share one baseline.
         """
         return Recipe(
             name="baseline",
@@ -323,8 +316,8 @@ class Recipe(_Frozen):
     def resolved_yaml(self) -> str:
         """The recipe with every default filled in, as YAML that is the same on any machine.
 
-        Checkpoint and text stand by name, without their folders, and `output` is left out: neither changes what is
-        built, and the artifact's identity covers this text.
+        Checkpoint and texts are given by name, without their folders, and `output` is left out: neither changes what
+        is built, and the artifact's identity covers this text.
         """
         data = self.model_dump(mode="json", exclude={"output", "passes"})
         if self.checkpoint is not None:

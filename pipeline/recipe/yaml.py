@@ -1,6 +1,6 @@
-"""YAML with places: every value of a recipe knows the file and line of its key.
+"""Reads YAML with places: every value of a recipe comes with the file and line of its key.
 
-Only plain data is read (the safe loader); duplicate keys, keys that are no text and endless aliases are refused.
+Only plain data is read (the safe loader); duplicate keys, keys that are not strings and endless aliases are refused.
 """
 
 import re
@@ -12,7 +12,7 @@ import yaml
 
 from ingot.errors import Problem
 
-# An alias may repeat a part of the file; this bounds what a file can grow to (the "billion laughs").
+# Aliases repeat parts of the file; this bounds the size that a file can expand to (the "billion laughs" attack).
 _MAX_VALUES = 20_000
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -45,7 +45,7 @@ class Located:
         return self.value if isinstance(self.value, tuple) else ()
 
     def plain(self) -> object:
-        """The value without places: dicts, tuples and scalars."""
+        """The value without places, as dicts, tuples and scalars."""
         if isinstance(self.value, dict):
             return {key: item.plain() for key, item in self.entries.items()}
         return tuple(item.plain() for item in self.items) if isinstance(self.value, tuple) else self.value
@@ -60,7 +60,7 @@ class Located:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which also reads 1e-3 as a number, as YAML 1.2 does."""
+    """The safe loader, extended to read 1e-3 as a number, as YAML 1.2 does."""
 
 
 _Loader.add_implicit_resolver(
@@ -69,7 +69,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_located(text: str, file: str, folder: Path, problems: list[Problem]) -> Located | None:
-    """Read one YAML document. Appends every mistake to `problems`; None when the text is no YAML at all."""
+    """Read one YAML document. Appends every mistake to `problems`; None for text that is not YAML."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -80,17 +80,17 @@ def read_located(text: str, file: str, folder: Path, problems: list[Problem]) ->
         mark = error.problem_mark or error.context_mark
         problems.append(Problem(file, mark.line + 1 if mark else 0, _syntax_message(error)))
     except yaml.YAMLError as error:
-        problems.append(Problem(file, 0, f"this is no YAML: {str(error).splitlines()[0]}"))
+        problems.append(Problem(file, 0, f"invalid YAML: {str(error).splitlines()[0]}"))
     except (RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
         reason = "values are nested too deeply" if isinstance(error, RecursionError) else str(error)
-        problems.append(Problem(file, 0, f"this is no recipe: {reason}"))
+        problems.append(Problem(file, 0, f"invalid recipe: {reason}"))
     return None
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in str(error.problem):
-        return "a tab stands where YAML wants spaces; indent with spaces"
-    return f"this is no YAML: {', '.join(part for part in (error.context, error.problem) if part)}"
+        return "tab in the indentation; YAML requires spaces"
+    return f"invalid YAML: {', '.join(part for part in (error.context, error.problem) if part)}"
 
 
 def _line(node: yaml.Node) -> int:
@@ -105,14 +105,14 @@ class _Reader:
         self._file = file
         self._folder = folder
         self._problems = problems
-        self._open: set[int] = set()  # nodes on the way down, to see an alias that holds itself
+        self._open: set[int] = set()  # nodes on the way down, to detect an alias that contains itself
         self._num_values = 0
 
     def located(self, node: yaml.Node, line: int) -> Located:
         """The node's value; `line` is that of its key."""
         self._num_values += 1
         if id(node) in self._open or self._num_values > _MAX_VALUES:
-            self._report(line, "aliases repeat themselves without end; write the values out")
+            self._report(line, "aliases repeat without end; write the values out")
             return Located(None, self._file, line, self._folder)
         self._open.add(id(node))
         value = self._value(node)
@@ -140,10 +140,12 @@ class _Reader:
             if key_node.tag != "tag:yaml.org,2002:str" or not isinstance(key, str):
                 self._report(
                     line,
-                    f"the key {key!r} is no text; put it in quotes" if isinstance(key, str) else "a key must be a text",
+                    f"the key {key!r} is not a string; put it in quotes"
+                    if isinstance(key, str)
+                    else "a key must be a string",
                 )
             elif key in own:
-                self._report(line, f"{key!r} stands here a second time (first in line {own[key].line}); keep one")
+                self._report(line, f"duplicate key {key!r} (first in line {own[key].line}); keep one")
             else:
                 own[key] = self.located(value_node, line)
         return {**merged, **own}
@@ -155,7 +157,7 @@ class _Reader:
         for source in sources:
             found = self.located(source, line)
             if not isinstance(found.value, dict):
-                self._report(line, "<< merges mappings only; give it the alias of one")
+                self._report(line, "<< merges mappings only; give it the alias of a mapping")
             merged = {**found.entries, **merged}
         return merged
 

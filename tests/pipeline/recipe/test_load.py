@@ -27,7 +27,7 @@ def the_problem(folder: Path, text: str | bytes, *overrides: str) -> str:
     return found[0]
 
 
-def test_the_recipes_that_ship_load_and_say_what_they_build() -> None:
+def test_the_recipes_that_ship_load_and_have_a_description() -> None:
     shipped = dict(list_recipes())
     assert set(shipped) >= {"demo", "fp32-cpu", "int8-cpu", "int4-cpu"}
     assert all(shipped.values())
@@ -66,14 +66,14 @@ threads: true
         "mine.yaml:8: passes: no pass is named 'fold-constant'",
         "mine.yaml:10: passes: quantize-weights: bits is 5; allowed: 2 or 3 or 4 or 8",
         "mine.yaml:11: passes: quantize-weights: unknown option 'blok_size'",
-        "mine.yaml:12: passes: {clean-up: 3} is no pass; write NAME or NAME: {option: value, ...}",
+        "mine.yaml:12: passes: {clean-up: 3} is not a pass; write NAME or NAME: {option: value, ...}",
         "mine.yaml:13: latency.rounds is 1; it must be 2 or more",
         "mine.yaml:13: latency.slo.tpot_seconds is missing",
-        "mine.yaml:15: gates: there is no metric 'kl_meen'",
-        "mine.yaml:16: gates: ttft_ratio is the better the lower it is; write max instead of min",
-        "mine.yaml:17: gates: size_ratio is the better the lower it is; write max instead of min",
+        "mine.yaml:15: gates: unknown metric 'kl_meen'; metrics: ",
+        "mine.yaml:16: gates: for ttft_ratio, lower is better; write max instead of min",
+        "mine.yaml:17: gates: for size_ratio, lower is better; write max instead of min",
         "mine.yaml:17: gates.size_ratio: a gate has exactly one limit",
-        "mine.yaml:18: gates: perplexity is measured by the section `evaluation`, which the recipe lacks; add it, or",
+        "mine.yaml:18: gates: perplexity requires the section `evaluation`, which the recipe does not have; add it, or",
         "mine.yaml:18: gates.perplexity.max is inf; it must be a finite number",
         "mine.yaml:19: seed is -1; it must be 0 or more",
         "mine.yaml:20: threads is true; it must be a whole number",
@@ -103,24 +103,24 @@ def test_the_nearest_name_is_offered(tmp_path: Path, text: str, nearest: str) ->
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("seed: 1\nname: a\nseed: 2", "mine.yaml:3: 'seed' stands here a second time (first in line 1); keep one"),
-        ("engine:\n\tblock_tokens: 16", "mine.yaml:2: a tab stands where YAML wants spaces; indent with spaces"),
-        ("name: [a", "mine.yaml:1: this is no YAML: "),
-        ("name: a\n---\nname: b", "mine.yaml:2: this is no YAML: "),
+        ("seed: 1\nname: a\nseed: 2", "mine.yaml:3: duplicate key 'seed' (first in line 1); keep one"),
+        ("engine:\n\tblock_tokens: 16", "mine.yaml:2: tab in the indentation; YAML requires spaces"),
+        ("name: [a", "mine.yaml:1: invalid YAML: "),
+        ("name: a\n---\nname: b", "mine.yaml:2: invalid YAML: "),
         ("", "mine.yaml:0: a recipe is a mapping of keys, this file is empty"),
         ("- a\n- b", "mine.yaml:0: a recipe is a mapping of keys, this file is a list"),
         ("just words", "mine.yaml:0: a recipe is a mapping of keys, this file is a str"),
         (b"name: a\n# \xff", "mine.yaml:2: this is not UTF-8 text; save the file as UTF-8"),
-        ("name: \x00", "mine.yaml:0: this is no YAML: "),
-        ("1: a", "mine.yaml:1: the key '1' is no text; put it in quotes"),
-        ("[a]: b", "mine.yaml:1: a key must be a text"),
+        ("name: \x00", "mine.yaml:0: invalid YAML: "),
+        ("1: a", "mine.yaml:1: the key '1' is not a string; put it in quotes"),
+        ("[a]: b", "mine.yaml:1: a key must be a string"),
         (
             "name: !!python/object/apply:os.getcwd []",
             "mine.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd' is not allowed",
         ),
-        ("name: !!python/name:os.getcwd ''", "mine.yaml:1: this is no YAML: could not determine a constructor"),
-        ("description: 2026-13-01", "mine.yaml:0: this is no recipe: month must be in 1..12"),
-        ("seed: " + "[" * 5000, "mine.yaml:0: this is no recipe: values are nested too deeply"),
+        ("name: !!python/name:os.getcwd ''", "mine.yaml:1: invalid YAML: could not determine a constructor"),
+        ("description: 2026-13-01", "mine.yaml:0: invalid recipe: month must be in 1..12"),
+        ("seed: " + "[" * 5000, "mine.yaml:0: invalid recipe: values are nested too deeply"),
         ("name: a b", "mine.yaml:1: name is 'a b'; it must be made of letters"),
         ("name: ../up", "mine.yaml:1: name is '../up'; it must be made of letters"),
         ("target: cqu", "mine.yaml:1: no target is named 'cqu'"),
@@ -128,16 +128,19 @@ def test_the_nearest_name_is_offered(tmp_path: Path, text: str, nearest: str) ->
         ("engine: 3", "mine.yaml:1: engine is 3; it must be a mapping of keys"),
         ("gates: [a]", "mine.yaml:1: gates is ['a']; it must be a mapping of keys"),
         ("context_tokens: 1.5", "mine.yaml:1: context_tokens is 1.5; it must be a whole number"),
-        ("description: 2026-01-01", "mine.yaml:1: description is datetime.date(2026, 1, 1); it must be a text"),
-        ("latency: {concurrency: [1, 1]}", "mine.yaml:1: latency.concurrency: concurrency [1, 1] names a level twice"),
+        ("description: 2026-01-01", "mine.yaml:1: description is datetime.date(2026, 1, 1); it must be a string"),
+        ("latency: {concurrency: [1, 1]}", "mine.yaml:1: latency.concurrency: concurrency [1, 1] repeats a level"),
         ("latency: {concurrency: []}", "mine.yaml:1: latency.concurrency is []; it must be a list of at least 1"),
         (
             "evaluation: {text: t, tokens: 600, window_tokens: 512}",
             "mine.yaml:1: evaluation: tokens is 600; it must be at least two windows (1024)",
         ),
-        ("latency: {}\ngates:\n  ttft_ratio@3: {max: 1}", "mine.yaml:3: gates: ttft_ratio@3 asks for a concurrency"),
+        (
+            "latency: {}\ngates:\n  ttft_ratio@3: {max: 1}",
+            "mine.yaml:3: gates: ttft_ratio@3: latency is not measured at",
+        ),
         ("gates: {size_ratio@1: {max: 1}}", "mine.yaml:1: gates: size_ratio is not measured per concurrency"),
-        ("gates: {kl_mean: {max: 1}}", "mine.yaml:1: gates: kl_mean is measured by the section `evaluation`"),
+        ("gates: {kl_mean: {max: 1}}", "mine.yaml:1: gates: kl_mean requires the section `evaluation`"),
         ("a: &a [*a]", "mine.yaml:1: "),
     ],
 )
@@ -145,7 +148,7 @@ def test_each_kind_of_mistake_has_its_message(tmp_path: Path, text: str | bytes,
     assert problems(written(tmp_path, text))[0].startswith(problem)
 
 
-def test_aliases_that_explode_are_refused(tmp_path: Path) -> None:
+def test_aliases_that_expand_without_bound_are_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
     assert any("aliases repeat" in problem for problem in problems(written(tmp_path, "\n".join(lines))))
@@ -165,10 +168,10 @@ def test_small_numbers_may_be_written_with_an_exponent(tmp_path: Path) -> None:
     assert recipe.gates["size_ratio"].limit == 0.5
 
 
-def test_a_recipe_that_is_not_there_is_an_error_with_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_recipe_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no recipe is named 'demoo'; recipes that ship: .*Did you mean 'demo'"):
         load_recipe("demoo")
-    with pytest.raises(UsageError, match=r"recipe file '\./nope\.yaml' is not there"):
+    with pytest.raises(UsageError, match=r"recipe file '\./nope\.yaml' does not exist"):
         load_recipe("./nope.yaml")
     with pytest.raises(UsageError, match="is a folder"):
         load_recipe(tmp_path)
@@ -183,14 +186,14 @@ def test_extends_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
     assert [entry.name for entry in recipe.passes] == ["clean-up"]
 
 
-def test_null_takes_out_what_an_extended_recipe_sets(tmp_path: Path) -> None:
+def test_null_removes_a_section_or_gate_of_the_extended_recipe(tmp_path: Path) -> None:
     written(tmp_path, "latency: {}\ngates: {ttft_ratio: {max: 1}, size_ratio: {max: 1}}", "base.yaml")
     recipe = load_recipe(written(tmp_path, "extends: ./base.yaml\nlatency: null\ngates: {ttft_ratio: null}"))
     assert recipe.latency is None
     assert set(recipe.gates) == {"size_ratio"}
 
 
-def test_a_mistake_in_an_extended_recipe_is_reported_where_it_stands(tmp_path: Path) -> None:
+def test_a_mistake_in_an_extended_recipe_is_reported_in_its_own_file(tmp_path: Path) -> None:
     written(tmp_path, "name: x\nseed: -1\nthreads: 0", "base.yaml")
     found = problems(written(tmp_path, "extends: base.yaml\n\nthreads: -2"))
     assert found == [
@@ -210,7 +213,9 @@ def test_recipes_that_extend_each_other_are_refused_with_the_chain(tmp_path: Pat
     ("extends", "message"),
     [("3", "extends is 3; it must be a recipe's name or a path"), ("./no.yaml", "extends: recipe file './no.yaml'")],
 )
-def test_an_extends_that_leads_nowhere_is_reported_with_the_rest(tmp_path: Path, extends: str, message: str) -> None:
+def test_an_invalid_extends_is_reported_together_with_other_mistakes(
+    tmp_path: Path, extends: str, message: str
+) -> None:
     found = problems(written(tmp_path, f"seed: -1\nextends: {extends}"))
     assert [problem.split(":")[1] for problem in found] == ["1", "2"]
     assert message in found[1]
@@ -248,11 +253,11 @@ def test_overrides_change_keys_sections_and_options_of_passes(tmp_path: Path) ->
         ("passes.quantize-weight.bits=8", "--set:passes.quantize-weight.bits:0: the recipe runs no pass"),
         ("passes.quantize-weights.bits=7", "--set:passes.quantize-weights.bits:0: passes: quantize-weights: bits is 7"),
         ("passes.quantize-weights.bit=8", "--set:passes.quantize-weights.bit:0: passes: quantize-weights: unknown"),
-        ("passes.clean-up=3", "--set:passes.clean-up:0: passes: {clean-up: 3} is no pass"),
-        ("seed=[1", "--set:seed:0: this is no YAML"),
-        ("seed", "--set:0: 'seed' does not read as KEY=VALUE"),
-        ("=3", "--set:0: '=3' does not read as KEY=VALUE"),
-        ("engine..x=3", "--set:0: 'engine..x=3' does not read as KEY=VALUE"),
+        ("passes.clean-up=3", "--set:passes.clean-up:0: passes: {clean-up: 3} is not a pass"),
+        ("seed=[1", "--set:seed:0: invalid YAML"),
+        ("seed", "--set:0: 'seed' is not KEY=VALUE"),
+        ("=3", "--set:0: '=3' is not KEY=VALUE"),
+        ("engine..x=3", "--set:0: 'engine..x=3' is not KEY=VALUE"),
         ("extends=demo", "--set:extends:0: extends cannot be changed"),
         ("seed=", "--set:seed:0: seed is null; it must be a whole number"),
     ],
@@ -273,15 +278,15 @@ def test_overrides_are_checked_together_with_the_file(tmp_path: Path) -> None:
     assert set(places[1:]) == {"--set:thread:0:", "--set:threads:0:"}
 
 
-def test_an_override_can_repair_what_the_file_has_wrong(tmp_path: Path) -> None:
+def test_an_override_can_correct_a_mistake_in_the_file(tmp_path: Path) -> None:
     assert load_recipe(written(tmp_path, "seed: -1"), ["seed=2"]).seed == 2
 
 
-def test_bits_that_no_later_pass_quantizes_by_are_refused(tmp_path: Path) -> None:
+def test_assigned_bits_that_no_later_pass_applies_are_refused(tmp_path: Path) -> None:
     text = "checkpoint: model\ncalibration: {text: t.txt}\npasses: [quantize-weights, mixed-precision]\n"
     assert the_problem(tmp_path, text) == (
-        "mine.yaml:3: passes: mixed-precision chooses bits for the pass that quantizes; "
-        "put gptq or quantize-weights after it"
+        "mine.yaml:3: passes: mixed-precision assigns bits that no later pass applies; "
+        "add gptq or quantize-weights after it"
     )
     written(tmp_path, text.replace("mixed-precision", "mixed-precision, gptq"))
     assert [entry.name for entry in load_recipe(tmp_path / "mine.yaml").passes][1:] == ["mixed-precision", "gptq"]

@@ -1,4 +1,4 @@
-"""docs/recipes.md names every key, with its default and meaning, and every metric; its examples load."""
+"""docs/recipes.md lists every key with its default and meaning, and every metric; its examples load."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,26 +44,26 @@ def _shown(value: object) -> str:
 
 
 @pytest.mark.parametrize("row", [*key_rows(Recipe), *key_rows(GateLimit, "gates.METRIC.")])
-def test_every_key_stands_in_the_manual_with_its_default_and_meaning(row: str) -> None:
+def test_the_manual_lists_every_key_with_its_default_and_meaning(row: str) -> None:
     if row.startswith("| `name`"):
         row = row.replace("required", "the file's name")
     assert row in DOC.splitlines()
 
 
-def test_the_manual_names_no_key_that_there_is_not() -> None:
+def test_the_manual_lists_no_unknown_key() -> None:
     keys = {row.split("`")[1] for row in [*key_rows(Recipe), *key_rows(GateLimit, "gates.METRIC.")]}
     table = DOC.split("## Keys")[1].split("## ")[0]
     assert set(findall(r"^\| `([^`]+)`", table, flags=MULTILINE)) == keys | {"extends"}
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_metric_stands_in_the_manual(name: str) -> None:
+def test_the_manual_lists_every_metric(name: str) -> None:
     facts = METRICS[name]
     bound = "max" if facts.better == "lower" else "min"
     assert f"| `{name}` | `{bound}` | {facts.section or 'always'} | {facts.definition} |" in DOC.splitlines()
 
 
-def test_the_manual_names_every_recipe_that_ships() -> None:
+def test_the_manual_lists_every_recipe_that_ships() -> None:
     for name, description in list_recipes():
         assert f"| `{name}` | {description} |" in DOC.splitlines()
 

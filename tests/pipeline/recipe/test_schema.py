@@ -25,7 +25,7 @@ def test_a_recipe_is_frozen() -> None:
         recipe.target = "other"
 
 
-def test_paths_are_relative_to_the_file_they_stand_in(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file_that_contains_them(tmp_path: Path) -> None:
     (tmp_path / "base" / "model").mkdir(parents=True)
     written(tmp_path / "base" / "model", "text", "held.txt")
     written(tmp_path / "base", "checkpoint: ./model\nevaluation: {text: model/held.txt}", "base.yaml")
@@ -45,7 +45,7 @@ def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert RecipePath("~/m", Path("elsewhere")).path == tmp_path / "m"
 
 
-def test_a_text_in_the_checkpoint_is_found_there(tmp_path: Path) -> None:
+def test_a_text_in_the_checkpoint_folder_is_found(tmp_path: Path) -> None:
     written(tmp_path / "model", "text", "held.txt")
     recipe = load_recipe(written(tmp_path, "checkpoint: model\nevaluation: {text: 'checkpoint:held.txt'}"))
     assert recipe.evaluation_text() == tmp_path / "model" / "held.txt"
@@ -57,11 +57,11 @@ def test_a_recipe_without_a_checkpoint_says_how_to_give_one() -> None:
         load_recipe("int4-cpu").require_checkpoint()
 
 
-def test_a_checkpoint_or_text_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_or_text_is_named(tmp_path: Path) -> None:
     recipe = load_recipe(written(tmp_path, "checkpoint: nope\nevaluation: {text: gone.txt}"))
-    with pytest.raises(UsageError, match=r"checkpoint 'nope' is no folder \(looked for .*nope\)"):
+    with pytest.raises(UsageError, match=r"checkpoint 'nope' is not a folder or GGUF file \(looked for .*nope\)"):
         recipe.require_checkpoint()
-    with pytest.raises(UsageError, match=r"evaluation\.text 'gone\.txt' is no file"):
+    with pytest.raises(UsageError, match=r"evaluation\.text 'gone\.txt' is not a file"):
         recipe.evaluation_text()
 
 
@@ -104,5 +104,5 @@ def test_the_resolved_text_has_every_default_and_reads_back_as_the_same_recipe(t
     assert list(data) == [key for key in Recipe.model_fields if key != "output"]
     assert data["engine"] == {"max_batch_tokens": 512, "block_tokens": 16}
     quantize = next(entry["quantize-weights"] for entry in data["passes"] if "quantize-weights" in entry)
-    assert quantize["symmetric"] is False, "options that the recipe leaves out stand there too"
+    assert quantize["symmetric"] is False, "options that the recipe leaves out are filled in"
     assert load_recipe(written(tmp_path, text)).resolved_yaml() == text

@@ -1,0 +1,151 @@
+"""Checks a recipe's keys against each other.
+
+Gates need the section that measures their metric, calibrated passes need `calibration`, assigned bits need a pass that
+applies them, and the target limits GPUs, key-value precisions and 8-bit floats.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ingot.artifact.metrics import METRICS, MetricFacts
+from ingot.errors import Problem, UsageError, did_you_mean, one_of
+from ingot.passes.base import Pass
+from ingot.pipeline.recipe.schema import LatencyOptions, PassEntry, Recipe
+from ingot.pipeline.recipe.yaml import Located
+from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
+
+
+def consistency_problems(recipe: Located, entries: Sequence[PassEntry]) -> Iterator[Problem]:
+    """Every contradiction between keys, at the line of one of them. `entries` are the valid passes of the recipe."""
+    passes = [entry.make() for entry in entries]
+    yield from _target_problems(recipe, passes)
+    yield from _gate_problems(recipe)
+    messages = (*_calibration_messages(recipe, passes), *_unapplied_bits(passes))
+    yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
+
+
+def _target_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Problem]:
+    given = recipe.entries.get("target")
+    name = Recipe.model_fields["target"].default if given is None else given.value
+    if not isinstance(name, str):
+        return
+    try:
+        target = get_target(name)
+    except UsageError as error:
+        assert given is not None
+        yield given.problem(str(error))
+        return
+    yield from _sm_problems(recipe, target)
+    messages = (*_kv_messages(target, passes), *_float8_messages(recipe, target, passes))
+    yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
+
+
+def _sm_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """gpu.sms must be set exactly where the target has a choice of GPUs, and within that choice."""
+    sms, given = _given_sms(recipe)
+    place = sms or recipe.entries.get("target") or recipe
+    choice = ", ".join(map(str, target.sm_choice))
+    if given and not target.sm_choice:
+        fixed = f"builds for SM {target.sms[0]} only" if target.sms else "does not build for a GPU"
+        yield place.problem(f"gpu.sms is {list(given)}, but target {target.name} {fixed}; remove it")
+    elif target.sm_choice and not given:
+        yield place.problem(f"target {target.name} requires gpu.sms, the GPUs to build for; choose from {choice}")
+    for sm in given if target.sm_choice else ():
+        if sm not in target.sm_choice:
+            yield place.problem(f"gpu.sms names {sm}; target {target.name} builds for {choice}.{_other_target(sm)}")
+
+
+def _given_sms(recipe: Located) -> tuple[Located | None, tuple[int, ...]]:
+    """gpu.sms, and its numbers where it holds numbers."""
+    gpu = recipe.entries.get("gpu")
+    sms = gpu.entries.get("sms") if gpu else None
+    if sms is None or not all(isinstance(item.value, int) for item in sms.items):
+        return sms, ()
+    return sms, tuple(int(str(item.value)) for item in sms.items)
+
+
+def _other_target(sm: int) -> str:
+    try:
+        return f" Target {get_target(f'cuda-sm{sm}').name} builds for SM {sm}"
+    except UsageError:
+        return ""
+
+
+def _kv_messages(target: Target, passes: Sequence[Pass]) -> Iterator[str]:
+    for made in passes:
+        if made.kv_precision is not None:
+            try:
+                require_kv_type(target, made.kv_precision)
+            except UsageError as error:
+                yield str(error)
+
+
+def _float8_messages(recipe: Located, target: Target, passes: Sequence[Pass]) -> Iterator[str]:
+    """Weights or activations in 8-bit floats for GPUs that do not support them."""
+    too_old = [sm for sm in target.sms or _given_sms(recipe)[1] if sm < FLOAT8_FROM]
+    for made in passes if too_old else ():
+        if made.needs_float8:
+            yield (
+                f"{made.name} produces 8-bit floats, which require SM {FLOAT8_FROM} or newer, but target "
+                f"{target.name} builds for SM {too_old[0]}; use 8-bit or 4-bit integers, or newer GPUs"
+            )
+
+
+def _gate_problems(recipe: Located) -> Iterator[Problem]:
+    gates = recipe.entries.get("gates")
+    for metric, gate in gates.entries.items() if gates else ():
+        name, separator, level = metric.partition("@")
+        if name not in METRICS:
+            near = did_you_mean(name, METRICS)
+            yield gate.problem(f"gates: unknown metric {name!r}; metrics: {one_of(METRICS)}.{near}")
+        else:
+            yield from _limit_problems(recipe, METRICS[name], level if separator else None, gate)
+
+
+def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate: Located) -> Iterator[Problem]:
+    """A bound on the wrong side, or a metric that the recipe does not measure."""
+    metric = facts.name if level is None else f"{facts.name}@{level}"
+    wrong, right = ("min", "max") if facts.better == "lower" else ("max", "min")
+    if wrong in gate.entries:
+        message = f"gates: for {metric}, {facts.better} is better; write {right} instead of {wrong}"
+        yield gate.entries[wrong].problem(message)
+    if facts.section and not _has(recipe, facts.section):
+        yield gate.problem(
+            f"gates: {metric} requires the section `{facts.section}`, which the recipe does not have; add it, or "
+            "remove the gate with null"
+        )
+    elif level is not None:
+        yield from _level_problems(recipe, facts, level, gate)
+
+
+def _level_problems(recipe: Located, facts: MetricFacts, level: str, gate: Located) -> Iterator[Problem]:
+    """metric@level is for metrics measured per concurrency, at a concurrency of the recipe."""
+    if facts.section != "latency":
+        yield gate.problem(f"gates: {facts.name} is not measured per concurrency; write it without @{level}")
+        return
+    default = LatencyOptions.model_fields["concurrency"].default
+    given = recipe.entries["latency"].entries.get("concurrency")
+    levels = [str(value) for value in (default if given is None else [item.value for item in given.items])]
+    if level not in levels:
+        yield gate.problem(
+            f"gates: {facts.name}@{level}: latency is not measured at concurrency {level}; allowed: {one_of(levels)}"
+        )
+
+
+def _calibration_messages(recipe: Located, passes: Sequence[Pass]) -> Iterator[str]:
+    needing = [made.name for made in passes if made.needs_calibration]
+    if needing and not _has(recipe, "calibration"):
+        yield (
+            f"{needing[0]} requires the section `calibration`, which the recipe does not have; "
+            "add it (calibration: {text: FILE}), or remove the pass"
+        )
+
+
+def _unapplied_bits(passes: Sequence[Pass]) -> Iterator[str]:
+    """A pass that assigns bits to weights without a later one that rounds by them."""
+    for at, made in enumerate(passes):
+        if made.assigns_schemes and not any(later.applies_schemes for later in passes[at + 1 :]):
+            yield f"{made.name} assigns bits that no later pass applies; add gptq or quantize-weights after it"
+
+
+def _has(recipe: Located, section: str) -> bool:
+    return section in recipe.entries and recipe.entries[section].value is not None
