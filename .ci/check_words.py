@@ -34,10 +34,10 @@ WORDS = {  # what to find -> what to write
     r"\b(?:nobody|whoever|somebody|anybody|everybody)\b": '"the caller", "unused"',
     r"\b(?:gone on with|is had|in vain|dear|dearer|dearest)\b": '"resumes", "runs in", "wasted", "expensive"',
     r"\bcomes? to (?!an end\b|life\b)": '"equals", "reaches"',
-    r"(?:(?<![A-Za-z])card|Card|CARD)s?(?![a-z])": '"GPU"',
-    r"(?:(?<![A-Za-z])product|Product|PRODUCT)s?(?![a-z])": '"matmul", "GEMM"',
+    r"(?:(?<![A-Za-z])(?:card|CARD)|Card)s?(?![a-z])": '"GPU"',
+    r"(?:(?<![A-Za-z])(?:product|PRODUCT)|Product)s?(?![a-z])": '"matmul", "GEMM"',
     r"(?:(?<![A-Za-z])look-?up|Look-?up)s?(?![a-z])": '"gather"',
-    r"(?:(?<![A-Za-z])tail|Tail|TAIL)s?(?![a-z])": '"sampling kernel", "rest"',
+    r"(?:(?<![A-Za-z])(?:tail|TAIL)|Tail)s?(?![a-z])": '"sampling kernel", "rest"',
     r"\bthe promise\b": '"batch invariance"',
     r"\b(?:manners|in the room of|as it were)\b": "plain words",
 }

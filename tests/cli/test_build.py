@@ -1,4 +1,4 @@
-"""`ingot build`: what is printed where, and that watching a build does not change what it makes."""
+"""`ingot build`: what it prints where, that observers do not change the result, and the table of mixed-precision."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from ingot.artifact import open_artifact
 from ingot.cli.main import run
 from tests.conftest import UNMEASURED
-from tests.data_paths import DEMO_MODEL
+from tests.data_paths import DEMO_MODEL, ROOT
 
 pytestmark = pytest.mark.usefixtures("memory_of_this_process")
 
@@ -26,7 +26,7 @@ def contents(artifact: Path) -> dict[str, bytes]:
 
 
 def build_elsewhere(output: Path, hash_seed: int, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """Build in a process of its own, whose working folder is beside the output."""
+    """Build in a process of its own, whose working folder is next to the output."""
     output.parent.mkdir(parents=True)
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "INGOT_THREADS": str(1 + hash_seed % 2)}
     command = [sys.executable, "-m", "ingot", "build", *UNMEASURED_DEMO, "-o", output.name, *options]
@@ -119,4 +119,31 @@ def test_the_sample_is_shown_after_the_seal(tmp_path: Path, capsys: Captured) ->
     assert run(["build", "fp32-cpu", *options, "-o", str(tmp_path / "mine")]) == 0
     shown = capsys.readouterr()
     assert "\ndef f" in shown.out
-    assert "more of it: ingot run " in shown.err
+    assert "generate more: ingot run " in shown.err
+
+
+RECIPE = f"""\
+calibration: {{text: {ROOT / "README.md"}, sequences: 4, sequence_tokens: 64}}
+evaluation: {{text: {ROOT / "CHANGELOG.md"}, tokens: 64, window_tokens: 32, layer_kl_tokens: 0}}
+passes:
+  - mixed-precision: {{bits: [4, 8], block_sizes: [64], points: 1, tokens: 64, budget_bits: 6.0}}
+  - quantize-weights
+"""
+
+
+def test_the_table_and_the_prediction_are_printed(two_layers: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine.yaml").write_text(f"checkpoint: {two_layers}\n{RECIPE}")
+    assert run(["build", str(tmp_path / "mine.yaml"), "-o", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    assert "Mixed precision: KL in nats per token, of each weight alone" in shown.out
+    assert "layers.1.mlp.down_proj" in shown.out
+    assert "mixed-precision predicted a KL of" in shown.err.replace("\n", " ")
+
+
+def test_json_stays_json(two_layers: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "mine.yaml").write_text(f"checkpoint: {two_layers}\n{RECIPE}")
+    assert (
+        run(["build", str(tmp_path / "mine.yaml"), "--json", "--set", "evaluation=null", "-o", str(tmp_path / "out")])
+        == 0
+    )
+    assert "mixed-precision" in [row["name"] for row in json.loads(capsys.readouterr().out)["passes"]]

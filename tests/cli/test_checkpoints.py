@@ -26,9 +26,9 @@ SYMMETRIC = ["--set", f"passes={PASS % 'true'}"]
 def test_a_gguf_file_with_its_tokenizer_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert run([*BASE, *SYMMETRIC, "--to", "gguf", "--round-scales", "-o", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    facts = json.loads(capsys.readouterr().out)
     size = sum(file.stat().st_size for file in out.iterdir())
-    assert told == {"path": str(out), "format": "gguf", "bytes": size, "notes": []}
+    assert facts == {"path": str(out), "format": "gguf", "bytes": size, "notes": []}
 
     metadata = read_gguf(out / "demo.gguf").metadata
     tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
@@ -114,18 +114,18 @@ def test_a_checkpoint_is_written_with_its_proof(tmp_path: Path, capsys: pytest.C
     source, out, proof = quantized(tmp_path), tmp_path / "awq", tmp_path / "proof.json"
     assert run(["transcode", str(source), "--to", "awq", "-o", str(out), "--proof", str(proof)]) == 0
     text = capsys.readouterr().out
-    told = json.loads(proof.read_text())
+    facts = json.loads(proof.read_text())
     assert "largest difference 0\n" in text
-    assert f"sha256:{told['source_digest']}" in text
-    assert (told["equal"], told["largest_difference"], told["format"]) == (True, 0, "awq")
-    assert told["tensors"] == len(Checkpoint.open(source).shapes)
+    assert f"sha256:{facts['source_digest']}" in text
+    assert (facts["equal"], facts["largest_difference"], facts["format"]) == (True, 0, "awq")
+    assert facts["tensors"] == len(Checkpoint.open(source).shapes)
 
 
 def test_a_plain_model_becomes_gguf_and_json_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert run(["transcode", str(DEMO_MODEL), "--to", "gguf", "-o", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["source"], told["folder"], told["equal"]) == (str(DEMO_MODEL), str(out), True)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["source"], facts["folder"], facts["equal"]) == (str(DEMO_MODEL), str(out), True)
     assert {file.name for file in out.iterdir()} >= {"demo.gguf", "tokenizer.json"}
 
 

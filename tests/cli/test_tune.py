@@ -48,7 +48,7 @@ def test_a_table_is_written_and_told(card: FakeCard, tmp_path: Path, capsys: pyt
     assert {one["shape"] for one in facts["choices"]} == set(table["choices"])
     assert all(tile["columns"] == 32 for key, tile in table["choices"].items() if "rows=1 " in key)
     assert run(["tune", *RECIPE, "-o", str(file)]) == 0
-    assert f"0 shapes measured, {len(table['choices'])} were there before" in capsys.readouterr().err
+    assert f"0 shapes measured, {len(table['choices'])} kept from before" in capsys.readouterr().err
 
 
 def test_ctrl_c_says_what_is_kept(
@@ -59,7 +59,7 @@ def test_ctrl_c_says_what_is_kept(
 
     monkeypatch.setattr(card, "capture", interrupt)
     assert run(["tune", *RECIPE, "-o", str(tmp_path / "tiles.json")]) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "run the same command to continue" in capsys.readouterr().err
 
 
 def test_without_a_card_it_says_what_is_missing(

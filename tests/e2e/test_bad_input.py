@@ -160,7 +160,7 @@ def test_a_prompt_from_standard_input_that_is_no_text_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
     code = run(["run", str(artifact.path), "-"])
-    assert_refused(code, capsys.readouterr().err, "standard input is no utf-8 text (byte 0xff)", expected_code=2)
+    assert_refused(code, capsys.readouterr().err, "standard input is not utf-8 text (byte 0xff)", expected_code=2)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "validate"])

@@ -1,5 +1,7 @@
-"""`ingot build`: a recipe to a sealed artifact, with the evidence printed as it was measured."""
+"""`ingot build`: builds a recipe into a sealed artifact and prints the evidence."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -8,9 +10,11 @@ import onnx_ir as ir
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, show_log, stdout
-from ingot.cli.tables import note_prediction, print_assignment, print_evidence
+from ingot.cli.evidence import print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, print_after, save_after_each, timing_table
+from ingot.passes.quantization.bit_assignment import assignment_table
+from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
 from ingot.passes.registry import pass_names
 from ingot.pipeline.compile import Observer
 from ingot.runtime import Engine, SamplingParams
@@ -25,10 +29,10 @@ from ingot.validation.evidence_json import summary
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact folder (default: the recipe's).")
 @click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or all.")
 @click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
-@click.option("--time-passes", is_flag=True, help="Print what each pass took and did.")
+@click.option("--time-passes", is_flag=True, help="Print each pass's time and effect.")
 @click.option("-v", "--verbose", is_flag=True, help="Print each layer's error as it is quantized.")
-@click.option("--no-resume", is_flag=True, help="Calibrate from the start, even where an earlier build was cut off.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, and any IR to stderr.")
+@click.option("--no-resume", is_flag=True, help="Calibrate from the start, do not resume an interrupted build.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and any IR to stderr.")
 def build_command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -40,7 +44,7 @@ def build_command(
     no_resume: bool,
     as_json: bool,
 ) -> None:
-    """Build RECIPE, a shipped recipe's name or a YAML file, measure it, and seal it when its gates pass.
+    """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass.
 
     \b
     Examples:
@@ -61,7 +65,7 @@ def build_command(
         with progress_bars() as progress:
             result = build(recipe, overrides, output, Observers(watch, progress, measured), not no_resume)
     except GateError:
-        if as_json:  # behind the bars, which would send it to where they are drawn
+        if as_json:  # after the bars are closed: they redirect stdout
             print_json(_refused_facts(*seen[0]))
         raise
     _note_passes_that_did_not_run(print_ir_after, result)
@@ -71,16 +75,16 @@ def build_command(
     if time_passes:
         header, *rows = timing_table(result.compiled.passes)
         print_table("Passes", header, rows)
-    note_prediction(result.compiled.facts, result.evidence)
+    _note_prediction(result.compiled.facts, result.evidence)
     _print_artifact(result.artifact)
     _print_sample(result)
 
 
 def _watch(names: tuple[str, ...], folder: Path | None, as_json: bool) -> Observer:
-    """Print the IR after the passes of these names, and what mixed-precision chose; save the IR after every pass."""
+    """Print the IR after the named passes and the choices of mixed-precision; save the IR after every pass."""
     watchers: list[Observer] = [print_after(names, lambda text: click.echo(text, nl=False, err=as_json))]
     if not as_json:
-        watchers.append(print_assignment)
+        watchers.append(_print_assignment)
     if folder is not None:
         watchers.append(save_after_each(folder))
 
@@ -113,23 +117,23 @@ def _print_artifact(artifact: Artifact) -> None:
 
 
 def _print_sample(result: BuildResult) -> None:
-    """Show what the artifact writes, where the recipe asks for it."""
-    asked, artifact = result.recipe.generate, result.artifact
-    if asked is None:
+    """Generate and print the recipe's sample, if it has one."""
+    sample, artifact = result.recipe.generate, result.artifact
+    if sample is None:
         return
     with Engine.load(artifact, num_threads=result.recipe.threads) as engine:
-        params = SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=result.recipe.seed)
-        done = engine.generate(asked.prompt, params)
+        params = SamplingParams(max_tokens=sample.max_tokens, temperature=sample.temperature, seed=result.recipe.seed)
+        done = engine.generate(sample.prompt, params)
     console = stdout()
     console.rule(style="dim")
-    console.print(asked.prompt, style="bold", markup=False, end="")
+    console.print(sample.prompt, style="bold", markup=False, end="")
     console.print(done.text, markup=False)
     console.rule(style="dim")
-    print_note(f"more of it: ingot run {artifact.path} 'def '")
+    print_note(f"generate more: ingot run {artifact.path} 'def '")
 
 
 def _refused_facts(evidence: Evidence, report: Path) -> dict[str, object]:
-    """What is told of a build that its gates refused: there is no artifact, but all that was measured."""
+    """JSON of a build that its gates refused: no artifact, but all measurements."""
     return {"artifact": None, "report": str(report), "evidence": summary(evidence)}
 
 
@@ -145,3 +149,22 @@ def _facts(result: BuildResult) -> dict[str, object]:
         ],
         "evidence": summary(result.evidence) if result.evidence else None,
     }
+
+
+def _print_assignment(model: ir.Model, record: PassRecord) -> None:
+    """Print the table of choices after the pass mixed-precision; nothing after any other."""
+    if record.name == MixedPrecision.name:
+        header, *rows = assignment_table(json.loads(model.metadata_props[MIXED_KEY]))
+        print_table("Mixed precision: KL in nats per token, of each weight alone", header, rows)
+
+
+def _note_prediction(facts: Mapping[str, str], evidence: Evidence | None) -> None:
+    """Print the predicted KL next to the measured one, if there are both."""
+    measured = None if evidence is None else evidence.measured.get("kl_mean")
+    if MIXED_KEY not in facts or measured is None:
+        return
+    predicted = json.loads(facts[MIXED_KEY])["predicted_kl"]
+    print_note(
+        f"mixed-precision predicted a KL of {predicted:.4g} of its weights on the calibration text; the whole artifact "
+        f"has {measured.estimate.value:.4g} on the evaluation text"
+    )

@@ -1,7 +1,4 @@
-"""`ingot passes`: what can stand in a recipe's list of passes.
-
-`ingot recipes`: the recipes that ship, and what one of them resolves to.
-"""
+"""`ingot passes` and `ingot recipes`: list the passes and the shipped recipes, or show one."""
 
 import inspect
 from dataclasses import MISSING, Field, fields
@@ -68,7 +65,7 @@ def _default(field: Field[Any]) -> object:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value, as `ingot build` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def recipes_command(name: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """List the recipes that ship, or show one (a name or a file), resolved, with every default filled in.
+    """List the shipped recipes, or show one (a name or a file) resolved, with every default filled in.
 
     \b
     Example:

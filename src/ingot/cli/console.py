@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, progress and errors to stderr; plain when nobody watches."""
+"""Output: results to stdout, progress and errors to stderr; plain text where there is no terminal."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ def stdout() -> Console:
 
 
 def print_error(message: str) -> None:
-    """Print one error to stderr, as it is: no markup is read from a message."""
+    """Print one error to stderr, verbatim: markup in a message is not interpreted."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text("error: ", style="bold red") + Text(message))
 
 
@@ -34,12 +34,12 @@ def print_note(message: str) -> None:
 
 
 class _LogLines(logging.Handler):
-    """Warnings and what ingot.progress tells, as lines on stderr; its details only where they are asked for."""
+    """Prints warnings and the notes of ingot.progress as lines on stderr; details only with `details`."""
 
     details = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record. Looked up anew each time, because bars put a stderr of their own in place."""
+        """Print one record. The console is made anew each time, because progress bars replace stderr."""
         if record.levelno >= logging.WARNING:
             console = Console(stderr=True, highlight=False, soft_wrap=True)
             console.print(Text("warning: ", style="bold yellow") + Text(record.getMessage()))
@@ -51,7 +51,7 @@ _lines = _LogLines()
 
 
 def show_log(details: bool = False) -> None:
-    """Show warnings and notes of everything that is ours on stderr, and details where they are asked for."""
+    """Print the warnings and notes of all `ingot` loggers to stderr, and their details with `details`."""
     _lines.details = details
     logging.getLogger("ingot").addHandler(_lines)  # adds it once
     for name in (NOTES, DETAILS):
@@ -64,7 +64,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """Print a table: the first `left` columns to the left, the others, figures, to the right."""
+    """Print a table: the first `left` columns left-aligned, the others (figures) right-aligned."""
     table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
     for index, name in enumerate(header):
         table.add_column(name, justify="left" if index < left else "right", overflow="fold")
@@ -78,7 +78,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 def progress_bars() -> Iterator[Progress]:
     """A Progress callable that draws bars with an ETA on stderr for work that takes longer than two seconds.
 
-    Draws nothing when stderr is no terminal.
+    Draws nothing when stderr is not a terminal.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -96,7 +96,7 @@ def progress_bars() -> Iterator[Progress]:
 
 
 class _Reporter:
-    """Starts a bar for each name at its first report; shows it once the work proves to be long."""
+    """Starts a hidden bar at the first report of each name; shows it after PATIENCE_SECONDS."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -113,19 +113,19 @@ class _Reporter:
             del self._tasks[name]
 
     def describe(self, name: str, text: str) -> None:
-        """Show a detail of the work beside its bar."""
+        """Show a detail of the work next to its bar."""
         if name in self._tasks:
             self._bars.update(self._tasks[name][0], description=f"{name}  {text}")
 
 
 class _BarDetails(logging.Handler):
-    """What ingot.progress.detail tells, beside the bar of its work."""
+    """Shows the messages of ingot.progress.detail next to the bar of their work."""
 
     def __init__(self, reporter: _Reporter) -> None:
         super().__init__()
         self._reporter = reporter
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record."""
+        """Show one record, "NAME: TEXT", next to the bar NAME."""
         name, _, text = record.getMessage().partition(": ")
         self._reporter.describe(name, text)

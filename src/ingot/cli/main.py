@@ -1,6 +1,6 @@
 """Entry point: the command group, and the one place where an error becomes a message and an exit code.
 
-0 done, all gates pass    1 error    2 usage    3 a gate failed    4 a gate undecided    130 interrupted
+0 done, all gates pass    1 error    2 usage    3 a gate failed    4 a gate is undecided    130 interrupted
 """
 
 import sys
@@ -16,20 +16,20 @@ COMMANDS: dict[str, str] = {
     "build": "ingot.cli.build:build_command",
     "export": "ingot.cli.checkpoints:export_command",
     "import": "ingot.cli.checkpoints:import_command",
-    "inspect": "ingot.cli.artifacts:inspect_command",
+    "inspect": "ingot.cli.inspect:inspect_command",
     "lint-checkpoint": "ingot.cli.checkpoints:lint_checkpoint_command",
     "passes": "ingot.cli.catalog:passes_command",
-    "quantize-report": "ingot.cli.artifacts:quantize_report_command",
+    "quantize-report": "ingot.cli.validate:quantize_report_command",
     "recipes": "ingot.cli.catalog:recipes_command",
     "run": "ingot.cli.run:run_command",
     "transcode": "ingot.cli.checkpoints:transcode_command",
     "tune": "ingot.cli.tune:tune_command",
-    "validate": "ingot.cli.artifacts:validate_command",
+    "validate": "ingot.cli.validate:validate_command",
 }
 
 
 class _LazyGroup(click.Group):
-    """Imports a command when it is asked for: `ingot run` must not wait for the compiler's imports."""
+    """Imports a command when it is used: `ingot run` must not wait for the compiler's imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -47,7 +47,7 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS)
-            raise UsageError(f"no command is named {args[0]!r}; commands: {', '.join(sorted(COMMANDS))}.{hint}")
+            raise UsageError(f"unknown command {args[0]!r}; commands: {', '.join(sorted(COMMANDS))}.{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -87,7 +87,7 @@ def run(args: list[str] | None = None) -> int:
         print_error("interrupted")
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away; nothing more can be said
+        sys.stderr.close()  # the reader of our output is gone
         return 1
     except ModuleNotFoundError as error:
         if error.name not in {"onnx", "onnx_ir"}:

@@ -1,4 +1,4 @@
-"""`ingot run`: generate text from an artifact, streamed as it comes."""
+"""`ingot run`: generates text from an artifact and streams it."""
 
 import sys
 
@@ -19,13 +19,13 @@ from ingot.runtime import Completion, Engine, SamplingParams
 @click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens of this total probability.")
 @click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the likeliest one's.")
 @click.option("--seed", type=int, help="Same seed, same text.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 discourages what was there.")
-@click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 discourages what was generated.")
-@click.option("--stop", multiple=True, help="Stop before this text; may be given again.")
-@click.option("--chat", is_flag=True, help="PROMPT is a user's message; use the model's chat template.")
+@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
+@click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
+@click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
+@click.option("--chat", is_flag=True, help="Treat PROMPT as a user message, with the model's chat template.")
 @click.option("--system", help="System message for --chat.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of a stream.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming.")
 def run_command(
     artifact: str, prompt: str, chat: bool, system: str | None, no_verify: bool, as_json: bool, **sampling: object
 ) -> None:
@@ -37,15 +37,15 @@ def run_command(
       ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
     """
     if system is not None and not chat:
-        raise UsageError("--system is for --chat alone; add --chat, or put the text into the prompt")
+        raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
     params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
     text = _standard_input() if prompt == "-" else prompt
     with Engine.load(open_artifact(artifact, verify=not no_verify)) as engine:
-        asked = engine.encode_chat(_messages(text, system)) if chat else text
+        request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
-            print_json(_facts(engine.generate(asked, params)))
+            print_json(_facts(engine.generate(request, params)))
         else:
-            _stream(engine, asked, params)
+            _stream(engine, request, params)
 
 
 def _standard_input() -> str:
@@ -53,7 +53,7 @@ def _standard_input() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         found = f"byte {error.object[error.start]:#x}"
-        raise RequestError(f"standard input is no {error.encoding} text ({found}); pass text as the prompt") from error
+        raise RequestError(f"standard input is not {error.encoding} text ({found}); pass text as the prompt") from error
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""`ingot tune`: measure on the card which tiles are fastest, for builds to use."""
+"""`ingot tune`: measures which tiles are fastest on this GPU, for builds to use."""
 
 from pathlib import Path
 
@@ -14,13 +14,12 @@ from ingot.runtime.cuda.stopwatch import EventStopwatch
 @click.argument("source", metavar="ARTIFACT|RECIPE")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The table, a JSON file.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
-@click.option("--free-order", is_flag=True, help="Let every bucket add up its sums in an order of its own.")
+@click.option("--free-order", is_flag=True, help="Let each bucket sum in its own order: faster, less batch-invariant.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was chosen as JSON.")
 def tune_command(source: str, output: Path, overrides: tuple[str, ...], free_order: bool, as_json: bool) -> None:
-    """Measure the products of ARTIFACT, or of what RECIPE would build, on this machine's card.
+    """Measure the matmuls of ARTIFACT, or of what RECIPE would build, on this machine's GPU.
 
-    The table goes into a build with --set gpu.tiles=FILE. A table that exists is gone on with; Ctrl-C keeps what is
-    measured.
+    Use the table in a build with --set gpu.tiles=FILE. An existing table is extended; Ctrl-C keeps what was measured.
 
     \b
     Example:
@@ -35,7 +34,7 @@ def tune_command(source: str, output: Path, overrides: tuple[str, ...], free_ord
             program = given.program(progress)
             tuning = Tuner(device, EventStopwatch(), free_order=free_order).tune(program, output, progress)
     except KeyboardInterrupt:
-        print_note(f"what was measured is in {output}, if anything; the same command goes on from there")
+        print_note(f"measurements so far are in {output}; run the same command to continue")
         raise
     finally:
         device.close()
@@ -51,8 +50,8 @@ def _print(tuning: Tuning, output: Path) -> None:
         for one in sorted(tuning.choices, key=lambda one: one.seconds - one.safe_seconds)
     ]
     if rows:
-        print_table("Products", ("shape", "safe us", "best us", "gain", "tile"), rows)
-    held = f", {tuning.held} were there before" if tuning.held else ""
+        print_table("Matmuls", ("shape", "safe us", "best us", "gain", "tile"), rows)
+    held = f", {tuning.held} kept from before" if tuning.held else ""
     print_note(f"{len(rows)} shapes measured{held}: {output}; build with --set gpu.tiles={output}")
 
 
@@ -60,8 +59,8 @@ def _words(choice: Choice) -> str:
     tile = choice.tile
     if tile.library:
         return tile.library
-    parts = f", {tile.splits} parts" if tile.splits > 1 else ""
-    return f"{tile.rows} x {tile.columns} by {tile.depth}{parts}, {tile.num_warps} warps, {tile.num_stages} stages"
+    splits = f", {tile.splits} splits" if tile.splits > 1 else ""
+    return f"{tile.rows} x {tile.columns} by {tile.depth}{splits}, {tile.num_warps} warps, {tile.num_stages} stages"
 
 
 def _facts(tuning: Tuning, output: Path) -> dict[str, object]:

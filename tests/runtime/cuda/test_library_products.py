@@ -101,5 +101,5 @@ def test_the_library_is_opened_for_programs_that_need_it_alone(
 def test_inspect_tells_who_computes_what(products: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(products.path), "--program", "--bucket", "decode-1"]) == 0
     shown = capsys.readouterr().out
-    for words in ("cublaslt", "products of plain weights", "1 x 128 x 32", "lm_head"):
+    for words in ("cublaslt", "matmuls of unquantized weights", "1 x 128 x 32", "lm_head"):
         assert words in shown

@@ -1,0 +1,239 @@
+"""`ingot inspect`: shows what an artifact is, what it holds and how its gates were decided."""
+
+import json
+from collections import Counter
+
+import click
+
+from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
+from ingot.artifact.launch_program import (
+    Argument,
+    BufferArgument,
+    CudaProgram,
+    Launch,
+    LaunchProgram,
+    LibraryProduct,
+    SegmentCall,
+    Step,
+    WeightArgument,
+    read_cuda_program,
+)
+from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.cli.console import print_json, print_table, stdout
+from ingot.cli.evidence import print_gates
+from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.sizes import format_bytes
+
+
+@click.command("inspect")
+@click.argument("artifact", type=click.Path())
+@click.option(
+    "--program", "show_program", is_flag=True, help="Also list the program's steps, or its buckets and kernels."
+)
+@click.option("--bucket", metavar="NAME", help="Also list the launches of one bucket, as decode-1.")
+@click.option("--files", "show_files", is_flag=True, help="Also list every file with its digest.")
+@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
+def inspect_command(
+    artifact: str, show_program: bool, bucket: str | None, show_files: bool, no_verify: bool, as_json: bool
+) -> None:
+    """Show what ARTIFACT holds and how its gates were decided. Digests are checked first.
+
+    \b
+    Example:
+      ingot inspect artifacts/demo --files
+    """
+    opened = open_artifact(artifact, verify=not no_verify)
+    if as_json:
+        print_json(opened.manifest.model_dump(mode="json"))
+        return
+    _print_facts(opened, verified=not no_verify)
+    if opened.manifest.gates:
+        print_gates(opened.manifest.gates)
+    if show_program:
+        _print_program(opened)
+    if bucket:
+        _print_bucket(opened, bucket)
+    if show_files:
+        rows = [(n, format_bytes(e.bytes), e.sha256) for n, e in sorted(opened.manifest.files.items())]
+        print_table("Files", ("file", "size", "SHA-256"), rows)
+
+
+def _print_facts(artifact: Artifact, verified: bool) -> None:
+    manifest = artifact.manifest
+    model, kv = manifest.model, manifest.kv
+    heads = f"{kv.num_kv_heads} KV heads of {kv.head_dim}"
+    rows = {
+        "name": manifest.name,
+        "identity": manifest.identity + (" (verified)" if verified else " (not verified)"),
+        "model": f"{model.family}, {model.num_parameters:,} parameters, {model.num_layers} layers, {heads}",
+        "context": f"{model.context_tokens:,} tokens, vocabulary {model.vocab_size:,}",
+        "target": f"{manifest.target}, run by {manifest.engine}",
+        "KV block": f"{kv.block_tokens} tokens, {kv.dtype}, {format_bytes(kv.block_bytes)}",
+        "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
+        "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+    }
+    if artifact.has(CALIBRATION_FILE):
+        rows["calibrated"] = _calibration(artifact)
+    console = stdout()
+    for key, value in rows.items():
+        console.print(f"{key:<11}{value}", markup=False)
+    if artifact.has("evidence/report.html"):
+        console.print(f"{'report':<11}{artifact.path / 'evidence/report.html'}", markup=False)
+
+
+def _calibration(artifact: Artifact) -> str:
+    facts = json.loads((artifact.path / CALIBRATION_FILE).read_text(encoding="utf-8"))
+    digest = facts["sha256"][:16]
+    return (
+        f"on {facts['tokens']:,} of {facts['text_tokens']:,} tokens of {facts['text']} (SHA-256 {digest}): "
+        f"{facts['sequences']} sequences of {facts['documents']:,} documents, {facts['packing']}, seed {facts['seed']}"
+    )
+
+
+def _print_program(artifact: Artifact) -> None:
+    """Print all steps, or the buckets and kernels of a launch program."""
+    if artifact.manifest.program.launches:
+        program = _launches(artifact)
+        _print_buckets(program)
+        _print_kernels(program)
+        _print_plans(artifact)
+    else:
+        _print_steps(artifact)
+
+
+def _print_bucket(artifact: Artifact, name: str) -> None:
+    """Print every launch of one bucket. Raises UsageError if the artifact has no such bucket."""
+    if not artifact.manifest.program.launches:
+        raise UsageError(
+            f"{artifact.path}: target {artifact.manifest.target} has no buckets; --program lists its steps"
+        )
+    program = _launches(artifact)
+    found = next((bucket for bucket in program.programs if bucket.name == name), None)
+    if found is None:
+        names = [bucket.name for bucket in program.programs]
+        raise UsageError(f"unknown bucket {name!r}; buckets: {one_of(names)}.{did_you_mean(name, names)}")
+    rows = [(str(number), *_row(program, found, step)) for number, step in enumerate(found.launches)]
+    rows += [(tail, *_row(program, found, step)) for tail, steps in found.tails.items() for step in steps]
+    print_table(f"Launches of {name}", ("step", "runs", "for", "grid", "reads and writes"), rows, left=5)
+
+
+def _launches(artifact: Artifact) -> CudaProgram:
+    assert artifact.manifest.program.launches is not None
+    return read_cuda_program(artifact.file(artifact.manifest.program.launches))
+
+
+def _print_buckets(program: CudaProgram) -> None:
+    rows = [
+        (
+            bucket.name,
+            str(bucket.sequences),
+            str(bucket.logits_rows),
+            str(len(bucket.launches)),
+            format_bytes(bucket.arena_bytes),
+        )
+        for bucket in program.programs
+    ]
+    sms = ", ".join(map(str, program.sms))
+    tuned = f", tiles tuned on {program.tuned_on}" if program.tuned_on else ", safe tiles"
+    graphs = "" if all(one.is_capturable for one in program.programs) else ", launched one by one"
+    title = f"Launch program for SM {sms}, {program.activation_type}, keys and values {program.kv.dtype}{tuned}{graphs}"
+    print_table(title, ("bucket", "sequences", "logits", "launches", "arena"), rows)
+
+
+def _print_kernels(program: CudaProgram) -> None:
+    uses = Counter(step.kernel for bucket in program.programs for step in bucket.launches if isinstance(step, Launch))
+    rows = []
+    for key, kernel in sorted(program.kernels.items()):
+        shared = max(facts[key].shared_bytes for facts in program.cubins.values())
+        constants = " ".join(f"{name}={value}" for name, value in kernel.constants.items())
+        warps = f"{kernel.num_warps} x {kernel.num_stages}"
+        rows.append((key, constants, warps, format_bytes(shared), str(uses[key])))
+    products = Counter(step.library for bucket in program.programs for step in bucket.library_products)
+    rows += [(library, "matmuls of unquantized weights", "", "", str(count)) for library, count in products.items()]
+    print_table("Kernels", ("kernel", "constants", "warps x stages", "shared", "launches"), rows, left=2)
+
+
+def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, str, str, str]:
+    if isinstance(step, SegmentCall):
+        given = [*step.inputs.values(), *step.outputs.values()]
+        how = f"profile {step.profile}" if step.engine == "tensorrt" else step.engine
+        return step.file, step.node, how, _shown(bucket, given)
+    if isinstance(step, LibraryProduct):
+        return (
+            step.library,
+            step.node,
+            f"{step.rows} x {step.n} x {step.columns}",
+            _shown(bucket, [*step.operands.values()]),
+        )
+    grid = " x ".join(map(str, step.grid))
+    return step.kernel, step.node, grid, _shown(bucket, step.arguments)
+
+
+def _shown(bucket: LaunchProgram, arguments: "tuple[Argument, ...] | list[BufferArgument | WeightArgument]") -> str:
+    """The pointers by name, a buffer of the arena with its offset."""
+    words = []
+    for argument in arguments:
+        if isinstance(argument, BufferArgument):
+            place = bucket.places.get(argument.name)
+            words.append(argument.name + (f"@{place.offset}" if place else ""))
+        elif isinstance(argument, WeightArgument):
+            words.append(argument.name)
+    return ", ".join(words)
+
+
+def _print_steps(artifact: Artifact) -> None:
+    rows = []
+    for number, step in enumerate(artifact.manifest.program.steps):
+        if isinstance(step, AttentionStep):
+            what = f"layer {step.layer}: {step.num_heads} x {step.head_dim} heads over {step.num_kv_heads}"
+            window = f", window {step.window}" if step.window else ""
+            rows.append((str(number), "attention", what + window, step.output))
+        else:
+            rows.append((str(number), step.file, ", ".join(step.inputs), ", ".join(step.outputs)))
+    print_table("Program", ("step", "runs", "from", "makes"), rows, left=4)
+
+
+def _print_plans(artifact: Artifact) -> None:
+    """Print the artifact's TensorRT plans, if it has any."""
+    if PLANS_FILE not in artifact.manifest.files:
+        return
+    plans = ProgramPlans.model_validate_json(artifact.file(PLANS_FILE).read_bytes()).plans
+    first = plans[0]
+    title = f"Plans of {first.library} {first.version} for SM {', '.join(map(str, first.sms))}"
+    rows = [
+        (plan.file, str(plan.segments), format_bytes(plan.bytes), format_bytes(plan.weight_bytes), _rows(plan))
+        for plan in plans
+    ]
+    print_table(title, ("plan", "segments", "size", "weights in it", "rows"), rows, left=1)
+    header = ("plan", "rows", "launches")
+    print_table("Operators, identical plans once", header, _operators(plans), left=3)
+
+
+def _rows(plan: PlanFacts) -> str:
+    return ", ".join(map(_range, plan.profiles))
+
+
+def _range(profile: PlanProfile) -> str:
+    least, most = profile.least_rows, profile.most_rows
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def _operators(plans: tuple[PlanFacts, ...]) -> list[tuple[str, str, str]]:
+    """Rows (plan, numbers of rows, operators): profiles with the same operators share a row, equal plans a group."""
+    seen: set[str] = set()
+    rows = []
+    for plan in plans:
+        by_operators: dict[str, list[str]] = {}
+        for profile in plan.profiles:
+            by_operators.setdefault(_counted(profile), []).append(_range(profile))
+        group = repr(by_operators)
+        if group not in seen:
+            seen.add(group)
+            rows += [(plan.file, ", ".join(ranges), operators) for operators, ranges in by_operators.items()]
+    return rows
+
+
+def _counted(profile: PlanProfile) -> str:
+    counted = (f"{count} {name}" if count > 1 else name for name, count in profile.operators.items())
+    return ", ".join(counted) or "not shown by the plan"

@@ -1,0 +1,39 @@
+"""`ingot inspect` shows the facts, the program, the files, and the manifest as JSON."""
+
+import json
+
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.cli.main import run
+from tests.conftest import BuildArtifact
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def artifact(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("int4-cpu")
+
+
+def test_the_facts_are_shown_and_verified(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["inspect", str(artifact.path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"identity   {artifact.manifest.identity} (verified)" in shown
+    assert "llama, 5,770,496 parameters, 6 layers, 4 KV heads of 32" in shown
+    assert "attention" not in shown
+
+
+def test_program_and_files_are_shown_when_asked_for(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["inspect", str(artifact.path), "--program", "--files", "--no-verify"]) == 0
+    shown = capsys.readouterr().out
+    assert "(not verified)" in shown
+    assert "layer 5: 8 x 32 heads over 4" in shown
+    for name, entry in artifact.manifest.files.items():
+        assert name in shown
+        assert entry.sha256 in shown
+
+
+def test_the_json_is_the_manifest(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["inspect", str(artifact.path), "--program", "--files", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == artifact.manifest.model_dump(mode="json")
