@@ -1,32 +1,25 @@
-"""What a calibrated pass asks for, and who answers: a service that runs the IR on calibration data.
+"""The interface between calibrated passes and the service that runs the IR on calibration data.
 
-The service walks the IR stage by stage. A stage begins with the linear layers that can run next, all of them on inputs
-that are known by now; while the pass holds the stage it may look at those inputs and change those layers' weights. When
-it asks for the next stage, this one is run with the weights that the IR then has. So what a layer is fed is always the
-output of what stands before it, as the pass left it: already quantized.
+The service walks the IR stage by stage. A stage is the linear layers that can run next, whose inputs are computed by
+then. While the pass holds a stage it may read those inputs and change those layers' weights; for the next stage the
+service runs this one with the new weights. So every layer is calibrated on the output of already quantized layers.
 
     for stage in require_calibration(self.name).stages(model):
+        recorded, made = stage.recorded(), {}
         for group in stage.groups:
-            gram = stage.gram(group.source)                              # X^T X
             for node in group.linears:
-                ...                                                      # replace the node's weight operand
+                name = node.name
+                rounder = RecordedWeight(recorded, name) if recorded else ...   # from stage.gram(group.source)
+                ...                                                  # replace the node's weight operand
+                made |= weight_arrays(name, rounded, facts)
+        if recorded is None:
+            stage.record(made)
 
-`pipeline.calibrate` has the service; the compiler lends it to the passes of a recipe:
+`record` keeps a stage's decisions as arrays, so that an interrupted build resumes; they come back bit for bit, floats
+in the facts included. The service itself is in `ingot.pipeline.calibrate`; the compiler lends it to a recipe's passes:
 
     with calibrate_with(service):
         manager.run(model)
-
-A calibrated pass's decisions as arrays, and back: what CalibrationStage.remember is given and recall gives.
-
-    known, made = stage.recall(), {}
-    ...
-    rounder = Recalled(known, name) if known is not None else ...       # rounds the weight of that name
-    made |= weight_arrays(name, rounded, facts)
-    ...
-    if known is None:
-        stage.remember(made)
-
-Everything comes back bit for bit, floats among the facts, too.
 """
 
 import json
@@ -34,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
-from json import dumps
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,19 +41,19 @@ CALIBRATION_KEY = "ingot.calibration"  # model.metadata_props: JSON of Calibrati
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
-Trial = Mapping[ir.Value, Callable[[], Float32Array]]  # what a layer reads as its weight -> another [out, in]
-WeightSource = Callable[[ir.Value], Float32Array | None]  # the value to compute with; None: the one that the IR holds
+Trial = Mapping[ir.Value, Callable[[], Float32Array]]  # weight operand of a layer -> another weight [out, in]
+WeightSource = Callable[[ir.Value], Float32Array | None]  # values to compute with; None: those of the IR
 BlockRun = Callable[[Mapping[ir.Node, Float32Array]], Sequence[Float32Array]]
 
 
 @dataclass(frozen=True)
 class CalibrationFacts:
-    """Which data a model was calibrated on: a text by name and digest, and what was drawn from it.
+    """Calibration data of a model: a text by name and digest, and the tokens sampled from it.
 
     kind              "text", "jsonl" or "folder"
-    packing           "packed": sequences of `sequence_tokens`; "documents": one a document, which may be shorter
-    documents         those of the text that hold a token
-    missing_tokens    what sequences lack to `sequence_tokens`, all together
+    packing           "packed": sequences of `sequence_tokens`; "documents": one per document, possibly shorter
+    documents         number of documents in the text that are not empty
+    missing_tokens    sequences * sequence_tokens, less the tokens that there are
     """
 
     text: str
@@ -77,42 +69,42 @@ class CalibrationFacts:
 
     @property
     def tokens(self) -> int:
-        """Tokens that every layer sees."""
+        """Tokens that every layer is calibrated on."""
         return self.sequences * self.sequence_tokens - self.missing_tokens
 
     def record(self, model: ir.Model) -> None:
         """Write the facts into the IR's metadata."""
-        model.metadata_props[CALIBRATION_KEY] = dumps(asdict(self) | {"tokens": self.tokens})
+        model.metadata_props[CALIBRATION_KEY] = json.dumps(asdict(self) | {"tokens": self.tokens})
 
 
 @dataclass(frozen=True)
 class LinearGroup:
-    """Linear layers that read one value, in graph order: Gemm(source, W, b?, transB=1) each."""
+    """The linear layers Gemm(source, W, b?, transB=1) that read one value, in graph order."""
 
     source: ir.Value
     linears: tuple[ir.Node, ...]
 
 
 class CalibrationStage(Protocol):
-    """The linear layers that run next, and what they are fed."""
+    """The linear layers that run next, and their inputs."""
 
     @property
     def groups(self) -> Sequence[LinearGroup]:
-        """The stage's linear layers, by the value that they read."""
+        """The stage's linear layers, grouped by the value that they read."""
         ...
 
-    def recall(self) -> Arrays | None:
-        """What the pass remembered of this stage in a build that was cut off; None when it has to do its work.
+    def recorded(self) -> Arrays | None:
+        """The arrays that an interrupted build recorded at this stage; None when the pass has to compute them.
 
-        It was the same pass with the same options on the same model and data. A pass that recalls changes the weights
-        as it did then and need not look at the inputs of the stage; nothing is run for those that nobody looks at.
+        The pass, its options, the model and the data were the same. With recorded arrays a pass changes the weights as
+        it did then, without reading inputs: the service does not run a stage whose inputs are not read.
         """
         ...
 
-    def remember(self, arrays: Arrays) -> None:
-        """Keep what the pass decided, once a stage, when its work is done: enough to change the weights again.
+    def record(self, arrays: Arrays) -> None:
+        """Keep the pass's decisions at this stage, enough to change the weights again; call it once, at the end.
 
-        A pass that never remembers starts from the beginning when a build was cut off.
+        Without it, the pass starts from its first stage when a build is resumed.
         """
         ...
 
@@ -133,41 +125,40 @@ class CalibrationStage(Protocol):
         ...
 
     def block(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], tokens: int) -> BlockRun:
-        """A function that runs these nodes on about that many calibration tokens, whole sequences, and gives `outputs`.
+        """Return a function that runs these nodes on whole sequences of about `tokens` tokens and returns `outputs`.
 
-        The nodes may reach beyond the stage; what they read from outside must be known by now. The function's argument
-        replaces the weights [out, in] of some of the linear layers among them.
+        The nodes may reach beyond the stage; what they read from outside must be computed by now. The function's
+        argument replaces the weights [out, in] of some of the linear layers among them.
         """
         ...
 
     def divergences(self, trials: Sequence[Trial], tokens: int) -> Sequence[float]:
-        """KL(model || model with other weights) of each trial, in nats: the mean over all positions of about so many
-        calibration tokens, whole sequences, the same ones at every stage.
+        """KL(model || model with other weights) of each trial, in nats.
 
-        A trial names operands of linear layers of this stage or later ones, or of the embedding. The model that it is
-        compared with is the IR as it was when this was first asked: a pass that changes weights between two stages
-        finds what it has changed already in every later trial's loss. A weight is asked for once by each level that
-        reads it.
+        The mean over all positions of whole sequences of about `tokens` tokens, the same ones at every stage. A trial
+        names operands of linear layers of this stage or later ones, or of the embedding. The reference is the IR as it
+        was at the first call: weights that the pass has changed since then count in every later trial. A trial's
+        function is called once for each stage that reads the weight.
         """
         ...
 
 
 class Divergence(Protocol):
-    """KL(float model || model) on calibration data, batch by batch, for whatever its stored values are tried to be."""
+    """KL(float model || model) on calibration data, batch by batch, with trial values for stored weights."""
 
     @property
     def batches(self) -> int:
-        """How many there are: whole sequences, of about so many tokens as were asked for."""
+        """Number of batches; each holds whole sequences of about `batch_tokens` tokens."""
         ...
 
     def value(self, batch: int, weights: WeightSource) -> float:
-        """Mean over the batch's positions, in nats."""
+        """KL in nats, the mean over the batch's positions."""
         ...
 
     def gradients(self, batch: int, weights: WeightSource, receive: Callable[[ir.Value, Float32Array], None]) -> float:
-        """The same; `receive` gets the gradient by each wanted value, from the last layer to the first.
+        """As `value`; calls `receive` with the gradient of each wanted value, from the last layer to the first.
 
-        A value may be changed once its gradient was received: nothing more of this batch is computed with it.
+        A value may be changed once its gradient was received: the rest of this batch does not read it.
         """
         ...
 
@@ -177,19 +168,19 @@ class Calibration(Protocol):
 
     @property
     def facts(self) -> CalibrationFacts:
-        """What the data is."""
+        """The calibration data."""
         ...
 
     def stages(self, model: ir.Model) -> Iterator[CalibrationStage]:
-        """Every stage in order, the head's among them. A stage is valid until the next one is asked for."""
+        """Every stage in order, the head's included. A stage is valid until the next one begins."""
         ...
 
     def divergence(
         self, model: ir.Model, wanted: Sequence[ir.Value], batch_tokens: int
     ) -> AbstractContextManager[Divergence]:
-        """The divergence from the model that the recipe began with, and gradients by the wanted stored values.
+        """The divergence from the model that the recipe began with, and its gradients by the wanted stored values.
 
-        Each of these is read by one linear layer or norm. PassError where that model is not known.
+        Each wanted value is read by one linear layer or norm. PassError when that model is not available.
         """
         ...
 
@@ -199,7 +190,7 @@ _service: ContextVar[Calibration | None] = ContextVar("ingot.passes.calibration"
 
 @contextmanager
 def calibrate_with(service: Calibration | None) -> Iterator[None]:
-    """Lend the service to the passes that run within the block; None lends nothing."""
+    """Lend the service to the passes that run within the block; None lends none."""
     token = _service.set(service)
     try:
         yield
@@ -208,7 +199,7 @@ def calibrate_with(service: Calibration | None) -> Iterator[None]:
 
 
 def require_calibration(name: str) -> Calibration:
-    """The service, for the pass of that name; PassError when nothing was lent."""
+    """Return the service to the pass of that name; PassError when none was lent."""
     service = _service.get()
     if service is None:
         raise PassError(
@@ -219,18 +210,18 @@ def require_calibration(name: str) -> Calibration:
 
 
 def fact_arrays(name: str, facts: Mapping[str, object]) -> dict[str, NDArray[Any]]:
-    """JSON values under a name."""
+    """Encode JSON values as an array, under a name."""
     return {f"{name}.facts": np.frombuffer(json.dumps(dict(facts)).encode(), np.uint8)}
 
 
-def recalled_facts(arrays: Arrays, name: str) -> dict[str, Any]:
-    """What fact_arrays was given."""
+def recorded_facts(arrays: Arrays, name: str) -> dict[str, Any]:
+    """Decode the facts that `fact_arrays` encoded under this name."""
     facts: dict[str, Any] = json.loads(arrays[f"{name}.facts"].tobytes())
     return facts
 
 
 def weight_arrays(name: str, rounded: RoundedWeight, facts: Mapping[str, object]) -> dict[str, NDArray[Any]]:
-    """A rounded weight, and facts about it, under a name."""
+    """Encode a rounded weight and facts about it as arrays, under a name."""
     values = {field.name: getattr(rounded, field.name) for field in fields(rounded)}
     arrays = {f"{name}.{key}": value for key, value in values.items() if isinstance(value, np.ndarray)}
     numbers = {key: value for key, value in values.items() if isinstance(value, float)}
@@ -238,15 +229,18 @@ def weight_arrays(name: str, rounded: RoundedWeight, facts: Mapping[str, object]
 
 
 @dataclass
-class Recalled:
-    """Gives the weight of that name as it was rounded before, whatever the values are."""
+class RecordedWeight:
+    """A rounder that returns the recorded weight of that name, whatever values it is called with.
+
+    facts    the recorded facts, once it was called
+    """
 
     arrays: Arrays
     name: str
     facts: dict[str, object] = field(default_factory=dict)
 
     def __call__(self, values: NDArray[Any]) -> RoundedWeight:
-        found = recalled_facts(self.arrays, self.name)
+        found = recorded_facts(self.arrays, self.name)
         self.facts = found["facts"]
         parts = {field.name: self.arrays.get(f"{self.name}.{field.name}") for field in fields(RoundedWeight)}
         return RoundedWeight(**{**parts, **found["numbers"]})

@@ -229,7 +229,7 @@ class PruneStructure(Pass):
         sites: list[Site] = []
         total, done = sum(site.node.op_type == "Gemm" for site in weight_sites(model)), 0
         for stage in calibration.stages(model):
-            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            known, made = stage.recorded(), dict[str, NDArray[Any]]()
             for group in stage.groups:
                 for site, cut in self._decide(stage, group, known):
                     report_kept(self.name, site.name, site.kept, site.of, site.output_error)
@@ -238,7 +238,7 @@ class PruneStructure(Pass):
                     zero_columns(model.graph, cut)
                     made |= cut.kept.arrays(site.name)
             if known is None:
-                stage.remember(made)
+                stage.record(made)
             done += sum(len(group.linears) for group in stage.groups)
             report_progress(self.name, done, total)
         if not sites:

@@ -92,7 +92,7 @@ class PruneWeights(Pass):
         wanted = {site.node: site for site in self._sites(weight_sites(model))}
         statistics: list[dict[str, object]] = []
         for stage in calibration.stages(model):
-            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            known, made = stage.recorded(), dict[str, NDArray[Any]]()
             for group in stage.groups:
                 for node, pruned, error in self._prune(stage, group, wanted, known):
                     made |= {f"{node.name}:weight": pruned, f"{node.name}:error": np.array(error)}
@@ -100,7 +100,7 @@ class PruneWeights(Pass):
                     report_kept(self.name, node.name or "", int(np.count_nonzero(pruned)), pruned.size, error)
                     statistics.append(self._statistics(node, pruned, error))
             if known is None:
-                stage.remember(made)
+                stage.record(made)
             report_progress(self.name, len(statistics), len(wanted))
         if not statistics:
             return ir.passes.PassResult(model, modified=False)

@@ -142,10 +142,10 @@ def block_influence(
 
 def _of_stage(stage: CalibrationStage, layers: Sequence[ResidualLayer], tokens: int) -> list[float]:
     """Measured, or recalled from a build that was cut off."""
-    known = stage.recall()
+    known = stage.recorded()
     if known is None:
         known = {"influence": np.array([_influence(stage, layer, tokens) for layer in layers])}
-        stage.remember(known)
+        stage.record(known)
     return [float(value) for value in known["influence"]]
 
 

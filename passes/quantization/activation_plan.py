@@ -10,7 +10,7 @@
 A few channels with large values would set the scale for all others; without them the rest is rounded finely. The second
 product is a MatMul, so that no pass over linear layers takes it for one.
 
-What quantize-activations decides of one input: its scheme and outliers, as metadata and as arrays to recall.
+What quantize-activations decides of one input: its scheme and outliers, as metadata and as recorded arrays.
 
 The range of a static activation scale, from calibration data.
 
@@ -30,7 +30,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.calibration import Arrays, CalibrationStage, Float32Array, Float64Array, fact_arrays, recalled_facts
+from ingot.passes.calibration import Arrays, CalibrationStage, Float32Array, Float64Array, fact_arrays, recorded_facts
 from ingot.passes.quantization.activation_quantization import (
     ACTIVATIONS_KEY,
     LARGEST,
@@ -168,16 +168,16 @@ class Planned:
 
 
 def planned_arrays(planned: Planned) -> dict[str, NDArray[Any]]:
-    """For a build that is cut off: what CalibrationStage.remember keeps."""
+    """For a build that is cut off: what CalibrationStage.record keeps."""
     name, scheme = planned.linears[0].name or "", planned.scheme
     facts = {"kind": scheme.kind, "scale": scheme.scale, "peak": planned.peak}
     return {f"{name}.outliers": planned.outliers, **fact_arrays(name, facts)}
 
 
-def recalled_plan(arrays: Arrays, source: ir.Value, linears: tuple[ir.Node, ...]) -> Planned:
+def recorded_plan(arrays: Arrays, source: ir.Value, linears: tuple[ir.Node, ...]) -> Planned:
     """What planned_arrays was given."""
     name = linears[0].name or ""
-    facts = recalled_facts(arrays, name)
+    facts = recorded_facts(arrays, name)
     scheme = ActivationScheme(facts["kind"], facts["scale"])
     return Planned(source, linears, scheme, facts["peak"], arrays[f"{name}.outliers"])
 

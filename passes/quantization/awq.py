@@ -46,7 +46,7 @@ from ingot.passes.calibration import (
     Float64Array,
     LinearGroup,
     fact_arrays,
-    recalled_facts,
+    recorded_facts,
     require_calibration,
 )
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round
@@ -161,7 +161,7 @@ class Awq(Pass):
         heads, total = {site.node for site in sites if site.role == "head"}, len(sites)
         scalings, choices, done = Scalings(), [], 0
         for stage in calibration.stages(model):
-            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            known, made = stage.recorded(), dict[str, NDArray[Any]]()
             for group in stage.groups:
                 name = group.linears[0].name or ""
                 found = None
@@ -177,7 +177,7 @@ class Awq(Pass):
                 done += len(group.linears)
                 report_progress(self.name, done, total)
             if known is None:
-                stage.remember(made)
+                stage.record(made)
         if not choices:
             return ir.passes.PassResult(model, modified=False)
         scalings.apply(model.graph)
@@ -275,7 +275,7 @@ def _recalled(arrays: Arrays, name: str, fold: Taker | Refusal) -> tuple[Choice,
     if f"{name}.scale" not in arrays:
         return None
     assert not isinstance(fold, Refusal)
-    facts = recalled_facts(arrays, name)
+    facts = recorded_facts(arrays, name)
     return Choice(**{**facts, "layers": tuple(facts["layers"])}), fold, arrays[f"{name}.scale"]
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import PassKind
-from ingot.passes.calibration import CalibrationStage, Recalled, require_calibration, weight_arrays
+from ingot.passes.calibration import CalibrationStage, RecordedWeight, require_calibration, weight_arrays
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
 from ingot.passes.numerics.scale_search import FloatArray, Scheme
@@ -90,14 +90,16 @@ class Gptq(QuantizeWeights):
 
     def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
         """Quantize the stage's layers; those that read one input share its factorisation."""
-        known, made = stage.recall(), dict[str, NDArray[Any]]()
+        known, made = stage.recorded(), dict[str, NDArray[Any]]()
         for group in stage.groups:
             keys = work.keys_of(group.linears)
             damped = self._damped(stage, group.source) if keys and known is None else None
             for key in keys:
                 sites = work.take(key, self.name)
                 name = sites[0].node.name or ""
-                rounder = _Rounder(damped, key[1], self.refine, tokens) if known is None else Recalled(known, name)
+                rounder = (
+                    _Rounder(damped, key[1], self.refine, tokens) if known is None else RecordedWeight(known, name)
+                )
                 found = self._quantize(graph, *key, sites, rounder)
                 if isinstance(rounder, _Rounder):
                     made |= weight_arrays(name, rounder.rounded, rounder.facts)
@@ -105,7 +107,7 @@ class Gptq(QuantizeWeights):
                     report_error(self.name, name, *pair)
                 yield {**found, **rounder.facts}
         if known is None:
-            stage.remember(made)
+            stage.record(made)
 
     def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram | None:
         """The factorised X^T X; None where all inputs are zero."""

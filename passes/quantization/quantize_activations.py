@@ -34,8 +34,8 @@ from ingot.passes.quantization.activation_plan import (
     finite_peaks,
     outlier_channels,
     planned_arrays,
-    recalled_plan,
     record_plan,
+    recorded_plan,
     split_outliers,
     static_scheme,
 )
@@ -147,14 +147,14 @@ class QuantizeActivations(Pass):
         calibration = require_calibration(self.name)
         plan: list[Planned] = []
         for stage in calibration.stages(model):
-            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            known, made = stage.recorded(), dict[str, NDArray[Any]]()
             for source in (group.source for group in stage.groups if group.source in wanted):
-                recalled = None if known is None else recalled_plan(known, source, wanted[source])
+                recalled = None if known is None else recorded_plan(known, source, wanted[source])
                 plan.append(recalled or self._planned(stage, source, wanted[source]))
                 made |= planned_arrays(plan[-1])
                 report_progress(self.name, len(plan), len(wanted))
             if known is None:
-                stage.remember(made)
+                stage.record(made)
         calibration.facts.record(model)
         return plan
 

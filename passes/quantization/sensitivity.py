@@ -195,7 +195,7 @@ def weight_sensitivities(
     waiting = _weights(model, roles, exclude)
     progress, found = _Progress(name, waiting), []
     for stage in calibration.stages(model):
-        recalled = stage.recall()
+        recalled = stage.recorded()
         remembered: dict[str, Float64Array] = {}
         for source, sites in _runnable(stage, waiting):
             if recalled is None:
@@ -206,7 +206,7 @@ def weight_sensitivities(
             remembered[_key(sites)] = found[-1].table()
             progress.done(sites)
         if recalled is None:
-            stage.remember(remembered)
+            stage.record(remembered)
         if not waiting:
             break
     order = {site.node: at for at, site in enumerate(weight_sites(model))}

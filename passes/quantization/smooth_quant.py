@@ -41,7 +41,7 @@ from ingot.passes.calibration import (
     Float32Array,
     LinearGroup,
     fact_arrays,
-    recalled_facts,
+    recorded_facts,
     require_calibration,
 )
 from ingot.passes.progress import report_progress
@@ -152,7 +152,7 @@ class SmoothQuant(Pass):
         left = {site.node for site in sites if site.role == "head" or site.is_quantized}
         scalings, chosen, done = Scalings(), list[Smoothing](), 0
         for stage in calibration.stages(model):
-            known, made = stage.recall(), dict[str, NDArray[Any]]()
+            known, made = stage.recorded(), dict[str, NDArray[Any]]()
             for group in stage.groups:
                 found = None if left & set(group.linears) else self._scale_of(model.graph, stage, group, known)
                 if found is not None:
@@ -166,7 +166,7 @@ class SmoothQuant(Pass):
                 done += len(group.linears)
                 report_progress(self.name, done, len(sites))
             if known is None:
-                stage.remember(made)
+                stage.record(made)
         if not chosen:
             return False
         scalings.apply(model.graph)
@@ -224,7 +224,7 @@ def _recalled(arrays: Arrays, group: LinearGroup) -> tuple[Smoothing, Float32Arr
     name = group.linears[0].name or ""
     if f"{name}.scale" not in arrays:
         return None
-    facts = recalled_facts(arrays, name)
+    facts = recorded_facts(arrays, name)
     return Smoothing(**{**facts, "layers": tuple(facts["layers"])}), arrays[f"{name}.scale"]
 
 

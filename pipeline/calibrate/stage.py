@@ -68,7 +68,7 @@ class Stage:
         """The level's linear layers."""
         return self.level.groups
 
-    def recall(self) -> Arrays | None:
+    def recorded(self) -> Arrays | None:
         """What the journal has of this stage."""
         journal = self.walk.journal
         found = None if journal is None else journal.recall(self.place[0])
@@ -80,7 +80,7 @@ class Stage:
             self.log.add(Reach(name.removeprefix(_REACH), *map(int, found[name])))
         return {name: array for name, array in found.items() if not name.startswith(_REACH)}
 
-    def remember(self, arrays: Arrays) -> None:
+    def record(self, arrays: Arrays) -> None:
         """Into the journal, with what reached the layers."""
         if self.walk.journal is not None:
             reach = {f"{_REACH}{r.layer}": np.array([r.tokens, r.channels, r.silent]) for r in self._reach.values()}
