@@ -1,4 +1,4 @@
-"""The model card that examples/train_demo_model.py writes beside the model."""
+"""The model card that examples/train_demo_model.py writes next to the model."""
 
 import platform
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What the card tells of one training; all of it measured."""
+    """Measurements of one training run that the model card reports."""
 
     parameters: int
     modules: int
@@ -23,7 +23,7 @@ class TrainingFacts:
     window_tokens: int
 
 
-_CARD = """\
+_TEMPLATE = """\
 # {name}
 
 A small Llama that continues Python source text. It exists to be compiled, quantized and measured, not to be used.
@@ -40,13 +40,13 @@ A small Llama that continues Python source text. It exists to be compiled, quant
 | weights | fp16 |
 | held-out perplexity | **{facts.perplexity:.2f}** per token on the first {facts.perplexity_tokens:,} tokens of `heldout.txt`, in windows of {facts.window_tokens} that each begin without context; fp32 arithmetic on the fp16 weights |
 
-Licence: the weights and this card are Apache-2.0. `heldout.txt` is CPython source text, under the PSF licence.
+Licence: the weights and this page are Apache-2.0. `heldout.txt` is CPython source text, under the PSF licence.
 
 Made by `python -m examples.train_demo_model`.
 """  # noqa: E501 - a table's row is one line
 
 
 def model_card(name: str, facts: TrainingFacts) -> str:
-    """The card in Markdown."""
+    """The model card in Markdown."""
     epochs = facts.trained_tokens / facts.corpus_tokens
-    return _CARD.format(name=name, facts=facts, epochs=epochs, python=platform.python_version())
+    return _TEMPLATE.format(name=name, facts=facts, epochs=epochs, python=platform.python_version())

@@ -1,11 +1,10 @@
-"""Makes a model like examples/models/stdlib-llama-6m again: a small Llama that writes Python.
+"""Train a model like examples/models/stdlib-llama-6m: a small Llama that writes Python.
 
     pip install --group oracle            # torch and transformers
     python -m examples.train_demo_model --minutes 80 --out my-model
 
-The folder gets a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with what was
-measured. The same seed, steps, threads, Python and torch make the same model; with --minutes the machine's speed
-decides how many steps there are.
+Writes a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with the measurements. The
+same seed, steps, threads, Python and torch give the same model; with --minutes the machine's speed decides the steps.
 """
 
 # mypy: disable-error-code="no-untyped-call"
