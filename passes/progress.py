@@ -1,45 +1,22 @@
-"""How a long pass tells how far it is, without an option for it: observing never changes the program.
+"""Details and notes of passes that change weights: the error of a layer's outputs, and what a pass gained in all."""
 
-with progress_to(callback):
-    manager.run(model)
-"""
+from collections.abc import Mapping
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-
-from ingot.progress import Progress, detail, note, silent
-
-_listener: ContextVar[Progress] = ContextVar("ingot.passes.progress", default=silent)
-
-
-@contextmanager
-def progress_to(listener: Progress) -> Iterator[None]:
-    """Send what passes report within the block to the listener."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
-
-
-def report_progress(name: str, done: int, total: int) -> None:
-    """Called by a pass after each unit of work; name, done and total as ingot.progress has them."""
-    _listener.get()(name, done, total)
+from ingot.progress import detail, note
 
 
 def report_error(name: str, layer: str, nearest: float, after: float) -> None:
-    """Called by a pass that rounds a layer: the error of its outputs, rounded to the nearest and as the pass did it."""
+    """Report a rounded layer: the error of its outputs, rounded to the nearest and as the pass rounded it."""
     detail(name, f"{layer} {nearest:.2%} -> {after:.2%}")
 
 
 def report_kept(name: str, layer: str, kept: int, of: int, error: float) -> None:
-    """Called by a pass that prunes a layer: what it kept, and the error of its outputs."""
+    """Report a pruned layer: what the pass kept of it, and the error of its outputs."""
     detail(name, f"{layer} keeps {kept} of {of}, {error:.2%}")
 
 
 def note_errors(name: str, errors: Mapping[str, tuple[float, float]]) -> None:
-    """Called at a pass's end: tells the user what it gained, from the same errors by layer."""
+    """Note at the end of a pass what it gained, from the errors (nearest, after) by layer."""
     if not errors:
         return
     nearest, after = (sum(pair[at] for pair in errors.values()) / len(errors) for at in (0, 1))

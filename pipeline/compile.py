@@ -15,7 +15,6 @@ from ingot.errors import UsageError
 from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
-from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calibration_data
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -24,7 +23,6 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.table import Target, get_target, require_kv_type
 from ingot.pipeline.targets.writers import program_writer, require_packages
-from ingot.progress import Progress, silent
 
 Observer = Callable[[ir.Model, PassRecord], None]
 TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
@@ -43,9 +41,7 @@ class Compiled:
     facts: Mapping[str, str]  # the IR's metadata as the passes left it, quantization statistics among it
 
 
-def compile_recipe(
-    recipe: Recipe, folder: Path, observe: Observer | None = None, progress: Progress = silent
-) -> Compiled:
+def compile_recipe(recipe: Recipe, folder: Path, observe: Observer | None = None) -> Compiled:
     """Compile the recipe's checkpoint into `folder`: program/, tokenizer/ and recipe.yaml, and calibration.json where a
     pass looked at data.
 
@@ -55,11 +51,11 @@ def compile_recipe(
     target = get_target(recipe.target)
     require_packages(target)
     checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    model, records = import_and_pass(recipe, checkpoint, observe, progress)
+    model, records = import_and_pass(recipe, checkpoint, observe)
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
     if geometry.is_quantized:
         require_kv_type(target, geometry.dtype)
-    written = program_writer(target)(model, folder, recipe, target, progress)
+    written = program_writer(target)(model, folder, recipe, target)
     seal_checkpoint(as_pruned(checkpoint, model), folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     if CALIBRATION_KEY in model.metadata_props:
@@ -77,14 +73,13 @@ def compile_recipe(
 
 
 def import_and_pass(
-    recipe: Recipe, checkpoint: Checkpoint, observe: Observer | None = None, progress: Progress = silent
+    recipe: Recipe, checkpoint: Checkpoint, observe: Observer | None = None
 ) -> tuple[ir.Model, list[PassRecord]]:
     """The IR as the recipe's passes and its target's lowering leave it, and what each pass did."""
-    with progress_to(progress):
-        model = import_checkpoint(checkpoint, recipe.context_tokens)
-        passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
-        with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
-            return model, PassManager(passes, observe).run(model)
+    model = import_checkpoint(checkpoint, recipe.context_tokens)
+    passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
+    with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
+        return model, PassManager(passes, observe).run(model)
 
 
 def tool_versions(beside: Iterable[str] = ()) -> dict[str, str]:

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import EngineError, UsageError
-from ingot.progress import Progress, silent
-from ingot.validation.progress import Stage
+from ingot.progress import Stage
 from ingot.validation.statistics import (
     Estimate,
     Measured,
@@ -131,7 +130,6 @@ def measure_accuracy(
     baseline: AccuracySubject,
     text: EvaluationText,
     options: AccuracyOptions,
-    progress: Progress = silent,
 ) -> AccuracyResult:
     """Score both subjects on the text's windows.
 
@@ -140,7 +138,7 @@ def measure_accuracy(
     """
     _require_comparable(candidate, baseline, text, options)
     windows = split_windows(text, options)
-    stage = Stage("accuracy", len(windows), progress)
+    stage = Stage("accuracy", len(windows))
     items, kl = [], []
     for window in windows:
         scores = score_window(candidate, baseline, window)

@@ -1,6 +1,6 @@
 """Measure an artifact against its baseline, decide its gates, write what was seen.
 
-evidence = measure(candidate, baseline, options, progress)
+evidence = measure(candidate, baseline, options)
 write_evidence(evidence, folder)                    # JSON files, report.html, report.md
 raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, UsageError
-from ingot.progress import Progress, silent
 from ingot.runtime.batch import DeviceFacts
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
 from ingot.validation.environment import environment
@@ -65,7 +64,6 @@ def measure(
     candidate: Path,
     baseline: Path,
     options: MeasureOptions,
-    progress: Progress = silent,
     notes: BuildNotes | None = None,
 ) -> Evidence:
     """Measure the artifact `candidate` against the artifact `baseline`.
@@ -75,8 +73,8 @@ def measure(
     """
     artifacts = open_artifact(candidate), open_artifact(baseline)
     sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
-    memory = measure_memory(candidate, baseline, options.memory, progress) if options.memory else None
-    accuracy, latency, device = _run_engines(*artifacts, options, progress)
+    memory = measure_memory(candidate, baseline, options.memory) if options.memory else None
+    accuracy, latency, device = _run_engines(*artifacts, options)
     measured = collect(sizes, accuracy, latency, memory)
     return Evidence(
         candidate=SubjectFacts.of(artifacts[0]),
@@ -137,7 +135,7 @@ def sealed_quantization(artifact: Artifact) -> Quantization:
 
 
 def _run_engines(
-    candidate: Artifact, baseline: Artifact, options: MeasureOptions, progress: Progress
+    candidate: Artifact, baseline: Artifact, options: MeasureOptions
 ) -> tuple[AccuracyResult | None, LatencyResult | None, DeviceFacts | None]:
     if options.accuracy is None and options.latency is None:
         return None, None, None
@@ -145,17 +143,15 @@ def _run_engines(
         EngineSubject.load(candidate, options.sequence_tokens, options.num_threads) as new,
         EngineSubject.load(baseline, options.sequence_tokens, options.num_threads) as old,
     ):
-        accuracy = _accuracy(new, old, options, progress)
-        latency = measure_latency(new, old, options.latency, progress) if options.latency else None
+        accuracy = _accuracy(new, old, options)
+        latency = measure_latency(new, old, options.latency) if options.latency else None
         return accuracy, latency, new.device
 
 
-def _accuracy(
-    candidate: EngineSubject, baseline: EngineSubject, options: MeasureOptions, progress: Progress
-) -> AccuracyResult | None:
+def _accuracy(candidate: EngineSubject, baseline: EngineSubject, options: MeasureOptions) -> AccuracyResult | None:
     if options.accuracy is None or options.text is None:
         return None
     text, sha256 = read_text(options.text)
     tokens, bos = baseline.encode(text)
     evaluation = EvaluationText(options.text.name, sha256, tuple(tokens), bos)
-    return measure_accuracy(candidate, baseline, evaluation, options.accuracy, progress)
+    return measure_accuracy(candidate, baseline, evaluation, options.accuracy)

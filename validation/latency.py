@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.errors import UsageError
-from ingot.progress import Progress, silent
-from ingot.validation.progress import Stage
+from ingot.progress import Stage
 from ingot.validation.subject import LatencySubject
 
 
@@ -153,14 +152,13 @@ def measure_latency(
     candidate: LatencySubject,
     baseline: LatencySubject,
     options: LatencyOptions,
-    progress: Progress = silent,
     clock: Clock = time.perf_counter,
 ) -> LatencyResult:
     """Run the whole schedule on both. UsageError when a request does not fit the model's context."""
     sides: Mapping[str, LatencySubject] = {"candidate": candidate, "baseline": baseline}
     _require_context(sides, options)
     runs = list(schedule(options))
-    stage = Stage("latency", len(runs) + len(sides) * len(options.concurrency), progress)
+    stage = Stage("latency", len(runs) + len(sides) * len(options.concurrency))
     for level in options.concurrency:
         for side in sides:
             _warm_up(sides[side], options, level, clock)

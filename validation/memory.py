@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ingot.errors import EngineError, UsageError
-from ingot.progress import Progress, silent
+from ingot.progress import Stage
 from ingot.validation.memory_probe import ProcessMemory
-from ingot.validation.progress import Stage
 from ingot.validation.statistics import Measured, ratio_interval
 
 
@@ -66,11 +65,10 @@ def measure_memory(
     candidate: Path,
     baseline: Path,
     options: MemoryOptions,
-    progress: Progress = silent,
     prober: Prober = probe_in_child,
 ) -> MemoryResult:
     """Probe both in turn, `options.probes` times each."""
-    stage = Stage("memory", 2 * options.probes, progress)
+    stage = Stage("memory", 2 * options.probes)
     probes: tuple[list[MemoryProbe], list[MemoryProbe]] = ([], [])
     for _ in range(options.probes):
         for artifact, taken in zip((candidate, baseline), probes, strict=True):

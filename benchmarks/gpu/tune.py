@@ -17,6 +17,7 @@ from benchmarks.gpu.steps import program_files
 from ingot.artifact.launch_program import LAUNCHES_FILE, CudaProgram
 from ingot.builder.tune.tune import Tuner
 from ingot.pipeline.targets.cuda.tiles import read_tile_table
+from ingot.progress import progress_to
 
 _SECONDS_A_WEIGHT = 30.0
 
@@ -40,7 +41,8 @@ def tune(bench: Bench) -> Iterator[Record]:
     for file in program_files(bench.programs):
         begin = time.monotonic()
         try:
-            choices = tuner.tune(_program(file), output, watch).choices
+            with progress_to(watch):
+                choices = tuner.tune(_program(file), output).choices
         except _OutOfTimeError:
             held = len(read_tile_table(output, (device.sm,)).choices) if output.exists() else 0
             yield {"figure": "tune", "program": file.stem, "skipped": "no time left", "shapes_held": held}

@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, Calibration, CalibrationStage, LinearGroup, require_calibration
-from ingot.passes.progress import report_kept, report_progress
+from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
 from ingot.passes.pruning.channels import ELEMENTWISE, Array, ChannelSelection, Integers, KeptColumns, keep_columns
 from ingot.passes.pruning.residual_layers import block_influence, drop_layers, residual_layers
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import change_stored, float32_values, readers, stored_value, weight_sites
-from ingot.progress import note
+from ingot.progress import note, report_progress
 
 Kept = Literal["all"] | int | float
 

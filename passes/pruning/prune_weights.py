@@ -34,7 +34,7 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
 from ingot.passes.numerics.gptq_rounding import damped_gram
 from ingot.passes.numerics.masks import Sparsity, sparse_gpt, wanda
-from ingot.passes.progress import report_kept, report_progress
+from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import (
@@ -46,6 +46,7 @@ from ingot.passes.weights import (
     stored_value,
     weight_sites,
 )
+from ingot.progress import report_progress
 
 _log = logging.getLogger("ingot.passes")
 FloatArray = NDArray[np.float32]

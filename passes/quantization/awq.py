@@ -52,11 +52,11 @@ from ingot.passes.calibration import (
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round
 from ingot.passes.numerics.rounding import dequantize, round_weight
 from ingot.passes.numerics.scale_search import Scheme, WeightBits
-from ingot.passes.progress import report_progress
 from ingot.passes.quantization.channel_folds import Fold, OwnMul, Scalings, block_of, can_scale, find_fold, weights_of
 from ingot.passes.quantization.quantize_weights import BlockSize
 from ingot.passes.rewriting import Refusal
 from ingot.passes.weights import weight_sites
+from ingot.progress import report_progress
 from ingot.settings import num_threads
 
 Weights = dict[ir.Node, Float32Array]

@@ -41,12 +41,11 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Divergence, Float32Array, require_calibration
 from ingot.passes.numerics.scale_search import Scheme
-from ingot.passes.progress import report_progress
 from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.quantization.channel_folds import is_own, scale_stored
 from ingot.passes.quantization.quantized_tensors import code_tensor, weight_bits
 from ingot.passes.weights import float32_values
-from ingot.progress import note
+from ingot.progress import note, report_progress
 
 _MOMENTUM, _SPREAD, _TINY = 0.9, 0.95, 1e-12
 

@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Float32Array
-from ingot.passes.progress import report_progress
 from ingot.passes.quantization.activation_plan import RangeMethod
 from ingot.passes.quantization.activation_quantization import activation_facts
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
@@ -54,6 +53,7 @@ from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY, float_valu
 from ingot.passes.quantization.smoothing import ActivationScale
 from ingot.passes.rewriting import add_initializer
 from ingot.passes.weights import WeightSite, apply_to_array, drop_if_unused, weight_sites
+from ingot.progress import report_progress
 
 FLOAT8 = ir.DataType.FLOAT8E4M3FN
 LARGEST = np.float32(448)

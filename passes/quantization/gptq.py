@@ -33,9 +33,10 @@ from ingot.passes.calibration import CalibrationStage, RecordedWeight, require_c
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
 from ingot.passes.numerics.scale_search import FloatArray, Scheme
-from ingot.passes.progress import note_errors, report_error, report_progress
+from ingot.passes.progress import note_errors, report_error
 from ingot.passes.quantization.quantize_weights import Group, QuantizeWeights, append_statistics
 from ingot.passes.weights import WeightSite, weight_sites
+from ingot.progress import report_progress
 from ingot.settings import num_threads
 
 Key = tuple[ir.Value, Scheme]

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import CalibrationStage, require_calibration
-from ingot.passes.progress import report_progress
 from ingot.passes.quantization.activation_plan import (
     SAMPLE_ROWS,
     Planned,
@@ -47,6 +46,7 @@ from ingot.passes.quantization.activation_quantization import (
 )
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import WeightSite, require_matches, weight_sites
+from ingot.progress import report_progress
 
 KINDS: Mapping[str, Kind] = {"int8": "int", "float8": "float"}
 

@@ -50,12 +50,12 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.numerics.rounding import CodeArray, RoundedWeight, round_weight
 from ingot.passes.numerics.scale_search import FloatArray, Scheme, WeightBits
-from ingot.passes.progress import report_progress
 from ingot.passes.quantization.activation_quantization import activation_facts
 from ingot.passes.quantization.quantized_tensors import insert_dequantize
 from ingot.passes.quantization.schemes import Override, assigned_scheme, parse_overrides
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import WeightSite, apply_to_array, drop_if_unused, require_matches, weight_sites
+from ingot.progress import report_progress
 from ingot.settings import num_threads
 
 OUTLIER_RMS = 4.0

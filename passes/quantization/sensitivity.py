@@ -36,8 +36,8 @@ from ingot.passes.calibration import Calibration, CalibrationStage, Float32Array
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
 from ingot.passes.numerics.scale_search import Scheme
-from ingot.passes.progress import report_progress
 from ingot.passes.weights import Role, WeightSite, float32_values, weight_sites
+from ingot.progress import report_progress
 from ingot.settings import num_threads
 
 Rounding = Literal["nearest", "gptq"]

@@ -44,7 +44,6 @@ from ingot.passes.calibration import (
     recorded_facts,
     require_calibration,
 )
-from ingot.passes.progress import report_progress
 from ingot.passes.quantization.activation_plan import RangeMethod, finite_peaks
 from ingot.passes.quantization.channel_folds import Fold, OwnMul, Scalings, can_scale, find_fold
 from ingot.passes.quantization.per_tensor_weights import PerTensorWeights
@@ -61,6 +60,7 @@ from ingot.passes.quantization.smoothing import (
 )
 from ingot.passes.rewriting import Refusal
 from ingot.passes.weights import weight_sites
+from ingot.progress import report_progress
 
 SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
 

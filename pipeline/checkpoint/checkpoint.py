@@ -22,7 +22,6 @@ import onnx_ir as ir
 
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean
-from ingot.passes.progress import report_progress
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
     KEYS,
@@ -35,6 +34,7 @@ from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.checkpoint.json_files import read_json_object
 from ingot.pipeline.checkpoint.non_finite import count_non_finite
+from ingot.progress import report_progress
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -28,7 +28,7 @@ from ingot.artifact.safetensors_writer import (
 from ingot.artifact.writer import needing_room
 from ingot.errors import BuildError
 from ingot.passes.weights import apply_to_array
-from ingot.progress import Progress, silent
+from ingot.progress import report_progress
 from ingot.sizes import round_up
 
 _DTYPES = {
@@ -65,9 +65,7 @@ _PADDING_NAME = len("padding.") + 10
 Maker = Callable[[], NDArray[Any]]
 
 
-def write_weights(
-    path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], progress: Progress = silent, padded: bool = True
-) -> dict[str, Span]:
+def write_weights(path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool = True) -> dict[str, Span]:
     """Write named tensors to a new file; return where each one's bytes are.
 
     padded    align every tensor: those whose size is a multiple of ALIGNMENT come first, in the order given, then the
@@ -84,11 +82,11 @@ def write_weights(
     with needing_room(path, "the weights", total), SafetensorsWriter(path, header_bytes, metadata) as writer:
         for entry in entries:
             spans[entry.name] = writer.add(entry.name, entry.dtype, entry.shape, entry.produce)
-            progress("writing weights", spans[entry.name].offset + entry.length, total)
+            report_progress("writing weights", spans[entry.name].offset + entry.length, total)
     return {entry.name: spans[entry.name] for entry in entries if entry.tensor is not None}
 
 
-def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]], progress: Progress = silent) -> None:
+def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]]) -> None:
     """Write name -> (type, how it is made) to a new file, converted to the type, with entries padding.N between.
 
     The header gets as much room as the longest shapes and offsets can take. BuildError when the disk is full.
@@ -100,7 +98,7 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]], progres
             with needing_room(file, f"the weight {name}", values.nbytes):
                 writer.add(name, STORED_TYPES[type_], values.shape, partial(_write_array, values))
                 writer.align(f"padding.{number}")
-            progress("writing weights", number + 1, len(tensors))
+            report_progress("writing weights", number + 1, len(tensors))
 
 
 @dataclass(frozen=True)

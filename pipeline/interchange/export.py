@@ -19,7 +19,6 @@ from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.passes.base import Pass
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
-from ingot.passes.progress import progress_to
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -45,7 +44,6 @@ from ingot.pipeline.interchange.writers.qdq_onnx import write_qdq_onnx
 from ingot.pipeline.interchange.writers.refusals import SchemeError
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.progress import Progress, silent
 
 SAFETENSORS_FORMATS: Mapping[str, Callable[[Sequence[Weight], WriteOptions], Export]] = {
     "gptq": export_gptq,
@@ -82,7 +80,6 @@ def export_checkpoint(
     round_scales: bool = False,
     widen: bool = False,
     resume: bool = True,
-    progress: Progress = silent,
     note: Note = _ignore,
 ) -> Path:
     """Quantize the recipe's checkpoint and write it to the new folder `folder`, tokenizer included; return the folder.
@@ -106,8 +103,8 @@ def export_checkpoint(
         _refuse_early(checkpoint, recipe, passes, format_name, options)
     with resumable(resume):
         if format_name == ONNX:
-            return _write_onnx(checkpoint, _quantized_model(checkpoint, recipe, passes, progress), folder, progress)
-        return _write(_quantized(checkpoint, recipe, passes, progress), folder, format_name, options, progress, note)
+            return _write_onnx(checkpoint, _quantized_model(checkpoint, recipe, passes), folder)
+        return _write(_quantized(checkpoint, recipe, passes), folder, format_name, options, note)
 
 
 def export_artifact(
@@ -117,7 +114,6 @@ def export_artifact(
     *,
     round_scales: bool = False,
     widen: bool = False,
-    progress: Progress = silent,
     note: Note = _ignore,
 ) -> Path:
     """Write the artifact's weights to the new folder `folder`, tokenizer included; return the folder.
@@ -134,7 +130,7 @@ def export_artifact(
             f"lowered for its engine. Name the recipe, or one of {one_of(CHECKPOINT_FORMATS)}"
         )
     source = Source(sealed_checkpoint(artifact), weights_of_artifact(artifact))
-    return _write(source, folder, format_name, WriteOptions(widen=widen, lossy=round_scales), progress, note)
+    return _write(source, folder, format_name, WriteOptions(widen=widen, lossy=round_scales), note)
 
 
 def _require_format(name: str) -> None:
@@ -185,18 +181,16 @@ def _plan(source: Source, format_name: str, options: WriteOptions) -> Export | N
     return None
 
 
-def _write(
-    source: Source, folder: Path, format_name: str, options: WriteOptions, progress: Progress, note: Note
-) -> Path:
+def _write(source: Source, folder: Path, format_name: str, options: WriteOptions, note: Note) -> Path:
     require_fit(source, format_name, options)
     checkpoint, weights = source.checkpoint, source.weights
     with staging_folder(folder) as staging:
         if format_name == "gguf":
-            notes = write_gguf(staging / f"{folder.name}.gguf", checkpoint, weights, progress, options)
+            notes = write_gguf(staging / f"{folder.name}.gguf", checkpoint, weights, options)
         else:
             export = SAFETENSORS_FORMATS[format_name](weights, options)
             notes = export.notes
-            write_weights(staging / "model.safetensors", export.tensors, progress, padded=False)
+            write_weights(staging / "model.safetensors", export.tensors, padded=False)
             write_json(staging / "config.json", _config(checkpoint, weights, export))
             if format_name.startswith("gptq"):
                 write_json(staging / "quantize_config.json", export.quantization)
@@ -217,25 +211,24 @@ def _refuse_early(
         require_fit(Source(checkpoint, weights), format_name, options)
 
 
-def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> Source:
-    model = _quantized_model(checkpoint, recipe, passes, progress)
+def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass]) -> Source:
+    model = _quantized_model(checkpoint, recipe, passes)
     checkpoint = as_pruned(checkpoint, model)
     return Source(checkpoint, list(weights_of_model(model, tensor_names(read_config(checkpoint))).values()))
 
 
-def _quantized_model(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], progress: Progress) -> ir.Model:
+def _quantized_model(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass]) -> ir.Model:
     check_tensors(checkpoint, read_config(checkpoint))
-    with progress_to(progress):
-        model = import_checkpoint(checkpoint, recipe.context_tokens)
-        with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
-            PassManager(passes).run(model)
+    model = import_checkpoint(checkpoint, recipe.context_tokens)
+    with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
+        PassManager(passes).run(model)
     return model
 
 
-def _write_onnx(checkpoint: Checkpoint, model: ir.Model, folder: Path, progress: Progress) -> Path:
+def _write_onnx(checkpoint: Checkpoint, model: ir.Model, folder: Path) -> Path:
     checkpoint = as_pruned(checkpoint, model)
     with staging_folder(folder) as staging:
-        write_qdq_onnx(model, staging, progress)
+        write_qdq_onnx(model, staging)
         write_json(staging / "config.json", checkpoint.config)
         _copy(checkpoint, staging)
     return folder

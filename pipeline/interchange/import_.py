@@ -18,7 +18,6 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
 from ingot.pipeline.interchange.transcode import Transcoded, transcode
 from ingot.pipeline.model.importer import import_checkpoint
-from ingot.progress import Progress, silent
 
 RECIPE = "recipe.yaml"
 _SHOWN = 5
@@ -42,20 +41,20 @@ class Imported:
     recipe: str
 
 
-def import_foreign(source: Path, folder: Path, progress: Progress = silent) -> Imported:
+def import_foreign(source: Path, folder: Path) -> Imported:
     """Write the checkpoint `source` to the new folder `folder` in its canonical form, with a recipe that builds it.
 
     Raises CheckpointError with everything that is wrong with the source, or with what its model has that Ingot does not
     build; UsageError when the folder is there already. Nothing is written then.
     """
-    findings = lint_checkpoint(source, progress)
+    findings = lint_checkpoint(source)
     wrong = [finding for finding in findings if finding.severity == "error"]
     if wrong:
         raise CheckpointError(_told(source, wrong))
     checkpoint = Checkpoint.open(source)
     kept, floats = _in_the_ir(checkpoint)
     target = "compressed-tensors" if _has_codes(checkpoint, floats) else "safetensors"
-    outcome = transcode(source, folder, target, floats=True, progress=progress)
+    outcome = transcode(source, folder, target, floats=True)
     recipe = _recipe(source, kept, floats)
     (folder / RECIPE).write_text(recipe, encoding="utf-8")
     return Imported(outcome, findings, kept, floats, recipe)

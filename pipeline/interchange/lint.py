@@ -28,7 +28,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
-from ingot.progress import Progress, silent
+from ingot.progress import report_progress
 
 _OTHER_VERSION = {"gptq": "gptq_v2", "gptq_v2": "gptq"}
 # Codes less zero points average to 0 in a trained layer, and to -1 or 1 where the zero points are off by one.
@@ -151,7 +151,7 @@ __all__ = ["Finding", "lint_checkpoint"]
 _LAYER = re.compile(r"^model\.layers\.\d+\.(self_attn|mlp)\.\w+$")
 
 
-def lint_checkpoint(path: Path, progress: Progress = silent) -> list[Finding]:
+def lint_checkpoint(path: Path) -> list[Finding]:
     """All findings, in the order of the checks; every tensor is read once, one in memory at a time."""
     try:
         checkpoint = Checkpoint.open(path)
@@ -160,7 +160,7 @@ def lint_checkpoint(path: Path, progress: Progress = silent) -> list[Finding]:
     findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
     for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
         findings += layer_findings(tensor, checkpoint.quantization)
-        progress("decoding", done, len(checkpoint.encoded))
+        report_progress("decoding", done, len(checkpoint.encoded))
     return [*findings, *_exclude_lists(checkpoint, checkpoint.quantization), *checkpoint_findings(checkpoint)]
 
 

@@ -36,7 +36,7 @@ from ingot.pipeline.interchange.writers.gguf import plan_gguf, write_gguf
 from ingot.pipeline.interchange.writers.gptq import export_gptq
 from ingot.pipeline.interchange.writers.plain import FLOATS, export_plain
 from ingot.pipeline.interchange.writers.refusals import SchemeError
-from ingot.progress import Progress, silent
+from ingot.progress import report_progress
 
 _CHUNK_VALUES = 1 << 20
 
@@ -63,7 +63,7 @@ class Proof:
         return {"equal": self.equal, **asdict(self)}
 
 
-def prove(source: Checkpoint, written: Checkpoint, names: Sequence[str], progress: Progress = silent) -> Proof:
+def prove(source: Checkpoint, written: Checkpoint, names: Sequence[str]) -> Proof:
     """Compare the named tensors. CheckpointError when one is missing or of another shape in `written`."""
     digests = hashlib.sha256(), hashlib.sha256()
     shapes = written.shapes
@@ -81,7 +81,7 @@ def prove(source: Checkpoint, written: Checkpoint, names: Sequence[str], progres
             difference = max(difference, float(np.abs(here - there).max(initial=0.0)))
         changed += difference > 0
         largest, where = max((largest, where), (difference, name if difference else ""))
-        progress("comparing weights", done, len(names))
+        report_progress("comparing weights", done, len(names))
     return Proof(len(names), elements, largest, where, changed, digests[0].hexdigest(), digests[1].hexdigest())
 
 
@@ -176,7 +176,6 @@ def transcode(
     lossy: bool = False,
     floats: bool = False,
     dtype: str | None = None,
-    progress: Progress = silent,
 ) -> Transcoded:
     """Write the checkpoint `source` to the new folder `folder` in the format `target`, and prove it.
 
@@ -193,12 +192,12 @@ def transcode(
         _require(dtype, FLOATS, "dtype")
     options = WriteOptions(widen=True, lossy=lossy, floats=floats, dtype=FLOATS[dtype] if dtype else None)
     checkpoint = Checkpoint.open(source)
-    read = weights_of_checkpoint(checkpoint, progress)
+    read = weights_of_checkpoint(checkpoint)
     export = _plan(checkpoint, read.weights, target, options)
     with staging_folder(folder) as staging:
-        _write(staging, folder.name, target, checkpoint, read.weights, export, options, progress)
+        _write(staging, folder.name, target, checkpoint, read.weights, export, options)
         written = Checkpoint.open(staging)
-        proof = prove(checkpoint, written, [weight.name for weight in read.weights], progress)
+        proof = prove(checkpoint, written, [weight.name for weight in read.weights])
         if not (proof.equal or lossy):
             raise BuildError(
                 f"{folder}: {proof.largest_in} reads back {proof.largest_difference:g} away from what {source} holds; "
@@ -236,12 +235,11 @@ def _write(
     weights: Weights,
     export: Export,
     options: WriteOptions,
-    progress: Progress,
 ) -> None:
     if target == "gguf":
-        write_gguf(staging / f"{name}.gguf", checkpoint, weights, progress, options)
+        write_gguf(staging / f"{name}.gguf", checkpoint, weights, options)
     else:
-        write_weights(staging / "model.safetensors", export.tensors, progress, padded=False)
+        write_weights(staging / "model.safetensors", export.tensors, padded=False)
         write_json(staging / "config.json", _config(checkpoint, weights, export, options))
         if target.startswith("gptq"):
             write_json(staging / "quantize_config.json", export.quantization)

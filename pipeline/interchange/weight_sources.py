@@ -34,7 +34,7 @@ from ingot.pipeline.checkpoint.formats.exact_forms import MAX_BITS
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
 from ingot.pipeline.interchange.folder import lazy_tensor, stored_tensor
 from ingot.pipeline.interchange.layers import LayerFacts, PlainWeight, QuantizedLayer, Weight, facts_of
-from ingot.progress import Progress, silent
+from ingot.progress import report_progress
 
 _CODE_TYPES = {
     ir.DataType.INT4: np.int8,
@@ -190,7 +190,7 @@ class SourceWeights:
     left_out: Sequence[str]
 
 
-def weights_of_checkpoint(checkpoint: Checkpoint, progress: Progress = silent) -> SourceWeights:
+def weights_of_checkpoint(checkpoint: Checkpoint) -> SourceWeights:
     """Every tensor that the model needs; all there are when Ingot does not know the model's family.
 
     Each quantized layer is read once for its facts. CheckpointError when tensors are missing, damaged or left over.
@@ -200,7 +200,7 @@ def weights_of_checkpoint(checkpoint: Checkpoint, progress: Progress = silent) -
     for done, name in enumerate(names, start=1):
         encoded = checkpoint.encoded.get(name)
         weights.append(_decoded(encoded) if encoded else PlainWeight(name, stored_tensor(checkpoint.tensor(name))))
-        progress("reading weights", done, len(names))
+        report_progress("reading weights", done, len(names))
     return SourceWeights(weights, _left_out([name for name in checkpoint.shapes if name not in set(names)]))
 
 

@@ -13,7 +13,6 @@ from ingot.errors import BuildError
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from ingot.pipeline.targets.table import Target
-from ingot.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class Written:
 class ProgramWriter(Protocol):
     """Writes folder/program. Raises PassError for what the target cannot run, BuildError for what does not compile."""
 
-    def __call__(
-        self, model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress
-    ) -> Written: ...
+    def __call__(self, model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written: ...
 
 
 def require_packages(target: Target) -> None:
@@ -49,9 +46,9 @@ def program_writer(target: Target) -> ProgramWriter:
     return cast(ProgramWriter, getattr(import_module(module), function))
 
 
-def write_segments(model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress) -> Written:
+def write_segments(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """Segments as ONNX files."""
-    return Written(write_program(model, folder, progress), kv_geometry(model, recipe))
+    return Written(write_program(model, folder), kv_geometry(model, recipe))
 
 
 def kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:

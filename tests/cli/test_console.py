@@ -9,7 +9,7 @@ from rich.console import Console
 from ingot.cli import console
 from ingot.cli.console import PATIENCE_SECONDS, print_table, progress_bars, show_log
 from ingot.passes.progress import note_errors, report_error
-from ingot.progress import note
+from ingot.progress import note, report_progress
 
 
 class Terminal(io.StringIO):
@@ -30,9 +30,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_work_that_takes_long_shows_a_bar_with_what_is_left(terminal: Terminal) -> None:
-    with progress_bars() as progress:
+    with progress_bars():
         for done in range(5):
-            progress("quantize-weights", done, 10)
+            report_progress("quantize-weights", done, 10)
     shown = terminal.getvalue()
     assert "quantize-weights" in shown
     assert "40%" in shown
@@ -41,15 +41,15 @@ def test_work_that_takes_long_shows_a_bar_with_what_is_left(terminal: Terminal) 
 
 def test_work_that_is_soon_done_shows_nothing(terminal: Terminal) -> None:
     assert PATIENCE_SECONDS > 1.5
-    with progress_bars() as progress:
+    with progress_bars():
         for name in ("one", "two", "three"):
-            progress(name, 1, 1)
+            report_progress(name, 1, 1)
     assert "%" not in terminal.getvalue()
 
 
 def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bars() as progress:
-        progress("work", 1, 2)
+    with progress_bars():
+        report_progress("work", 1, 2)
     assert capsys.readouterr() == ("", "")
 
 
@@ -62,9 +62,9 @@ def test_a_piped_table_is_plain_and_as_wide_as_it_needs(capsys: pytest.CaptureFi
 
 
 def test_what_came_out_of_the_last_layer_stands_beside_the_bar(terminal: Terminal) -> None:
-    with progress_bars() as progress:
+    with progress_bars():
         for done in range(4):
-            progress("gptq", done, 10)
+            report_progress("gptq", done, 10)
             report_error("gptq", f"layers.{done}.mlp.down_proj", 0.1234, 0.0567)
     assert "layers.3.mlp.down_proj 12.34% -> 5.67%" in terminal.getvalue()
 

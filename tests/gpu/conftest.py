@@ -13,7 +13,6 @@ from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.cuda.writer import write_lowered
 from ingot.pipeline.targets.table import SMS
-from ingot.progress import silent
 from ingot.runtime.cuda import driver
 from ingot.runtime.cuda.cubin_choice import runs_on
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -55,7 +54,7 @@ def launches(request: pytest.FixtureRequest, card_sm: int, tmp_path_factory: pyt
     model = model_of(kv=kv, block_tokens=4)
     lowered = lower_to_launches(model, buckets(), "fp16", tiles)
     with ArtifactWriter(tmp_path_factory.mktemp("card") / "artifact") as writer:
-        write_lowered(lowered, model, writer.path, (card_sm,), TileTable(), None, silent)
+        write_lowered(lowered, model, writer.path, (card_sm,), TileTable(), None)
         writer.describe(
             name="tiny",
             model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),

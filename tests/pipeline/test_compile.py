@@ -1,18 +1,20 @@
-"""compile_recipe: what it leaves in the folder, and what it tells on the way."""
+"""compile_recipe: the files that it writes, and the progress that it reports."""
 
 from pathlib import Path
 
 from ingot.pipeline.compile import compile_recipe
 from ingot.pipeline.recipe.load import load_recipe
+from ingot.progress import progress_to
 from tests.data_paths import DEMO_MODEL, FIXTURES
 
 
-def test_every_long_part_of_the_work_tells_how_far_it_is(tmp_path: Path) -> None:
-    told: dict[str, list[tuple[int, int]]] = {}
+def test_every_long_stage_reports_its_progress(tmp_path: Path) -> None:
+    reported: dict[str, list[tuple[int, int]]] = {}
     recipe = load_recipe("int4-cpu", [f"checkpoint={FIXTURES / 'checkpoints/llama'}"])
-    compile_recipe(recipe, tmp_path, progress=lambda name, done, total: told.setdefault(name, []).append((done, total)))
-    assert list(told) == ["checking weights", "quantize-weights", "writing weights"]
-    for steps in told.values():
+    with progress_to(lambda name, done, total: reported.setdefault(name, []).append((done, total))):
+        compile_recipe(recipe, tmp_path)
+    assert list(reported) == ["checking weights", "quantize-weights", "writing weights"]
+    for steps in reported.values():
         assert [done for done, _ in steps] == sorted(done for done, _ in steps)
         assert steps[-1][0] == steps[-1][1]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError, UsageError
+from ingot.progress import progress_to
 from ingot.validation import accuracy as scoring
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy, score
 from ingot.validation.windows import AccuracyOptions, EvaluationText
@@ -73,13 +74,8 @@ def test_the_baseline_against_itself_differs_in_nothing() -> None:
 
 def test_progress_counts_the_windows() -> None:
     seen: list[tuple[str, int, int]] = []
-    measure_accuracy(
-        TableSubject(CANDIDATE),
-        TableSubject(BASELINE),
-        TEXT,
-        OPTIONS,
-        lambda name, done, total: seen.append((name, done, total)),
-    )
+    with progress_to(lambda name, done, total: seen.append((name, done, total))):
+        measure_accuracy(TableSubject(CANDIDATE), TableSubject(BASELINE), TEXT, OPTIONS)
     assert seen == [("accuracy", 0, 2), ("accuracy", 1, 2), ("accuracy", 2, 2)]
 
 

@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from ingot.errors import UsageError
+from ingot.progress import progress_to
 from ingot.validation.latency import (
     LatencyOptions,
     RequestRecord,
@@ -59,7 +60,8 @@ def test_progress_counts_warm_up_and_runs() -> None:
     clock = Clock()
     seen: list[tuple[str, int, int]] = []
     subject = ClockedSubject(clock, 1.0)
-    measure_latency(subject, subject, OPTIONS, lambda *event: seen.append(event), clock)
+    with progress_to(lambda *event: seen.append(event)):
+        measure_latency(subject, subject, OPTIONS, clock)
     assert seen == [("latency", done, 12) for done in range(13)]
 
 

@@ -46,7 +46,7 @@ from ingot.pipeline.interchange.writers.refusals import (
     require_float16_scales,
     require_plain_order,
 )
-from ingot.progress import Progress
+from ingot.progress import report_progress
 from ingot.sizes import round_up
 
 BLOCK = 32
@@ -230,7 +230,6 @@ def write_gguf(
     path: Path,
     checkpoint: Checkpoint,
     weights: Sequence[Weight],
-    progress: Progress,
     options: WriteOptions = AS_IT_IS,
 ) -> Sequence[str]:
     """Write the file, one tensor in memory at a time; return what changed its form.
@@ -247,7 +246,7 @@ def write_gguf(
         for item in plan.items:
             _write_item(stream, item)
             written += item.padded_bytes
-            progress("writing weights", written, total)
+            report_progress("writing weights", written, total)
     return plan.notes
 
 

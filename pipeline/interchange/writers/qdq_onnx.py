@@ -28,7 +28,6 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import add_constant
 from ingot.pipeline.targets.segments.onnx_files import write_model
-from ingot.progress import Progress, silent
 
 MADE_BY = "standalone"
 _DOMAINS = {""}
@@ -173,11 +172,11 @@ class _Builder:
 MODEL = "model.onnx"
 
 
-def write_qdq_onnx(model: ir.Model, folder: Path, progress: Progress = silent) -> Path:
+def write_qdq_onnx(model: ir.Model, folder: Path) -> Path:
     """Write the IR of a model that no pass but quantization has changed; the model is used up. Returns the ONNX file.
 
     One weight is in memory at a time. PassError for a graph that was lowered, BuildError when the disk is full.
     """
     make_standalone(model)
     PassManager([make_pass("clean-up")]).run(model)
-    return write_model(model, folder / MODEL, progress)
+    return write_model(model, folder / MODEL)

@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from importlib import import_module
 from threading import Lock
@@ -27,7 +28,7 @@ from ingot.artifact.launch_program import Constant, CubinFacts, Kernel
 from ingot.errors import BuildError, IngotError, UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
-from ingot.progress import Progress, silent
+from ingot.progress import report_progress
 from ingot.settings import cache_dir, num_threads
 
 FLOAT8 = "fp8e4nv"
@@ -103,14 +104,12 @@ class Cubin:
     facts: CubinFacts
 
 
-def compile_kernels(
-    kernels: Mapping[str, Kernel], sm: int, workers: int | None = None, progress: Progress = silent
-) -> dict[str, Cubin]:
+def compile_kernels(kernels: Mapping[str, Kernel], sm: int, workers: int | None = None) -> dict[str, Cubin]:
     """Cubins of the kernels, by key. BuildError names the kernel that does not compile, or says what is missing."""
-    job = _Job(kernels, sm, progress)
+    job = _Job(kernels, sm)
     count = min(workers or num_threads(), len(kernels))
     with ThreadPoolExecutor(max(count, 1)) as pool:
-        for done in [pool.submit(_work, job) for _ in range(count)]:
+        for done in [pool.submit(copy_context().run, _work, job) for _ in range(count)]:
             done.result()
     return {key: job.made[key] for key in kernels}
 
@@ -118,9 +117,9 @@ def compile_kernels(
 class _Job:
     """What is still to be compiled, and what is; shared by the threads that drive the processes."""
 
-    def __init__(self, kernels: Mapping[str, Kernel], sm: int, progress: Progress) -> None:
+    def __init__(self, kernels: Mapping[str, Kernel], sm: int) -> None:
         self.sm, self.made = sm, dict[str, Cubin]()
-        self._kernels, self._progress, self._lock = kernels, progress, Lock()
+        self._kernels, self._lock = kernels, Lock()
         self._waiting = deque(kernels)
 
     def requests(self) -> Iterator[tuple[str, str]]:
@@ -136,7 +135,7 @@ class _Job:
         """Take an answer."""
         with self._lock:
             self.made[key] = cubin
-            self._progress(f"compiling kernels for SM {self.sm}", len(self.made), len(self._kernels))
+            report_progress(f"compiling kernels for SM {self.sm}", len(self.made), len(self._kernels))
 
     def give_up(self) -> None:
         """Leave nothing for the others."""

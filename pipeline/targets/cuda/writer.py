@@ -26,17 +26,16 @@ from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
 from ingot.pipeline.targets.table import Target
 from ingot.pipeline.targets.writers import Written, kv_geometry
-from ingot.progress import Progress
 
 TOOLS = ("triton",)
 _TYPES: dict[str, ActivationType] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
-def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress) -> Written:
+def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """A program for the target's one SM. See `program_writers.ProgramWriter`."""
     tiles = recipe_tiles(recipe, target.sms)
     lowered = lower_by_recipe(model, recipe, tiles)
-    write_lowered(lowered, model, folder, target.sms, tiles, recipe.threads, progress)
+    write_lowered(lowered, model, folder, target.sms, tiles, recipe.threads)
     return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
 
 
@@ -76,11 +75,10 @@ def write_lowered(
     sms: Sequence[int],
     tiles: TileTable,
     workers: int | None,
-    progress: Progress,
 ) -> None:
     """Write launches, cubins for every SM, and weights to folder/program."""
     (folder / "program").mkdir(parents=True, exist_ok=True)
-    cubins = {sm: _write_cubins(lowered, folder, sm, workers, progress) for sm in sms}
+    cubins = {sm: _write_cubins(lowered, folder, sm, workers) for sm in sms}
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     program = lowered.cuda_program(facts, sms, cubins, tiles.device)
     file = folder / LAUNCHES_FILE
@@ -90,13 +88,11 @@ def write_lowered(
     if tiles.choices:
         (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
     weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
-    stream_weights(folder / WEIGHTS_FILE, weights, progress)
+    stream_weights(folder / WEIGHTS_FILE, weights)
 
 
-def _write_cubins(
-    lowered: Lowered, folder: Path, sm: int, workers: int | None, progress: Progress
-) -> dict[str, CubinFacts]:
-    made = compile_kernels(lowered.shared.kernels, sm, workers, progress)
+def _write_cubins(lowered: Lowered, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:
+    made = compile_kernels(lowered.shared.kernels, sm, workers)
     file = folder / cubins_file(sm)
     content = save({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
     with needing_room(file, "the cubins", len(content)):

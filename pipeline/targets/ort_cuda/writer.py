@@ -25,20 +25,17 @@ from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import ATTENTION, SegmentStage, split_stages
 from ingot.pipeline.targets.table import Target
 from ingot.pipeline.targets.writers import Written, kv_geometry
-from ingot.progress import Progress
 
 TOOLS = ("triton",)
 
 
-def write_ort_cuda_program(
-    model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress
-) -> Written:
+def write_ort_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """A program for the SMs of the recipe's gpu.sms. See `program_writers.ProgramWriter`."""
     sms, tiles = recipe.gpu.sms, recipe_tiles(recipe, recipe.gpu.sms)
     model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
     lowered = lower_with_segments(model, folder, buckets, compute, tiles)
-    write_lowered(lowered, model, folder, sms, tiles, recipe.threads, progress)
+    write_lowered(lowered, model, folder, sms, tiles, recipe.threads)
     return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
 
 

@@ -13,16 +13,15 @@ from ingot.passes.lowering.nbits import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.targets.segments.split import WEIGHTS, rotary_tables, split_program
-from ingot.progress import Progress, silent
 
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
 
 
-def write_program(model: ir.Model, folder: Path, progress: Progress = silent) -> Program:
+def write_program(model: ir.Model, folder: Path) -> Program:
     """Write a partitioned model to folder/program; return its steps.
 
     Weights are written once, however many segments and shapes show them, and are read or made one at a time. Two
-    writes of one model give the same bytes. `progress` counts bytes. Raises PassError when the model is not
+    writes of one model give the same bytes. Raises PassError when the model is not
     partitioned, BuildError when the disk is full.
     """
     program, segments = split_program(model)
@@ -34,7 +33,7 @@ def write_program(model: ir.Model, folder: Path, progress: Progress = silent) ->
         assert name == table.name, f"the program names the table {table.name}, which is stored as {name}"
     weights = [value for segment in segments for value in _weights(segment)]
     names = {value: storage.name_of(value) for value in weights}
-    spans = write_weights(directory / WEIGHTS, storage.tensors, progress)
+    spans = write_weights(directory / WEIGHTS, storage.tensors)
     for value in weights:
         value.const_value = _external(value, spans[names[value]])
     for segment in segments:
@@ -42,12 +41,12 @@ def write_program(model: ir.Model, folder: Path, progress: Progress = silent) ->
     return program
 
 
-def write_model(model: ir.Model, file: Path, progress: Progress = silent) -> Path:
+def write_model(model: ir.Model, file: Path) -> Path:
     """Write a whole model to `file`, its weights to weights.safetensors beside it; return the file."""
     storage = _Storage()
     weights = _weights(model)
     names = {value: storage.name_of(value) for value in weights}
-    spans = write_weights(file.parent / WEIGHTS, storage.tensors, progress)
+    spans = write_weights(file.parent / WEIGHTS, storage.tensors)
     for value in weights:
         value.const_value = _external(value, spans[names[value]])
     _write_onnx(model, file, "the graph")

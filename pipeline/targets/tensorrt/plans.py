@@ -23,7 +23,7 @@ from ingot.pipeline.targets.tensorrt.plan_report import check_plan
 from ingot.pipeline.targets.tensorrt.plan_request import PlanCache, PlanRequest
 from ingot.pipeline.targets.tensorrt.profiles import Profiles, segment_profiles
 from ingot.pipeline.targets.tensorrt.sms import check_sms
-from ingot.progress import Progress, silent
+from ingot.progress import report_progress
 
 ONNX = "segment.onnx"
 
@@ -46,10 +46,8 @@ class PlanSettings:
     cache: PlanCache
 
 
-def write_plans(
-    segments: Sequence[Segment], settings: PlanSettings, folder: Path, progress: Progress = silent
-) -> list[SegmentPlan]:
-    """The plan of each segment, written to folder/program/segment-000.plan and so on. `progress` counts plans.
+def write_plans(segments: Sequence[Segment], settings: PlanSettings, folder: Path) -> list[SegmentPlan]:
+    """The plan of each segment, written to folder/program/segment-000.plan and so on.
 
     UsageError for SMs that cannot be built for, before anything is; BuildError for what TensorRT refuses, by name, and
     for plans that check_plan refuses.
@@ -60,7 +58,7 @@ def write_plans(
     for number, members in enumerate(groups):
         built = _write_plan(segments[members[0]], len(members), settings, folder, f"program/segment-{number:03}.plan")
         plans.update(dict.fromkeys(members, built))
-        progress(WORK, number + 1, len(groups))
+        report_progress(WORK, number + 1, len(groups))
     return [plans[index] for index in range(len(segments))]
 
 

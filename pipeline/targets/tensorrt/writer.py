@@ -40,7 +40,6 @@ from ingot.pipeline.targets.tensorrt.plan_request import PlanCache
 from ingot.pipeline.targets.tensorrt.plans import PlanSettings, SegmentPlan, write_plans
 from ingot.pipeline.targets.tensorrt.profiles import bucket_profiles
 from ingot.pipeline.targets.writers import Written, kv_geometry
-from ingot.progress import Progress
 
 _NAMES = ("query_column", "key_column", "value_column")
 
@@ -82,9 +81,7 @@ def _pack(graph: ir.Graph, node: ir.Node) -> None:
 TOOLS = ("triton",)
 
 
-def write_tensorrt_program(
-    model: ir.Model, folder: Path, recipe: Recipe, target: Target, progress: Progress
-) -> Written:
+def write_tensorrt_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """A program for the SMs of the recipe's gpu.sms. See `program_writers.ProgramWriter`."""
     library, sms, compute = load_library(), recipe.gpu.sms, activation_type(model, recipe)
     if compute == "fp32":
@@ -94,12 +91,12 @@ def write_tensorrt_program(
     segments = [lower_segment(stage, compute) for stage in stages if isinstance(stage, SegmentStage)]
     buckets, tiles = recipe_buckets(model, recipe), recipe_tiles(recipe, sms)
     settings = PlanSettings(library, sms, bucket_profiles(buckets), PlanCache())
-    plans = write_plans(segments, settings, folder, progress)
+    plans = write_plans(segments, settings, folder)
     _write_facts(plans, folder)
     shared = Shared.of(compute, kv_geometry(model, recipe), tiles)
     with_files = stage_files(stages, segments, [plan.facts.file for plan in plans])
     lowered = Lowered(lower_to_calls(model, with_files, buckets, shared), shared)
-    write_lowered(lowered, model, folder, sms, tiles, recipe.threads, progress)
+    write_lowered(lowered, model, folder, sms, tiles, recipe.threads)
     return Written(Program(launches=LAUNCHES_FILE), shared.kv, (*TOOLS, library.name))
 
 

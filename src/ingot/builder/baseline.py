@@ -15,12 +15,11 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe, tool_versions
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.progress import Progress, silent
 from ingot.settings import cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 
 
-def baseline_artifact(recipe: Recipe, progress: Progress = silent) -> Path:
+def baseline_artifact(recipe: Recipe) -> Path:
     """Folder of the recipe's baseline artifact, built when the cache does not hold it.
 
     The key covers the baseline's recipe, the checkpoint's bytes, the tokenizer and the tools' versions. A cached
@@ -31,7 +30,7 @@ def baseline_artifact(recipe: Recipe, progress: Progress = silent) -> Path:
     if _is_whole(folder):
         return folder
     with ArtifactWriter(folder) as writer:
-        compiled = compile_recipe(unquantized, writer.path, progress=progress)
+        compiled = compile_recipe(unquantized, writer.path)
         describe_artifact(writer, unquantized, compiled)
         return writer.seal()
 
@@ -60,7 +59,6 @@ def remeasure(
     checkpoint: Path | str | None = None,
     baseline: Path | str | None = None,
     overrides: Sequence[str] = (),
-    progress: Progress = silent,
 ) -> Evidence:
     """Measure a sealed artifact against a baseline artifact, or one made from the checkpoint; decide its gates.
 
@@ -77,9 +75,9 @@ def remeasure(
             f"recipe {recipe.name} measures nothing: set evaluation.text or latency, as in "
             "--set evaluation.text=FILE --set latency.rounds=5"
         )
-    other = Path(baseline) if baseline else baseline_artifact(recipe, progress)
+    other = Path(baseline) if baseline else baseline_artifact(recipe)
     notes = BuildNotes(quantization=sealed_quantization(opened))
-    return measure(opened.path, other, measure_options(recipe), progress, notes)
+    return measure(opened.path, other, measure_options(recipe), notes)
 
 
 def with_checkpoint(artifact: Artifact, checkpoint: Path | str | None, overrides: Sequence[str] = ()) -> Recipe:

@@ -18,14 +18,12 @@ from ingot.builder.gpu_check import require_card
 from ingot.builder.notes import WeightWatch, quantization_of, write_pass_facts
 from ingot.builder.options import describe_artifact, is_measured, measure_options
 from ingot.errors import DataError, GateError
-from ingot.passes.progress import progress_to
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.progress import Progress, silent
 from ingot.runtime import Tokenizer
 from ingot.validation.evidence import BuildNotes, Evidence, measure, write_evidence, write_quantization
 from ingot.validation.gates import raise_for
@@ -41,12 +39,10 @@ class Observers:
     """Who watches a build; none of them changes it.
 
     after_pass  called with the IR and its record after every pass of the candidate
-    progress    called as long work goes on
     measured    called with the evidence and the report's final path, before a failed gate raises
     """
 
     after_pass: Observer | None = None
-    progress: Progress = silent
     measured: Callable[[Evidence, Path], None] = _ignore
 
 
@@ -79,9 +75,9 @@ def build(
     target = Path(output).expanduser() if output else recipe.output_folder
     _require_text(recipe)
     require_card(recipe)
-    with ArtifactWriter(target) as writer, progress_to(observers.progress), resumable(resume):
+    with ArtifactWriter(target) as writer, resumable(resume):
         watch = WeightWatch(partial(_import, recipe), observers.after_pass)
-        compiled = compile_recipe(recipe, writer.path, watch, observers.progress)
+        compiled = compile_recipe(recipe, writer.path, watch)
         notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, watch, writer.path))
         write_quantization(notes.quantization, writer.path / "evidence")
         write_pass_facts(compiled.facts, writer.path / "evidence")
@@ -121,9 +117,9 @@ def rejected_folder(target: Path) -> Path:
 
 
 def _measure(recipe: Recipe, writer: ArtifactWriter, observers: Observers, notes: BuildNotes) -> Evidence:
-    baseline = baseline_artifact(recipe, observers.progress)
+    baseline = baseline_artifact(recipe)
     options = measure_options(recipe)
-    return measure(writer.path, baseline, options, observers.progress, notes)
+    return measure(writer.path, baseline, options, notes)
 
 
 def _admit(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:

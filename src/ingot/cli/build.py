@@ -62,8 +62,8 @@ def build_command(
 
     watch = _watch(print_ir_after, save_ir, as_json)
     try:
-        with progress_bars() as progress:
-            result = build(recipe, overrides, output, Observers(watch, progress, measured), not no_resume)
+        with progress_bars():
+            result = build(recipe, overrides, output, Observers(watch, measured), not no_resume)
     except GateError:
         if as_json:  # after the bars are closed: they redirect stdout
             print_json(_refused_facts(*seen[0]))

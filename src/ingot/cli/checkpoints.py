@@ -57,17 +57,15 @@ def export_command(
       ingot export int4-cpu --to onnx -o mine-onnx --set checkpoint=./my-model
     """
     notes: list[str] = []
-    with progress_bars() as progress:
+    with progress_bars():
         options = {"round_scales": round_scales, "widen": widen}
         if (Path(source) / MANIFEST).is_file():
             _refuse_overrides(source, overrides)
             artifact = open_artifact(source)
-            folder = export_artifact(artifact, output, format_name, **options, progress=progress, note=notes.append)
+            folder = export_artifact(artifact, output, format_name, **options, note=notes.append)
         else:
             recipe = load_recipe(source, overrides)
-            folder = export_checkpoint(
-                recipe, output, format_name, **options, resume=not no_resume, progress=progress, note=notes.append
-            )
+            folder = export_checkpoint(recipe, output, format_name, **options, resume=not no_resume, note=notes.append)
     size = sum(file.stat().st_size for file in folder.iterdir())
     if as_json:
         print_json({"path": str(folder), "format": format_name, "bytes": size, "notes": notes})
@@ -115,8 +113,8 @@ def transcode_command(
       ingot transcode ./model-gptq --to compressed-tensors -o model-ct --proof proof.json
       ingot transcode model-q4_0.gguf --to awq -o model-awq
     """
-    with progress_bars() as progress:
-        outcome = transcode(source, output, target, lossy=lossy, floats=floats, dtype=dtype, progress=progress)
+    with progress_bars():
+        outcome = transcode(source, output, target, lossy=lossy, floats=floats, dtype=dtype)
     if proof is not None:
         proof.write_text(json.dumps({"source": str(source), **outcome.as_json()}, indent=2) + "\n", encoding="utf-8")
     if as_json:
@@ -160,8 +158,8 @@ def import_command(source: Path, output: Path, as_json: bool) -> None:
       ingot import model-q4_k_m.gguf -o model
       ingot build model/recipe.yaml --set evaluation.text=heldout.txt -o artifacts/model
     """
-    with progress_bars() as progress:
-        outcome = import_foreign(source, output, progress)
+    with progress_bars():
+        outcome = import_foreign(source, output)
     if as_json:
         print_json(_as_json(source, outcome))
     else:
@@ -202,8 +200,8 @@ def lint_checkpoint_command(checkpoint: Path, as_json: bool) -> int:
     Example:
       ingot lint-checkpoint ./model-gptq
     """
-    with progress_bars() as progress:
-        findings = lint_checkpoint(checkpoint, progress)
+    with progress_bars():
+        findings = lint_checkpoint(checkpoint)
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from ingot.progress import DETAILS, NOTES, Progress, silent
+from ingot.progress import DETAILS, NOTES, progress_to
 
 PATIENCE_SECONDS = 2.0  # work that takes longer than this shows a bar
 
@@ -75,14 +75,14 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """A Progress callable that draws bars with an ETA on stderr for work that takes longer than two seconds.
+def progress_bars() -> Iterator[None]:
+    """Show the progress that is reported within the block as bars with an ETA on stderr.
 
-    Draws nothing when stderr is not a terminal.
+    Only work that takes longer than two seconds gets a bar. Draws nothing when stderr is not a terminal.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield silent
+        yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True) as bars:
@@ -90,7 +90,8 @@ def progress_bars() -> Iterator[Progress]:
         logging.getLogger(DETAILS).addHandler(reporter.details)
         logging.getLogger(DETAILS).setLevel(logging.INFO)
         try:
-            yield reporter
+            with progress_to(reporter):
+                yield
         finally:
             logging.getLogger(DETAILS).removeHandler(reporter.details)
 

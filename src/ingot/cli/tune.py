@@ -30,9 +30,9 @@ def tune_command(source: str, output: Path, overrides: tuple[str, ...], free_ord
     device = open_device()
     try:
         require_card(given.sms, device)
-        with progress_bars() as progress:
-            program = given.program(progress)
-            tuning = Tuner(device, EventStopwatch(), free_order=free_order).tune(program, output, progress)
+        with progress_bars():
+            program = given.program()
+            tuning = Tuner(device, EventStopwatch(), free_order=free_order).tune(program, output)
     except KeyboardInterrupt:
         print_note(f"measurements so far are in {output}; run the same command to continue")
         raise

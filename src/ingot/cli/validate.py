@@ -9,7 +9,6 @@ from ingot.builder import remeasure
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.evidence import print_evidence, print_gates
-from ingot.passes.progress import progress_to
 from ingot.validation.evidence import write_evidence
 from ingot.validation.evidence_json import summary
 from ingot.validation.gates import raise_for
@@ -43,8 +42,8 @@ def validate_command(
     if checkpoint is None and baseline is None:
         _check_digests(artifact, as_json)
         return
-    with progress_bars() as progress:
-        found = remeasure(artifact, checkpoint=checkpoint, baseline=baseline, overrides=overrides, progress=progress)
+    with progress_bars():
+        found = remeasure(artifact, checkpoint=checkpoint, baseline=baseline, overrides=overrides)
     if evidence:
         write_evidence(found, evidence)
     if as_json:
@@ -93,7 +92,7 @@ def quantize_report_command(
       ingot quantize-report artifacts/demo --checkpoint ./my-model --text held-out.txt
     """
     opened = open_artifact(artifact, verify=not no_verify)
-    with progress_bars() as progress, progress_to(progress):
+    with progress_bars():
         found, remarks = quantize_report(opened, checkpoint, TextOptions(text, tokens) if text else None)
     if as_json:
         print_json({"artifact": opened.manifest.identity, **found.as_json(), "remarks": remarks})

@@ -18,6 +18,7 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket
 from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable, read_tile_table
+from ingot.progress import progress_to
 from ingot.runtime.cuda.device import Device
 from tests.data_paths import FIXTURES
 from tests.simulators.fake_gpu import FakeCard, FakeLibrary, FakeStopwatch, compile_nothing, no_library
@@ -140,8 +141,8 @@ def test_an_interrupted_run_keeps_what_it_measured_and_is_gone_on_with(program: 
         if done == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        tuner(FakeCard(wide)).tune(program, file, interrupt)
+    with pytest.raises(KeyboardInterrupt), progress_to(interrupt):
+        tuner(FakeCard(wide)).tune(program, file)
     kept = read_tile_table(file, (90,)).choices
     assert len(kept) == sum(map(len, families[:2]))
     tuning = tuner(FakeCard(wide)).tune(program, file)
@@ -181,7 +182,7 @@ def test_a_recipes_program_is_had_without_compiling_it(tmp_path: Path) -> None:
     rows = ("gpu.decode_rows=[1, 2]", "gpu.prefill_rows=[16]", "engine.max_batch_tokens=16")
     given = TuneSource.of("int4-cuda", (f"checkpoint={FIXTURES / 'checkpoints' / 'llama'}", *rows))
     assert given.sms == (90,)
-    program = given.program(lambda *_: None)
+    program = given.program()
     assert [one.name for one in program.programs] == ["decode-1", "decode-2", "ragged-16"]
 
 

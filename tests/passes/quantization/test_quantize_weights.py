@@ -16,7 +16,6 @@ from ingot.passes.manager import PassManager
 from ingot.passes.numerics.rounding import round_weight
 from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.printing import model_to_text
-from ingot.passes.progress import progress_to
 from ingot.passes.quantization.quantize_weights import (
     QUANTIZATION_KEY,
     QuantizeWeights,
@@ -26,6 +25,7 @@ from ingot.passes.quantization.quantize_weights import (
     weight_statistics,
 )
 from ingot.passes.registry import make_pass
+from ingot.progress import progress_to
 from tests.passes.lowering.test_lower_onnxruntime_cpu import linear_model
 from tests.passes.tiny_decoder import TinyDecoder, array
 

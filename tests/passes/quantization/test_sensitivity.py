@@ -12,7 +12,6 @@ from ingot.passes.calibration import Float32Array
 from ingot.passes.numerics.rounding import dequantize, round_weight
 from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.printing import model_to_text
-from ingot.passes.progress import progress_to
 from ingot.passes.quantization.sensitivity import (
     Sensitivity,
     chosen_points,
@@ -21,6 +20,7 @@ from ingot.passes.quantization.sensitivity import (
     weight_sensitivities,
 )
 from ingot.passes.weights import Role, change_stored, float32_values
+from ingot.progress import progress_to
 from tests.passes.calibration_data import SEQUENCES, TOKENS, calibration
 from tests.passes.tiny_decoder import TinyDecoder
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from ingot.artifact.safetensors_writer import ALIGNMENT
 from ingot.errors import BuildError
 from ingot.pipeline.checkpoint.safetensors_writer import Maker, stream_weights, write_weights
+from ingot.progress import progress_to
 
 FLOATS = np.linspace(-3, 3, 15, dtype=np.float32).reshape(3, 5)
 TENSORS: dict[str, tuple[str, Maker]] = {
@@ -110,7 +111,8 @@ def test_external_tensors_are_copied_and_their_memory_map_given_back(tmp_path: P
 def test_progress_ends_at_the_size_of_the_file(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = tmp_path / "weights.safetensors"
-    write_weights(path, tensors(), lambda name, done, total: seen.append((done, total)))
+    with progress_to(lambda name, done, total: seen.append((done, total))):
+        write_weights(path, tensors())
     assert seen[-1] == (path.stat().st_size, path.stat().st_size)
 
 

@@ -31,7 +31,7 @@ from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, ProductShape, Tile, TileTable, read_tile_table
 from ingot.pipeline.targets.cuda.writer import lower_by_recipe
 from ingot.pipeline.targets.table import get_target
-from ingot.progress import Progress, detail, note, silent
+from ingot.progress import detail, note, report_progress
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device, Stream
 from ingot.runtime.cuda.programs import OpenProducts, ProductBinder
@@ -45,7 +45,7 @@ class TuneSource:
     """Where a program comes from: an artifact that holds it, or a recipe that it would be built by."""
 
     sms: tuple[int, ...]
-    program: Callable[[Progress], CudaProgram]
+    program: Callable[[], CudaProgram]
 
     @classmethod
     def of(cls, source: str, overrides: tuple[str, ...] = ()) -> "TuneSource":
@@ -66,13 +66,13 @@ class TuneSource:
         if artifact.manifest.program.launches is None:
             raise UsageError(f"{source}: is for the target {artifact.manifest.target}; {_ADVICE}")
         program = read_cuda_program(artifact.file(artifact.manifest.program.launches))
-        return cls(program.sms, lambda _: program)
+        return cls(program.sms, lambda: program)
 
 
-def _of_recipe(recipe: Recipe, progress: Progress) -> CudaProgram:
+def _of_recipe(recipe: Recipe) -> CudaProgram:
     """Passes and lowering as in a build; nothing is compiled or written."""
     target = get_target(recipe.target)
-    model, _records = import_and_pass(recipe, Checkpoint.open(recipe.require_checkpoint()), progress=progress)
+    model, _records = import_and_pass(recipe, Checkpoint.open(recipe.require_checkpoint()))
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     return lower_by_recipe(model, recipe, TileTable(sm=target.sms[0])).cuda_program(facts, target.sms, {})
 
@@ -117,7 +117,7 @@ class Tuner:
     free_order: bool = False
     open_products: OpenProducts = CublasLt
 
-    def tune(self, program: CudaProgram, output: Path, progress: Progress = silent) -> Tuning:
+    def tune(self, program: CudaProgram, output: Path) -> Tuning:
         """Measure what `output` does not hold yet, weight by weight, and write it there.
 
         UsageError for a program or a table of another card; BuildError where Triton is missing.
@@ -131,7 +131,7 @@ class Tuner:
         bytes_per_second = self._bandwidth(stream)
         with self._library(stream) as library:
             for number, family in enumerate(families):
-                progress(WORK, number, len(families))
+                report_progress(WORK, number, len(families))
                 times = [self._measure(product, stream, bytes_per_second, library) for product in family]
                 made = choose([product.shape for product in family], times, free_order=self.free_order)
                 tuning.choices += made
@@ -139,7 +139,7 @@ class Tuner:
                 _write(tuning.table, output)
                 for choice in made:
                     detail(WORK, f"{choice.key}: {choice.gain:.2f} times as fast")
-        progress(WORK, len(families), len(families))
+        report_progress(WORK, len(families), len(families))
         return tuning
 
     def _begun(self, output: Path) -> TileTable:

@@ -22,7 +22,6 @@ from ingot.errors import EngineError, RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.cuda import writer as cuda_writer
 from ingot.pipeline.targets.cuda.cubins import Cubin
-from ingot.progress import Progress, silent
 from ingot.runtime import Engine
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
@@ -32,9 +31,7 @@ SMALL = ("engine.max_batch_tokens=32", "gpu.decode_rows=[1]", "gpu.sms=[80, 90]"
 _STORED = {"fp16": "F16", "u8": "U8"}
 
 
-def _uncompiled(
-    kernels: Mapping[str, Kernel], sm: int, workers: int | None = None, progress: Progress = silent
-) -> dict[str, Cubin]:
+def _uncompiled(kernels: Mapping[str, Kernel], sm: int, workers: int | None = None) -> dict[str, Cubin]:
     return {key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=0)) for key, kernel in kernels.items()}
 
 

@@ -18,6 +18,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.segments.onnx_files import INLINE_BYTES, write_program
 from ingot.pipeline.targets.table import TARGETS
+from ingot.progress import progress_to
 from tests.data_paths import DEMO_MODEL
 from tests.passes.tiny_decoder import TinyDecoder
 from tests.pipeline.targets.program_chain import FloatArray, ProgramChain, Tokens, reference_logits
@@ -95,7 +96,8 @@ def test_the_same_place_of_the_checkpoint_under_two_names_is_stored_once(tmp_pat
 
 def test_progress_counts_the_bytes_of_the_weights(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    write_program(lowered(TinyDecoder().model), tmp_path, lambda *event: seen.append(event))
+    with progress_to(lambda *event: seen.append(event)):
+        write_program(lowered(TinyDecoder().model), tmp_path)
     size = (tmp_path / "program" / "weights.safetensors").stat().st_size
     assert seen[-1] == ("writing weights", size, size)
 

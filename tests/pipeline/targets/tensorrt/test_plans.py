@@ -15,7 +15,7 @@ from ingot.pipeline.targets.tensorrt.plan_builder import build_or_recall
 from ingot.pipeline.targets.tensorrt.plan_report import check_plan
 from ingot.pipeline.targets.tensorrt.plan_request import PlanCache, PlanRequest, Profile
 from ingot.pipeline.targets.tensorrt.plans import PlanSettings, SegmentPlan, write_plans
-from ingot.progress import Progress, silent
+from ingot.progress import progress_to
 from tests.pipeline.targets.tensorrt.models import prepared, segments_of
 
 pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
@@ -34,17 +34,17 @@ def built(
     cache: PlanCache,
     folder: Path,
     compute: Compute = "fp16",
-    progress: Progress = silent,
     checkpoint: str = "llama",
 ) -> list[SegmentPlan]:
     """The plans of the second segment and the one behind it, which are alike."""
     segments = segments_of(prepared(form, checkpoint), compute)[1:3]
-    return write_plans(segments, PlanSettings(load_library(), sms, PROFILES, cache), folder, progress)
+    return write_plans(segments, PlanSettings(load_library(), sms, PROFILES, cache), folder)
 
 
 def test_layers_share_a_plan_that_holds_no_weights(cache: PlanCache, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
-    plans = built("plain", (86, 89, 120), cache, tmp_path, progress=lambda _, now, total: done.append((now, total)))
+    with progress_to(lambda _, now, total: done.append((now, total))):
+        plans = built("plain", (86, 89, 120), cache, tmp_path)
     facts = plans[0].facts
     assert plans[0] is plans[1]
     assert (facts.sms, facts.segments, facts.library) == ((86, 89, 120), 2, "tensorrt-rtx")

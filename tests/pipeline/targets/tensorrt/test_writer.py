@@ -25,7 +25,6 @@ from ingot.pipeline.targets.cuda import writer as cuda_writer
 from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.tensorrt.writer import write_tensorrt_program
-from ingot.progress import silent
 from ingot.runtime import Engine
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
@@ -122,4 +121,4 @@ def test_cards_of_other_targets_are_refused_where_the_recipe_names_them() -> Non
 def test_32_bit_activations_are_refused(tmp_path: Path) -> None:
     recipe = load_recipe("fp16-tensorrt", ["gpu.activations=float32"])
     with pytest.raises(UsageError, match=r"target tensorrt computes in 16 bits; set gpu.activations to float16 or bf"):
-        write_tensorrt_program(prepared(), tmp_path, recipe, get_target("tensorrt"), silent)
+        write_tensorrt_program(prepared(), tmp_path, recipe, get_target("tensorrt"))
