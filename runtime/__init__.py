@@ -1,12 +1,13 @@
 """Runtime: artifact -> tokens. Imports nothing of the compiler."""
 
 from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.batch import Executor, ForwardBatch, PipelinedExecutor, SubmittedStep, TokenDraws
+from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.engine import Engine
+from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
-from ingot.runtime.sampler import SampledToken, TokenLogprob
+from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 __all__ = [
     "AsyncEngine",
@@ -19,9 +20,9 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SampledToken",
+    "SamplingArrays",
     "SamplingParams",
     "SubmittedStep",
-    "TokenDraws",
     "TokenLogprob",
     "Tokenizer",
 ]

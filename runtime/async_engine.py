@@ -24,11 +24,12 @@ from typing import Self
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
-from ingot.runtime.chat_template import Message
 from ingot.runtime.engine import Engine
+from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput
 from ingot.runtime.prompts import Prompt, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.text.chat_template import Message
 
 
 @dataclass(eq=False, slots=True)
@@ -58,28 +59,10 @@ class AsyncEngine:
         self._thread.start()
 
     @classmethod
-    def load(
-        cls,
-        artifact: Artifact | Path | str,
-        *,
-        kv_blocks: int | None = None,
-        kv_bytes: int | None = None,
-        max_batch_tokens: int | None = None,
-        max_sequences: int | None = None,
-        prefix_cache: bool = True,
-        num_threads: int | None = None,
-    ) -> "AsyncEngine":
-        """As Engine.load."""
-        engine = Engine.load(
-            artifact,
-            kv_blocks=kv_blocks,
-            kv_bytes=kv_bytes,
-            max_batch_tokens=max_batch_tokens,
-            max_sequences=max_sequences,
-            prefix_cache=prefix_cache,
-            num_threads=num_threads,
-        )
-        return cls(engine)
+    @takes_options(EngineOptions)
+    def load(cls, artifact: Artifact | Path | str, options: EngineOptions) -> "AsyncEngine":
+        """As `Engine.load`, with the same options."""
+        return cls(Engine.load(artifact, **vars(options)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -211,7 +194,7 @@ class AsyncEngine:
     def _abort_all(self) -> None:
         """End what still runs, and refuse what was sent but not begun."""
         for request_id, stream in self._streams.items():
-            output = self.engine.core.abort(request_id)
+            output = self.engine.end(request_id)
             if output:
                 _post(stream.loop, [(stream, output)])
         self._streams.clear()

@@ -1,24 +1,16 @@
-"""What passes between the engine and an executor: one step's batch, and the protocols of executors.
+"""One step's batch as flat arrays: tokens of all sequences laid end to end, without padding.
 
-Tokens of all sequences are laid end to end, without padding: T tokens, S sequences, R rows of wanted logits.
-To add an executor, implement `Executor` in `executors/` and prove it against `simulators/fake_executor.py`'s tests.
-One whose
-device works on its own while Python goes on implements `PipelinedExecutor`: see `step_pipeline.py`.
-
-From what the scheduler chose to the arrays that an executor reads.
-
-Arrays are made once and filled in place: a step costs a few microseconds per sequence and nothing per token. Token
-and block arrays are read through the buffer protocol, so no list is ever walked.
+A batch has T tokens of S sequences and R rows of logits. `BatchBuilder` fills the arrays from what the scheduler chose.
+It allocates them once and fills them in place: a step costs a few microseconds per sequence and nothing per token,
+because numpy reads token and block arrays through the buffer protocol.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact import KVGeometry, ModelFacts
 from ingot.runtime.blocks import BlockManager
 from ingot.runtime.scheduler import ScheduledBatch
 
@@ -33,9 +25,9 @@ class ForwardBatch:
 
     input_ids       [T] i64
     position_ids    [T] i64   0-based position of each token in its sequence
-    logits_indices  [R] i64   rows of the T tokens whose logits are wanted, ascending
+    logits_indices  [R] i64   rows of the T tokens to return logits for, ascending
     query_starts    [S + 1] i32
-    context_lens    [S] i32   tokens of the sequence in the KV pool after this step (so positions end at that - 1)
+    context_lens    [S] i32   tokens of the sequence in the KV pool after this step: positions end at this - 1
     block_tables    [S, max blocks] i32   block of positions i * block_tokens ..., padded with -1
     """
 
@@ -52,127 +44,15 @@ class ForwardBatch:
         return len(self.input_ids)
 
     def check(self, max_tokens: int, context_tokens: int) -> None:
-        """Assert that it is whole, and within an executor's limits."""
+        """Assert that the arrays are consistent and within an executor's limits."""
         assert 0 < self.num_tokens <= max_tokens
         assert self.query_starts[-1] == self.num_tokens == len(self.position_ids)
         assert self.context_lens.max() <= context_tokens
         assert np.diff(self.query_starts).min() > 0
 
 
-@dataclass(frozen=True)
-class TokenDraws:
-    """How the device chooses a token from each of a step's R rows of logits. `token_draws.py` makes them.
-
-    temperatures  [R] f32   0 takes the likeliest token (ties go to the lowest id)
-    top_ks        [R] i32   keep the k likeliest tokens; 0 keeps all
-    top_ps        [R] f32   keep the fewest likeliest of them that hold this share, in (0, 1]
-    uniforms      [R] f32   in [0, 1): where the cumulative distribution is inverted; 0 in a greedy row
-    """
-
-    temperatures: FloatArray
-    top_ks: Int32Array
-    top_ps: FloatArray
-    uniforms: FloatArray
-
-    @property
-    def greedy(self) -> bool:
-        """Whether every row takes its likeliest token."""
-        return not self.temperatures.any()
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """The card that an executor computes on, and the memory there that it took when it was made, in bytes."""
-
-    name: str
-    sm: int
-    total_bytes: int
-    used_bytes: int
-
-
-class Executor(Protocol):
-    """Runs the model's program on a batch and keeps the KV pool.
-
-    A row of the result depends on its sequence's tokens alone, never on its batch mates: bit for bit on the CPU.
-    """
-
-    @property
-    def model(self) -> ModelFacts:
-        """Facts of the model that runs."""
-        ...
-
-    @property
-    def kv_geometry(self) -> KVGeometry:
-        """Shape of one KV block."""
-        ...
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the KV pool."""
-        ...
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """Most tokens that one batch may hold."""
-        ...
-
-    @property
-    def device(self) -> DeviceFacts | None:
-        """The card that it computes on; None on the CPU."""
-        ...
-
-    def forward(self, batch: ForwardBatch) -> FloatArray:
-        """Write the batch's keys and values into the pool; return logits [R, vocab].
-
-        The array is only valid until the next call: copy what must live longer.
-        """
-        ...
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block within the pool (copy on write)."""
-        ...
-
-    def close(self) -> None:
-        """Give back memory and threads. Idempotent."""
-        ...
-
-
-class SubmittedStep(Protocol):
-    """A step that was queued on the device."""
-
-    def tokens(self) -> Int64Array:
-        """Wait for the step; the token chosen from each row [R], -1 where a row's logits were not finite.
-
-        EngineError when the step failed. The array is the caller's; it may never be asked for.
-        """
-        ...
-
-
-@runtime_checkable
-class PipelinedExecutor(Executor, Protocol):
-    """An executor that queues steps on a device's stream: the next is submitted before this one's tokens are known.
-
-    Everything happens in the order of the calls: a step reads what those submitted before it wrote, a copy of a block
-    sees their writes, and a block that was given to another sequence is written later than by its former owner.
-    `forward` is only called when the tokens of every submitted step were asked for. `close` may be called with a step
-    in flight: it waits for the device before it gives back memory.
-    """
-
-    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> SubmittedStep:
-        """Queue a step that also chooses its tokens. R may be 0, as in the middle of a prompt.
-
-        carried  [T] i32   row (of R) in the step submitted before, whose token stands for input_ids[t], which is then
-                           0; -1 for input_ids[t] itself
-
-        A row whose logits were not finite carries any token of the vocabulary on: what comes of it is discarded.
-        The arrays are the caller's again once this returns. EngineError when the step could not be queued; then the
-        tokens of the step before are not carried any further.
-        """
-        ...
-
-
 class BatchBuilder:
-    """Makes ForwardBatches. A batch is valid until the next `build`: its arrays are views of the builder's."""
+    """Makes ForwardBatches. A batch is valid until the next `build`: its arrays are views of the builder's arrays."""
 
     def __init__(self, blocks: BlockManager, *, max_batch_tokens: int, max_sequences: int) -> None:
         self._blocks = blocks
@@ -187,7 +67,7 @@ class BatchBuilder:
         self.num_built = 0
 
     def build(self, batch: ScheduledBatch, *, all_logits: bool = False) -> ForwardBatch:
-        """Lay the step's tokens end to end. `all_logits` wants every token's logits, not only the sampled ones."""
+        """Lay the step's tokens end to end. With `all_logits` every token gets logits, not only the sampled ones."""
         self.num_built += 1
         row, num_logits = 0, 0
         tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
@@ -201,7 +81,7 @@ class BatchBuilder:
                 tokens = np.frombuffer(sequence.tokens, np.int64, num_tokens, start * sequence.tokens.itemsize)
                 self._input_ids[row:end] = tokens
                 np.add(self._counting[:num_tokens], start, out=self._position_ids[row:end])
-                del tokens  # an array that numpy still looks into cannot grow
+                del tokens  # an array cannot grow while numpy holds its buffer
             row = end
             self._query_starts[index + 1] = row
             self._context_lens[index] = start + num_tokens
@@ -219,9 +99,9 @@ class BatchBuilder:
         )
 
     def carried(self, batch: ScheduledBatch, rows: Mapping[int, int]) -> Int32Array:
-        """For each token [T] the row of the step in flight that chooses it; -1 where the token is known.
+        """For each token [T], the row of the step in flight that samples it; -1 where the token is known.
 
-        `rows` are those of the step in flight by sequence id. The array is valid until the next call.
+        `rows` maps a sequence id to its row in the step in flight. The array is valid until the next call.
         """
         carried = self._carried[: batch.num_tokens]
         carried.fill(-1)

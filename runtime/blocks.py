@@ -19,10 +19,12 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ingot.errors import EngineError
-from ingot.runtime.sequence import TokenArray
+
+# int64 tokens that numpy can read in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
+TokenArray: TypeAlias = "array[int]"
 
 
 class BlockContent(NamedTuple):

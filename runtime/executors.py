@@ -1,15 +1,22 @@
-"""Which executor runs an artifact: a table from the manifest's engine to the function that loads it.
+"""Executors: the protocols they implement, and the table that names the one of each engine.
 
-To add an engine: a function `load(artifact, options) -> LoadedExecutor` in `executors/`, and its row here.
+An executor runs a model's program on a batch (`batch.py`) and keeps the KV pool. To add one:
+
+1. Implement `Executor`, and test it as tests/simulators/test_fake_executor.py does. If its device computes
+   asynchronously, implement `PipelinedExecutor`; see `step_pipeline.py`.
+2. Write a function `load(artifact, options) -> Executor` and add its row to `EXECUTORS`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Protocol, runtime_checkable
 
-from ingot.artifact import Artifact, EngineKind
-from ingot.errors import EngineError, UsageError, one_of
-from ingot.runtime.batch import Executor
+from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
+from ingot.errors import EngineError, one_of
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.sampler import SamplingArrays
 
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.cuda.executor:load",
@@ -18,44 +25,113 @@ EXECUTORS: Mapping[EngineKind, str] = {
     "tensorrt": "ingot.runtime.cuda.plans:load",
 }
 
-_LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: what is made for that many still fits a memory
 
+def load_executor(artifact: Artifact, options: EngineOptions) -> "Executor":
+    """Load the artifact's executor.
 
-@dataclass(frozen=True)
-class ExecutorOptions:
-    """What the caller of `Engine.load` asked for; None: as the artifact, the memory and the machine suggest.
-
-    UsageError for a limit that no engine can have.
+    Raises UsageError for a limit that the executor cannot meet, EngineError when it cannot be loaded.
     """
-
-    kv_blocks: int | None = None
-    kv_bytes: int | None = None
-    max_batch_tokens: int | None = None
-    max_sequences: int | None = None
-    num_threads: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_sequences"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= _LARGEST_LIMIT:
-                raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
-
-
-@dataclass(frozen=True)
-class LoadedExecutor:
-    """An executor, and how many sequences one of its steps may have."""
-
-    executor: Executor
-    max_sequences: int
-
-
-def load_executor(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
-    """Make the artifact's executor. UsageError for a limit that it cannot have, EngineError when it cannot be made."""
     engine = artifact.manifest.engine
     if engine not in EXECUTORS:
         raise EngineError(
-            f"{artifact.path}: is for the engine {engine!r}, which this Ingot cannot run; engines: {one_of(EXECUTORS)}"
+            f"{artifact.path}: needs the engine {engine!r}, which this version of Ingot does not have; engines:"
+            f" {one_of(EXECUTORS)}"
         )
     module, _, name = EXECUTORS[engine].partition(":")
-    loaded: LoadedExecutor = getattr(import_module(module), name)(artifact, options)
-    return loaded
+    executor: Executor = getattr(import_module(module), name)(artifact, options)
+    return executor
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """The GPU of an executor; `total_bytes` is its memory, `used_bytes` what the executor allocated there."""
+
+    name: str
+    sm: int
+    total_bytes: int
+    used_bytes: int
+
+
+class Executor(Protocol):
+    """Runs the model's program on a batch and keeps the KV pool.
+
+    A row of the result depends on its sequence's tokens alone, never on the rest of the batch: bit for bit on the CPU.
+    """
+
+    @property
+    def model(self) -> ModelFacts:
+        """Facts about the model."""
+        ...
+
+    @property
+    def kv_geometry(self) -> KVGeometry:
+        """Shape of one KV block."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the KV pool."""
+        ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens in one batch."""
+        ...
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences in one batch."""
+        ...
+
+    @property
+    def device(self) -> DeviceFacts | None:
+        """The GPU that it computes on; None on the CPU."""
+        ...
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        """Write the batch's keys and values into the pool; return logits [R, vocab].
+
+        The array is valid until the next call: copy what must live longer.
+        """
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block within the pool (copy on write)."""
+        ...
+
+    def close(self) -> None:
+        """Free memory and threads. Idempotent."""
+        ...
+
+
+class SubmittedStep(Protocol):
+    """A step that was queued on the device."""
+
+    def tokens(self) -> Int64Array:
+        """Wait for the step; return the token sampled from each row [R], -1 where a row's logits are not finite.
+
+        Raises EngineError when the step failed. The caller owns the array. The call is optional.
+        """
+        ...
+
+
+@runtime_checkable
+class PipelinedExecutor(Executor, Protocol):
+    """An executor that queues steps on a device's stream: a step is submitted before the tokens of the last are read.
+
+    The device works in the order of the calls: a step reads what earlier steps wrote, a block copy sees their writes,
+    and the new owner of a block writes to it after the former one. `forward` is only called when the tokens of every
+    submitted step were read. `close` may be called with a step in flight: it waits for the device, then frees memory.
+    """
+
+    def submit(self, batch: ForwardBatch, sampling: SamplingArrays, carried: Int32Array) -> SubmittedStep:
+        """Queue a step that also samples its tokens. R may be 0, as in the middle of a prompt.
+
+        carried  [T] i32   row (of R) in the previous step whose sampled token replaces input_ids[t], which is then 0;
+                           -1 to use input_ids[t]
+
+        A row whose logits are not finite may carry any token of the vocabulary: its continuation is discarded.
+        The caller may reuse the arrays once this returns. Raises EngineError when the step cannot be queued; then the
+        tokens of the previous step can no longer be carried.
+        """
+        ...

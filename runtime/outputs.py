@@ -1,20 +1,23 @@
-"""What a request took and what the engine did, in the field's usual terms. Times are seconds of a monotonic clock.
+"""What comes out of the engine: an output per step of a request, its completion at the end, metrics of both.
+
+Times are seconds of a monotonic clock.
 
 TTFT = first token - arrival        E2E = finish - arrival        TPOT = (E2E - TTFT) / (output tokens - 1)
-
-What comes out of the engine: a piece per step while a request runs, the whole of it at its end.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.sampler import SampledToken
 
+FinishReason = Literal["stop", "length", "abort"]
+
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Timings of one finished request. Moments that never came (aborted before) are None."""
+    """Timings of one finished request. Events that never happened, because it was aborted before, are None."""
 
     arrival_seconds: float
     first_scheduled_seconds: float | None
@@ -25,13 +28,13 @@ class RequestMetrics:
 
     @property
     def queue_seconds(self) -> float | None:
-        """From arrival to the first step that held one of its tokens."""
-        return _since(self.arrival_seconds, self.first_scheduled_seconds)
+        """From arrival to the first step with one of its tokens."""
+        return self._since_arrival(self.first_scheduled_seconds)
 
     @property
     def ttft_seconds(self) -> float | None:
         """Time to first token."""
-        return _since(self.arrival_seconds, self.first_token_seconds)
+        return self._since_arrival(self.first_token_seconds)
 
     @property
     def e2e_seconds(self) -> float:
@@ -45,49 +48,8 @@ class RequestMetrics:
             return None
         return (self.e2e_seconds - self.ttft_seconds) / (self.num_output_tokens - 1)
 
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """The engine at one moment: what runs and waits, and counters since it was made.
-
-    Of the `computed_tokens` of `num_steps`, `discarded_tokens` were in vain: their request ended while they were
-    computed, by an end token that was not read yet or from outside. A step counts once its outcome is known.
-    """
-
-    num_running: int
-    num_waiting: int
-    blocks_in_use: int
-    blocks_cached: int
-    blocks_total: int
-    num_steps: int
-    num_preemptions: int
-    computed_tokens: int
-    discarded_tokens: int
-    prefix_hit_tokens: int
-    output_tokens: int
-
-
-@dataclass(slots=True)
-class StepCounters:
-    """What the steps of an engine came to."""
-
-    num_steps: int = 0
-    computed_tokens: int = 0
-    discarded_tokens: int = 0
-    output_tokens: int = 0
-
-    def count(self, computed_tokens: int, discarded_tokens: int = 0) -> None:
-        """Add a step."""
-        self.num_steps += 1
-        self.computed_tokens += computed_tokens
-        self.discarded_tokens += discarded_tokens
-
-
-def _since(start: float, moment: float | None) -> float | None:
-    return None if moment is None else moment - start
-
-
-FinishReason = Literal["stop", "length", "abort"]
+    def _since_arrival(self, moment: float | None) -> float | None:
+        return None if moment is None else moment - self.arrival_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +57,11 @@ class Completion:
     """A finished request.
 
     text            output, without the stop string or end token that ended it
-    token_ids       every generated token, the one that ended it among them
+    token_ids       every generated token, including the one that ended it
     finish_reason   "stop" (end token or stop string), "length" (max_tokens or the model's context), "abort"
     stop_reason     the stop string or the end token's id; None otherwise
     prompt_tokens   tokens of the prompt; the first `cached_tokens` of them came from the prefix cache
-    seed            what makes the draws again, also when none was given; unused by greedy decoding
+    seed            reproduces the output, also when the parameters had no seed; unused by greedy decoding
     logprobs        one entry per generated token when `SamplingParams.logprobs` was set, else None
     logits          [generated tokens, vocab] float32 when `keep_logits` was set, else None
     """
@@ -119,10 +81,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step brought to one request.
+    """What one step added to one request.
 
-    `text` is only what is new, and may be empty while it could still become a stop string or half a character;
-    `tokens` are the new tokens. The last output of a request has its `completion`.
+    `text` is the new text only. It may be empty while the end of the output could still become a stop string or is an
+    incomplete character. `tokens` are the new tokens. The last output of a request has its `completion`.
     """
 
     request_id: int
@@ -139,3 +101,81 @@ class RequestOutput:
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.completion is not None
+
+
+class OutputQueues:
+    """Outputs that have not been read yet: one queue for each request that has its own reader, one for all others.
+
+    `in` tells whether a request has its own queue.
+    """
+
+    def __init__(self) -> None:
+        self._of_request: dict[int, deque[RequestOutput]] = {}
+        self._others: list[RequestOutput] = []
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._of_request
+
+    @property
+    def has_any(self) -> bool:
+        """Whether `take` would return an output."""
+        return bool(self._others)
+
+    def open(self, request_id: int) -> None:
+        """Give a request its own queue."""
+        self._of_request[request_id] = deque()
+
+    def close(self, request_id: int) -> None:
+        """Remove a request's own queue and its unread outputs."""
+        del self._of_request[request_id]
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output to its request's own queue, or to the common one."""
+        self._of_request.get(output.request_id, self._others).append(output)
+
+    def next(self, request_id: int) -> RequestOutput | None:
+        """Take the oldest output from a request's own queue; None when it is empty."""
+        queue = self._of_request[request_id]
+        return queue.popleft() if queue else None
+
+    def take(self) -> list[RequestOutput]:
+        """Take all outputs from the common queue."""
+        outputs, self._others = self._others, []
+        return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The engine's present load, and counters since it was made.
+
+    Of the `computed_tokens` of `num_steps`, `discarded_tokens` were wasted: while they were computed, their request was
+    aborted or ended with a token that had not been read yet. A step counts once its outcome is known.
+    """
+
+    num_running: int
+    num_waiting: int
+    blocks_in_use: int
+    blocks_cached: int
+    blocks_total: int
+    num_steps: int
+    num_preemptions: int
+    computed_tokens: int
+    discarded_tokens: int
+    prefix_hit_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """Totals over the steps of an engine."""
+
+    num_steps: int = 0
+    computed_tokens: int = 0
+    discarded_tokens: int = 0
+    output_tokens: int = 0
+
+    def count(self, computed_tokens: int, discarded_tokens: int = 0) -> None:
+        """Add a step."""
+        self.num_steps += 1
+        self.computed_tokens += computed_tokens
+        self.discarded_tokens += discarded_tokens

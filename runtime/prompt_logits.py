@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import BatchBuilder, Executor, FloatArray, Int64Array
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
-from ingot.runtime.sequence import Sequence
+from ingot.runtime.batch import BatchBuilder, FloatArray, Int64Array
+from ingot.runtime.executors import Executor
+from ingot.runtime.scheduler import ScheduledBatch, Scheduler, Sequence
 
 
 class PromptLogits(NamedTuple):

@@ -11,8 +11,8 @@ from ingot.errors import RequestError
 from ingot.runtime.batch import Int64Array
 from ingot.runtime.sampling import SamplingParams
 
-# A text, or its token ids.
-Prompt = str | Sequence[int] | NDArray[np.integer]
+TokenIds = Sequence[int] | NDArray[np.integer]
+Prompt = str | TokenIds
 PromptList = list[str] | list[list[int]]
 ParamsList = Sequence[SamplingParams]
 
@@ -51,7 +51,7 @@ def checked_params(params: SamplingParams | None) -> SamplingParams:
     return params or SamplingParams()
 
 
-def checked_prompt(token_ids: Sequence[int] | NDArray[np.integer], model: ModelFacts, *, room: int = 1) -> Int64Array:
+def checked_prompt(token_ids: TokenIds, model: ModelFacts, *, room: int = 1) -> Int64Array:
     """The prompt as an array, with `room` positions of the context left; RequestError says what is wrong with it."""
     tokens = _flat_integers(token_ids)
     if len(tokens) == 0:
@@ -70,7 +70,7 @@ def checked_prompt(token_ids: Sequence[int] | NDArray[np.integer], model: ModelF
     return tokens.astype(np.int64)
 
 
-def _flat_integers(token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.integer]:
+def _flat_integers(token_ids: TokenIds) -> NDArray[np.integer]:
     try:
         tokens = np.asarray(token_ids if len(token_ids) else np.empty(0, np.int64))
     except (TypeError, ValueError):  # no list at all; lists of different lengths

@@ -9,15 +9,14 @@ import numpy as np
 from ingot.artifact import ModelFacts
 from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.outputs import Completion, FinishReason, RequestMetrics, RequestOutput
-from ingot.runtime.sampler import SampledToken, Sampler
+from ingot.runtime.sampler import SampledToken, Sampler, sampled_on_device
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.sequence import Sequence
+from ingot.runtime.scheduler import Sequence
 from ingot.runtime.stopping import StopChecker
-from ingot.runtime.token_draws import chosen_on_device
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 # The text goes on where the prompt ends; no character is spread over more tokens than this.
-_TAIL_TOKENS = 16
+_CONTEXT_TOKENS = 16
 
 
 class Request:
@@ -40,14 +39,14 @@ class Request:
     ) -> None:
         room = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        detokenizer = tokenizer.detokenizer(prompt[-_TAIL_TOKENS:].tolist()) if tokenizer else None
+        detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None
         self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens)
         self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
-        self.needs_logits = keep_logits or not chosen_on_device(params)  # on the host, to choose its tokens
+        self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to choose its tokens
         self._arrival_seconds = now
         self.first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None

@@ -1,7 +1,10 @@
-"""From one row of logits to one token: penalties, warpers, and a draw that depends on seed and position alone.
+"""Sampling: from one row of logits to one token. Tokens depend on logits, parameters, seed and position alone.
 
-The order is that of transformers' generation: repetition and presence penalty, temperature, top-k, top-p, min-p.
-To add a warper, narrow the candidates in `_candidates` and prove the surviving set in tests/oracle.
+The order of operations is that of transformers' generation: repetition and presence penalty, temperature, top-k, top-p,
+min-p. To add a warper, narrow the candidates in `_candidates` and compare the surviving set in tests/oracle.
+
+A pipelined executor samples on its device from `SamplingArrays`. To let devices do more, add an array there, fill it in
+`sampling_arrays`, and drop the condition in `sampled_on_device`.
 """
 
 import secrets
@@ -12,19 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import EngineError
+from ingot.runtime.batch import FloatArray, Int32Array, Int64Array
 from ingot.runtime.sampling import SamplingParams
 
-FloatRow = NDArray[np.float32]
-TokenIds = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-# Top-p looks at about this many likeliest tokens, and at more only when they are not enough: sorting is dear.
+# Top-p sorts about this many of the most likely tokens first, and more only when these do not reach its share.
 _TOP_P_HEADS = (1024, 16384)
 
-_UNIFORMS_AT_ONCE = 32  # making one costs as much as making these
+_UNIFORMS_AT_ONCE = 32  # one costs as much to generate as these
 
-_LARGEST = float(np.finfo(np.float32).max)
-_SMALLEST = float(np.finfo(np.float32).tiny)
+_FLOAT32 = np.finfo(np.float32)
+_LARGEST_TOP_K = np.iinfo(np.int32).max
+_BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
+_LARGEST, _SMALLEST = float(_FLOAT32.max), float(_FLOAT32.tiny)
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """The chosen token; with `logprobs` set, its log-probability and the likeliest tokens, likeliest first.
+    """A sampled token; with `logprobs` set, its log-probability and the most likely tokens, most likely first.
 
-    Log-probabilities are those of the model: before penalties, temperature and warpers.
+    Log-probabilities are the model's own: before penalties, temperature and warpers.
     """
 
     token_id: int
@@ -48,39 +52,39 @@ class SampledToken:
 
 
 class Sampler:
-    """Chooses the tokens of one request. Holds no state that a draw could change: calls may be repeated.
+    """Samples the tokens of one request. Sampling changes no state, so calls may be repeated.
 
-    `seed` is that of the parameters, or was drawn once here: recorded so that the output can be made again.
+    `seed` is that of the parameters or, if they have none, a random one; with it the output can be reproduced.
     """
 
     def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int]) -> None:
         self.params = params
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
         self._prompt_tokens = np.unique(np.asarray(prompt_tokens, dtype=np.int64))
-        self._uniforms: tuple[float, ...] = ()  # of the tokens from `_first_uniform` on, made when they are asked for
+        self._uniforms: tuple[float, ...] = ()  # of the tokens from `_first_uniform` on, generated on demand
         self._first_uniform = 0
 
     def uniform(self, index: int) -> float:
-        """The number in [0, 1) that decides token `index` of the output."""
+        """The uniform random number in [0, 1) for token `index` of the output."""
         if not 0 <= index - self._first_uniform < len(self._uniforms):
             self._first_uniform, self._uniforms = index, _uniforms(self.seed, index, _UNIFORMS_AT_ONCE)
         return self._uniforms[index - self._first_uniform]
 
-    def sample(self, logits: FloatRow, generated: Sequence[int]) -> SampledToken:
-        """Choose the token that follows `generated` (the tokens after the prompt) from logits [vocab].
+    def sample(self, logits: FloatArray, generated: Sequence[int]) -> SampledToken:
+        """Sample the token that follows `generated` (the tokens after the prompt) from logits [vocab].
 
-        Raises EngineError when the logits hold NaN or no finite maximum.
+        Raises EngineError when the logits contain NaN or have no finite maximum.
         """
-        likeliest = _finite_argmax(logits)
-        scores = self._penalised(logits, generated)
+        best = _finite_argmax(logits)
+        scores = self._penalized(logits, generated)
         if not self.params.is_greedy:
             token_id = draw_token(scores, self.params, self.uniform(len(generated)))
         else:
-            token_id = likeliest if scores is logits else int(scores.argmax())
+            token_id = best if scores is logits else int(scores.argmax())
         return _with_logprobs(logits, token_id, self.params.logprobs)
 
-    def _penalised(self, logits: FloatRow, generated: Sequence[int]) -> FloatRow:
-        """Logits after both penalties; the very same array when there are none."""
+    def _penalized(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
+        """Logits after both penalties; the same array when there are none."""
         if self.params.repetition_penalty == 1 and self.params.presence_penalty == 0:
             return logits
         repetition = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
@@ -88,89 +92,135 @@ class Sampler:
         scores = logits.copy()
         own = np.asarray(generated, dtype=np.int64)
         seen = np.concatenate([self._prompt_tokens, own])
-        # A token that occurs twice is read before it is written, so that it is penalised once.
-        with np.errstate(over="ignore"):  # an extreme penalty ends at the largest number
+        # A token that occurs twice is read before it is written, so that it is penalized once.
+        with np.errstate(over="ignore"):  # an extreme penalty saturates at the largest number
             scores[seen] = np.where(scores[seen] > 0, scores[seen] / repetition, scores[seen] * repetition)
             scores[own] = scores[own] - presence
-        # A difference of infinities would be NaN; a token that the model forbids stays at minus infinity.
+        # A difference of infinities would be NaN. A token that the model forbids stays at minus infinity.
         return np.clip(scores, -_LARGEST, _LARGEST, out=scores, where=np.isfinite(logits))
 
 
-def draw_token(scores: FloatRow, params: SamplingParams, uniform: float) -> int:
-    """The surviving token of scores [vocab], in order of token id, at whose share of the total `uniform` falls."""
+def draw_token(scores: FloatArray, params: SamplingParams, uniform: float) -> int:
+    """Invert the cumulative distribution of the surviving tokens, in order of id, at `uniform`; scores are [vocab]."""
     token_ids, weights = _candidates(scores, params)
     cumulative = weights.cumsum()
     point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))
     return int(token_ids[cumulative.searchsorted(point, side="right")])
 
 
-def surviving_tokens(scores: FloatRow, params: SamplingParams) -> TokenIds:
-    """Token ids that temperature, top-k, top-p and min-p leave to draw from, ascending, for scores [vocab]."""
+def surviving_tokens(scores: FloatArray, params: SamplingParams) -> Int64Array:
+    """Token ids that temperature, top-k, top-p and min-p leave to sample from, ascending, for scores [vocab]."""
     return _candidates(scores, params)[0]
 
 
-def _candidates(scores: FloatRow, params: SamplingParams) -> tuple[TokenIds, Probabilities]:
-    """Surviving token ids, ascending, and their weights: likeliest 1, in double precision."""
+@dataclass(frozen=True)
+class SamplingArrays:
+    """Sampling parameters of a step's R rows of logits, for a device that samples. `sampling_arrays` makes them.
+
+    temperatures  [R] f32   0 takes the most likely token (ties go to the lowest id)
+    top_ks        [R] i32   keep the k most likely tokens; 0 keeps all
+    top_ps        [R] f32   keep the fewest most likely tokens that reach this probability, in (0, 1]
+    uniforms      [R] f32   in [0, 1): the point at which to invert the cumulative distribution; 0 in a greedy row
+    """
+
+    temperatures: FloatArray
+    top_ks: Int32Array
+    top_ps: FloatArray
+    uniforms: FloatArray
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes its most likely token."""
+        return not self.temperatures.any()
+
+
+def sampled_on_device(params: SamplingParams) -> bool:
+    """Whether `SamplingArrays` can express these parameters; otherwise the host samples, from the logits."""
+    no_penalty = params.repetition_penalty == 1 and params.presence_penalty == 0
+    return no_penalty and params.min_p == 0 and params.logprobs is None
+
+
+def sampling_arrays(samplers: Sequence[Sampler], indices: Sequence[int]) -> SamplingArrays:
+    """Arrays to sample token `indices[row]` of the output of each row's request."""
+    params = [sampler.params for sampler in samplers]
+    if all(one.is_greedy for one in params):
+        zeros = np.zeros(len(params), np.float32)
+        return SamplingArrays(zeros, np.zeros(len(params), np.int32), np.ones(len(params), np.float32), zeros)
+    uniforms = [
+        0.0 if sampler.params.is_greedy else sampler.uniform(index)
+        for sampler, index in zip(samplers, indices, strict=True)
+    ]
+    top_ps = np.array([one.top_p for one in params], np.float64)
+    return SamplingArrays(
+        temperatures=_temperatures(params),
+        top_ks=np.array([min(one.top_k, _LARGEST_TOP_K) for one in params], np.int32),
+        top_ps=np.maximum(top_ps, _FLOAT32.tiny).astype(np.float32),
+        uniforms=np.minimum(np.array(uniforms, np.float32), _BELOW_ONE),
+    )
+
+
+def _candidates(scores: FloatArray, params: SamplingParams) -> tuple[Int64Array, Probabilities]:
+    """Surviving token ids, ascending, and their weights in double precision; the most likely token weighs 1."""
     token_ids = _at_least_kth(scores, params.top_k)
     weights = _weights(scores[token_ids] if params.top_k else scores, params.temperature)
     if params.top_p == 1 and params.min_p == 0:
         return token_ids, weights
-    mask = weights >= params.min_p  # the likeliest weighs 1
+    mask = weights >= params.min_p  # the most likely token weighs 1
     if params.top_p < 1:
         mask &= _in_top_p(weights, params.top_p)
     return token_ids[mask], weights[mask]
 
 
-def _weights(scores: FloatRow, temperature: float) -> Probabilities:
+def _weights(scores: FloatArray, temperature: float) -> Probabilities:
     """exp((score - highest) / temperature) in double precision."""
     shifted = scores.astype(np.float64)
     shifted -= shifted.max()
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the likeliest to -inf, as it should
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
         shifted /= temperature
     return np.exp(shifted, out=shifted)
 
 
-def _at_least_kth(values: NDArray[np.floating], k: int) -> TokenIds:
-    """Indices of the k largest values and of whatever ties with the k-th; all of them for k = 0."""
+def _at_least_kth(values: NDArray[np.floating], k: int) -> Int64Array:
+    """Indices of the k largest values and of all ties with the k-th; all indices for k = 0."""
     if k == 0 or k >= len(values):
         return np.arange(len(values))
     return np.flatnonzero(values >= np.partition(values, -k)[-k])
 
 
 def _in_top_p(weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
-    """Mask of the fewest likeliest tokens that hold at least `top_p` of the total; ties go to the lowest id."""
+    """Mask of the fewest most likely tokens that reach `top_p` of the total; ties go to the lowest id."""
     enough = top_p * weights.sum()
     heads = (_at_least_kth(weights, size) for size in _TOP_P_HEADS)
     head = next((head for head in heads if weights[head].sum() >= enough), np.arange(len(weights)))
     ranked = head[np.argsort(-weights[head], kind="stable")]
-    before = np.concatenate([[0.0], weights[ranked].cumsum()[:-1]])  # weight of all likelier tokens
+    before = np.concatenate([[0.0], weights[ranked].cumsum()[:-1]])  # weight of all more likely tokens
     mask = np.zeros(len(weights), dtype=np.bool_)
     mask[ranked[before < enough]] = True
     return mask
 
 
 def _uniforms(seed: int, index: int, count: int) -> tuple[float, ...]:
-    """Numbers in [0, 1) of tokens `index` and following under `seed`: Philox 4x64 (Salmon et al., 2011).
+    """Numbers in [0, 1) for tokens `index` and following under `seed`: Philox 4x64 (Salmon et al., 2011).
 
-    The index is its counter: counting instead of stepping makes a draw independent of batch mates, preemption and
-    repeated calls. Each count gives four numbers, of which the first is taken.
+    The token's index is the generator's counter, so a number does not depend on the rest of the batch, preemption or
+    repeated calls. Each count gives four numbers, of which the first is used.
     """
     raw = np.random.Philox(key=seed, counter=index).random_raw(4 * count)[::4]
     return tuple(((raw >> np.uint64(11)) * 2.0**-53).tolist())
 
 
-def _finite_argmax(logits: FloatRow) -> int:
-    """Lowest token id of the largest logit; argmax stops at a NaN, so that looking at the result is enough."""
+def _finite_argmax(logits: FloatArray) -> int:
+    """Lowest token id of the largest logit. argmax returns a NaN if there is one, so checking its result is enough."""
     best = int(logits.argmax())
     if not np.isfinite(logits[best]):
         raise EngineError(
-            f"the logit of token {best} is {logits[best]}; logits must be finite to choose a token: "
+            f"the logit of token {best} is {logits[best]}; logits must be finite to sample a token: "
             "check the checkpoint's weights, or build with less quantization"
         )
     return best
 
 
-def _with_logprobs(logits: FloatRow, token_id: int, count: int | None) -> SampledToken:
+def _with_logprobs(logits: FloatArray, token_id: int, count: int | None) -> SampledToken:
     if count is None:
         return SampledToken(token_id)
     wide = logits.astype(np.float64)
@@ -180,3 +230,10 @@ def _with_logprobs(logits: FloatRow, token_id: int, count: int | None) -> Sample
     ranked = best[np.argsort(-wide[best], kind="stable")][:count]
     top = tuple(TokenLogprob(int(i), float(logprobs[i])) for i in ranked)
     return SampledToken(token_id, float(logprobs[token_id]), top)
+
+
+def _temperatures(params: Sequence[SamplingParams]) -> FloatArray:
+    """Temperatures [R] in float32. One above 0 is never rounded to 0, which would be greedy."""
+    wide = np.array([one.temperature for one in params], np.float64)
+    np.clip(wide, _FLOAT32.tiny, _FLOAT32.max, out=wide, where=wide > 0)
+    return wide.astype(np.float32)

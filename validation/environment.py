@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.batch import DeviceFacts
+from ingot.runtime.executors import DeviceFacts
 from ingot.settings import num_threads
 
 _CPU_FLAGS = frozenset(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, UsageError
-from ingot.runtime.batch import DeviceFacts
+from ingot.runtime.executors import DeviceFacts
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
 from ingot.errors import DataError
-from ingot.runtime.batch import DeviceFacts
 from ingot.runtime.engine import Engine
+from ingot.runtime.executors import DeviceFacts
 from ingot.runtime.sampling import SamplingParams
 
 LogitsArray = NDArray[np.float32]

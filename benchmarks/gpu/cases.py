@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from benchmarks.gpu.demo import REFERENCE, greedy_tokens, prompt_logits
+from benchmarks.gpu.demo import REFERENCE, greedy_tokens
 from benchmarks.gpu.packing import pack_artifact
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact
 from ingot.builder import build
-from ingot.runtime.core import EngineCore
-from ingot.runtime.executors import ExecutorOptions, load_executor
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.engine import Engine
+from ingot.runtime.text.tokenizer import Tokenizer
 
 DEMO_MODEL = ROOT / "examples" / "models" / "stdlib-llama-6m"
 _FIXTURES = ROOT / "tests" / "fixtures" / "checkpoints"
@@ -110,14 +109,12 @@ def reference_of(
 
     prompts [n, longest], padded with -1, are pieces of the ids.
     """
-    executor = load_executor(artifact, ExecutorOptions(kv_blocks=256)).executor
-    core = EngineCore(executor, None, max_sequences=4, prefix_cache=False, identity=artifact.manifest.identity)
     prompts = np.full((len(prompt_tokens), max(prompt_tokens)), -1, np.int64)
     for row, count in enumerate(prompt_tokens):
         prompts[row, :count] = ids[row * count : (row + 1) * count]
-    tokens = greedy_tokens(core, prompts, new)
-    logits = prompt_logits(core, ids[:scored])
-    core.close()
+    with Engine.load(artifact, kv_blocks=256, max_sequences=4, prefix_cache=False) as engine:
+        tokens = greedy_tokens(engine, prompts, new)
+        logits = engine.prompt_logits(ids[:scored])
     return {"ids": ids[:scored], "logits": logits, "prompts": prompts, "tokens": tokens}
 
 

@@ -30,11 +30,12 @@ from benchmarks.gpu.packing import unpack_artifact
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
-from ingot.runtime.batch import ForwardBatch, TokenDraws
+from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import read_program
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.sampler import SamplingArrays
 
 _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float
@@ -238,7 +239,7 @@ def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:
     """Run prompts, decode steps, many rows, and both ways to choose tokens; each launch twice."""
     program = read_program(artifact)
     device = LockstepDevice(machine.open(), program.activation_type)
-    executor = CudaExecutor(artifact, cast(Device, device), ExecutorOptions(kv_blocks=_BLOCKS))
+    executor = CudaExecutor(artifact, cast(Device, device), EngineOptions(kv_blocks=_BLOCKS))
     try:
         vocabulary, block = executor.model.vocab_size, executor.kv_geometry.block_tokens
         tables = np.random.default_rng(1).permutation(_BLOCKS)
@@ -293,9 +294,9 @@ def batch_of(counts: list[int], ends: list[int], tables: np.ndarray, vocabulary:
     )
 
 
-def _draws(rows: int, temperature: float) -> TokenDraws:
+def _draws(rows: int, temperature: float) -> SamplingArrays:
     random = np.random.default_rng(2)
-    return TokenDraws(
+    return SamplingArrays(
         temperatures=np.full(rows, temperature, np.float32),
         top_ks=random.integers(0, 9, rows).astype(np.int32),
         top_ps=random.uniform(0.5, 1, rows).astype(np.float32),

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.figures import Record
 from benchmarks.gpu.packing import unpack_artifact
-from ingot.runtime.core import EngineCore
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.engine import Engine
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 
 REFERENCE = "demo-reference.safetensors"
@@ -37,14 +37,11 @@ def demo(bench: Bench) -> Iterator[Record]:
 def compare_with(bench: Bench, file: Path, wanted: dict[str, NDArray[Any]], limit: float) -> Record:
     """Logits of a text, and greedy tokens behind prompts, in one engine."""
     artifact = unpack_artifact(file, bench.scratch / file.stem)
-    executor = CudaExecutor(artifact, bench.machine.open(), ExecutorOptions(kv_blocks=256))
+    executor = CudaExecutor(artifact, bench.machine.open(), EngineOptions(kv_blocks=256))
     rows = min(4, executor.max_sequences)
-    core = EngineCore(executor, None, max_sequences=rows, prefix_cache=False, identity=artifact.manifest.identity)
-    try:
-        tokens = greedy_tokens(core, wanted["prompts"], wanted["tokens"].shape[1])
-        logits = prompt_logits(core, wanted["ids"])
-    finally:
-        core.close()
+    with Engine(executor, max_sequences=rows, prefix_cache=False, identity=artifact.manifest.identity) as engine:
+        tokens = greedy_tokens(engine, wanted["prompts"], wanted["tokens"].shape[1])
+        logits = engine.prompt_logits(wanted["ids"])
     error = np.abs(logits - wanted["logits"])
     largest = float(np.abs(wanted["logits"]).max())
     return {
@@ -59,17 +56,8 @@ def compare_with(bench: Bench, file: Path, wanted: dict[str, NDArray[Any]], limi
     }
 
 
-def prompt_logits(core: EngineCore, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """[tokens, vocab] at every position."""
-    return np.concatenate([part.logits.copy() for part in core.iterate_prompt_logits([ids])])
-
-
-def greedy_tokens(core: EngineCore, prompts: NDArray[np.int64], new: int) -> NDArray[np.int64]:
-    """The likeliest tokens behind each prompt [n, new]."""
+def greedy_tokens(engine: Engine, prompts: NDArray[np.int64], new: int) -> NDArray[np.int64]:
+    """The most likely tokens after each prompt [n, new]; prompts are padded with -1."""
     params = SamplingParams(max_tokens=new, ignore_eos=True)
-    numbers = [core.add(prompt[prompt >= 0], params, keep_logits=False) for prompt in prompts]
-    found: dict[int, list[int]] = {number: [] for number in numbers}
-    while core.has_unfinished:
-        for output in core.step():
-            found[output.request_id] += output.token_ids
-    return np.array([found[number] for number in numbers])
+    completions = engine.generate([prompt[prompt >= 0].tolist() for prompt in prompts], params)
+    return np.array([completion.token_ids for completion in completions])

@@ -26,7 +26,7 @@ from ingot.runtime.cuda.loading import LoadedProgram, read_program
 from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 
 _PATTERN_BYTES = 16 << 20
 _TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -99,7 +99,7 @@ class Bench:
 class SyntheticExecutor(CudaExecutor):
     """The CUDA executor of an unpacked program, its weights filled."""
 
-    def __init__(self, artifact: Artifact, device: Device, options: ExecutorOptions) -> None:
+    def __init__(self, artifact: Artifact, device: Device, options: EngineOptions) -> None:
         super().__init__(artifact, device, options)
         self.weights: dict[str, dict[str, Any]] = json.loads((artifact.path / WEIGHTS_TABLE).read_bytes())
         self.kernels = read_program(artifact).kernels

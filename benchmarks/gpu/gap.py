@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.figures import Record, Spread
 from benchmarks.gpu.steps import open_program, program_files
-from ingot.runtime.core import EngineCore
 from ingot.runtime.cuda.device import Device, Graph, Stream
 from ingot.runtime.cuda.stopwatch import Mark, Stopwatch
+from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
 
 _SECONDS = 25.0
@@ -68,23 +68,20 @@ def _measured(bench: Bench, file: Path) -> Record:
     watched = WatchedDevice(device, stopwatch)
     executor = open_program(bench, file, cast(Device, watched))
     rows = executor.max_sequences
-    core = EngineCore(executor, None, max_sequences=rows, prefix_cache=False, identity="0" * 64)
-    try:
-        _generate(core, rows, executor.model.vocab_size, bench.machine.is_dry)
+    with Engine(executor, prefix_cache=False) as engine:
+        _generate(engine, rows, executor.model.vocab_size, bench.machine.is_dry)
         steady = _steady(watched.replays)
         return {"rows": rows, **_record(steady, stopwatch)}
-    finally:
-        core.close()
 
 
-def _generate(core: EngineCore, rows: int, vocabulary: int, is_dry: bool) -> None:
+def _generate(engine: Engine, rows: int, vocabulary: int, is_dry: bool) -> None:
     random = np.random.default_rng(0)
     prompt, new = (2, 4) if is_dry else (_PROMPT_TOKENS, _NEW_TOKENS)
     for _ in range(rows):
         params = SamplingParams(max_tokens=new, ignore_eos=True)
-        core.add(random.integers(1, vocabulary, prompt), params, keep_logits=False)
-    while core.has_unfinished:
-        core.step()
+        engine.add(random.integers(1, vocabulary, prompt), params)
+    while engine.has_unfinished():
+        engine.step()
 
 
 def _steady(replays: list[Replay]) -> list[Replay]:

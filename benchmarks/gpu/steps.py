@@ -12,7 +12,7 @@ from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.cuda.stopwatch import Stopwatch
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 
 DECODE_CONTEXT = 1024  # tokens of each sequence, where the model's context has room for them
 LONG_SHARES = (16, 4, 1)  # of the context, for attention alone
@@ -41,7 +41,7 @@ def open_program(bench: Bench, file: Path, device: Device | None = None) -> Synt
     context, block = artifact.manifest.model.context_tokens, artifact.manifest.kv.block_tokens
     sequences = 64
     tokens = max(context, sequences * min(DECODE_CONTEXT, context))
-    options = ExecutorOptions(kv_blocks=-(-tokens // block) + 1)
+    options = EngineOptions(kv_blocks=-(-tokens // block) + 1)
     executor = SyntheticExecutor(artifact, device or bench.machine.open(), options)
     for weights in (folder / "program").glob("weights*"):
         weights.unlink()  # the page cache may let go of the hole

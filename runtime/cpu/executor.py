@@ -20,8 +20,7 @@ from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import make_attention
 from ingot.runtime.cpu.program_attention import Rotations, attention_operands, check_attention
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
-from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
-from ingot.runtime.pool_size import resolve_pool_size
+from ingot.runtime.options import EngineOptions, resolve_pool_size
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +30,11 @@ _MAX_SEQUENCES = 64  # of a step, unless told otherwise
 
 
 class OnnxRuntimeExecutor:
-    """Runs an artifact on the CPU. Implements `ingot.runtime.batch.Executor`; one thread may call it at a time.
+    """Runs an artifact on the CPU. Implements `ingot.runtime.executors.Executor`; one thread may call it at a time.
 
     num_blocks         blocks in the KV pool
     max_batch_tokens   most tokens of one `forward`
+    max_sequences      most sequences of one `forward`
     num_threads        threads of the process-wide pool, this one included; None: as it is, else INGOT_THREADS, else
                        all cores
 
@@ -43,7 +43,13 @@ class OnnxRuntimeExecutor:
     """
 
     def __init__(
-        self, artifact: Artifact, *, num_blocks: int, max_batch_tokens: int = 512, num_threads: int | None = None
+        self,
+        artifact: Artifact,
+        *,
+        num_blocks: int,
+        max_batch_tokens: int = 512,
+        max_sequences: int = _MAX_SEQUENCES,
+        num_threads: int | None = None,
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
@@ -51,6 +57,7 @@ class OnnxRuntimeExecutor:
         self.num_threads = use_thread_pool(num_threads)
         self._model, self._geometry = manifest.model, manifest.kv
         self._num_blocks, self._max_batch_tokens = num_blocks, max_batch_tokens
+        self._max_sequences = max_sequences
         self._pool = KVPool(manifest.kv, num_blocks)
         self._buffers = ValueBuffers(manifest.program, padded(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)
@@ -79,6 +86,11 @@ class OnnxRuntimeExecutor:
     def max_batch_tokens(self) -> int:
         """Most tokens that one batch may hold."""
         return self._max_batch_tokens
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences of one batch."""
+        return self._max_sequences
 
     @property
     def device(self) -> None:
@@ -157,7 +169,7 @@ class OnnxRuntimeExecutor:
             buffer[count : padded(count, self.row_multiple)] = 0
 
 
-def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
+def load(artifact: Artifact, options: EngineOptions) -> OnnxRuntimeExecutor:
     """The executor of an artifact for the CPU, with a KV pool in the machine's memory."""
     manifest, max_sequences = artifact.manifest, options.max_sequences or _MAX_SEQUENCES
     size = resolve_pool_size(
@@ -167,10 +179,10 @@ def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
         kv_bytes=options.kv_bytes,
         max_sequences=max_sequences,
     )
-    executor = OnnxRuntimeExecutor(
+    return OnnxRuntimeExecutor(
         artifact,
         num_blocks=size.num_blocks,
         max_batch_tokens=options.max_batch_tokens or manifest.max_batch_tokens,
+        max_sequences=max_sequences,
         num_threads=options.num_threads,
     )
-    return LoadedExecutor(executor, max_sequences)

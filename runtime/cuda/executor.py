@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts
 from ingot.errors import EngineError
-from ingot.runtime.batch import DeviceFacts, FloatArray, ForwardBatch, Int32Array, TokenDraws
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.host_blocks import HostBlocks
@@ -20,7 +20,9 @@ from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenProducts, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.step_outputs import CudaStep
-from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
+from ingot.runtime.executors import DeviceFacts
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.sampler import SamplingArrays
 from ingot.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -40,13 +42,13 @@ class CudaExecutor:
         self,
         artifact: Artifact,
         device: Device,
-        options: ExecutorOptions | None = None,
+        options: EngineOptions | None = None,
         open_segments: OpenSegments = no_segments,
         open_products: OpenProducts = CublasLt,
     ) -> None:
         self._free_before = device.free_bytes()
         try:
-            self._loaded = load_program(artifact, device, options or ExecutorOptions(), open_segments, open_products)
+            self._loaded = load_program(artifact, device, options or EngineOptions(), open_segments, open_products)
         except BaseException:
             device.close()
             raise
@@ -102,7 +104,7 @@ class CudaExecutor:
             loaded.outputs.read_logits(logits[begin : begin + portion], f"a step of the {bound}")
         return logits
 
-    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> CudaStep:
+    def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> CudaStep:
         """Queue a step that also chooses its tokens; see `PipelinedExecutor`."""
         self._activate()
         rows = len(batch.logits_indices)
@@ -169,7 +171,7 @@ class CudaExecutor:
         batch: ForwardBatch,
         part: Part,
         carried: Int32Array | None = None,
-        draws: TokenDraws | None = None,
+        draws: SamplingArrays | None = None,
     ) -> BoundProgram:
         """Queue a part of the smallest program that holds the batch, with its inputs before it."""
         batch.check(self.max_batch_tokens, self.model.context_tokens)
@@ -189,7 +191,7 @@ class CudaExecutor:
             self._host_blocks.before_use(read, written)
 
 
-def load(artifact: Artifact, options: ExecutorOptions, open_segments: OpenSegments = no_segments) -> LoadedExecutor:
+def load(artifact: Artifact, options: EngineOptions, open_segments: OpenSegments = no_segments) -> CudaExecutor:
     """The executor of an artifact of launches, on the first card that CUDA shows, its graphs captured.
 
     `num_threads` means nothing here. Raises what `CudaExecutor` does.
@@ -202,4 +204,4 @@ def load(artifact: Artifact, options: ExecutorOptions, open_segments: OpenSegmen
     except BaseException:
         executor.close()
         raise
-    return LoadedExecutor(executor, executor.max_sequences)
+    return executor

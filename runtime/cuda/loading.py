@@ -25,8 +25,7 @@ from ingot.runtime.cuda.programs import (
 from ingot.runtime.cuda.step_inputs import StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights
-from ingot.runtime.executors import ExecutorOptions
-from ingot.runtime.pool_size import PoolSize, explicit_pool_size
+from ingot.runtime.options import EngineOptions, PoolSize, explicit_pool_size
 from ingot.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ class _Limits:
 def load_program(
     artifact: Artifact,
     device: Device,
-    options: ExecutorOptions,
+    options: EngineOptions,
     open_segments: OpenSegments,
     open_products: OpenProducts,
 ) -> LoadedProgram:
@@ -175,7 +174,7 @@ def _pool(
     program: CudaProgram,
     device: Device,
     stream: Stream,
-    options: ExecutorOptions,
+    options: EngineOptions,
     limits: _Limits,
 ) -> DevicePool:
     """The KV pool, from what everything else has left."""
@@ -226,7 +225,7 @@ def read_program(artifact: Artifact) -> CudaProgram:
     return program
 
 
-def _limits(program: CudaProgram, options: ExecutorOptions) -> _Limits:
+def _limits(program: CudaProgram, options: EngineOptions) -> _Limits:
     """What a step may hold: as much as the largest bucket for mixed steps, or less where the caller says so."""
     mixed = [one for one in program.programs if one.attention == "ragged"]
     if not mixed:

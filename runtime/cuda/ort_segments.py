@@ -25,7 +25,7 @@ from ingot.artifact.launch_program import SegmentCall
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
+from ingot.runtime.options import EngineOptions
 
 _LOG = logging.getLogger(__name__)
 _FATAL_ONLY = 4  # errors come as exceptions
@@ -214,9 +214,8 @@ def _does_not_load(onnxruntime: Any, provider: Provider) -> str:
     )
 
 
-def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
+def load(artifact: Artifact, options: EngineOptions) -> CudaExecutor:
     """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `OrtSegments` do."""
     from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
 
-    executor = CudaExecutor(artifact, open_device(), options, open_segments)
-    return LoadedExecutor(executor, executor.max_sequences)
+    return CudaExecutor(artifact, open_device(), options, open_segments)

@@ -28,7 +28,7 @@ from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda import executor as cuda
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.plan_library import PlanLibrary, load_plan_library
-from ingot.runtime.executors import ExecutorOptions, LoadedExecutor
+from ingot.runtime.options import EngineOptions
 from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 
@@ -168,6 +168,6 @@ def _cache_file(library: PlanLibrary, device: Device) -> Path:
     return cache_dir() / "compiled-plans" / f"{library.name}-{library.version}-{card}-sm{device.sm}"
 
 
-def load(artifact: Artifact, options: ExecutorOptions) -> LoadedExecutor:
+def load(artifact: Artifact, options: EngineOptions) -> cuda.CudaExecutor:
     """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `Plans.open` do."""
     return cuda.load(artifact, options, Plans.open)

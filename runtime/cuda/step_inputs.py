@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ingot.artifact.launch_program import ELEMENT_BYTES, EXTERNAL, CudaProgram, LaunchProgram
-from ingot.runtime.batch import ForwardBatch, Int32Array, Int64Array, TokenDraws
+from ingot.runtime.batch import ForwardBatch, Int32Array, Int64Array
 from ingot.runtime.cuda.device import Bytes, Device, Stream
+from ingot.runtime.sampler import SamplingArrays
 from ingot.sizes import round_up
 
 _ALIGNMENT = 16  # bytes
@@ -29,7 +30,7 @@ _DTYPES: dict[str, DTypeLike] = {"i64": np.int64, "i32": np.int32, "fp32": np.fl
 
 @dataclass(frozen=True)
 class InputLayout:
-    """Offsets in bytes of a program's inputs, those of `TokenDraws` last; `bytes` with them, `drawless` without."""
+    """Offsets in bytes of a program's inputs, those of `SamplingArrays` last; `bytes` with them, `drawless` without."""
 
     program: LaunchProgram
     offsets: dict[str, int]
@@ -53,7 +54,7 @@ class InputLayout:
         batch: ForwardBatch,
         slots: Int64Array,
         carried: Int32Array | None,
-        draws: TokenDraws | None,
+        draws: SamplingArrays | None,
         tile_queries: int,
     ) -> int:
         """Write a batch, padded to the program's size; return how many bytes of `staging` are to be copied.
@@ -218,7 +219,7 @@ class StepInputs:
         batch: ForwardBatch,
         slots: Int64Array,
         carried: Int32Array | None,
-        draws: TokenDraws | None,
+        draws: SamplingArrays | None,
     ) -> None:
         """Queue the copies of a step's inputs; the batch's arrays are the caller's again."""
         with self._ring.area(self._stream) as area:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from ingot.pipeline.targets.table import SMS
 from ingot.runtime.cuda import driver
 from ingot.runtime.cuda.cubin_choice import runs_on
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.runtime.cuda.artifacts import LLAMA, LibraryTiles, buckets, model_of
 
@@ -78,8 +79,8 @@ def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
     """make_executor(**options) -> CudaExecutor on the card, closed after the test."""
     made: list[CudaExecutor] = []
 
-    def make(**options: int | None) -> CudaExecutor:
-        given = ExecutorOptions(**{"kv_blocks": 48, **options})
+    def make(**options: Any) -> CudaExecutor:
+        given = EngineOptions(**{"kv_blocks": 48, **options})
         made.append(CudaExecutor(launches, driver.open_device(), given))
         return made[-1]
 

@@ -6,7 +6,7 @@ import jinja2
 import pytest
 
 from ingot.errors import RequestError
-from ingot.runtime.chat_template import ChatTemplate
+from ingot.runtime.text.chat_template import ChatTemplate
 from tests.data_paths import shared_data
 
 pytestmark = pytest.mark.oracle

@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 

@@ -2,8 +2,7 @@
 
 from ingot.runtime.batch import BatchBuilder
 from ingot.runtime.blocks import BlockManager
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.sequence import Sequence
+from ingot.runtime.scheduler import Scheduler, Sequence
 
 
 def test_a_step_of_decode_and_two_chunks_is_laid_end_to_end() -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ingot.errors import EngineError
-from ingot.runtime.blocks import BlockContent, BlockCopy, BlockManager, PrefixIndex, block_hash, root_hash
-from ingot.runtime.sequence import TokenArray
+from ingot.runtime.blocks import BlockContent, BlockCopy, BlockManager, PrefixIndex, TokenArray, block_hash, root_hash
 
 BLOCK_TOKENS = 4
 

@@ -44,7 +44,7 @@ def test_64_requests_in_a_pool_too_small_for_them_get_what_each_gets_alone(
             for output in engine.step():
                 if output.completion:
                     done[output.request_id] = output.completion
-            engine.core.check()
+            engine.check()
         assert engine.metrics().blocks_in_use == 0
         assert engine.metrics().num_preemptions > 0
         assert (engine.metrics().prefix_hit_tokens > 0) == prefix_cache
@@ -235,7 +235,7 @@ def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> N
         engine.step()
         with pytest.raises(EngineError, match="device is gone"):
             engine.step()
-        engine.core.check()
+        engine.check()
         done: dict[int, Completion] = {}
         while engine.has_unfinished():
             done |= {output.request_id: output.completion for output in engine.step() if output.completion}
@@ -303,7 +303,7 @@ def test_prompt_logits_that_are_given_up_free_their_blocks() -> None:
         iterator = engine.iterate_prompt_logits([list(range(30)), list(range(40))])
         next(iterator)
         iterator.close()  # type: ignore[attr-defined]
-        engine.core.check()
+        engine.check()
         assert engine.metrics().blocks_in_use == 0
 
 
@@ -315,7 +315,7 @@ def test_requests_say_when_open_prompt_logits_hold_the_blocks() -> None:
         with pytest.raises(EngineError, match="prompt logits holds 4 of 4; finish or close it"):
             engine.step()
         iterator.close()  # type: ignore[attr-defined]
-        engine.core.check()
+        engine.check()
         assert [output.request_id for output in engine.step()] == [request_id]
 
 
@@ -326,7 +326,7 @@ def test_prompt_logits_that_another_step_overwrote_are_refused() -> None:
         engine.generate([7], SamplingParams(max_tokens=2))
         with pytest.raises(EngineError, match="prompt 1 were overwritten"):
             next(iterator)
-        engine.core.check()
+        engine.check()
         assert engine.metrics().blocks_in_use == 0
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.engine import Engine
+from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine
 from tests.simulators.fake_executor import FakeExecutor
@@ -51,7 +52,7 @@ class BreakableExecutor(FakeExecutor):
 class BreakablePipelinedExecutor(BreakableExecutor, FakePipelinedExecutor):
     """Fails once when told to, where a step is queued or while it computes."""
 
-    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> FakeStep:
+    def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> FakeStep:
         self.break_if("before")
         return super().submit(batch, draws, carried)
 
@@ -127,7 +128,7 @@ class EngineOperations(RuleBasedStateMachine):
     @invariant()
     def book_keeping_holds(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.core.check()
+            self.engine.check()
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

@@ -1,6 +1,11 @@
-"""Sampler: greedy, warpers, penalties, log-probabilities, and draws that depend on seed and position alone."""
+"""Sampler: greedy, warpers, penalties, log-probabilities, and draws that depend on seed and position alone.
+
+What goes to the device to choose tokens with, and who cannot be served so.
+"""
 
 import math
+from dataclasses import fields, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -9,19 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import EngineError
-from ingot.runtime.sampler import FloatRow, Sampler, surviving_tokens
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.batch import FloatArray
+from ingot.runtime.sampler import Sampler, sampled_on_device, sampling_arrays, surviving_tokens
+from ingot.runtime.sampling import MAX_SEED, SamplingParams
 
 
-def row(*values: float) -> FloatRow:
+def row(*values: float) -> FloatArray:
     return np.array(values, dtype=np.float32)
 
 
-def random_row(seed: int, vocab: int, scale: float = 3.0) -> FloatRow:
+def random_row(seed: int, vocab: int, scale: float = 3.0) -> FloatArray:
     return (np.random.default_rng(seed).standard_normal(vocab) * scale).astype(np.float32)
 
 
-def draws(logits: FloatRow, count: int, **given: Any) -> list[int]:
+def draws(logits: FloatArray, count: int, **given: Any) -> list[int]:
     sampler = Sampler(SamplingParams(**given), [])
     return [sampler.sample(logits, range(index)).token_id for index in range(count)]
 
@@ -198,3 +204,59 @@ def test_logprobs_zero_reports_the_chosen_token_alone_and_none_reports_nothing()
 def test_ties_among_the_top_go_to_the_lowest_ids() -> None:
     sampled = Sampler(SamplingParams(logprobs=2), []).sample(row(1, 3, 1, 1), [])
     assert [entry.token_id for entry in sampled.top] == [1, 0]
+
+
+DRAWN = SamplingParams(temperature=0.5, top_k=4, top_p=0.75, seed=7)
+
+
+def test_a_row_holds_the_parameters_of_its_request_and_the_number_of_its_token() -> None:
+    drawn, greedy = Sampler(DRAWN, [1]), Sampler(SamplingParams(seed=1), [1])
+    draws = sampling_arrays([drawn, greedy, drawn], [3, 0, 9])
+    assert draws.temperatures.tolist() == [0.5, 0, 0.5]
+    assert draws.top_ks.tolist() == [4, 0, 4]
+    assert draws.top_ps.tolist() == [0.75, 1, 0.75]
+    assert draws.uniforms.tolist() == [np.float32(drawn.uniform(3)), 0, np.float32(drawn.uniform(9))]
+    assert not draws.greedy
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_greedy_rows_and_no_rows_at_all_need_no_numbers(count: int) -> None:
+    draws = sampling_arrays([Sampler(SamplingParams(), [1])] * count, [5] * count)
+    assert draws.greedy
+    for each in fields(draws):
+        assert getattr(draws, each.name).shape == (count,)
+    assert draws.uniforms.tolist() == [0] * count
+
+
+def test_extreme_parameters_stay_in_range_as_float32() -> None:
+    extremes = [
+        SamplingParams(temperature=5e-324, top_p=5e-324, top_k=2**80, seed=MAX_SEED),
+        SamplingParams(temperature=1e308, top_p=1 - 2**-53, seed=0),
+        SamplingParams(temperature=Fraction(1, 3), top_p=Fraction(1, 3)),  # type: ignore[arg-type]  # any real number
+    ]
+    draws = sampling_arrays([Sampler(params, [1]) for params in extremes], [2**40, 0, 1])
+    assert np.isfinite(draws.temperatures).all()
+    assert (draws.temperatures > 0).all()
+    assert ((draws.top_ps > 0) & (draws.top_ps <= 1)).all()
+    assert ((draws.uniforms >= 0) & (draws.uniforms < 1)).all()
+    assert draws.top_ks.tolist() == [2**31 - 1, 0, 0]
+
+
+class HighestNumber(Sampler):
+    """Draws a number that float32 would round to 1."""
+
+    def uniform(self, index: int) -> float:
+        return 1 - 2**-53
+
+
+def test_a_number_just_below_one_is_not_rounded_to_one() -> None:
+    assert sampling_arrays([HighestNumber(DRAWN, [1])], [0]).uniforms[0] == np.float32(1) - np.float32(2**-24)
+
+
+@pytest.mark.parametrize(
+    "change", [{"min_p": 0.1}, {"logprobs": 0}, {"repetition_penalty": 1.1}, {"presence_penalty": -1.0}], ids=str
+)
+def test_penalties_log_probabilities_and_min_p_need_the_host(change: dict[str, float]) -> None:
+    assert sampled_on_device(DRAWN)
+    assert sampled_on_device(SamplingParams())
+    assert not sampled_on_device(replace(DRAWN, **change))  # type: ignore[arg-type]  # every value has its field's type

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ingot.errors import RequestError
 from ingot.runtime.blocks import BlockManager
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
-from ingot.runtime.sequence import Sequence, SequenceState
+from ingot.runtime.scheduler import ScheduledBatch, Scheduler, Sequence, SequenceState
 
 BLOCK_TOKENS = 4
 

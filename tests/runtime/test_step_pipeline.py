@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, TokenDraws
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
+from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, text_engine, token_engine
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
@@ -29,7 +30,7 @@ class RecordingExecutor(FakePipelinedExecutor):
         self.fails: dict[str, int] = {}  # number of the step by what fails: "submit", "compute", "row"
         self.computing = -1
 
-    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> FakeStep:
+    def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> FakeStep:
         self.events.append(f"submit {self.num_submitted}")
         if self.fails.get("submit") == self.num_submitted:
             del self.fails["submit"]
@@ -70,7 +71,7 @@ def finish(engine: Engine) -> dict[int, Completion]:
     done: dict[int, Completion] = {}
     while engine.has_unfinished():
         done |= {output.request_id: output.completion for output in engine.step() if output.completion}
-        engine.core.check()
+        engine.check()
     return done
 
 
@@ -214,7 +215,7 @@ def test_a_step_that_cannot_be_queued_aborts_its_requests_after_they_got_their_l
         engine.step()
         with pytest.raises(EngineError, match="the queue is full"):
             engine.step()
-        engine.core.check()
+        engine.check()
         done = finish(engine)
         assert [done[number].finish_reason for number in ids] == ["abort", "abort", "length"]
         assert [len(done[number].token_ids) for number in ids] == [2, 2, 6]
@@ -238,7 +239,7 @@ def test_a_step_that_fails_aborts_its_own_requests_and_the_step_behind_it_goes_o
         later = engine.add([9, 8, 7], params)
         with pytest.raises(EngineError, match=message):
             engine.step()
-        engine.core.check()
+        engine.check()
         assert engine.metrics().blocks_cached == 0, "the block that the failed step filled is not to be found"
         done = finish(engine)
         assert (done[failing].finish_reason, len(done[failing].token_ids)) == ("abort", 1)
@@ -369,7 +370,7 @@ def serve(engine: Engine, load: Load) -> dict[int, Completion]:
         for output in engine.step():
             if output.completion:
                 done[ids[output.request_id]] = output.completion
-        engine.core.check()
+        engine.check()
         now += 1
     return done
 

@@ -24,7 +24,7 @@ from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import read_program
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import Growing, token_ids
 
 SIZES = {"i32": 4, "fp32": 4, "i64": 8}
@@ -206,7 +206,7 @@ def executor(shim: Shim) -> object:
     from tests.simulators.interpreted_launch import launched
 
     shim.launcher(launched)
-    executor = CudaExecutor(open_artifact(sys.argv[1]), open_device(), ExecutorOptions(kv_blocks=8))
+    executor = CudaExecutor(open_artifact(sys.argv[1]), open_device(), EngineOptions(kv_blocks=8))
     sequences = Growing([token_ids(7)], [[3, 1]])
     logits = [executor.forward(sequences.step([count])).tolist() for count in (5, 1, 1)]
     copied: list[bytes] = []

@@ -27,6 +27,7 @@ class FakeExecutor:
         num_blocks: int = 64,
         block_tokens: int = 16,
         max_batch_tokens: int = 64,
+        max_sequences: int = 64,
         vocab_size: int = 256,
         context_tokens: int = 512,
         eos_token_ids: tuple[int, ...] = (),
@@ -43,6 +44,7 @@ class FakeExecutor:
         self._geometry = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=1, block_tokens=block_tokens)
         self._num_blocks = num_blocks
         self._max_batch_tokens = max_batch_tokens
+        self._max_sequences = max_sequences
         self._pool = np.full(num_blocks * block_tokens, _EMPTY)  # [block * token] marks, 0 where never written
         self._weights = mix(np.arange(1, context_tokens + 1, dtype=np.uint64)) | np.uint64(1)  # odd: loses no bit
         self._vocab = mix(np.arange(vocab_size, dtype=np.uint64) * _GOLDEN)  # [vocab]
@@ -70,8 +72,13 @@ class FakeExecutor:
         return self._max_batch_tokens
 
     @property
+    def max_sequences(self) -> int:
+        """Most sequences of one batch."""
+        return self._max_sequences
+
+    @property
     def device(self) -> None:
-        """No card."""
+        """No GPU."""
         return None
 
     def forward(self, batch: ForwardBatch) -> FloatArray:

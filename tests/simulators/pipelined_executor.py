@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, Int64Array, TokenDraws
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
 from ingot.runtime.blocks import BlockCopy
-from ingot.runtime.sampler import draw_token
+from ingot.runtime.sampler import SamplingArrays, draw_token
 from ingot.runtime.sampling import SamplingParams
 from tests.simulators.fake_executor import FakeExecutor, require, within
 
-_Arrays = TypeVar("_Arrays", ForwardBatch, TokenDraws)
+_Arrays = TypeVar("_Arrays", ForwardBatch, SamplingArrays)
 
 
 class FakePipelinedExecutor(FakeExecutor):
@@ -31,7 +31,7 @@ class FakePipelinedExecutor(FakeExecutor):
         self._newest: FakeStep | None = None
         self.num_submitted = 0
 
-    def submit(self, batch: ForwardBatch, draws: TokenDraws, carried: Int32Array) -> "FakeStep":
+    def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> "FakeStep":
         """Queue a step. EngineError for arguments that break the contract of `PipelinedExecutor`."""
         self.require_open()
         self.check(batch)
@@ -76,7 +76,7 @@ class FakeStep:
     executor: FakePipelinedExecutor
     number: int
     batch: ForwardBatch
-    draws: TokenDraws
+    draws: SamplingArrays
     carried: Int32Array
     previous: "FakeStep | None"
     chosen: Int64Array | None = None
@@ -113,7 +113,7 @@ class FakeStep:
         return np.maximum(self.previous.chosen[self.carried], 0)
 
 
-def _choose(logits: FloatArray, draws: TokenDraws) -> Int64Array:
+def _choose(logits: FloatArray, draws: SamplingArrays) -> Int64Array:
     """A token [R] from each row of logits [R, vocab], as a device chooses it."""
     finite = np.isfinite(logits.max(axis=1))  # the largest of a row that holds a NaN is NaN
     tokens = np.where(finite, logits.argmax(axis=1), -1)
@@ -125,7 +125,7 @@ def _choose(logits: FloatArray, draws: TokenDraws) -> Int64Array:
     return tokens
 
 
-def _check_draws(draws: TokenDraws, num_rows: int) -> None:
+def _check_draws(draws: SamplingArrays, num_rows: int) -> None:
     expected = {"temperatures": np.float32, "top_ks": np.int32, "top_ps": np.float32, "uniforms": np.float32}
     for name, dtype in expected.items():
         values = getattr(draws, name)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import Executor, FloatArray, ForwardBatch
+from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.executors import Executor
 from tests.simulators.fake_executor import FakeExecutor
 
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import ForwardBatch, Int32Array, PipelinedExecutor, TokenDraws
-from ingot.runtime.sampler import Sampler
+from ingot.runtime.batch import ForwardBatch, Int32Array
+from ingot.runtime.executors import PipelinedExecutor
+from ingot.runtime.sampler import Sampler, SamplingArrays, sampling_arrays
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.token_draws import token_draws
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 from tests.simulators.test_fake_executor import batch_of
 
-GREEDY = token_draws([Sampler(SamplingParams(), [])], [0])
+GREEDY = sampling_arrays([Sampler(SamplingParams(), [])], [0])
 NONE = np.array([-1], np.int32)
 FIRST = np.array([0], np.int32)
 
@@ -61,7 +61,7 @@ def test_a_drawn_token_is_that_of_the_host_sampler() -> None:
     logits = FakeExecutor().forward(decode(7, 0))[0]
     for index in range(20):
         under_test = executor()
-        step = under_test.submit(decode(7, 0), token_draws([sampler], [index]), NONE)
+        step = under_test.submit(decode(7, 0), sampling_arrays([sampler], [index]), NONE)
         assert step.tokens().tolist() == [sampler.sample(logits, [0] * index).token_id]
 
 
@@ -75,7 +75,7 @@ def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) 
             return logits
 
     under_test = LossyExecutor()
-    draws = token_draws([Sampler(SamplingParams(temperature=temperature), [])], [0])
+    draws = sampling_arrays([Sampler(SamplingParams(temperature=temperature), [])], [0])
     first = under_test.submit(decode(7, 0), draws, NONE)
     behind = under_test.submit(decode(0, 1), draws, FIRST)
     assert first.tokens().tolist() == behind.tokens().tolist() == [-1]
@@ -97,7 +97,9 @@ def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) 
 def test_a_wrongly_carried_token_is_refused(batch: ForwardBatch, carried: Int32Array, message: str) -> None:
     under_test = executor()
     under_test.submit(decode(7, 0), GREEDY, NONE)
-    draws = token_draws([Sampler(SamplingParams(), [])] * len(batch.logits_indices), [0] * len(batch.logits_indices))
+    draws = sampling_arrays(
+        [Sampler(SamplingParams(), [])] * len(batch.logits_indices), [0] * len(batch.logits_indices)
+    )
     with pytest.raises(EngineError, match=message):
         under_test.submit(batch, draws, carried)
 
@@ -114,7 +116,7 @@ def test_a_wrongly_carried_token_is_refused(batch: ForwardBatch, carried: Int32A
     ],
 )
 def test_draws_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
-    draws: TokenDraws = replace(GREEDY, **change)
+    draws: SamplingArrays = replace(GREEDY, **change)
     with pytest.raises(EngineError, match=message):
         executor().submit(decode(7, 0), draws, NONE)
 

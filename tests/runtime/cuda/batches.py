@@ -4,16 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.runtime.batch import Executor, FloatArray, ForwardBatch, Int64Array, TokenDraws
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.executors import Executor
+from ingot.runtime.sampler import SamplingArrays
 
 
 def token_ids(count: int, seed: int = 0, vocabulary: int = 128) -> Int64Array:
     return np.random.default_rng(seed).integers(3, vocabulary, count)
 
 
-def greedy(rows: int) -> TokenDraws:
+def greedy(rows: int) -> SamplingArrays:
     zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    return TokenDraws(zeros, np.zeros(rows, np.int32), ones, zeros)
+    return SamplingArrays(zeros, np.zeros(rows, np.int32), ones, zeros)
 
 
 class Growing:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.loading import read_program
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.interpreter import use_interpreter
 
@@ -68,10 +69,8 @@ def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
     """make_executor(device=None, artifact=None, **options) -> CudaExecutor, closed after the test."""
     made: list[CudaExecutor] = []
 
-    def make(
-        device: InterpretedDevice | None = None, artifact: Artifact | None = None, **options: int | None
-    ) -> CudaExecutor:
-        given = ExecutorOptions(**{"kv_blocks": 24, **options})
+    def make(device: InterpretedDevice | None = None, artifact: Artifact | None = None, **options: Any) -> CudaExecutor:
+        given = EngineOptions(**{"kv_blocks": 24, **options})
         made.append(CudaExecutor(artifact or launches, device or InterpretedDevice(), given))
         return made[-1]
 

@@ -17,7 +17,7 @@ from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.runtime import Engine, SamplingParams, Tokenizer
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.data_paths import DEMO_MODEL
 from tests.runtime.cuda.artifacts import write_artifact
 from tests.simulators.interpreted_device import InterpretedDevice
@@ -58,7 +58,7 @@ def compare(
     passes = ", ".join([*_PREPARED, *_QUANTIZATION[weights], "fuse-rotary-attention", EXACT, "clean-up"])
     reference = build("fp32-cpu", DEMO_MODEL, f"passes=[{passes}]")
     executor = CudaExecutor(
-        launches(weights, activation_type, folder, tiles), InterpretedDevice(), ExecutorOptions(kv_blocks=8)
+        launches(weights, activation_type, folder, tiles), InterpretedDevice(), EngineOptions(kv_blocks=8)
     )
     tokenizer = Tokenizer.load(DEMO_MODEL)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)

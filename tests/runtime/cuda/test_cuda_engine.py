@@ -12,7 +12,7 @@ from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
 
@@ -34,7 +34,7 @@ def wanted(reference: Artifact) -> list[Completion]:
 
 
 def engine_of(launches: Artifact, device: InterpretedDevice | None = None, *, kv_blocks: int) -> Engine:
-    executor = CudaExecutor(launches, device or InterpretedDevice(), ExecutorOptions(kv_blocks=kv_blocks))
+    executor = CudaExecutor(launches, device or InterpretedDevice(), EngineOptions(kv_blocks=kv_blocks))
     return Engine(executor, max_sequences=executor.max_sequences)
 
 
@@ -70,7 +70,7 @@ class HostSampled:
         self._executor = executor
         self.model, self.kv_geometry = executor.model, executor.kv_geometry
         self.num_blocks, self.max_batch_tokens = executor.num_blocks, executor.max_batch_tokens
-        self.device = executor.device
+        self.max_sequences, self.device = executor.max_sequences, executor.device
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         return self._executor.forward(batch)
@@ -86,7 +86,7 @@ def test_tokens_drawn_on_the_device_are_those_that_the_host_draws(launches: Arti
     params = SamplingParams(max_tokens=2, temperature=0.9, top_k=20, top_p=0.9, seed=4, ignore_eos=True)
     found = []
     for host in (False, True):
-        executor = CudaExecutor(launches, InterpretedDevice(), ExecutorOptions(kv_blocks=8))
+        executor = CudaExecutor(launches, InterpretedDevice(), EngineOptions(kv_blocks=8))
         with Engine(HostSampled(executor) if host else executor, max_sequences=1) as engine:
             found.append(engine.generate(PROMPTS[1], params).token_ids)
     assert found[0] == found[1]

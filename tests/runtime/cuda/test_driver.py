@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.data_paths import ROOT
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids
@@ -72,7 +72,7 @@ def test_the_executor_through_the_driver_has_the_interpreted_devices_logits(
     said: dict[str, Any], launches: Any
 ) -> None:
     device = InterpretedDevice()
-    executor = CudaExecutor(launches, device, ExecutorOptions(kv_blocks=8))
+    executor = CudaExecutor(launches, device, EngineOptions(kv_blocks=8))
     sequences = Growing([token_ids(7)], [[3, 1]])
     for count, logits in zip((5, 1, 1), said["executor"]["logits"], strict=True):
         np.testing.assert_array_equal(executor.forward(sequences.step([count])), np.array(logits, np.float32))

@@ -9,9 +9,10 @@ from safetensors.numpy import load_file, save_file
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.batch import FloatArray, PipelinedExecutor
+from ingot.runtime.batch import FloatArray
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda.loading import read_program
+from ingot.runtime.executors import PipelinedExecutor
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor

@@ -14,14 +14,14 @@ from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.artifacts import LibraryTiles, buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
 from tests.simulators.cublaslt_in_numpy import Numpy
 from tests.simulators.interpreted_device import InterpretedDevice
 
 IDS = token_ids(6)
-OPTIONS = ExecutorOptions(kv_blocks=24)
+OPTIONS = EngineOptions(kv_blocks=24)
 
 
 class QueuedNumpy(Numpy):

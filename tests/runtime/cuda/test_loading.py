@@ -15,7 +15,7 @@ from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import device_pool_size, read_program
 from ingot.runtime.cuda.programs import NoSegments
 from ingot.runtime.cuda.weights import DeviceWeights
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
 
@@ -149,6 +149,6 @@ class WatchedSegments(NoSegments):
 def test_what_other_engines_opened_is_closed_where_loading_fails(launches: Artifact) -> None:
     segments, device = WatchedSegments(), InterpretedDevice(2**20)
     with pytest.raises(EngineError, match="MB"):
-        CudaExecutor(launches, device, ExecutorOptions(kv_blocks=10**6), lambda *_: segments)
+        CudaExecutor(launches, device, EngineOptions(kv_blocks=10**6), lambda *_: segments)
     assert segments.closed
     assert device.closed

@@ -21,7 +21,7 @@ from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.cuda.ort_segments import CUDA, OrtSegments, Provider, open_segments
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.pipeline.targets.ort_cuda.models import prepared
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import quantized
@@ -92,7 +92,7 @@ def written(model: ir.Model, folder: Path) -> Artifact:
 
 
 def executor_of(artifact: Artifact, device: HostDevice | None = None) -> CudaExecutor:
-    return CudaExecutor(artifact, device or HostDevice(), ExecutorOptions(kv_blocks=24), open_on_host)
+    return CudaExecutor(artifact, device or HostDevice(), EngineOptions(kv_blocks=24), open_on_host)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_segments_run_once_before_the_pool_takes_what_is_left(artifact: Artifact
 def test_without_the_cuda_provider_the_error_says_what_to_install(artifact: Artifact) -> None:
     device = HostDevice()
     with pytest.raises(EngineError, match=r"need onnxruntime's CUDAExecutionProvider, and the onnxruntime .* has"):
-        CudaExecutor(artifact, device, ExecutorOptions(kv_blocks=4), open_segments)
+        CudaExecutor(artifact, device, EngineOptions(kv_blocks=4), open_segments)
     assert device.closed
     with pytest.raises(EngineError, match=re.escape("pip install 'ingot[ort-cuda]'")):
         OrtSegments(artifact, None)

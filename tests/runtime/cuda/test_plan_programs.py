@@ -22,7 +22,7 @@ from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.executors import ExecutorOptions
+from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import prepared, quantized, segments_of
@@ -83,7 +83,7 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
         opened.append(InterpretedSegments(device, dict(zip(files, map(Segment.copied_model, segments), strict=True))))
         return opened[-1]
 
-    return CudaExecutor(artifact, InterpretedDevice(), ExecutorOptions(kv_blocks=24), open_segments), opened
+    return CudaExecutor(artifact, InterpretedDevice(), EngineOptions(kv_blocks=24), open_segments), opened
 
 
 def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path) -> Artifact:

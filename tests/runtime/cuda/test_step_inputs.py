@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import LaunchProgram
-from ingot.runtime.batch import TokenDraws
 from ingot.runtime.cuda.step_inputs import DeviceTables, InputLayout, StagingRing, token_slots
+from ingot.runtime.sampler import SamplingArrays
 from tests.runtime.cuda.batches import Growing, greedy, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
 
@@ -31,7 +31,7 @@ def filled(name: str, dtype: str, count: int, **given: object) -> list[float]:
     batch = sequences.step([5, 1], "last")
     staging = np.full(layout.bytes, 0xEE, np.uint8)
     draws = given.get("draws")
-    assert draws is None or isinstance(draws, TokenDraws)
+    assert draws is None or isinstance(draws, SamplingArrays)
     size = layout.fill(staging, batch, token_slots(batch, 4), None, draws, tile_queries=2)
     assert size == (layout.drawless if draws is None or draws.greedy else layout.bytes)
     begin = layout.offsets[name]
@@ -57,7 +57,7 @@ def test_a_batch_is_padded_to_its_bucket(name: str, dtype: str, wanted: list[int
 
 
 def test_draws_are_copied_where_a_row_is_drawn() -> None:
-    draws = TokenDraws(*(np.array([0.5, 0], np.float32), np.array([7, 0], np.int32)), *[np.ones(2, np.float32)] * 2)
+    draws = SamplingArrays(*(np.array([0.5, 0], np.float32), np.array([7, 0], np.int32)), *[np.ones(2, np.float32)] * 2)
     assert filled("temperatures", "f32", 3, draws=draws) == [0.5, 0, 0]
     assert filled("top_ks", "i32", 3, draws=draws) == [7, 0, 0]
     assert filled("top_ps", "f32", 3, draws=draws) == [1, 1, 1]

@@ -6,16 +6,15 @@ The files of a tokenizer's folder, read with types: what is missing or damaged i
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from ingot.errors import ArtifactError, RequestError
-from ingot.runtime.chat_template import ChatTemplate, Message
-from ingot.runtime.stopping import Detokenizer
-from ingot.runtime.text_decoder import TextDecoder
+from ingot.runtime.text.chat_template import ChatTemplate, Message
+from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -225,7 +224,8 @@ class Tokenizer:
 
     def detokenizer(self, prompt_tokens: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """A detokenizer for one sequence that goes on after `prompt_tokens`."""
-        return Detokenizer(self, prompt_tokens, skip_special_tokens=skip_special_tokens)
+        token = partial(self.token, skip_special_tokens=skip_special_tokens)
+        return Detokenizer(self.text_decoder, token, prompt_tokens)
 
     def token(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
         """The vocabulary's entry; None for an unknown id, and for a special token unless those are wanted."""

@@ -1,17 +1,86 @@
-"""How a tokenizer's tokens become text: the `decoder` of tokenizer.json, read into one flat form.
+"""From tokens to text as they arrive: never half a character, and in the end exactly what decoding at once gives.
 
-Two kinds are in use: byte-level BPE (every token is bytes) and SentencePiece (a token is text with U+2581 for
-space, or one byte such as <0xE2>). Whatever does not fit is refused, because a guess would garble text silently.
-To add a decoder step, add its row to `_STEPS` and its effect to `TextDecoder.piece`.
+The `decoder` entry of tokenizer.json, read into one flat form (`TextDecoder`), says how a token becomes text. Two kinds
+are in use: byte-level BPE (every token is bytes) and SentencePiece (a token is text with U+2581 for space, or one byte
+such as <0xE2>). All others are refused, because a guess would garble text silently. To add a decoder step, add its row
+to `_STEPS` and its effect to `TextDecoder.piece`.
+
+`tokenizers.decoders.DecodeStream` is no substitute, as test_detokenizer.py shows: it raises when a wrong byte follows a
+character spelled in byte tokens, which any model may generate, and it loses an incomplete character at the end.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from re import fullmatch
 from typing import Any
 
 from ingot.errors import ArtifactError, one_of
+
+
+class Detokenizer:
+    """Turns one sequence's tokens into text, at a cost linear in the output.
+
+    decoder         how a token becomes text
+    token           the vocabulary: token id -> entry, or None for a token that gives no text
+    prompt_tokens   context: the text continues where they end, with the space that SentencePiece hides at the start of
+                    a text, and with the rest of a character that the prompt began
+
+    Bytes that are not UTF-8 become U+FFFD: one for each maximal wrong part in byte-level BPE (as the Unicode standard
+    advises and `tokenizers` does), one for each wrong byte of byte fallback. (There, `tokenizers` replaces a whole run
+    of byte tokens for one wrong byte; that cannot be streamed, and loses characters.)
+    """
+
+    def __init__(
+        self, decoder: "TextDecoder", token: Callable[[int], str | None], prompt_tokens: Sequence[int] = ()
+    ) -> None:
+        self._decoder = decoder
+        self._token = token
+        self._first = True
+        self._to_strip = self._decoder.strip_count
+        self._bytes = b""  # the beginning of an incomplete character
+        for token_id in prompt_tokens:
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes; may be empty."""
+        token = self._token(token_id)
+        if token is None:
+            return ""
+        piece = self._decoder.piece(token, first=self._first)
+        self._first = False
+        if isinstance(piece, bytes):
+            return self._stripped(self._characters(piece, final=False))
+        return self._stripped(self._characters(b"", final=True) + piece)
+
+    def flush(self) -> str:
+        """The remaining text at the end: U+FFFD for a character that was never completed."""
+        return self._stripped(self._characters(b"", final=True))
+
+    def _characters(self, data: bytes, *, final: bool) -> str:
+        """Complete characters of the bytes so far; keeps an incomplete one at the end unless `final`."""
+        data, self._bytes = self._bytes + data, b""
+        text = ""
+        while data:
+            try:
+                return text + data.decode()
+            except UnicodeDecodeError as error:
+                text += data[: error.start].decode()
+                if error.reason == "unexpected end of data" and not final:
+                    self._bytes = data[error.start :]
+                    return text
+                text += "\N{REPLACEMENT CHARACTER}" * (1 if self._decoder.byte_level else error.end - error.start)
+                data = data[error.end :]
+        return text
+
+    def _stripped(self, text: str) -> str:
+        """Text without the leading characters that the decoder strips at the start of the output."""
+        while text and self._to_strip:
+            if text[0] != self._decoder.strip:
+                self._to_strip = 0
+                break
+            text, self._to_strip = text[1:], self._to_strip - 1
+        return text
 
 
 @dataclass(frozen=True)
@@ -21,9 +90,9 @@ class TextDecoder:
     byte_level          tokens spell bytes in the alphabet of GPT-2
     byte_fallback       tokens such as <0xE2> are one byte
     replacements        (old, new) within one token, in order
-    metaspace           the character that stands for a space; at the very start it is dropped if `drop_first`
+    metaspace           the character that represents a space; dropped at the start of the text if `drop_first`
     spaced              tokens are joined by spaces (a tokenizer without a decoder)
-    strip, strip_count  leading character of the whole text that is dropped, at most this often
+    strip, strip_count  leading character of the whole text to drop, and how many of them at most
     """
 
     byte_level: bool = False
@@ -37,7 +106,7 @@ class TextDecoder:
 
     @classmethod
     def parse(cls, spec: object, file: str) -> "TextDecoder":
-        """Read the `decoder` entry of `file`. Raises ArtifactError for a step that is not known."""
+        """Read the `decoder` entry of `file`. Raises ArtifactError for an unknown step."""
         if spec is None:
             return cls(spaced=True)
         steps = _entry(spec, "decoders", file) if _entry(spec, "type", file) == "Sequence" else [spec]
@@ -50,7 +119,7 @@ class TextDecoder:
         return decoder
 
     def piece(self, token: str, *, first: bool) -> str | bytes:
-        """Text or bytes of one token; `first` is whether it opens the text."""
+        """Text or bytes of one token; `first` means that it begins the text."""
         if self.byte_level:
             return _spelled_bytes(token)
         for old, new in self.replacements:
@@ -63,7 +132,7 @@ class TextDecoder:
 
 
 def _spelled_bytes(token: str) -> bytes:
-    """Bytes that a byte-level token spells; an added token is spelled in plain text."""
+    """Bytes that a byte-level token spells. An added token is plain text."""
     alphabet = _byte_alphabet()
     values = [alphabet.get(character) for character in token]
     known = [value for value in values if value is not None]
@@ -72,14 +141,14 @@ def _spelled_bytes(token: str) -> bytes:
 
 @cache
 def _byte_alphabet() -> Mapping[str, int]:
-    """Character -> byte of byte-level BPE (GPT-2): printable bytes are themselves, the rest counts on from U+0100."""
+    """Character -> byte of byte-level BPE (GPT-2): printable bytes are themselves, the others follow from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 def _entry(step: object, key: str, file: str) -> Any:
-    """A required key of a decoder step."""
+    """A required key of a decoder step. Raises ArtifactError when it is missing."""
     if not isinstance(step, dict) or key not in step:
         raise ArtifactError(f"{file}: the decoder step {step!r} has no {key!r}; the file is damaged")
     return step[key]
@@ -100,7 +169,7 @@ def _byte_fallback(decoder: TextDecoder, step: object, file: str) -> TextDecoder
 
 
 def _fuse(decoder: TextDecoder, step: object, file: str) -> TextDecoder:
-    return decoder  # text is joined without anything between anyway
+    return decoder  # tokens are always joined without a separator
 
 
 def _replace(decoder: TextDecoder, step: object, file: str) -> TextDecoder:

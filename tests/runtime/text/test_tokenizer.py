@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import ArtifactError, RequestError
-from ingot.runtime.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL, shared_data
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError
-from ingot.runtime.chat_template import ChatTemplate
+from ingot.runtime.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi <b>&"}]
 

@@ -1,4 +1,7 @@
-"""The size of the KV pool."""
+"""The size of the KV pool.
+
+An artifact says how its engine is made; the caller may say otherwise.
+"""
 
 import logging
 from pathlib import Path
@@ -7,7 +10,10 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import UsageError
-from ingot.runtime.pool_size import free_memory_bytes, resolve_pool_size
+from ingot.runtime import Engine
+from ingot.runtime.options import free_memory_bytes, resolve_pool_size
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
 
@@ -49,3 +55,13 @@ def test_a_pool_size_that_cannot_be_is_refused(sizes: dict[str, int], message: s
     executor = FakeExecutor()
     with pytest.raises(UsageError, match=message):
         resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)
+
+
+def test_the_recipes_max_batch_tokens_is_the_engines_unless_the_caller_names_another(
+    build_unmeasured: BuildArtifact,
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, "engine.max_batch_tokens=96")
+    with Engine.load(artifact, kv_blocks=16) as engine:
+        assert engine.max_batch_tokens == 96
+    with Engine.load(artifact, kv_blocks=16, max_batch_tokens=32) as engine:
+        assert engine.max_batch_tokens == 32

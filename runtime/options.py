@@ -1,0 +1,156 @@
+"""What the caller of `Engine.load` may set, and how many KV blocks that gives the engine on this machine."""
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.errors import UsageError
+from ingot.sizes import format_bytes
+
+_LOG = logging.getLogger(__name__)
+_LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
+_MEMORY_SHARE = 0.25  # of the free memory, by default
+_MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+_Fields = ParamSpec("_Fields")
+_Owner = TypeVar("_Owner")
+_Source = TypeVar("_Source")
+_Loaded = TypeVar("_Loaded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of `Engine.load`. None leaves the choice to the artifact and to the machine's free memory.
+
+    kv_blocks          blocks in the KV pool
+    kv_bytes           size of the KV pool, instead of `kv_blocks`
+    max_batch_tokens   most tokens in a step
+    max_sequences      most sequences in a step
+    prefix_cache       keep the KV blocks of finished requests, and share those of common prompts
+    num_threads        threads of an engine on the CPU
+
+    Raises UsageError for a limit that no engine supports.
+    """
+
+    kv_blocks: int | None = None
+    kv_bytes: int | None = None
+    max_batch_tokens: int | None = None
+    max_sequences: int | None = None
+    prefix_cache: bool = True
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_sequences"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= _LARGEST_LIMIT:
+                raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
+
+
+def takes_options(
+    options: Callable[_Fields, EngineOptions],
+) -> Callable[
+    [Callable[[_Owner, _Source, EngineOptions], _Loaded]], Callable[Concatenate[_Owner, _Source, _Fields], _Loaded]
+]:
+    """Turn a method `load(cls, source, options)` into one that takes the fields of `EngineOptions` as keywords."""
+
+    def decorate(
+        load: Callable[[_Owner, _Source, EngineOptions], _Loaded],
+    ) -> Callable[Concatenate[_Owner, _Source, _Fields], _Loaded]:
+        @wraps(load)
+        def load_with(owner: _Owner, source: _Source, /, *args: _Fields.args, **fields: _Fields.kwargs) -> _Loaded:
+            return load(owner, source, options(*args, **fields))
+
+        own = list(inspect.signature(load).parameters.values())[:2]
+        shown = inspect.Signature([*own, *inspect.signature(options).parameters.values()])
+        load_with.__signature__ = shown  # type: ignore[attr-defined]  # what `help` prints
+        return load_with
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """Number of blocks in the KV pool, and the reason for it."""
+
+    num_blocks: int
+    reason: str
+
+
+def resolve_pool_size(
+    model: ModelFacts,
+    kv: KVGeometry,
+    *,
+    kv_blocks: int | None = None,
+    kv_bytes: int | None = None,
+    max_sequences: int,
+    free_bytes: int | None = None,
+) -> PoolSize:
+    """Choose the KV pool's size and log the reason. By default a quarter of the free memory, or less if that suffices.
+
+    Raises UsageError when both sizes are given, or when one is too small for a block.
+    """
+    size = explicit_pool_size(kv, kv_blocks, kv_bytes) or _automatic(
+        model, kv, max_sequences, free_memory_bytes() if free_bytes is None else free_bytes
+    )
+    _LOG.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
+    return size
+
+
+def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
+    """Memory available to this process: the system's, or less where a control group (v2) limits it."""
+    free = _available_bytes()
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except OSError:  # no control groups here
+        return free
+    cache = int(stat.get("file", 0))  # reclaimable, though counted as used: mapped weights are here
+    return free if limit == "max" else max(0, min(free, int(limit) - used + cache))
+
+
+def explicit_pool_size(kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | None) -> PoolSize | None:
+    """The size that the caller set; None if none is set. Raises UsageError as `resolve_pool_size` does."""
+    if kv_blocks is not None and kv_bytes is not None:
+        raise UsageError(f"kv_blocks is {kv_blocks} and kv_bytes is {kv_bytes}; give one of them, or none")
+    if kv_blocks is not None:
+        if kv_blocks < 1:
+            raise UsageError(f"kv_blocks is {kv_blocks}; the pool needs at least 1 block of {kv.block_tokens} tokens")
+        return PoolSize(kv_blocks, "set by kv_blocks")
+    if kv_bytes is None:
+        return None
+    if kv_bytes < kv.block_bytes:
+        raise UsageError(f"kv_bytes is {kv_bytes}; one block takes {kv.block_bytes} bytes, and at least one is needed")
+    return PoolSize(kv_bytes // kv.block_bytes, f"kv_bytes={kv_bytes} at {kv.block_bytes} bytes each")
+
+
+def _available_bytes() -> int:
+    if _MEMINFO.is_file():
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _automatic(model: ModelFacts, kv: KVGeometry, max_sequences: int, free_bytes: int) -> PoolSize:
+    per_context = -(-model.context_tokens // kv.block_tokens)
+    usable = per_context * max_sequences
+    fitting = int(free_bytes * _MEMORY_SHARE) // kv.block_bytes
+    if usable <= fitting:
+        return PoolSize(usable, f"{max_sequences} sequences of the model's {model.context_tokens} tokens")
+    share = _MEMORY_SHARE
+    if fitting < per_context:
+        share = _MOST_MEMORY_SHARE
+        fitting = min(per_context, int(free_bytes * share) // kv.block_bytes)
+    reason = f"up to {share:.0%} of {format_bytes(free_bytes)} free memory"
+    if fitting < per_context:
+        reason += f"; less than one context of {model.context_tokens} tokens, so long requests will be refused"
+    return PoolSize(max(1, fitting), reason)
