@@ -1,6 +1,7 @@
-"""The pass `attention-reference`: ingot::PagedAttention in standard ONNX, so that plain onnxruntime runs a whole graph.
+"""The pass attention-reference: ingot::PagedAttention in standard ONNX, so that plain onnxruntime runs a whole graph.
 
-For the oracle and for debugging: it attends over every slot in the batch and masks, which is right and slow.
+For tests against other implementations, and for debugging: it attends over every slot in the batch and masks, which is
+correct and slow.
 """
 
 from collections.abc import Sequence
@@ -40,15 +41,15 @@ class AttentionReference(Pass):
     visible [T, N] is true where a token's sequence is the slot's and the slot's position is at most the token's, and
     within the window where there is one.
 
-    New graph inputs, all int64 but the caches; N counts the slots of all sequences, laid end to end in any order:
+    New graph inputs, all int64 but the caches; N counts the slots of all sequences, end to end in any order:
     slot_mapping [T]         slot that each token's key and value are written to
     query_sequences [T]      number of each token's sequence
-    kv_slots [N]             slots to look at: those of all sequences in the batch, this step's tokens included
-    kv_sequences [N]         number of the sequence that each of them belongs to
-    kv_positions [N]         position that each of them holds
-    key_cache.i, value_cache.i [slots, KV * D] float32; they come back as key_cache_out.i, value_cache_out.i
+    kv_slots [N]             slots of all sequences in the batch, this step's tokens included
+    kv_sequences [N]         number of each slot's sequence
+    kv_positions [N]         position of each slot
+    key_cache.i, value_cache.i [slots, KV * D] float32; the outputs are key_cache_out.i, value_cache_out.i
 
-    Refuses a model without PagedAttention, and one whose heads or layers contradict.
+    Refuses: a model without PagedAttention; two attentions of one layer; attentions that fuse-rotary-attention lowered.
     """
 
     name: ClassVar[str] = "attention-reference"
@@ -56,7 +57,7 @@ class AttentionReference(Pass):
     summary: ClassVar[str] = "Expands paged attention into standard ONNX, to run the whole graph in plain onnxruntime."
 
     def requires(self, model: ir.Model) -> None:
-        """PassError when there is no attention left to expand, or two have the same layer."""
+        """There is an attention to expand, no two have the same layer, and none is lowered."""
         layers = [_int(node, "layer") for node in _attentions(model)]
         if not layers:
             raise PassError(f"{self.name}: the model has no ingot::PagedAttention; run this pass once, after import")
@@ -65,11 +66,11 @@ class AttentionReference(Pass):
         for node in _attentions(model):
             if len(node.inputs) != 3 or "query_column" in node.attributes:
                 raise PassError(
-                    f"{self.name}: {node.name!r} was lowered by fuse-rotary-attention; run {self.name} in its place"
+                    f"{self.name}: {node.name!r} was lowered by fuse-rotary-attention; run {self.name} instead"
                 )
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Expand all; always modifies."""
+        """Expand every attention."""
         expansion = _Expansion(model.graph)
         for node in _attentions(model):
             expansion.expand(node)
@@ -90,7 +91,7 @@ def _int(node: ir.Node, attribute: str) -> int:
 
 
 class _Expansion:
-    """Values that the expanded attentions of one graph share: the new inputs, constants, one mask per window."""
+    """Expands the attentions of one graph, which share the new inputs, constants and one mask per window."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -100,7 +101,7 @@ class _Expansion:
         self.masks: dict[int, ir.Value] = {}
 
     def expand(self, node: ir.Node) -> None:
-        """Put standard nodes before `node`, hand its users their result, remove it."""
+        """Replace the attention by standard nodes."""
         self.anchor, self.path = node, f"{node.name}.reference"
         layer, head_dim = _int(node, "layer"), _int(node, "head_dim")
         heads, kv_heads = _int(node, "num_heads"), _int(node, "num_kv_heads")
@@ -119,8 +120,8 @@ class _Expansion:
         self._replace(node, flat)
 
     def _scores(self, query: ir.Value, keys: ir.Value, node: ir.Node) -> ir.Value:
-        product = self._op("MatMul", "product", [query, keys])
-        scores = self._op("Mul", "scores", [product, self._scalar(node.attributes["scale"].as_float())])
+        raw = self._op("MatMul", "product", [query, keys])
+        scores = self._op("Mul", "scores", [raw, self._scalar(node.attributes["scale"].as_float())])
         softcap = node.attributes["softcap"].as_float()
         if not softcap:
             return scores
@@ -128,7 +129,7 @@ class _Expansion:
         return self._op("Mul", "softcap.mul", [self._op("Tanh", "softcap.tanh", [divided]), self._scalar(softcap)])
 
     def _visible(self, window: int) -> ir.Value:
-        """[T, N] bool, built once per window at its first user."""
+        """The mask [T, N] bool of a window, made once, before its first reader."""
         if window not in self.masks:
             path, self.path = self.path, f"attention.window_{window}" if window else "attention.full"
             queries, keys = self._integers(1), self._integers(0)
@@ -171,7 +172,7 @@ class _Expansion:
 
     def _present(self, value: ir.Value | None, node: ir.Node) -> ir.Value:
         if value is None:
-            raise PassError(f"{AttentionReference.name}: {node.name} lacks an input; it needs query, key and value")
+            raise PassError(f"{AttentionReference.name}: {node.name} has an empty input; it needs query, key and value")
         return value
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:

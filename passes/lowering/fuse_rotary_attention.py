@@ -1,4 +1,4 @@
-"""Paged attention that takes the rotary embedding, and the split of packed projections, with it.
+"""Paged attention that applies the rotary embedding, and reads packed projections, itself.
 
     Matched         q, k, v = Split(packed; axis=-1)                                 [T, H * D], and [T, KV * D] twice
                     q', k' = Squeeze(RotaryEmbedding(Unsqueeze(.., 0), cos, sin, positions), 0)  of q and of k
@@ -7,36 +7,24 @@
     Replacement     a = ingot::PagedAttention(packed, packed, packed, cos, sin; query_column=0, key_column=H * D,
                                               value_column=(H + KV) * D, rotary_dim=...)
 
-The columns say where in its input each operand begins. The kernel reads the operands where the matmul wrote them and
-turns queries and keys as it reads them: no copies, and six ops less in each layer. Each half is taken where it stands
-alone: the rotary embedding where a norm or nothing packed is before it, the split where a layer has no rotary
-embedding. The segments read no tables any more; these are stored beside the weights, and the executor reads them there.
+The columns say where each operand begins in its input. The kernel reads the operands where the matmul wrote them and
+rotates queries and keys as it reads them: no copies, and six ops less in each layer. Either half is applied alone: only
+the rotary embedding where queries and keys are not packed or have a norm, only the split in a layer without a rotary
+embedding. Segments no longer read the tables; these are stored with the weights for the executor.
 
-Refuses: queries and keys turned by different tables, or one of them alone; interleaved pairs; heads other than the
-attention's; positions that are not the graph's position_ids. Such a rotary embedding stays an op of its own.
-
-RotaryEmbedding with tokens along the batch axis, for onnxruntime's CPU kernel.
-
-    Matched       RotaryEmbedding(Unsqueeze(x, 0), cos, sin, Unsqueeze(positions, 0)) -> Squeeze(.., 0)    [1, T, W]
-    Replacement   RotaryEmbedding(Unsqueeze(x, 1), cos, sin, Unsqueeze(positions, 1)) -> Squeeze(.., 1)    [T, 1, W]
-
-The kernel refuses more tokens along the sequence axis than the tables have rows, whatever their positions are. Here
-one step's tokens are of many sequences, so a batch may well be longer than a context. The numbers are the same, bit for
-bit, and so is the time.
+Refuses: queries and keys rotated by different tables, or only one of them rotated; interleaved pairs; a number of heads
+other than the attention's; positions other than the graph's position_ids. Such a rotary embedding stays an op.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import onnx_ir as ir
 
-from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.rewriting import (
     Refusal,
-    add_initializer,
     make_node,
     replace_nodes,
     settle,
@@ -45,71 +33,20 @@ from ingot.passes.rewriting import (
     static_columns,
 )
 
-_AXIS = "rotary.token_axis"
-_LAYOUT_OPS = ("Unsqueeze", "Squeeze")
-
-
-def turn_rotary_rows(graph: ir.Graph) -> bool:
-    """Rewrite every RotaryEmbedding of the graph; return whether there was one to rewrite.
-
-    Raises PassError where its operands and results are not reached by Unsqueeze and Squeeze alone.
-    """
-    rotations = [node for node in graph if node.op_type == "RotaryEmbedding"]
-    values = dict.fromkeys(value for node in rotations for value in _batched(node) if _is_batched(value))
-    for value in values:
-        _turn(graph, value)
-    return bool(values)
-
-
-def _batched(node: ir.Node) -> Iterator[ir.Value]:
-    """What the op reads and makes with a batch axis: x, position_ids, result."""
-    for value in (node.inputs[0], node.inputs[3], node.outputs[0]):
-        assert value is not None
-        yield value
-
-
-def _is_batched(value: ir.Value) -> bool:
-    return value.shape is not None and value.shape[0] == 1
-
-
-def _turn(graph: ir.Graph, value: ir.Value) -> None:
-    """[1, T, ...] -> [T, 1, ...]: at the Unsqueeze that makes the value, or at each Squeeze that reads it."""
-    maker, readers = value.producer(), list(value.consumers())
-    made_here = maker is not None and maker.op_type == "RotaryEmbedding"
-    changed = readers if made_here else [maker]
-    others = [] if made_here else [node for node in readers if node.op_type != "RotaryEmbedding"]
-    if others or any(node is None or node.op_type not in _LAYOUT_OPS for node in changed):
-        raise PassError(
-            f"{value.name!r} at a RotaryEmbedding is not reached by Unsqueeze and Squeeze alone; "
-            "onnxruntime needs its tokens along the first axis"
-        )
-    for node in changed:
-        assert node is not None
-        node.replace_input_with(1, _token_axis(graph))
-    assert value.shape is not None
-    first, second, *rest = value.shape
-    value.shape = ir.Shape([second, first, *rest])
-
-
-def _token_axis(graph: ir.Graph) -> ir.Value:
-    known = graph.initializers.get(_AXIS)
-    return known if known is not None else add_initializer(graph, ir.Tensor(np.array([1], np.int64), name=_AXIS))
-
-
 _COLUMNS = ("query_column", "key_column", "value_column")
 _ABSORBED = ("Squeeze", "RotaryEmbedding", "Unsqueeze", "Split")
 
 
 @dataclass(frozen=True)
 class FuseRotaryAttention(Pass):
-    """Has no options: what does not match stays as it is, and runs as well."""
+    """No options. A rotary embedding that does not match stays an op of its own."""
 
     name: ClassVar[str] = "fuse-rotary-attention"
     kind: ClassVar[PassKind] = "lowering"
     summary: ClassVar[str] = "Lets paged attention read packed projections and apply the rotary embedding itself."
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rotary embeddings first: what is split is seen behind them."""
+        """Absorb rotary embeddings first: they hide the splits."""
         refusals, modified = [], False
         for match in list(_find(model.graph)):
             refusal = _check(match)
@@ -126,7 +63,7 @@ class FuseRotaryAttention(Pass):
 
 @dataclass(frozen=True)
 class _Match:
-    """An attention, and the RotaryEmbedding behind its query and key; None where there is none."""
+    """An attention, and the RotaryEmbedding of its query and of its key, where they have one."""
 
     attention: ir.Node
     query: ir.Node | None
@@ -149,14 +86,14 @@ def _find(graph: ir.Graph) -> Iterator[_Match]:
 
 
 def _rotation_of(operand: ir.Value | None) -> ir.Node | None:
-    """The RotaryEmbedding whose only batch `operand` is."""
-    rotated = _behind(operand, "Squeeze")
+    """The RotaryEmbedding that makes `operand`, through the Squeeze of its batch axis."""
+    rotated = _without_batch(operand, "Squeeze")
     rotation = rotated.producer() if rotated is not None else None
     return rotation if rotation is not None and rotation.op_type == "RotaryEmbedding" else None
 
 
-def _behind(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """What a Squeeze or Unsqueeze of axis 0 made `value` from; None for anything else."""
+def _without_batch(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    """The input of the Squeeze or Unsqueeze of axis 0 that makes `value`; None for anything else."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != op_type or len(node.inputs) < 2 or small_constant(node.inputs[1]) != [0]:
         return None
@@ -165,7 +102,7 @@ def _behind(value: ir.Value | None, op_type: str) -> ir.Value | None:
 
 def _check(match: _Match) -> Refusal | None:
     if match.query is None or match.key is None:
-        return Refusal(match.attention.name or "", "has one of queries and keys rotated, and not the other")
+        return Refusal(match.attention.name or "", "has only its queries or only its keys rotated")
     for rotation, heads in match.rotations:
         assert rotation is not None
         reason = _why_not(rotation, match.attention, heads)
@@ -174,7 +111,7 @@ def _check(match: _Match) -> Refusal | None:
     if match.query.inputs[1:3] != match.key.inputs[1:3] or _rotary_dim(match, match.query) != _rotary_dim(
         match, match.key
     ):
-        return Refusal(match.key.name or "", f"turns keys otherwise than {match.query.name!r} turns queries")
+        return Refusal(match.key.name or "", f"rotates keys otherwise than {match.query.name!r} rotates queries")
     return None
 
 
@@ -184,14 +121,14 @@ def _why_not(rotation: ir.Node, attention: ir.Node, heads: str) -> str | None:
         return "pairs neighbours (interleaved); the kernel pairs halves"
     if rotation.attributes.get_int("num_heads", 0) != attention.attributes[heads].as_int():
         return f"has another number of heads than the {heads} of {attention.name!r}"
-    if _behind(rotation.inputs[0], "Unsqueeze") is None:
-        return "reads a batch that no Unsqueeze made"
-    positions = _behind(rotation.inputs[3], "Unsqueeze") if len(rotation.inputs) > 3 else None
+    if _without_batch(rotation.inputs[0], "Unsqueeze") is None:
+        return "reads a batch axis that no Unsqueeze adds"
+    positions = _without_batch(rotation.inputs[3], "Unsqueeze") if len(rotation.inputs) > 3 else None
     if positions is None or positions.name != "position_ids" or not positions.is_graph_input():
         return "takes positions that are not the graph's position_ids"
     tables = rotation.inputs[1:3]
     if not all(_is_table(table) for table in tables):
-        return "has tables that are no float32 initializers"
+        return "has tables other than float32 initializers"
     return None
 
 
@@ -200,20 +137,20 @@ def _is_table(table: ir.Value | None) -> bool:
 
 
 def _rotary_dim(match: _Match, rotation: ir.Node) -> int:
-    """Leading elements of a head that are turned; the op's 0 means all."""
+    """Leading elements of a head that are rotated; the op's 0 means all."""
     return rotation.attributes.get_int("rotary_embedding_dim", 0) or match.attention.attributes["head_dim"].as_int()
 
 
 def _replace(graph: ir.Graph, match: _Match) -> None:
     assert match.query is not None
     assert match.key is not None
-    query, key = (_behind(rotation.inputs[0], "Unsqueeze") for rotation in (match.query, match.key))
+    query, key = (_without_batch(rotation.inputs[0], "Unsqueeze") for rotation in (match.query, match.key))
     inputs = [query, key, match.attention.inputs[2], *match.query.inputs[1:3]]
     _rewrite(graph, match.attention, inputs, rotary_dim=_rotary_dim(match, match.query))
 
 
 def _read_packed(graph: ir.Graph, attention: ir.Node) -> bool:
-    """Read the operands before their Split where it splits for this attention alone; return whether it does."""
+    """Read the Split's input where only this attention reads the Split; return whether it does."""
     operands = attention.inputs[:3]
     splits = {operand.producer() for operand in operands if operand is not None}
     split = splits.pop()
@@ -230,7 +167,7 @@ def _read_packed(graph: ir.Graph, attention: ir.Node) -> bool:
 
 
 def _rewrite(graph: ir.Graph, attention: ir.Node, inputs: list[ir.Value | None], **attributes: int) -> None:
-    """Give the attention other inputs and more attributes; remove what only it read."""
+    """Give the attention other inputs and more attributes; remove ops that become unread."""
     read = list(attention.inputs)
     kept: dict[str, Any] = {attribute.name: attribute.value for attribute in attention.attributes.values()}
     outputs = list(attention.outputs)
@@ -241,7 +178,7 @@ def _rewrite(graph: ir.Graph, attention: ir.Node, inputs: list[ir.Value | None],
 
 
 def _drop_unread(graph: ir.Graph, value: ir.Value | None) -> None:
-    """Remove the op that made the value, and those before it, as far as they were absorbed and nobody reads them."""
+    """Remove the op that makes the value, and those before it, if they are absorbed ops without readers."""
     node = value.producer() if value is not None else None
     if node is None or node.graph is not graph or node.op_type not in _ABSORBED:
         return

@@ -1,33 +1,33 @@
-"""The pass lower-onnxruntime-cpu: what the IR says, in the ops that onnxruntime's CPU provider runs best.
+"""The pass lower-onnxruntime-cpu: the IR in the ops that onnxruntime's CPU provider runs best.
 
     Matched                                                  Replacement
     Gemm(x, DequantizeLinear(q, s, z?), b?, transB=1)        com.microsoft::MatMulNBits(x, B, scales, zero_points?, b?)
     Gather(DequantizeLinear(q, s, z?), ids)                  com.microsoft::GatherBlockQuantized(B, ids, scales, ...)
-    Gather(Cast(W16), ids), W16 read by nothing else         Cast(Gather(W16, ids))
+    Gather(Cast(W16), ids), the only reader of W16           Cast(Gather(W16, ids))
     Cast(W16), any other                                     initializer in float32, widened when it is written
-    Gemm(x, W32, b?, transB=1)                               stays
-    RotaryEmbedding over [1, T, W]                           over [T, 1, W], see fuse_rotary_attention.py
-    Gemm(x', DequantizeLinear(int8 per channel), b?)         com.microsoft::QGemm, where x' is quantized to int8, too:
-                                                             lower_integer_matmul.py
-    DequantizeLinear(float8, s), a weight                    Mul(Cast(float8), s), which the engine computes at load:
-                                                             fp8.py
+    Gemm(x, W32, b?, transB=1)                               unchanged
+    RotaryEmbedding over [1, T, W]                           over [T, 1, W], see rotary_rows.py
+    Gemm(x', DequantizeLinear(int8 per channel), b?)         com.microsoft::QGemm, where x' is quantized to int8 too,
+                                                             see integer_matmul.py
+    DequantizeLinear(float8, s), a weight                    Mul(Cast(float8), s), which the engine computes at load,
+                                                             see fp8.py
 
-A table and a head that share one quantized tensor go on sharing its bytes. Where the last block is partial,
-GatherBlockQuantized makes whole blocks of columns and a Slice cuts them off. CPU kernels for 16-bit floats do not
-exist: that is why all other weights are widened.
+A table and a head that share one quantized tensor keep sharing its bytes. Where the last block is partial,
+GatherBlockQuantized makes whole blocks of columns and a Slice drops the padding. onnxruntime has no CPU kernels for
+16-bit floats, so all other weights are widened.
 
 Numerics. GatherBlockQuantized and the widening are exact. MatMulNBits with accuracy_level 4 rounds the activations to
-int8, block by block: about 5e-3 of the largest result away from the exact product, whatever the weights' bits.
+int8, block by block: about 5e-3 of the largest result away from the exact one, whatever the weights' bits.
 accuracy_level 0 keeps them float32 (1e-6), is about three times slower with 4 bits, and some hundred times with 8.
 
 Batch invariance (onnxruntime 1.31.1, AVX-512 with VNNI, 1 and 2 threads, 1 to 512 rows; table in docs/log.md). A row's
-result is the same, to the last bit, whichever rows stand beside it: always for float32 Gemm, for 4 bits with blocks of
-16 and 32, and for 8 bits with blocks of 16, 32 and 64. In every other form another kernel computes the last row of an
-odd number of rows (at level 0: of some). So an executor that pads to an even number, the tokens and the rows of logits
-alike, gets the same bits in all forms; as other CPUs have other kernels, it must check that when it starts.
+result is the same to the last bit whatever the other rows: always for float32 Gemm, for 4 bits with blocks of 16 and
+32, and for 8 bits with blocks of 16, 32 and 64. In every other form another kernel computes the last row of an odd
+number of rows (at level 0: of some). An executor that pads to an even number, tokens and rows of logits alike, gets the
+same bits in all forms. Other CPUs have other kernels, so it must check that when it starts.
 
-Refuses: a quantized weight that something else than a Gemm or the embedding's Gather reads, and 16-bit floats that are
-computed, not stored.
+Refuses: a quantized weight that is read by anything but a Gemm or the embedding's Gather; 16-bit floats that are
+computed rather than stored.
 """
 
 from collections.abc import Iterator
@@ -39,9 +39,9 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.lowering.fuse_rotary_attention import turn_rotary_rows
-from ingot.passes.lowering.lower_integer_matmul import lower_integer_matmuls
-from ingot.passes.lowering.nbits import BLOCKS_KEY, PER_CHANNEL, QuantizedWeight
+from ingot.passes.lowering.integer_matmul import lower_integer_matmuls
+from ingot.passes.lowering.nbits_packing import BLOCKS_KEY, PER_CHANNEL, UnpackedWeight
+from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
 from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
 from ingot.passes.quantization.fp8 import widen_float8_weights
 from ingot.passes.quantization.quantized_tensors import BITS_KEY, float_value
@@ -55,8 +55,11 @@ _SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass(frozen=True)
 class LowerOnnxruntimeCpu(Pass):
-    """accuracy_level: 4 rounds activations to int8, fast; 0 keeps them float32, to tell the engine's error from the
-    weights'."""
+    """Options:
+
+    accuracy_level    4 rounds activations to int8, which is fast; 0 keeps them float32, which shows the weights' error
+                      alone
+    """
 
     name: ClassVar[str] = "lower-onnxruntime-cpu"
     kind: ClassVar[PassKind] = "lowering"
@@ -65,12 +68,12 @@ class LowerOnnxruntimeCpu(Pass):
     accuracy_level: Literal[0, 4] = 4
 
     def requires(self, model: ir.Model) -> None:
-        """No weight waits for a quantizer."""
+        """No weight has a scheme that no pass applied."""
         require_used_schemes(model)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Quantized weights first, then what is left of 16-bit ones."""
-        modified = turn_rotary_rows(model.graph)
+        """Lower quantized weights first, then the remaining 16-bit ones."""
+        modified = put_tokens_on_batch_axis(model.graph)
         modified |= lower_integer_matmuls(model.graph)
         modified |= widen_float8_weights(model.graph)
         for node in list(model.graph):
@@ -86,7 +89,7 @@ class LowerOnnxruntimeCpu(Pass):
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
-        """Nothing is left that the engine has no kernel for."""
+        """No op but Gather and Cast reads 16-bit floats: the engine has no kernels for them."""
         for node in model.graph:
             for value in node.inputs:
                 if node.op_type not in ("Gather", "Cast") and value is not None and value.dtype in _SIXTEEN_BITS:
@@ -94,9 +97,9 @@ class LowerOnnxruntimeCpu(Pass):
 
     def _lower_quantized(self, graph: ir.Graph, dequantize: ir.Node) -> None:
         """Replace every reader of a dequantized weight, then the DequantizeLinear and its initializers."""
-        weight, readers = QuantizedWeight.read(dequantize), list(dequantize.outputs[0].uses())
-        hidden = _hidden_facts(dequantize)
-        for node, index in readers:
+        weight, uses = UnpackedWeight.read(dequantize), list(dequantize.outputs[0].uses())
+        facts = _facts_for_reader(dequantize)
+        for node, index in uses:
             if (node.op_type, index) not in (("Gemm", 1), ("Gather", 0)):
                 raise PassError(
                     f"{self.name}: {node.name!r} ({node.op_type}) reads the quantized weight {weight.name!r}; "
@@ -104,14 +107,14 @@ class LowerOnnxruntimeCpu(Pass):
                 )
             require_plain_gemm(node)
         old, tensors = [value for value in dequantize.inputs if value is not None], _Tensors(graph, weight)
-        for node, _ in readers:
+        for node, _ in uses:
             node.replace_input_with(1 if node.op_type == "Gemm" else 0, None)
         graph.remove(dequantize, safe=True)
         for value in old:
             drop_if_unused(graph, value)
-        for node, _ in readers:
+        for node, _ in uses:
             lowered = self._matmul(node, tensors) if node.op_type == "Gemm" else _gather(node, tensors)
-            lowered[0].metadata_props.update(hidden)
+            lowered[0].metadata_props.update(facts)
             _replace(graph, node, lowered)
 
     def _matmul(self, gemm: ir.Node, tensors: "_Tensors") -> list[ir.Node]:
@@ -128,8 +131,8 @@ class LowerOnnxruntimeCpu(Pass):
         return [ir.node("MatMulNBits", _trimmed(inputs), attributes, domain=MICROSOFT, name=gemm.name)]
 
 
-def _hidden_facts(dequantize: ir.Node) -> dict[str, str]:
-    """What the packed operands do not show, as metadata for their reader: see nbits.py."""
+def _facts_for_reader(dequantize: ir.Node) -> dict[str, str]:
+    """Metadata for the node that reads the packed operands, which do not show these: see nbits_packing.py."""
     facts = {key: value for key, value in dequantize.metadata_props.items() if key == BITS_KEY}
     scale = dequantize.inputs[1]
     if scale is not None and scale.shape is not None and len(scale.shape) == 1:
@@ -138,9 +141,9 @@ def _hidden_facts(dequantize: ir.Node) -> dict[str, str]:
 
 
 class _Tensors:
-    """The packed initializers of one weight, each registered when it is first asked for."""
+    """The packed initializers of one weight, each registered on first use."""
 
-    def __init__(self, graph: ir.Graph, weight: QuantizedWeight) -> None:
+    def __init__(self, graph: ir.Graph, weight: UnpackedWeight) -> None:
         self._graph = graph
         self.weight = weight
 
@@ -189,7 +192,7 @@ def _gather(gather: ir.Node, tensors: _Tensors) -> list[ir.Node]:
 
 
 def _columns_from_zero_to(end: int) -> Iterator[tuple[str, int]]:
-    """Slice's operands, in order."""
+    """Names and values of Slice's operands, in order."""
     yield from (("starts", 0), ("ends", end), ("axes", 1))
 
 
@@ -205,7 +208,7 @@ def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
 
 
 def _replace(graph: ir.Graph, old: ir.Node, new: list[ir.Node]) -> None:
-    """Put nodes in the place of one; the last one's output takes over name, uses and facts."""
+    """Put nodes in the place of one; the last one's output takes over its name, uses and type."""
     ir.convenience.replace_nodes_and_values(graph, old, [old], new, [old.outputs[0]], [new[-1].outputs[0]])
 
 
@@ -215,7 +218,7 @@ def _widens_weight(node: ir.Node) -> bool:
 
 
 def _lower_cast(graph: ir.Graph, cast: ir.Node) -> None:
-    """Gather's rows are widened as they are read; everything else is widened when it is written."""
+    """Widen a Gather's rows as they are read, and any other weight when the program is written."""
     source, wide = cast.inputs[0], cast.outputs[0]
     assert source is not None
     readers = [node for node, _ in wide.uses()]
@@ -238,7 +241,7 @@ def _cast_rows(graph: ir.Graph, gather: ir.Node, table: ir.Value) -> None:
 
 
 def _widened(graph: ir.Graph, source: ir.Value) -> ir.Value:
-    """An initializer in float32 that reads the 16-bit one when it is written, and does not hold it."""
+    """A lazy float32 initializer that reads the 16-bit one when the program is written."""
     name, tensor = f"{source.name}.float32", source.const_value
     assert tensor is not None
     if name in graph.initializers:

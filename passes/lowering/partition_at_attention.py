@@ -1,15 +1,16 @@
-"""The pass partition-at-attention: says of every node in which segment of the program it runs.
+"""The pass partition-at-attention: assigns every node to the segment of the program that runs it.
 
     segment 0 | PagedAttention | segment 1 | PagedAttention | segment 2 ...
 
 A node's segment is the number of PagedAttention ops on the longest path to it; a PagedAttention has the number of the
-segment before it. The number goes to node.metadata_props["ingot.segment"]; no value is changed.
+segment before it. The number is stored in node.metadata_props["ingot.segment"]; no value changes.
 
-What depends on positions and constants alone (the row of position_ids, a norm weight plus one) is cheap and wanted
-everywhere. It is copied into each segment that reads it, as <name>.segment-<number>, so that between segments only the
-residual stream and the attention's operands pass.
+Ops that depend only on positions and constants (the row of position_ids, a norm weight plus one) are cheap and read in
+many segments. Each segment that reads one gets a copy, <name>.segment-<number>, so that only the residual stream and
+the attention's operands pass between segments.
 
-Promises: what passes between segments is float32 or int64, [rows] or [rows, columns] with a known number of columns.
+Ensures: a value that passes between segments is float32 or int64, [rows] or [rows, columns] with a fixed number of
+columns.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,14 +30,14 @@ Segments = dict[ir.Node, int]
 
 @dataclass(frozen=True)
 class PartitionAtAttention(Pass):
-    """Has no options: a program is cut at every attention, and only there."""
+    """No options: a program is cut at every attention, and only there."""
 
     name: ClassVar[str] = "partition-at-attention"
     kind: ClassVar[PassKind] = "lowering"
     summary: ClassVar[str] = "Assigns every node to the segment between two attentions that runs it."
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Copy what is shared and cheap, then number the nodes."""
+        """Copy the cheap shared ops, then number the nodes."""
         segments = _longest_paths(model.graph)
         modified = _copy_shared(model.graph, segments)
         for node in model.graph:
@@ -46,7 +47,7 @@ class PartitionAtAttention(Pass):
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
-        """Every value that crosses has a dtype and shape that the runtime can hold in a buffer."""
+        """Every crossing value has a dtype and shape that the runtime can hold in a buffer."""
         for value in crossing_values(model.graph):
             if value.dtype not in (ir.DataType.FLOAT, ir.DataType.INT64):
                 raise PassError(f"{value.name!r} crosses a cut as {value.dtype}; only float32 and int64 may")
@@ -56,7 +57,7 @@ class PartitionAtAttention(Pass):
 
 
 def segment_of(node: ir.Node) -> int:
-    """The segment that the pass gave a node; PassError when it did not run."""
+    """The node's segment; PassError when the pass did not run."""
     number = node.metadata_props.get(SEGMENT_KEY)
     if number is None:
         raise PassError(f"{node.name!r} is in no segment; run partition-at-attention after the last other pass")
@@ -64,7 +65,7 @@ def segment_of(node: ir.Node) -> int:
 
 
 def crossing_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Values made in one step and read in another: by another segment, or by or from a PagedAttention."""
+    """Values that pass between segments, or between a segment and a PagedAttention."""
     for node in graph:
         for value in node.outputs:
             if any(_step(reader) != _step(node) for reader in value.consumers()):
@@ -85,22 +86,22 @@ def _longest_paths(graph: ir.Graph) -> Segments:
 
 
 def _copy_shared(graph: ir.Graph, segments: Segments) -> bool:
-    """Give each segment its own copy of every node that needs no token; the copies join `segments`."""
+    """Give each segment its own copy of every node that depends on no token; add the copies to `segments`."""
     free = _free_of_tokens(graph)
     copied = False
     for node in reversed(list(graph)):
-        wanted = sorted({segments[reader] for value in node.outputs for reader in value.consumers()})
-        if node not in free or not wanted:
+        reading = sorted({segments[reader] for value in node.outputs for reader in value.consumers()})
+        if node not in free or not reading:
             continue
-        segments[node] = wanted[0]
-        for segment in wanted[1:]:
+        segments[node] = reading[0]
+        for segment in reading[1:]:
             segments[_copy_for(graph, node, segment, segments)] = segment
             copied = True
     return copied
 
 
 def _free_of_tokens(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that depend on neither input_ids nor an attention, and make no output of the graph."""
+    """Nodes that depend on neither input_ids nor an attention, and do not make an output of the graph."""
     free: set[ir.Node] = set()
     for node in graph:
         is_output = any(value.is_graph_output() for value in node.outputs)
@@ -117,7 +118,7 @@ def _is_free(value: ir.Value, free: Iterable[ir.Node]) -> bool:
 
 
 def _copy_for(graph: ir.Graph, node: ir.Node, segment: int, segments: Segments) -> ir.Node:
-    """Copy a node for the readers in one segment."""
+    """Copy a node for its readers in one segment."""
     suffix = f".segment-{segment}"
     outputs = [ir.Value(name=f"{value.name}{suffix}", type=value.type, shape=value.shape) for value in node.outputs]
     attributes = list(node.attributes.values())

@@ -6,7 +6,7 @@
     ffn          neurons: rows of gate and up, columns of down; as many in each feed-forward
 
 Groups and neurons are chosen for each o and each down by what their output loses on calibration data, with the others
-making up for it; their weights are then the least squares fit (channels.py). Layers are taken in the order in
+making up for it; their weights are then the least squares fit (channel_selection.py). Layers are taken in the order in
 which they run, each fed by those before as they are by then.
 
 A feed-forward is any product of linear layers' results that linear layers alone read; there may be several to a layer.
@@ -39,7 +39,14 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, Calibration, CalibrationStage, LinearGroup, require_calibration
 from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
-from ingot.passes.pruning.channels import ELEMENTWISE, Array, ChannelSelection, Integers, KeptColumns, keep_columns
+from ingot.passes.pruning.channel_selection import (
+    ELEMENTWISE,
+    Array,
+    ChannelSelection,
+    Integers,
+    KeptColumns,
+    keep_columns,
+)
 from ingot.passes.pruning.residual_layers import block_influence, drop_layers, residual_layers
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import change_stored, float32_values, readers, stored_value, weight_sites

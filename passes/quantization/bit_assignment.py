@@ -7,7 +7,7 @@ matmul get one scheme, packed or not, so that an export loads where they are pac
 Bytes that a weight [rows, columns] takes under a scheme, without making it.
 
 engine     as the artifact stores it: codes in the engine's container (3 bits in 4, whole blocks), scales in float32,
-           zero points in the container's bits; a weight that stays is widened to float32 (nbits.py)
+           zero points in the container's bits; a weight that stays is widened to float32 (nbits_packing.py)
 nominal    as GPTQ and compressed-tensors files do: codes and zero points in their own bits, scales in float16; a
            weight that stays keeps its type
 """
@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.fusion.pack_projections import PACKS
-from ingot.passes.lowering.nbits import container_bits, engine_block_size
+from ingot.passes.lowering.nbits_packing import container_bits, engine_block_size
 from ingot.passes.numerics.knapsack import best_choice, cheapest
 from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.quantization.sensitivity import Sensitivity

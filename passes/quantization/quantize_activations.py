@@ -4,7 +4,7 @@
     Replacement     y = Gemm(x', W, b?, transB=1)         x' = DequantizeLinear(QuantizeLinear(x, ...), ...)
 
 activation_quantization.py draws x', activation_plan.py what `outliers` adds. Where the weights are int8 per channel
-(symmetric), the CPU computes such a layer in integers: lower_integer_matmul.py. Passes that round weights may stand
+(symmetric), the CPU computes such a layer in integers: integer_matmul.py. Passes that round weights may stand
 before or behind this one; gptq behind it rounds for the inputs that the layer will really have.
 
 Scales are found on the model as it stands when the pass begins. `dynamic` without outliers needs no data; everything

@@ -17,7 +17,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.lowering.fuse_rotary_attention import turn_rotary_rows
+from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
 from ingot.passes.weights import is_stored
 from ingot.pipeline.calibrate.sequences import FixedLayout, RaggedLayout, expand_attention
 from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
@@ -96,7 +96,7 @@ class GraphCopy:
             self.inputs, [], nodes=self.nodes, initializers=self.initializers, opset_imports=opsets, name="stage"
         )
         graph.outputs.extend(self.values[value] for value in outputs)
-        turn_rotary_rows(graph)  # onnxruntime limits the tokens of a row to the positions of the table
+        put_tokens_on_batch_axis(graph)  # onnxruntime limits the tokens of a row to the positions of the table
         return ir.Model(graph, ir_version=11, producer_name="ingot")
 
     def node(self, node: ir.Node) -> None:

@@ -33,7 +33,7 @@ from ingot.artifact import Artifact, SegmentStep
 from ingot.errors import ArtifactError, UsageError, one_of
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
-from ingot.passes.lowering.nbits import PackedWeight
+from ingot.passes.lowering.nbits_packing import PackedWeight
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_node

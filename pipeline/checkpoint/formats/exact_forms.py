@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.passes.lowering.nbits import ENGINE_BLOCKS
+from ingot.passes.lowering.nbits_packing import ENGINE_BLOCKS
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 
 GroupArray = NDArray[np.int16]  # [out, groups]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
-from ingot.passes.lowering.nbits import QuantizedWeight
+from ingot.passes.lowering.nbits_packing import UnpackedWeight
 from ingot.passes.quantization.activation_quantization import dequantizer
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.segments.activation_codes import quantized_rows
@@ -103,7 +103,7 @@ class SegmentWeight:
     """A quantized weight within a segment."""
 
     b: OrtSegmentBuilder
-    weight: QuantizedWeight
+    weight: UnpackedWeight
 
     @property
     def codes(self) -> ir.Value:
@@ -148,12 +148,12 @@ def lower_linear(b: OrtSegmentBuilder, node: ir.Node, read: Read) -> ir.Value:
     if is_float8(dequantize):
         _LOG.info("%s: onnxruntime has no float8 matmul for it; the weight is stored in %s", node.name, b.compute)
         return plain_linear(b, node, x)
-    return _nbits(b, node, SegmentWeight(b, QuantizedWeight.read(dequantize)), x)
+    return _nbits(b, node, SegmentWeight(b, UnpackedWeight.read(dequantize)), x)
 
 
 def lower_lookup(b: OrtSegmentBuilder, node: ir.Node, dequantize: ir.Node, ids: ir.Value) -> ir.Value:
     """Rows of a quantized table."""
-    given = SegmentWeight(b, QuantizedWeight.read(dequantize))
+    given = SegmentWeight(b, UnpackedWeight.read(dequantize))
     weight, shape, path = given.weight, dims(node.outputs[0]), node.name or ""
     padded = weight.num_blocks * weight.block_size
     is_whole = padded == weight.columns

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ingot.artifact import Program
 from ingot.artifact.safetensors_writer import Span
 from ingot.artifact.writer import needing_room
-from ingot.passes.lowering.nbits import STORAGE_KEY
+from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.targets.segments.split import WEIGHTS, rotary_tables, split_program

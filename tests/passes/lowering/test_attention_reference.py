@@ -1,4 +1,4 @@
-"""The pass attention-reference: standard ONNX in the place of paged attention, with its inputs and refusals."""
+"""attention-reference: standard ONNX instead of paged attention, its inputs and refusals."""
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +15,7 @@ Array = NDArray[np.float32]
 
 
 def paged_model(layers: tuple[int, ...] = (0,), softcap: float = 0.0, window: int = 0) -> ir.Model:
-    """Queries, keys and values looked up by token from tables [16, columns], then attention; logits are its result."""
+    """Attention over queries, keys and values gathered by token from tables [16, columns]; logits are its result."""
     widths = {"query": HEADS * HEAD_DIM, "key": KV_HEADS * HEAD_DIM, "value": KV_HEADS * HEAD_DIM}
     names = ("input_ids", "position_ids", "logits_indices")
     inputs = [ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["T"])) for name in names]
@@ -51,7 +51,7 @@ def _initializer(name: str, array: Array) -> ir.Value:
 
 
 def expected(tokens: list[int], softcap: float, window: int) -> Array:
-    """Attention by the definition, one token and one head at a time: [tokens, heads * head_dim]."""
+    """Attention by its definition, token by token and head by head: [tokens, heads * head_dim]."""
     tables = make_tables({"query": HEADS * HEAD_DIM, "key": KV_HEADS * HEAD_DIM, "value": KV_HEADS * HEAD_DIM})
     query, key, value = (table[tokens].reshape(len(tokens), -1, HEAD_DIM) for table in tables.values())
     rows = np.zeros_like(query)
@@ -86,7 +86,7 @@ def test_the_caches_of_each_layer_become_inputs_and_outputs() -> None:
     assert outputs == {"logits", *(f"{kind}_cache_out.{layer}" for kind in ("key", "value") for layer in (0, 1))}
 
 
-def test_new_nodes_carry_the_passs_name() -> None:
+def test_new_nodes_carry_the_name_of_the_pass() -> None:
     model = paged_model()
     old = {node.name for node in model.graph}
     AttentionReference()(model)

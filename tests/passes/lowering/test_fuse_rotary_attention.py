@@ -1,4 +1,4 @@
-"""fuse-rotary-attention: what it makes, what every family gets, refusals. Whole programs prove the numbers."""
+"""fuse-rotary-attention: the fused attention, all families, refusals. Whole programs prove the numbers."""
 
 import logging
 from typing import Any
@@ -31,7 +31,7 @@ WIDTHS = {"q": HEADS * DIM, "k": KV_HEADS * DIM, "v": KV_HEADS * DIM}
 
 
 class Layer(Snippet):
-    """One layer's attention, packed and rotated; its parts can be left out or spoilt."""
+    """One layer's attention, packed and rotated; parts can be omitted or changed."""
 
     def __init__(self, rotated: str = "qk", rotary_dim: int = 0, **rotary: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def fused_attributes(model: ir.Model) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("rotary_dim", [0, 4])
-def test_split_and_rotary_embedding_go_into_the_attention(rotary_dim: int) -> None:
+def test_the_attention_absorbs_split_and_rotary_embedding(rotary_dim: int) -> None:
     model = Layer(rotary_dim=rotary_dim).model
     (record,) = PassManager([FuseRotaryAttention()]).run(model)
     assert record.modified
@@ -145,10 +145,10 @@ def more_heads(layer: Layer) -> None:
 
 
 REFUSALS = [
-    (Layer(rotated="q"), None, "node 'attention' has one of queries and keys rotated, and not the other"),
+    (Layer(rotated="q"), None, "node 'attention' has only its queries or only its keys rotated"),
     (Layer(interleaved=1), None, "node 'q.rope' pairs neighbours"),
-    (Layer(), other_tables, "node 'k.rope' turns keys otherwise than 'q.rope' turns queries"),
-    (Layer(), computed_tables, "node 'q.rope' has tables that are no float32 initializers"),
+    (Layer(), other_tables, "node 'k.rope' rotates keys otherwise than 'q.rope' rotates queries"),
+    (Layer(), computed_tables, "node 'q.rope' has tables other than float32 initializers"),
     (Layer(), other_positions, "node 'q.rope' takes positions that are not the graph's position_ids"),
     (Layer(), more_heads, "node 'q.rope' has another number of heads than the num_heads of 'attention'"),
 ]
@@ -174,7 +174,7 @@ def test_attention_reference_refuses_what_was_lowered() -> None:
             AttentionReference()(layer.model)
 
 
-# In families whose queries and keys are normed after the split, the attention takes the rotary embedding alone.
+# In these families queries and keys are normed after the split, so the attention absorbs only the rotary embedding.
 NORMED = ("gemma3_text", "olmo2", "qwen3")
 FAMILIES = ("gemma2", *NORMED, "granite", "llama", "mistral", "phi3", "phi3-partial-rotary", "qwen2", "smollm3")
 

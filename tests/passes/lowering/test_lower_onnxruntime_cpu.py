@@ -1,4 +1,4 @@
-"""lower-onnxruntime-cpu: each form against numpy in float64, shared bytes, and the batch invariance it promises."""
+"""lower-onnxruntime-cpu: each form against numpy in float64, shared bytes, and batch invariance."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
-from ingot.passes.lowering.nbits import STORAGE_KEY
+from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.rounding import dequantize
 from ingot.passes.printing import model_to_text
@@ -54,7 +54,7 @@ def finish(parts: TinyDecoder, x: ir.Value, y: ir.Value) -> ir.Model:
 
 
 def dequantized(model: ir.Model, weight: str) -> NDArray[np.float32]:
-    """The weight as the quantized model means it, [out, in] float32, from numpy alone."""
+    """The dequantized weight [out, in] float32, computed by numpy."""
     codes, scale = array(model, f"{weight}.q"), array(model, f"{weight}.scale")
     named = f"{weight}.zero_point"
     zero = array(model, named).astype(np.int16) if named in model.graph.initializers else None
@@ -81,9 +81,7 @@ def label(options: Mapping[str, object]) -> str:
 
 @pytest.mark.parametrize("columns", [12, 172, 256])
 @pytest.mark.parametrize("options", QUANTIZED, ids=label)
-def test_matmul_is_the_exact_product_up_to_the_rounding_of_activations(
-    options: Mapping[str, object], columns: int
-) -> None:
+def test_matmul_is_exact_up_to_the_rounding_of_activations(options: Mapping[str, object], columns: int) -> None:
     x = np.random.default_rng(0).standard_normal((5, columns)).astype(np.float32)
     results = {}
     for level in (4, 0):
@@ -100,7 +98,7 @@ def test_matmul_is_the_exact_product_up_to_the_rounding_of_activations(
 
 @pytest.mark.parametrize("columns", [12, 172, 256])
 @pytest.mark.parametrize("options", QUANTIZED, ids=label)
-def test_embedding_rows_are_exactly_the_dequantized_ones(options: Mapping[str, object], columns: int) -> None:
+def test_embedding_rows_are_the_dequantized_ones_to_the_bit(options: Mapping[str, object], columns: int) -> None:
     model = table_model(columns)
     choice = {**options, "embedding": options["bits"]}
     PassManager([make_pass("quantize-weights", choice)]).run(model)
@@ -132,7 +130,7 @@ def test_a_sixteen_bit_table_stays_and_its_rows_are_widened(dtype: Any) -> None:
     np.testing.assert_array_equal(run(model, input_ids=ids), table[ids])
 
 
-def test_a_table_tied_to_a_float_head_is_held_once_in_float32() -> None:
+def test_a_table_tied_to_a_float_head_is_stored_once_in_float32() -> None:
     model = TinyDecoder(tied=True).model
     PassManager([LowerOnnxruntimeCpu()]).run(model)
     assert "model.embed_tokens.weight" not in model.graph.initializers
@@ -151,7 +149,7 @@ def test_a_quantized_table_shares_its_bytes_with_the_tied_head() -> None:
     assert rows.tobytes() == packed.tobytes()
 
 
-def test_the_graphs_ends_keep_their_names_and_a_second_run_changes_nothing() -> None:
+def test_inputs_and_outputs_keep_their_names_and_a_second_run_changes_nothing() -> None:
     model = TinyDecoder().model
     PassManager([QuantizeWeights(), LowerOnnxruntimeCpu()]).run(model)
     assert [value.name for value in model.graph.outputs] == ["logits"]
@@ -172,13 +170,13 @@ def test_a_quantized_weight_read_by_another_op_is_refused() -> None:
 
 
 def needs_even_rows(options: Mapping[str, object]) -> bool:
-    """What the pass's docstring says."""
+    """Whether the pass's docstring lists the form as invariant for any number of rows."""
     largest = 32 if options["bits"] == 4 else 64
     return options["block_size"] == "channel" or int(str(options["block_size"])) > largest
 
 
 def has_measured_kernels() -> bool:
-    """Whether onnxruntime takes the kernels here that the pass's docstring speaks of."""
+    """Whether this CPU has the kernels that the pass's docstring describes."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.is_file() and "avx512_vnni" in cpuinfo.read_text()
 

@@ -1,4 +1,4 @@
-"""partition-at-attention: numbers, copies of what is shared, and what may cross."""
+"""partition-at-attention: segment numbers, copies of shared ops, and the values that may cross."""
 
 import onnx_ir as ir
 import pytest
@@ -38,7 +38,7 @@ def test_only_the_residual_stream_and_attentions_operands_cross() -> None:
     ]
 
 
-def test_the_row_of_positions_is_made_again_in_each_segment_that_reads_it() -> None:
+def test_each_segment_that_reads_the_row_of_positions_computes_its_own() -> None:
     model = partitioned()
     copies = [node for node in model.graph if node.op_type == "Unsqueeze" and (node.name or "").startswith("positions")]
     assert {node.name: segment_of(node) for node in copies} == {

@@ -1,4 +1,4 @@
-"""Rotary embedding by onnxruntime for batches longer than the context."""
+"""Rotary embedding in onnxruntime, for batches longer than the context."""
 
 import numpy as np
 import onnx_ir as ir
@@ -45,7 +45,7 @@ def test_a_batch_may_hold_more_tokens_than_the_context_has_positions() -> None:
     np.testing.assert_array_equal(rows, np.tile(run(model, x=x, position_ids=np.arange(POSITIONS)), (4, 1)))
 
 
-def test_second_run_changes_nothing() -> None:
+def test_a_second_run_changes_nothing() -> None:
     model = rotation()[1]
     PassManager([LowerOnnxruntimeCpu()]).run(model)
     (record,) = PassManager([LowerOnnxruntimeCpu()]).run(model)

@@ -15,7 +15,7 @@ from ingot.runtime.cpu.segment_runner import (
     session_options,
     use_thread_pool,
 )
-from tests.passes.lowering.test_lower_integer_matmul import DYNAMIC, STATIC, lowered, quantized, rows
+from tests.passes.lowering.test_integer_matmul import DYNAMIC, STATIC, lowered, quantized, rows
 
 
 def test_the_model_is_a_valid_onnx_file() -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
-from ingot.passes.lowering.nbits import BLOCKS_KEY, PackedWeight, unpack
+from ingot.passes.lowering.nbits_packing import BLOCKS_KEY, PackedWeight, unpack
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from tests.passes.lowering.test_lower_onnxruntime_cpu import QUANTIZED, dequantized, label, linear_model, table_model
 
@@ -65,5 +65,5 @@ def test_codes_of_2_4_and_8_bits_begin_in_the_low_bits() -> None:
 def test_a_scale_that_differs_within_a_channel_is_refused() -> None:
     node, _ = lowered(linear_model(COLUMNS), "MatMulNBits", bits=4, block_size=32, symmetric=True)
     node.metadata_props[BLOCKS_KEY] = "channel"
-    with pytest.raises(PassError, match=r"'proj\.weight\.scale' is said to be per channel, but differs within a row"):
+    with pytest.raises(PassError, match=r"'proj\.weight\.scale' is marked as per channel, but differs within a row"):
         PackedWeight.read(node, COLUMNS, (1, 2, 3)).scales_of(slice(0, 8))

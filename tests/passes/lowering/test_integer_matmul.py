@@ -1,4 +1,4 @@
-"""Integer matmuls: what the IR says to the last digits, whichever rows stand beside a row."""
+"""Integer matmuls equal the IR up to rounding, and a row's result does not depend on the other rows."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def outputs(model: ir.Model, x: Float32Array) -> NDArray[Any]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("scheme", [DYNAMIC, STATIC])
-def test_the_engine_computes_what_the_ir_says(scheme: ActivationScheme, symmetric: bool, bias: bool) -> None:
+def test_the_engine_computes_the_ir_up_to_rounding(scheme: ActivationScheme, symmetric: bool, bias: bool) -> None:
     model = quantized(scheme, symmetric, bias)
     gemm = model.graph.node("proj")
     weight = gemm.inputs[1]
@@ -72,7 +72,7 @@ def test_the_engine_computes_what_the_ir_says(scheme: ActivationScheme, symmetri
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("scheme", [DYNAMIC, STATIC])
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(scheme: ActivationScheme, symmetric: bool) -> None:
+def test_a_row_has_the_same_bits_in_every_batch(scheme: ActivationScheme, symmetric: bool) -> None:
     session, x = plain_session(lowered(quantized(scheme, symmetric))), rows()
     whole = session.run(None, {"x": x})[0]
     for count in COUNTS:
@@ -82,19 +82,19 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(scheme: ActivationSch
 
 
 @pytest.mark.parametrize("scheme", [DYNAMIC, STATIC])
-def test_codes_are_integers_and_the_weight_is_stored_as_it_was(scheme: ActivationScheme) -> None:
+def test_codes_are_integers_and_the_stored_weight_is_unchanged(scheme: ActivationScheme) -> None:
     model = quantized(scheme)
     codes = np.array(model.graph.initializers["proj.weight.q"].const_value.numpy())  # type: ignore[union-attr]
     lowered(model)
-    product = model.graph.node("proj.integer")
-    assert product.op_type == "QGemm"
-    assert ACTIVATIONS_KEY in product.metadata_props
-    assert [value.dtype for value in product.inputs[::3]] == [ir.DataType.UINT8, ir.DataType.INT8]  # type: ignore[union-attr]
-    np.testing.assert_array_equal(product.inputs[3].const_value.numpy(), codes)  # type: ignore[union-attr]
+    matmul = model.graph.node("proj.integer")
+    assert matmul.op_type == "QGemm"
+    assert ACTIVATIONS_KEY in matmul.metadata_props
+    assert [value.dtype for value in matmul.inputs[::3]] == [ir.DataType.UINT8, ir.DataType.INT8]  # type: ignore[union-attr]
+    np.testing.assert_array_equal(matmul.inputs[3].const_value.numpy(), codes)  # type: ignore[union-attr]
     assert not [node for node in model.graph if node.op_type == "DequantizeLinear"]
 
 
-def test_weights_in_blocks_read_codes_that_were_turned_back() -> None:
+def test_weights_in_blocks_read_dequantized_activations() -> None:
     model = lowered(quantized(DYNAMIC, bits=4))
     ops = [node.op_type for node in model.graph]
     assert "MatMulNBits" in ops

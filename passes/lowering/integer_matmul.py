@@ -11,14 +11,14 @@
                     y     = Mul(QGemm(codes, 1, 128, W, w, z, transB=1), Unsqueeze(s, 1))
 
 and Add(y, b) where there is a bias. Codes are shifted by 128 because onnxruntime multiplies uint8 by int8 fastest: with
-VNNI, signed by signed is 30 times slower, and unsigned by unsigned takes two thirds of the gain (docs/log.md). A weight
-is stored as the IR has it, transposed and packed when it is loaded.
+VNNI, int8 by int8 is 30 times slower, and uint8 by uint8 loses two thirds of the gain (docs/log.md). A weight is stored
+as in the IR; the engine transposes and packs it at load.
 
-Numerics: sums of integers are exact, so only the scaling rounds: 1e-6 of the largest result away from what the IR says.
-For the same reason a row's result never depends on the rows beside it. On an x86 CPU without VNNI uint8 by int8 would
-saturate; the executor asks onnxruntime to compute with unsigned weights there, at a cost in speed.
+Numerics: integer sums are exact and only the scaling rounds, 1e-6 of the largest result away from the IR's. So a row's
+result never depends on the other rows. On an x86 CPU without VNNI uint8 by int8 would saturate; there the executor
+makes onnxruntime compute with unsigned weights, which is slower.
 
-A layer whose weight has another form (4 bits, blocks) goes on reading x', which is computed in float32 ahead of it.
+A layer whose weight has another form (4 bits, blocks) still reads x', computed in float32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def lower_integer_matmuls(graph: ir.Graph) -> bool:
-    """Replace every such layer; whether there was one."""
+    """Replace every layer that matches; return whether there was one."""
     found: dict[ir.Node, list[ir.Node]] = {}
     for node in graph:
         producer = _quantized_input(node)
@@ -108,12 +108,12 @@ def _lower(graph: ir.Graph, gemm: ir.Node, codes: ir.Value, scale: ir.Value) -> 
 def _integer_matmul(
     graph: ir.Graph, gemm: ir.Node, weight: ir.Node, codes: ir.Value, scale: ir.Value
 ) -> Iterator[ir.Node]:
-    """QGemm, the tokens' scales, the bias; the last node's output stands for the layer's."""
+    """QGemm, the tokens' scales, the bias; the last node's output replaces the layer's."""
     path, shape = gemm.name or "", _shape(gemm.outputs[0])
     dynamic = not scale.is_initializer()
     factor = constant(graph, "activations.one", 1, ir.DataType.FLOAT) if dynamic else scale
     zero = constant(graph, "activations.zero_point", ZERO_POINT, ir.DataType.UINT8)
-    product = ir.node(
+    matmul = ir.node(
         "QGemm",
         [codes, factor, zero, *_weight_operands(graph, weight)],
         {"transB": 1},
@@ -121,8 +121,8 @@ def _integer_matmul(
         name=f"{path}.integer",
         outputs=[float_value(f"{path}.integer", shape)],
     )
-    yield product
-    result = product.outputs[0]
+    yield matmul
+    result = matmul.outputs[0]
     if dynamic:
         axes = constant(graph, "activations.axes", [1], ir.DataType.INT64)
         column = _node("Unsqueeze", f"{path}.token_scales", [scale, axes], (shape[0], 1))
@@ -135,7 +135,7 @@ def _integer_matmul(
 
 
 def _weight_operands(graph: ir.Graph, weight: ir.Node) -> list[ir.Value]:
-    """B, b_scale and b_zero_point of QGemm. Codes that something else reads too get a name of their own."""
+    """B, b_scale and b_zero_point of QGemm. Codes with other readers are copied under a name of their own."""
     codes, scale, *rest = (value for value in weight.inputs if value is not None)
     assert codes.const_value is not None
     assert codes.dtype is not None
@@ -144,7 +144,7 @@ def _weight_operands(graph: ir.Graph, weight: ir.Node) -> list[ir.Value]:
         name = f"{codes.name}.rows"
         tensor = ir.Tensor(np.array(codes.const_value.numpy()), name=name)
         codes = graph.initializers.get(name) or add_initializer(graph, tensor)
-    # One for each weight: where onnxruntime makes weights unsigned, it cannot do so with one that several share.
+    # One zero point per weight: onnxruntime cannot make weights unsigned that share one.
     return [codes, scale, rest[0] if rest else constant(graph, f"{codes.name}.zero", np.zeros(out), dtype)]
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.passes.pruning.channels import keep_columns
+from ingot.passes.pruning.channel_selection import keep_columns
 
 RANDOM = np.random.default_rng(3)
 

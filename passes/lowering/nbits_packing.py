@@ -1,24 +1,20 @@
-"""From a DequantizeLinear's tensors to the layout of com.microsoft::MatMulNBits and GatherBlockQuantized.
+"""Weights in the layout of com.microsoft::MatMulNBits and GatherBlockQuantized: packed, and read back.
 
     B             [out, blocks, block * bits / 8] uint8   codes of a block, the first in the low bits of the first byte;
-                                                          a partial last block is filled with zeros
+                                                          a partial last block is padded with zeros
     scales        [out, blocks] float32
     zero_points   [out, ceil(blocks * bits / 8)] uint8    packed as B, row by row; absent: 2 ** (bits - 1)
 
-The engine's codes are unsigned. A signed code c becomes c + 2 ** (bits - 1), whose zero point is the one that the
-engine takes when there is none. Blocks are of 16, 32, 64, 128 or 256 columns and nothing else, so a weight that is
-quantized per channel repeats its scale over blocks of CHANNEL_BLOCK: the same numbers, and finer blocks for the int8
-activations of accuracy_level 4.
+The engine's codes are unsigned. A signed code c becomes c + 2 ** (bits - 1), which is the engine's default zero point.
+Blocks have 16, 32, 64, 128 or 256 columns, so a weight quantized per channel repeats its scale over blocks of
+CHANNEL_BLOCK: the same numbers, and finer blocks for the int8 activations of accuracy_level 4.
 
-The engine has 2, 4 and 8 bits. Weights of 3 bits take the container of 4: they cost a third more than their codes, in
-the artifact and in memory, and run as fast as 4 bits do.
+The engine has 2, 4 and 8 bits. Weights of 3 bits are stored in 4: a third more bytes in the artifact and in memory, and
+the speed of 4 bits.
 
-Everything is packed when it is written, one tensor at a time. (Source: onnxruntime 1.31, ContribOperators.md.)
+Tensors are packed one at a time, when they are written. (Source: onnxruntime 1.31, ContribOperators.md.)
 
-From the operands of com.microsoft::MatMulNBits and GatherBlockQuantized back to codes, scales and zero points.
-
-Undoes nbits.py, whose docstring has the layout: what a DequantizeLinear would read again, exactly. Two things
-cannot be seen in the operands, and stand in the node's metadata, put there by lower-onnxruntime-cpu:
+Two facts do not show in the operands. lower-onnxruntime-cpu writes them into the metadata of the node that reads these:
 
     ingot.bits       bits of the codes where the container has more (3 in 4)
     ingot.blocks     "channel" where a channel's scale was repeated for each block
@@ -38,28 +34,33 @@ from ingot.passes.weights import apply_to_array
 
 ENGINE_BLOCKS = (16, 32, 64, 128, 256)
 CHANNEL_BLOCK = 128
-STORAGE_KEY = "ingot.storage"  # tensor.metadata_props: name of the initializer whose bytes this one shows
+BLOCKS_KEY = "ingot.blocks"  # node.metadata_props
+PER_CHANNEL = "channel"
+STORAGE_KEY = "ingot.storage"  # tensor.metadata_props: name of the initializer whose bytes this one shares
 
 ByteArray = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
-    """A DequantizeLinear over a [rows, columns] weight, as the engine will hold it."""
+class UnpackedWeight:
+    """The operands of a DequantizeLinear over a [rows, columns] weight, and their packed form.
+
+    bits    of the engine's container: 2, 4 or 8
+    """
 
     codes: ir.TensorProtocol
     scale: ir.TensorProtocol
     zero_point: ir.TensorProtocol | None
     name: str
     block_size: int
-    bits: int  # of the engine's container: 2, 4 or 8
+    bits: int
 
     @classmethod
-    def read(cls, node: ir.Node) -> "QuantizedWeight":
-        """Read a DequantizeLinear; PassError when its block size is none of the engine's."""
+    def read(cls, node: ir.Node) -> "UnpackedWeight":
+        """Read a DequantizeLinear; PassError for a block size that the engine does not have."""
         codes, scale, zero_point = (_tensor(node, index) for index in range(3))
         if codes is None or scale is None:
-            raise PassError(f"{node.name!r} dequantizes something that is no initializer")
+            raise PassError(f"{node.name!r} dequantizes a value that is not an initializer")
         columns = int(codes.shape.numpy()[1])
         default = 0 if len(scale.shape) == 1 else columns
         block_size = node.attributes.get_int("block_size", default) or engine_block_size(columns)
@@ -95,13 +96,13 @@ class QuantizedWeight:
         return _lazy(f"{self.name}.q", shape, self._pack_codes)
 
     def packed_rows(self) -> ir.LazyTensor:
-        """The bytes of packed_codes again, as [out, blocks * blob]: stored once, under the name of the other."""
+        """The bytes of packed_codes as [out, blocks * blob]; the two share their storage."""
         tensor = _lazy(f"{self.name}.q.rows", (self.rows, self.row_bytes), self._pack_codes)
         tensor.metadata_props[STORAGE_KEY] = f"{self.name}.q"
         return tensor
 
     def packed_scales(self) -> ir.TensorProtocol:
-        """[out, blocks]: as they are, or a channel's scale for each of its blocks."""
+        """[out, blocks]: unchanged, or a channel's scale repeated for each of its blocks."""
         if len(self.scale.shape) == 2:
             return self.scale
         shape = (self.rows, self.num_blocks)
@@ -140,7 +141,7 @@ class QuantizedWeight:
 
 
 def _pack(values: ByteArray, bits: int) -> ByteArray:
-    """Codes of rows of whole bytes, the first in the low bits; flat unless bits is 8."""
+    """Pack codes, the first in the low bits; the result is flat unless bits is 8. A row fills whole bytes."""
     if bits == 2:
         four = values.reshape(-1, 4) & np.uint8(3)
         packed: ByteArray = (
@@ -151,12 +152,12 @@ def _pack(values: ByteArray, bits: int) -> ByteArray:
 
 
 def container_bits(bits: int) -> int:
-    """Bits of the engine's codes for codes of so many."""
+    """Bits that the engine stores codes of `bits` bits in."""
     return 4 if bits == 3 else bits
 
 
 def engine_block_size(columns: int) -> int:
-    """Of a weight per channel: the smallest engine block that holds the row, CHANNEL_BLOCK at most."""
+    """Block size for a weight per channel: the smallest that holds the row, CHANNEL_BLOCK at most."""
     return next((block for block in ENGINE_BLOCKS if block >= min(columns, CHANNEL_BLOCK)), CHANNEL_BLOCK)
 
 
@@ -173,15 +174,11 @@ def _lazy(
     )
 
 
-BLOCKS_KEY = "ingot.blocks"  # metadata_props of a node that reads packed codes
-PER_CHANNEL = "channel"
-
-
 @dataclass(frozen=True)
 class PackedWeight:
-    """A [rows, columns] weight as the engine holds it. `codes` is read when it is asked for.
+    """A [rows, columns] weight in the engine's layout; rows are read on demand.
 
-    container_bits    2, 4 or 8, as the engine counts them; `bits` of them are used
+    container_bits    2, 4 or 8, the engine's; `bits` of them are used
     """
 
     codes: ir.TensorProtocol
@@ -195,7 +192,7 @@ class PackedWeight:
 
     @classmethod
     def read(cls, node: ir.Node, columns: int, operands: tuple[int, int, int]) -> "PackedWeight":
-        """The weight that a node reads through these operands: codes, scales, zero points."""
+        """The weight that a node reads by these operands: codes, scales, zero points."""
         codes, scales, zero_points = (_operand(node, index) for index in operands)
         if codes is None or scales is None:
             raise PassError(f"{node.name!r} ({node.op_type}) reads codes or scales that are not stored")
@@ -239,7 +236,7 @@ class PackedWeight:
         if not self.per_channel:
             return values
         if (values != values[:, :1]).any():
-            raise PassError(f"{self.scales.name!r} is said to be per channel, but differs within a row")
+            raise PassError(f"{self.scales.name!r} is marked as per channel, but differs within a row")
         return np.ascontiguousarray(values[:, :1])
 
 
