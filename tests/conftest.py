@@ -26,6 +26,8 @@ from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
 from ingot.validation.memory_probe import process_memory
 from tests.data_paths import DEMO_MODEL
 
+os.environ["TRITON_INTERPRET"] = "1"  # before any test imports a kernel; see simulators/triton_interpreter.py
+
 UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
 THREADS = ("INGOT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from safetensors.numpy import save_file
-from tests.interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter
 
 from benchmarks.gpu.cases import built, reference_of
 from benchmarks.gpu.demo import REFERENCE

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryProduct, SegmentCall
+from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryMatmul, SegmentCall
 from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Queue
@@ -56,19 +56,19 @@ class Accounts:
     vocabulary: int
     batch: ForwardBatch
 
-    def work(self, program: LaunchProgram, launch: Launch | LibraryProduct) -> Work:
+    def work(self, program: LaunchProgram, launch: Launch | LibraryMatmul) -> Work:
         """Bytes and operations of one launch."""
         made = sum(self._buffer_bytes(program, name) for name in launch.buffers if not name.endswith(_BETWEEN))
-        if isinstance(launch, LibraryProduct):
+        if isinstance(launch, LibraryMatmul):
             flops = 2.0 * launch.rows * launch.n * launch.columns
             return Work(self.stored_bytes(program, launch) + made, flops)
         kernel = self.kernels[launch.kernel]
         named = dict(zip(CATALOG[kernel.name].arguments, launch.arguments, strict=True))
         return Work(self.stored_bytes(program, launch) + made, self._flops(kernel, named))
 
-    def stored_bytes(self, program: LaunchProgram, launch: Launch | LibraryProduct) -> float:
+    def stored_bytes(self, program: LaunchProgram, launch: Launch | LibraryMatmul) -> float:
         """Bytes of weights and of the KV pool."""
-        if isinstance(launch, LibraryProduct):
+        if isinstance(launch, LibraryMatmul):
             return float(weight_bytes(self.weights[launch.weight.name])) if launch.weight.kind == "weight" else 0.0
         kernel = self.kernels[launch.kernel]
         rows = program.rows if "logits" not in launch.buffers else program.logits_rows
@@ -114,7 +114,7 @@ def groups(executor: SyntheticExecutor, bound: BoundProgram, batch: ForwardBatch
     collected: dict[str, tuple[list[Queue], list[Work], list[float]]] = {}
     for launch, (_, queue) in zip(bound.program.launches, [*bound.body, *bound.head], strict=True):
         assert not isinstance(launch, SegmentCall), "programs of another engine are not measured kernel by kernel"
-        kernel = launch.library if isinstance(launch, LibraryProduct) else executor.kernels[launch.kernel].name
+        kernel = launch.library if isinstance(launch, LibraryMatmul) else executor.kernels[launch.kernel].name
         if part in kernel:
             name = f"{kernel} {re.sub(r'[0-9]+', '*', launch.node)}"
             queues, works, stored = collected.setdefault(name, ([], [], []))

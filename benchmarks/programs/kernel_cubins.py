@@ -26,7 +26,7 @@ from ingot.pipeline.targets.cuda.attention_tiles import (
 )
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.pipeline.targets.cuda.program_builder import TAIL_WARPS, TILE_QUERIES
+from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, ProductShape, safe_tile
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 
@@ -68,7 +68,7 @@ def _row_requests() -> Iterator[Request]:
     for name in ("greedy", "draw"):
         yield (
             f"{VOCABULARY} tokens",
-            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 4096}, num_warps=TAIL_WARPS),
+            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 4096}, num_warps=SAMPLER_WARPS),
         )
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, ModelFacts, SegmentStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.cpu.attention_operands import Rotations, attention_operands, check_attention
+from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple, padded
 from ingot.runtime.cpu.buffers import ValueBuffers
-from ingot.runtime.cpu.invariance import MULTIPLES, find_row_multiple, padded
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import make_attention
-from ingot.runtime.cpu.program_attention import Rotations, attention_operands, check_attention
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
 from ingot.runtime.options import EngineOptions, resolve_pool_size
 

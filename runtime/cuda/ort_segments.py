@@ -1,13 +1,10 @@
-"""Segments that onnxruntime's CUDA provider runs: on the program's own stream, bound to addresses on the card.
+"""Segments in onnxruntime's CUDA provider: on the program's own stream, bound to addresses on the GPU.
 
-A session is made for each file, and a binding for each call, once: a call then costs one step into onnxruntime, which
-queues kernels on the stream and returns. Weights are inputs like any other and lie where the program's weights lie, so
-sessions hold none. What onnxruntime allocates while it runs is its own, and the reason why such programs are not
-captured into CUDA graphs.
+Each file gets a session and each call a binding, once: a call is then one call into onnxruntime, which queues kernels
+on the stream and returns. Weights are ordinary inputs that stay in the program's weights, so sessions hold none.
+onnxruntime allocates while it runs, and so these programs cannot be captured into CUDA graphs.
 
-Nothing falls back to the CPU: a provider that does not load, and every node that it does not take, is an error.
-
-Loads an artifact for onnxruntime's CUDA provider: the CUDA executor, whose segments are ONNX files.
+Nothing falls back to the CPU: a provider that does not load, or a node that it cannot run, is an error.
 """
 
 import ctypes
@@ -23,11 +20,12 @@ from typing import Any
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import SegmentCall
 from ingot.errors import EngineError
+from ingot.runtime.cuda import executor
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _FATAL_ONLY = 4  # errors come as exceptions
 _INSTALL = "pip install 'ingot[ort-cuda]', then pip install --force-reinstall --no-deps onnxruntime-gpu"
 _LIBRARIES = ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so")
@@ -38,7 +36,7 @@ _ONNX_TYPES = {"fp32": 1, "u8": 2, "i8": 3, "i32": 6, "i64": 7, "fp16": 10, "bf1
 
 @dataclass(frozen=True)
 class Provider:
-    """Where onnxruntime runs segments: a provider's name, the kind of device its memory is on, options for a stream."""
+    """An onnxruntime provider: its name, the kind of device memory it uses, its options for a stream."""
 
     name: str
     memory: str
@@ -46,7 +44,7 @@ class Provider:
 
 
 def _cuda_options(stream: Stream) -> Mapping[str, str]:
-    """On the first visible card, as driver.py: float32 in full, sums of norms too, no more memory than is asked for."""
+    """Options for the first visible GPU, as in driver.py: full float32, also in norms, and no spare memory."""
     return {
         "user_compute_stream": str(int(stream)),
         "arena_extend_strategy": "kSameAsRequested",
@@ -58,16 +56,21 @@ def _cuda_options(stream: Stream) -> Mapping[str, str]:
 CUDA = Provider("CUDAExecutionProvider", "cuda", _cuda_options)
 
 
+def load(artifact: Artifact, options: EngineOptions) -> CudaExecutor:
+    """Make the executor on the first visible GPU. Raises what `CudaExecutor` and `OrtSegments` do."""
+    return executor.load(artifact, options, open_segments)
+
+
 def open_segments(artifact: Artifact, device: Device, stream: Stream) -> "OrtSegments":
-    """For `CudaExecutor`. EngineError where onnxruntime is installed without its CUDA provider."""
+    """Open the segments for `CudaExecutor`. EngineError when onnxruntime is installed without its CUDA provider."""
     return OrtSegments(artifact, stream)
 
 
 class OrtSegments:
     """Runs an artifact's segments. Implements `programs.SegmentBinder`.
 
-    EngineError, naming the file: onnxruntime lacks the provider, cannot load it or the file, or the provider does not
-    take all of its nodes. What a call queues raises EngineError, naming its node, when onnxruntime refuses it.
+    EngineError, naming the file, when onnxruntime lacks the provider, cannot load it or the file, or when the provider
+    cannot run all nodes. A call that onnxruntime refuses raises EngineError, naming its node.
     """
 
     def __init__(self, artifact: Artifact, stream: Stream, provider: Provider = CUDA) -> None:
@@ -76,11 +79,13 @@ class OrtSegments:
         self._sessions: dict[str, Any] = {}
         self._bound: dict[object, _BoundCall] = {}
         run_options = self._onnxruntime.RunOptions()
-        run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")  # the stream keeps the order
+        run_options.add_run_config_entry(
+            "disable_synchronize_execution_providers", "1"
+        )  # the stream keeps work in order
         self._run_options = run_options
 
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
-        """Bind a call for good."""
+        """Bind a call to its addresses."""
         key = (call.file, tuple(call.shapes.items()), tuple(addresses.items()))
         if key not in self._bound:
             session = self._sessions.get(call.file) or self._load(call.file)
@@ -88,7 +93,7 @@ class OrtSegments:
         return self._bound[key]
 
     def close(self) -> None:
-        """Let sessions and bindings go. Idempotent."""
+        """Drop sessions and bindings. Idempotent."""
         for bound in self._bound.values():
             bound.run = None
         self._bound.clear()
@@ -107,7 +112,7 @@ class OrtSegments:
             raise EngineError(_does_not_load(self._onnxruntime, provider))
         _require_all_nodes(session, file, provider)
         self._sessions[name] = session
-        _LOG.debug("%s: loaded", file)
+        logger.debug("%s: loaded", file)
         return session
 
     def _bind(self, session: Any, call: SegmentCall, addresses: Mapping[str, int]) -> Callable[[], None]:
@@ -126,7 +131,7 @@ class OrtSegments:
         for value in outputs:
             kind, shape = _ONNX_TYPES[call.outputs[value.name].type], [symbols.get(size, size) for size in value.shape]
             binding.bind_output(value.name, memory, 0, kind, shape, addresses[value.name])
-        # The session behind onnxruntime's Python wrapper: the wrapper's checks cost more than a small segment.
+        # The C++ session under the Python wrapper: the wrapper's checks cost more than a small segment.
         return partial(session._sess.run_with_iobinding, binding._iobinding, self._run_options)
 
 
@@ -139,7 +144,7 @@ class _BoundCall:
     stream: Stream
 
     def __call__(self, stream: Stream) -> None:
-        assert stream is self.stream, "sessions run on the stream that they were made for"
+        assert stream is self.stream, "sessions run only on the stream that they were made for"
         assert self.run is not None, "the segments are closed"
         try:
             self.run()
@@ -158,10 +163,10 @@ def _import_onnxruntime(provider: Provider) -> Any:
         )
     if provider is CUDA:
         said = io.StringIO()
-        with redirect_stdout(said):  # what it does not find it prints
-            onnxruntime.preload_dlls()  # libraries of CUDA and cuDNN that pip installed
+        with redirect_stdout(said):  # it prints the libraries that it does not find
+            onnxruntime.preload_dlls()  # loads the libraries of CUDA and cuDNN that pip installed
         if said.getvalue():
-            _LOG.debug("onnxruntime.preload_dlls: %s", said.getvalue().strip())
+            logger.debug("onnxruntime.preload_dlls: %s", said.getvalue().strip())
     return onnxruntime
 
 
@@ -170,7 +175,7 @@ def _session_options(onnxruntime: Any) -> Any:
 
     use_thread_pool(None)
     options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False  # onnxruntime wants all sessions of a process to agree
+    options.use_per_session_threads = False  # onnxruntime requires all sessions of a process to agree
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.log_severity_level = _FATAL_ONLY
     return options
@@ -187,7 +192,7 @@ def _require_all_nodes(session: Any, file: Path, provider: Provider) -> None:
         shown = ", ".join(elsewhere[:5]) + (f" and {len(elsewhere) - 5} more" if len(elsewhere) > 5 else "")
         raise EngineError(
             f"{file}: onnxruntime's {provider.name} has no kernel for {shown}; build with another gpu.activations, "
-            "leave out the pass that made the operator, or install another onnxruntime-gpu"
+            "omit the pass that made the operator, or install another onnxruntime-gpu"
         )
 
 
@@ -200,8 +205,8 @@ def _require_names(call: SegmentCall, inputs: list[str], outputs: list[str]) -> 
 
 
 def _does_not_load(onnxruntime: Any, provider: Provider) -> str:
-    """Why the provider is not there: onnxruntime writes the reason to stderr and goes on without it."""
-    folder, reason = Path(onnxruntime.__file__).parent / "capi", "onnxruntime says why on stderr"
+    """Say why the provider did not load: onnxruntime only writes the reason to stderr, and goes on without it."""
+    folder, reason = Path(onnxruntime.__file__).parent / "capi", "see onnxruntime's message on stderr"
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
@@ -212,10 +217,3 @@ def _does_not_load(onnxruntime: Any, provider: Provider) -> str:
         f"onnxruntime {onnxruntime.__version__} cannot load its {provider.name}: {reason}; it needs a driver and "
         f"libraries of CUDA {onnxruntime.cuda_version}: pip install 'onnxruntime-gpu[cuda,cudnn]'"
     )
-
-
-def load(artifact: Artifact, options: EngineOptions) -> CudaExecutor:
-    """The executor, on the first card that CUDA shows. Raises what `CudaExecutor` and `OrtSegments` do."""
-    from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
-
-    return CudaExecutor(artifact, open_device(), options, open_segments)

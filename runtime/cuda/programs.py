@@ -1,20 +1,20 @@
-"""The programs of all buckets with their arguments bound to addresses, and the graphs that replay them.
+"""Bucket programs with every argument bound to an address, and the CUDA graphs that replay them.
 
 A step runs one part of its bucket's program:
 
-    body      what comes before the head: nobody wants logits
+    body      everything before the head: for a step that needs no logits
     logits    body and head
-    greedy    body, head, and the kernels that choose the likeliest tokens; `draw` with those that draw
-    head      the head again, for more rows of logits than it takes at once
+    greedy    body, head, and the kernels that choose the likeliest tokens; `draw` with those that sample randomly
+    head      the head again, for more rows of logits than it computes at once
 
-Each is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many kernels.
-Programs whose segments cannot be captured are queued launch by launch instead, each step anew.
-With INGOT_CUDA_BLOCKING kernels run one by one, each is waited for, and a failure names the node.
+Each part is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many
+kernels it has. Programs whose segments cannot be captured are queued launch by launch in every step.
+With INGOT_CUDA_BLOCKING the host waits after each kernel, and a failure names its node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from ingot import settings
 from ingot.artifact import Artifact
@@ -25,10 +25,10 @@ from ingot.artifact.launch_program import (
     Kernel,
     Launch,
     LaunchProgram,
-    LibraryProduct,
+    LibraryMatmul,
+    Sampler,
     SegmentCall,
     Step,
-    Tail,
 )
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.batch import ForwardBatch
@@ -37,63 +37,47 @@ from ingot.runtime.cuda.step_inputs import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
 
 Part = Literal["body", "head", "logits", "greedy", "draw"]
+BoundStep = tuple[str, Queue]  # the node that it computes, and its work
+
+_ForeignStep = TypeVar("_ForeignStep", SegmentCall, LibraryMatmul, contravariant=True)
 
 
-class SegmentBinder(Protocol):
-    """Another engine's way to run segments: a call with addresses of inputs and outputs -> work for a stream."""
+class StepBinder(Protocol[_ForeignStep]):
+    """Another engine or library that runs steps of a program on the runtime's stream."""
 
-    def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
-        """Bind a call for good. What it queues must be fit for capture into a graph, where the call says that it is."""
+    def __call__(self, step: _ForeignStep, addresses: Mapping[str, int], /) -> Queue:
+        """Bind a step to the addresses of its operands.
+
+        A step that the program lets be captured must be fit for a CUDA graph once it has run.
+        """
         ...
 
     def close(self) -> None:
-        """Give back what lies on the device, before the device goes. Idempotent; nothing that was bound runs again."""
+        """Free device memory, before the device closes. Idempotent; bound steps must not run afterwards."""
         ...
 
 
-OpenSegments = Callable[[Artifact, Device, Stream], SegmentBinder]  # all that is bound runs on the one stream
+SegmentBinder = StepBinder[SegmentCall]
+MatmulBinder = StepBinder[LibraryMatmul]
+OpenSegments = Callable[[Artifact, Device, Stream], SegmentBinder]  # bound steps run on that stream only
+OpenMatmuls = Callable[[Device, Stream], MatmulBinder]
 
 
-class NoSegments:
-    """The binder of programs that are kernels alone."""
+class NoBinder:
+    """A `StepBinder` for programs of Ingot's kernels only: refuses every step."""
 
-    def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
-        """Refuses."""
-        raise EngineError(f"{call.node}: {call.file} is a segment of another engine, which is not loaded")
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-def no_segments(artifact: Artifact, device: Device, stream: Stream) -> NoSegments:
-    """For executors of kernels alone."""
-    return NoSegments()
-
-
-class ProductBinder(Protocol):
-    """A library's way to multiply: a product with addresses of its operands -> work for a stream."""
-
-    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Queue:
-        """Bind a product for good. What it queues must be fit for capture into a graph once it has run."""
-        ...
+    def __call__(self, step: SegmentCall | LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
+        """Raise EngineError."""
+        engine = step.engine if isinstance(step, SegmentCall) else step.library
+        raise EngineError(f"{step.node}: runs in {engine}, which is not loaded")
 
     def close(self) -> None:
-        """Give back what lies on the device, before the device goes. Idempotent; nothing that was bound runs again."""
-        ...
+        """Do nothing."""
 
 
-OpenProducts = Callable[[Device, Stream], ProductBinder]  # all that is bound runs on the one stream
-
-
-class NoProducts:
-    """The binder of programs whose products are all Ingot's own."""
-
-    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Queue:
-        """Refuses."""
-        raise EngineError(f"{product.node}: is computed by {product.library}, which is not loaded")
-
-    def close(self) -> None:
-        """Nothing to give back."""
+def no_segments(artifact: Artifact, device: Device, stream: Stream) -> NoBinder:
+    """Open no engine, for programs without segments."""
+    return NoBinder()
 
 
 @dataclass(frozen=True)
@@ -106,17 +90,17 @@ class Binding:
     weights: DeviceWeights
     externals: Mapping[str, int]
     arena: int
-    segments: SegmentBinder = field(default_factory=NoSegments)
-    products: ProductBinder = field(default_factory=NoProducts)
+    segments: SegmentBinder = field(default_factory=NoBinder)
+    matmuls: MatmulBinder = field(default_factory=NoBinder)
 
     def bind(self, program: LaunchProgram, step: Step) -> Queue:
-        """A step of the program, ready to be queued."""
+        """Bind a step of the program, ready to be queued."""
         if isinstance(step, Launch):
             types = self.kernels[step.kernel].types
             given = [(kind, self._value(program, one)) for kind, one in zip(types, step.arguments, strict=True)]
             return self.device.bind(self.loaded[step.kernel], step.grid, given, step.node)
-        if isinstance(step, LibraryProduct):
-            return self.products(step, self._addresses(program, step.operands))
+        if isinstance(step, LibraryMatmul):
+            return self.matmuls(step, self._addresses(program, step.operands))
         return self.segments(step, self._addresses(program, {**step.inputs, **step.outputs}))
 
     def _addresses(self, program: LaunchProgram, operands: Mapping[str, Argument]) -> dict[str, int]:
@@ -139,8 +123,8 @@ class Binding:
         found = self.weights.dtypes.get(name)
         if found != STORED_TYPES[type_]:
             raise ArtifactError(
-                f"the program reads the weight {name!r} as {STORED_TYPES[type_]}, and the weights' file has "
-                f"{found or 'none of that name'}; build the artifact again"
+                f"the program reads the weight {name!r} as {STORED_TYPES[type_]}, and the weights file "
+                f"{f'stores it as {found}' if found else 'does not contain it'}; build the artifact again"
             )
         return self.weights.addresses[name]
 
@@ -152,9 +136,9 @@ class BoundProgram:
     program: LaunchProgram
     layout: InputLayout
     device: Device
-    body: Sequence[tuple[str, Queue]]
-    head: Sequence[tuple[str, Queue]]
-    tails: Mapping[Tail, Sequence[tuple[str, Queue]]]
+    body: Sequence[BoundStep]
+    head: Sequence[BoundStep]
+    samplers: Mapping[Sampler, Sequence[BoundStep]]
     captured: bool = True
     graphs: dict[Part, Graph] = field(default_factory=dict)
 
@@ -162,12 +146,12 @@ class BoundProgram:
     def of(cls, program: LaunchProgram, binding: Binding, layout: InputLayout) -> "BoundProgram":
         """Bind all launches of a program."""
 
-        def bound(steps: Sequence[Step]) -> list[tuple[str, Queue]]:
+        def bound(steps: Sequence[Step]) -> list[BoundStep]:
             return [(step.node, binding.bind(program, step)) for step in steps]
 
-        tails = {tail: bound(launches) for tail, launches in program.tails.items()}
+        samplers = {name: bound(launches) for name, launches in program.samplers.items()}
         body, head = program.launches[: program.head_start], program.launches[program.head_start :]
-        return cls(program, layout, binding.device, bound(body), bound(head), tails, program.is_capturable)
+        return cls(program, layout, binding.device, bound(body), bound(head), samplers, program.is_capturable)
 
     def __str__(self) -> str:
         return f"{self.program.attention} bucket of {self.program.rows} rows"
@@ -185,23 +169,23 @@ class BoundProgram:
             for node, queue in self._steps(part):
                 queue(stream)
                 self.device.synchronize(f"{node!r} of the {self}")
-            return
-        if not self.captured:
+        elif self.captured:
+            self._capture(part, stream)
+            self.device.replay(self.graphs[part], stream)
+        else:
             self._queue(part)(stream)
-            return
-        if part not in self.graphs:
-            self.graphs[part] = self.device.capture(stream, self._queue(part))
-        self.device.replay(self.graphs[part], stream)
 
     def warm_up(self, stream: Stream) -> None:
-        """Capture now what engines run, where it is captured at all; the head alone is for logits of whole prompts."""
-        tails: tuple[Part, ...] = tuple(self.tails)
-        parts: tuple[Part, ...] = (
-            ("logits", *tails) if self.program.attention == "decode" else ("body", "logits", *tails)
-        )
-        for part in parts if self.captured and not settings.cuda_blocking() else ():
-            if part not in self.graphs:
-                self.graphs[part] = self.device.capture(stream, self._queue(part))
+        """Capture all parts that an engine runs; the head alone only serves logits of whole prompts."""
+        if not self.captured or settings.cuda_blocking():
+            return
+        parts: tuple[Part, ...] = ("logits", *self.samplers)
+        for part in parts if self.program.attention == "decode" else ("body", *parts):
+            self._capture(part, stream)
+
+    def _capture(self, part: Part, stream: Stream) -> None:
+        if part not in self.graphs:
+            self.graphs[part] = self.device.capture(stream, self._queue(part))
 
     def _queue(self, part: Part) -> Queue:
         def work(stream: Stream) -> None:
@@ -210,19 +194,19 @@ class BoundProgram:
 
         return work
 
-    def _steps(self, part: Part) -> list[tuple[str, Queue]]:
+    def _steps(self, part: Part) -> list[BoundStep]:
         body = [] if part == "head" else self.body
         head = [] if part == "body" else self.head
-        tail: Sequence[tuple[str, Queue]] = ()
+        sampler: Sequence[BoundStep] = ()
         if part == "greedy" or part == "draw":
-            if part not in self.tails:
-                raise EngineError(f"the {self} chooses no tokens on the device; build the artifact again")
-            tail = self.tails[part]
-        return [*body, *head, *tail]
+            if part not in self.samplers:
+                raise EngineError(f"the {self} has no kernels that choose tokens; build the artifact again")
+            sampler = self.samplers[part]
+        return [*body, *head, *sampler]
 
 
 def choose(programs: Sequence[BoundProgram], batch: ForwardBatch) -> BoundProgram:
-    """The smallest program that holds the batch: one for decoding where every sequence has one token."""
+    """Choose the smallest program that holds the batch: a decode program where every sequence has one token."""
     fitting = [one for one in programs if one.holds(batch)]
     if not fitting:
         raise EngineError(

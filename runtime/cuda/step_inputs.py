@@ -1,13 +1,6 @@
-"""Where a step's small inputs lie, so that one copy brings them all to the device.
+"""Inputs of a step: all small ones in one copy to the device, and the changed part of the block tables in another.
 
-What a step brings to the device: its small inputs in one copy, and what changed in the block tables.
-
-The sequences' block tables on the device: kept there, and changed where a step's differ.
-
-A table has a column for every block of the longest context, of which most steps change none or a few: the cells that
-differ from what the device holds span a rectangle, and that is one copy.
-
-Pinned staging areas in a ring: the host fills one while the device still copies from the others.
+Pinned staging areas form a ring: the host fills one while the device still copies from the others.
 """
 
 from collections.abc import Iterator
@@ -24,29 +17,81 @@ from ingot.runtime.cuda.device import Bytes, Device, Stream
 from ingot.runtime.sampler import SamplingArrays
 from ingot.sizes import round_up
 
-_ALIGNMENT = 16  # bytes
+_AREAS = 4  # steps that the host may be ahead of the device's copies
+_ALIGNMENT = 16  # bytes, of each input
 _DTYPES: dict[str, DTypeLike] = {"i64": np.int64, "i32": np.int32, "fp32": np.float32}
+_UNKNOWN = -2  # a cell of the tables whose value on the device is unknown
+_CELL_BYTES = 4
+
+
+class StepInputs:
+    """Device memory for the inputs of any bucket, and the staging areas that fill it."""
+
+    def __init__(self, device: Device, stream: Stream, program: CudaProgram) -> None:
+        self.layouts = [InputLayout.of(one) for one in program.programs]
+        self._device, self._stream = device, stream
+        self._tile_queries = program.tile_queries
+        size = max(layout.bytes for layout in self.layouts)
+        self._address = device.allocate(size, "a step's inputs")
+        self._tables = DeviceTables(device, max(one.sequences for one in program.programs), program.table_columns)
+        self._ring = StagingRing(device, _AREAS, size + self._tables.bytes, "staging of a step's inputs")
+
+    def addresses(self, layout: "InputLayout") -> dict[str, int]:
+        """Addresses of a bucket's inputs, including its block tables."""
+        return {"tables": self._tables.address} | {
+            name: self._address + offset for name, offset in layout.offsets.items()
+        }
+
+    def clear(self) -> None:
+        """Queue zeros for all inputs except the tables."""
+        size = max(layout.bytes for layout in self.layouts)
+        self._device.clear(self._address, size, self._stream)
+
+    def send(
+        self,
+        layout: "InputLayout",
+        batch: ForwardBatch,
+        slots: Int64Array,
+        carried: Int32Array | None,
+        draws: SamplingArrays | None,
+    ) -> None:
+        """Queue the copies of a step's inputs. On return the caller may change the batch's arrays."""
+        with self._ring.area(self._stream) as area:
+            try:
+                size = layout.fill(area, batch, slots, carried, draws, self._tile_queries)
+                self._device.copy_in(self._address, area[:size], self._stream)
+                self._tables.send(batch.block_tables, area[layout.bytes :], self._stream)
+            except BaseException:
+                self._tables.forget()
+                raise
+
+    def send_indices(self, layout: "InputLayout", indices: Int64Array) -> None:
+        """Queue the copy of other rows of wanted logits, for the head alone."""
+        with self._ring.area(self._stream) as area:
+            part: Bytes = area[: layout.program.logits_rows * ELEMENT_BYTES["i64"]]
+            _fill(part.view(np.int64), indices, -1)
+            self._device.copy_in(self._address + layout.offsets["logits_indices"], part, self._stream)
 
 
 @dataclass(frozen=True)
 class InputLayout:
-    """Offsets in bytes of a program's inputs, those of `SamplingArrays` last; `bytes` with them, `drawless` without."""
+    """Byte offsets of a program's inputs, sampling parameters last: `bytes` with them, `greedy_bytes` without."""
 
     program: LaunchProgram
     offsets: dict[str, int]
-    drawless: int
+    greedy_bytes: int
     bytes: int
 
     @classmethod
     def of(cls, program: LaunchProgram) -> "InputLayout":
         """Lay the inputs of a program end to end."""
-        offsets, end, drawless = {}, 0, 0
+        offsets, end, greedy_bytes = {}, 0, 0
         for name, count in _counts(program).items():
             if name == "temperatures":
-                drawless = end
+                greedy_bytes = end
             offsets[name] = end
             end += round_up(count * ELEMENT_BYTES[EXTERNAL[name] or ""], _ALIGNMENT)
-        return cls(program, offsets, drawless, end)
+        return cls(program, offsets, greedy_bytes, end)
 
     def fill(
         self,
@@ -57,7 +102,7 @@ class InputLayout:
         draws: SamplingArrays | None,
         tile_queries: int,
     ) -> int:
-        """Write a batch, padded to the program's size; return how many bytes of `staging` are to be copied.
+        """Write a batch, padded to the program's size; return how many bytes of `staging` to copy.
 
         slots    [T] place of each token in the pool: block * block_tokens + token in the block
         carried  [T], see `PipelinedExecutor.submit`; None for none
@@ -74,16 +119,12 @@ class InputLayout:
             self._put(staging, "tile_sequences", sequences, -1)
             self._put(staging, "tile_starts", starts, 0)
         if draws is None or draws.greedy:
-            return self.drawless
+            return self.greedy_bytes
         self._put(staging, "temperatures", draws.temperatures, 0)
         self._put(staging, "top_ks", draws.top_ks, 0)
         self._put(staging, "top_ps", draws.top_ps, 1)
         self._put(staging, "uniforms", draws.uniforms, 0)
         return self.bytes
-
-    def put_indices(self, staging: Bytes, indices: Int64Array) -> None:
-        """Write at most logits_rows rows of wanted logits, padded, to the beginning of `staging`."""
-        _fill(staging[: self.program.logits_rows * ELEMENT_BYTES["i64"]].view(np.int64), indices, -1)
 
     def _put(self, staging: Bytes, name: str, values: NDArray[np.generic] | tuple[()], padding: int) -> None:
         kind = EXTERNAL[name] or ""
@@ -92,48 +133,12 @@ class InputLayout:
         _fill(staging[begin : begin + size].view(_DTYPES[kind]), values, padding)
 
 
-def _fill(array: NDArray[Any], values: NDArray[np.generic] | tuple[()], padding: int) -> None:
-    array[: len(values)] = values
-    array[len(values) :] = padding
-
-
-def _counts(program: LaunchProgram) -> dict[str, int]:
-    """Elements of each input."""
-    ragged = {
-        "query_starts": program.sequences + 1,
-        "tile_sequences": program.tiles,
-        "tile_starts": program.tiles,
-    }
-    return {
-        **dict.fromkeys(("input_ids", "position_ids", "slots", "carried"), program.rows),
-        "logits_indices": program.logits_rows,
-        "lengths": program.sequences,
-        **(ragged if program.attention == "ragged" else {}),
-        **dict.fromkeys(("temperatures", "top_ks", "top_ps", "uniforms"), program.logits_rows),
-    }
-
-
-def token_slots(batch: ForwardBatch, block_tokens: int) -> Int64Array:
-    """Place of each token [T] in the pool."""
-    sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))
-    blocks = batch.block_tables[sequences, batch.position_ids // block_tokens].astype(np.int64)
-    return blocks * block_tokens + batch.position_ids % block_tokens
-
-
-def _tiles(query_starts: Int32Array, tile_queries: int) -> tuple[Int64Array, Int64Array]:
-    """The sequence of each tile, and its first query within it."""
-    counts = -(-np.diff(query_starts).astype(np.int64) // tile_queries)
-    sequences = np.repeat(np.arange(len(counts)), counts)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    return sequences, (np.arange(len(sequences)) - first) * tile_queries
-
-
-_UNKNOWN = -2
-_CELL_BYTES = 4
-
-
 class DeviceTables:
-    """tables [sequences, columns] i32 on the device, and what they hold."""
+    """Block tables [sequences, columns] i32 on the device, and a copy of their content on the host.
+
+    A table has a column for every block of the longest context, and a step changes few of them: the rectangle around
+    the changed cells is one copy.
+    """
 
     def __init__(self, device: Device, sequences: int, columns: int) -> None:
         self._device = device
@@ -146,7 +151,7 @@ class DeviceTables:
         return self._held.nbytes
 
     def send(self, tables: Int32Array, staging: Bytes, stream: Stream) -> None:
-        """Bring a step's tables [S, blocks] to the device; -1 stands for no block, and nobody reads what is there."""
+        """Queue the copy of a step's tables [S, blocks]; -1 marks an unused cell, which no kernel reads."""
         held = self._held[: tables.shape[0], : tables.shape[1]]
         changed = (tables != held) & (tables >= 0)
         rows, columns = changed.any(axis=1).nonzero()[0], changed.any(axis=0).nonzero()[0]
@@ -161,12 +166,12 @@ class DeviceTables:
         self._device.copy_rows_in(self.address + int(top) * pitch + int(left) * _CELL_BYTES, pitch, copied, stream)
 
     def forget(self) -> None:
-        """After a failure: what the device holds is not known."""
+        """Treat the device's content as unknown, after a failure."""
         self._held.fill(_UNKNOWN)
 
 
 class StagingRing:
-    """So many areas of so many bytes. An area is taken again when the copies from it are done."""
+    """`count` pinned areas of `size` bytes. An area is used again once the copies from it are done."""
 
     def __init__(self, device: Device, count: int, size: int, what: str) -> None:
         self._device, self._what = device, what
@@ -176,7 +181,7 @@ class StagingRing:
 
     @contextmanager
     def area(self, stream: Stream) -> Iterator[Bytes]:
-        """The next area, to be filled and copied from on `stream` within the block."""
+        """Yield the next area, to be filled and copied from on `stream` within the block."""
         area, event = self._areas[self._next % len(self._areas)]
         self._next += 1
         self._device.wait_on_host(event, self._what)
@@ -186,54 +191,37 @@ class StagingRing:
             self._device.record(event, stream)
 
 
-_AREAS = 4  # steps that the host may be ahead of the device's copies
-_INDEX_BYTES = 8
+def token_slots(batch: ForwardBatch, block_tokens: int) -> Int64Array:
+    """Slot of each token [T] in the pool."""
+    sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))
+    blocks = batch.block_tables[sequences, batch.position_ids // block_tokens].astype(np.int64)
+    return blocks * block_tokens + batch.position_ids % block_tokens
 
 
-class StepInputs:
-    """Device memory for the inputs of any bucket, and the staging that fills it."""
+def _counts(program: LaunchProgram) -> dict[str, int]:
+    """Number of elements of each input."""
+    ragged = {
+        "query_starts": program.sequences + 1,
+        "tile_sequences": program.tiles,
+        "tile_starts": program.tiles,
+    }
+    return {
+        **dict.fromkeys(("input_ids", "position_ids", "slots", "carried"), program.rows),
+        "logits_indices": program.logits_rows,
+        "lengths": program.sequences,
+        **(ragged if program.attention == "ragged" else {}),
+        **dict.fromkeys(("temperatures", "top_ks", "top_ps", "uniforms"), program.logits_rows),
+    }
 
-    def __init__(self, device: Device, stream: Stream, program: CudaProgram) -> None:
-        self.layouts = [InputLayout.of(one) for one in program.programs]
-        self._device, self._stream = device, stream
-        self._tile_queries = program.tile_queries
-        size = max(layout.bytes for layout in self.layouts)
-        self._address = device.allocate(size, "a step's inputs")
-        self._tables = DeviceTables(device, max(one.sequences for one in program.programs), program.table_columns)
-        self._ring = StagingRing(device, _AREAS, size + self._tables.bytes, "staging of a step's inputs")
 
-    def addresses(self, layout: InputLayout) -> dict[str, int]:
-        """Where the inputs of a bucket lie, its tables among them."""
-        return {"tables": self._tables.address} | {
-            name: self._address + offset for name, offset in layout.offsets.items()
-        }
+def _tiles(query_starts: Int32Array, tile_queries: int) -> tuple[Int64Array, Int64Array]:
+    """The sequence of each tile, and the tile's first query within it."""
+    counts = -(-np.diff(query_starts).astype(np.int64) // tile_queries)
+    sequences = np.repeat(np.arange(len(counts)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return sequences, (np.arange(len(sequences)) - first) * tile_queries
 
-    def clear(self) -> None:
-        """Queue zeros for all inputs but the tables."""
-        size = max(layout.bytes for layout in self.layouts)
-        self._device.clear(self._address, size, self._stream)
 
-    def send(
-        self,
-        layout: InputLayout,
-        batch: ForwardBatch,
-        slots: Int64Array,
-        carried: Int32Array | None,
-        draws: SamplingArrays | None,
-    ) -> None:
-        """Queue the copies of a step's inputs; the batch's arrays are the caller's again."""
-        with self._ring.area(self._stream) as area:
-            try:
-                size = layout.fill(area, batch, slots, carried, draws, self._tile_queries)
-                self._device.copy_in(self._address, area[:size], self._stream)
-                self._tables.send(batch.block_tables, area[layout.bytes :], self._stream)
-            except BaseException:
-                self._tables.forget()
-                raise
-
-    def send_indices(self, layout: InputLayout, indices: Int64Array) -> None:
-        """Queue the copy of other rows of wanted logits, for the head alone."""
-        with self._ring.area(self._stream) as area:
-            part: Bytes = area[: layout.program.logits_rows * _INDEX_BYTES]
-            layout.put_indices(part, indices)
-            self._device.copy_in(self._address + layout.offsets["logits_indices"], part, self._stream)
+def _fill(array: NDArray[Any], values: NDArray[np.generic] | tuple[()], padding: int) -> None:
+    array[: len(values)] = values
+    array[len(values) :] = padding

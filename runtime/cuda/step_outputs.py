@@ -1,4 +1,4 @@
-"""What a step gives back: logits [rows, vocab] to the host, or its tokens, through pinned memory."""
+"""Outputs of a step: logits [rows, vocab] or chosen tokens, copied to the host through pinned memory."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.cuda.device import Bytes, Device, Event, Stream
 
-_STEPS = 4  # whose tokens may lie unread in pinned memory
+_STEPS = 4  # whose tokens may be unread in pinned memory
 _LOGIT_BYTES, _TOKEN_BYTES = 4, 8
 
 
@@ -20,7 +20,7 @@ class CudaStep:
         self._tokens: Int64Array | EngineError | None = None
 
     def tokens(self) -> Int64Array:
-        """Wait for the step; the token chosen from each row [R], -1 where a row's logits were not finite."""
+        """Wait for the step; return the token chosen from each row [R], -1 where a row's logits were not finite."""
         self.keep()
         if isinstance(self._tokens, EngineError):
             raise self._tokens
@@ -28,7 +28,7 @@ class CudaStep:
         return self._tokens
 
     def keep(self) -> None:
-        """Wait for the step and take its tokens out of pinned memory, which another step needs. Raises nothing."""
+        """Wait for the step and copy its tokens out of pinned memory, which another step needs. Never raises."""
         if self._pinned is None:
             return
         try:
@@ -41,7 +41,7 @@ class CudaStep:
 
 
 class StepOutputs:
-    """Device memory for logits and tokens of any bucket, and pinned memory that they are copied to."""
+    """Device memory for logits and tokens of any bucket, and the pinned memory that they are copied to."""
 
     def __init__(self, device: Device, stream: Stream, program: CudaProgram) -> None:
         rows = max(one.logits_rows for one in program.programs)
@@ -49,7 +49,7 @@ class StepOutputs:
         size = rows * program.vocab_size * _LOGIT_BYTES
         what = f"logits of {rows} rows"
         self.addresses = {"logits": device.allocate(size, what), "tokens": device.allocate(rows * _TOKEN_BYTES, what)}
-        device.clear(self.addresses["tokens"], rows * _TOKEN_BYTES, stream)  # nothing was chosen yet
+        device.clear(self.addresses["tokens"], rows * _TOKEN_BYTES, stream)  # no tokens were chosen yet
         self._rows, self._logits = rows, device.allocate_pinned(size, what)
         self._many: FloatArray = np.empty((0, program.vocab_size), np.float32)
         pinned = device.allocate_pinned(_STEPS * rows * _TOKEN_BYTES, "tokens of steps")
@@ -60,7 +60,7 @@ class StepOutputs:
         self._copied = device.make_event()
 
     def logits(self, rows: int) -> FloatArray:
-        """Host memory [rows, vocab] for the step's logits, valid until the next call."""
+        """Return host memory [rows, vocab] for the step's logits, valid until the next call."""
         if rows <= self._rows:
             return self._pinned(rows)
         if rows > len(self._many):
@@ -68,7 +68,7 @@ class StepOutputs:
         return self._many[:rows]
 
     def read_logits(self, target: FloatArray, what: str) -> None:
-        """Wait for the first len(target) rows of logits, into what `logits` gave or a part of it."""
+        """Wait for the first len(target) rows of logits and copy them to `target`, which `logits` returned."""
         pinned = self._pinned(len(target))
         raw: Bytes = pinned.reshape(-1).view(np.uint8)
         self._device.copy_out(raw, self.addresses["logits"], self._stream)
@@ -92,7 +92,7 @@ class StepOutputs:
         return step
 
     def close(self) -> None:
-        """Take the tokens of steps that were not read out of memory that goes away."""
+        """Copy unread tokens out of pinned memory before it is freed."""
         for step in self._steps:
             if step is not None:
                 step.keep()

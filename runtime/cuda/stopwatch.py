@@ -1,6 +1,6 @@
-"""How long work takes on a device, by the device's own clock: marks between what a stream holds, read later.
+"""Timing of work on a device by the device's own clock: marks on a stream, read later.
 
-The tuner and the benchmarks measure with it; nothing that serves requests does.
+The tuner and the benchmarks use it; serving does not.
 """
 
 import itertools
@@ -14,30 +14,30 @@ Mark = Any
 
 
 class Stopwatch(Protocol):
-    """Marks on streams. Only good for the stopwatch that made them."""
+    """Puts time marks on streams. A mark is valid only for the stopwatch that made it."""
 
     def mark(self, stream: Stream) -> Mark:
         """Queue a mark on the stream."""
         ...
 
     def reached(self, mark: Mark) -> bool:
-        """Whether the device has come to the mark. Waits for nothing."""
+        """Whether the device has reached the mark. Does not wait."""
         ...
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Time between two marks; waits for the last. EngineError when what was queued failed."""
+        """Wait for the last mark; return the time between both. EngineError when queued work failed."""
         ...
 
 
 class EventStopwatch:
-    """Events of the CUDA driver with timing, half a microsecond fine. Implements `Stopwatch`."""
+    """CUDA events with timing, accurate to half a microsecond. Implements `Stopwatch`."""
 
     def __init__(self) -> None:
         self._driver = load_driver()
         self._call = Calls(self._driver)
 
     def mark(self, stream: Stream) -> Mark:
-        """An event."""
+        """Record an event."""
         event = self._call("making an event", self._driver.cuEventCreate, 0)
         self._call("recording an event", self._driver.cuEventRecord, event, stream)
         return event
@@ -48,38 +48,38 @@ class EventStopwatch:
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
         if status:
-            raise self._call.failure("asking for an event", status)
+            raise self._call.failure("querying an event", status)
         return True
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Time between the events."""
+        """Wait for the last event; return the time between both."""
         self._call("waiting for an event", self._driver.cuEventSynchronize, last)
         milliseconds: float = self._call("reading events", self._driver.cuEventElapsedTime, first, last)
         return milliseconds / 1e3
 
 
 class HostStopwatch:
-    """The computer's clock, for a device that has none: each mark waits for the device. Implements `Stopwatch`."""
+    """The host's clock, for a device without one: each mark waits for the device. Implements `Stopwatch`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
     def mark(self, stream: Stream) -> Mark:
-        """The time when all that was queued is done."""
+        """Wait for all queued work; return the time."""
         self._device.synchronize("taking the time")
         return time.perf_counter()
 
     def reached(self, mark: Mark) -> bool:
-        """Always: a mark has waited."""
+        """Always true: making the mark waited for it."""
         return True
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Time between the marks."""
+        """Return the time between the marks."""
         return float(last - first)
 
 
 def laps(stopwatch: Stopwatch, stream: Stream, work: Queue, count: int, warm_up: int = 2) -> list[float]:
-    """Seconds of each of `count` runs of the work, one right behind the other, after some that are not counted."""
+    """Time `count` consecutive runs of the work, in seconds, after `warm_up` runs that are not counted."""
     for _ in range(warm_up):
         work(stream)
     marks = [stopwatch.mark(stream)]

@@ -1,45 +1,52 @@
-"""The program's weights on the device: from the mapped file through two pinned buffers, in turns.
+"""Upload of the program's weights from the mapped file through two pinned buffers in turns.
 
-    file (mapped) ─► pinned buffer ─► device        while one buffer is copied to the device, the other is filled
+    file (mapped) ─► pinned buffer ─► device        one buffer is copied to the device while the other is filled
 
-The host holds no more than the two buffers: what was read is in the system's page cache, which gives it up when asked.
+The host holds only the two buffers: the file's pages belong to the system's page cache, which drops them on demand.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cuda.device import Bytes, Device, Stream
 from ingot.sizes import format_bytes, round_up
 
-_LOG = logging.getLogger(__name__)
-_ALIGNMENT = 256  # bytes: what kernels are compiled to expect, and more
+logger = logging.getLogger(__name__)
+_ALIGNMENT = 256  # bytes; kernels are compiled for multiples of 16
 _STAGING_BYTES = 32 * 2**20
 
 
+@dataclass(frozen=True)
 class DeviceWeights:
-    """All tensors of a file in one allocation, each at a multiple of 256 bytes.
+    """Tensors on the device by name: their dtypes as safetensors spells them, and their addresses."""
 
-    Raises ArtifactError for a file that is no safetensors file, EngineError when the device has no room.
+    dtypes: Mapping[str, str]
+    addresses: Mapping[str, int]
+    num_bytes: int
+
+
+def upload_weights(device: Device, stream: Stream, file: Path, staging_bytes: int = _STAGING_BYTES) -> DeviceWeights:
+    """Copy all tensors of a file into one allocation, each at a multiple of 256 bytes; wait for the copies.
+
+    ArtifactError for a file that is not a valid safetensors file, EngineError when the device has too little memory.
     """
-
-    def __init__(self, device: Device, stream: Stream, file: Path, staging_bytes: int = _STAGING_BYTES) -> None:
-        mapped = MappedTensors(file)
-        self.dtypes = {name: stored.dtype for name, stored in mapped.tensors.items()}
-        sizes = {name: stored.num_bytes for name, stored in mapped.tensors.items()}
-        offsets, self.num_bytes = _layout(sizes)
-        self._base = device.allocate(max(1, self.num_bytes), f"{file.name} ({len(sizes)} weights)")
-        self.addresses: Mapping[str, int] = {name: self._base + offset for name, offset in offsets.items()}
-        upload = _Upload(device, stream, self._base, min(staging_bytes, max(1, self.num_bytes)))
-        for target, part in _parts(mapped, offsets, upload.size):
-            upload.add(target, part)
-        upload.finish()
-        _LOG.info("weights: %d tensors, %s on the device", len(sizes), format_bytes(self.num_bytes))
+    mapped = MappedTensors(file)
+    offsets, num_bytes = _layout({name: tensor.num_bytes for name, tensor in mapped.tensors.items()})
+    base = device.allocate(max(1, num_bytes), f"{file.name} ({len(offsets)} weights)")
+    upload = _Upload(device, stream, base, min(staging_bytes, max(1, num_bytes)))
+    for offset, piece in _pieces(mapped, offsets, upload.size):
+        upload.add(offset, piece)
+    upload.finish()
+    logger.info("weights: %d tensors, %s on the device", len(offsets), format_bytes(num_bytes))
+    dtypes = {name: tensor.dtype for name, tensor in mapped.tensors.items()}
+    return DeviceWeights(dtypes, {name: base + offset for name, offset in offsets.items()}, num_bytes)
 
 
 def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Offsets in the file's order, and the bytes of all."""
+    """Offsets in the file's order, and the total size in bytes."""
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end
@@ -47,18 +54,18 @@ def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def _parts(mapped: MappedTensors, offsets: Mapping[str, int], size: int) -> Iterator[tuple[int, Bytes]]:
-    """Pieces of tensors, none across a multiple of `size` of the device's layout, with their offsets there."""
+def _pieces(mapped: MappedTensors, offsets: Mapping[str, int], window: int) -> Iterator[tuple[int, Bytes]]:
+    """Pieces of tensors with their offsets on the device; no piece crosses a multiple of `window`."""
     for name, offset in offsets.items():
         begin, end = 0, mapped.tensors[name].num_bytes
         while begin < end:
-            count = min(end - begin, size - (offset + begin) % size)
+            count = min(end - begin, window - (offset + begin) % window)
             yield offset + begin, mapped.view(name, begin, count)
             begin += count
 
 
 class _Upload:
-    """Two pinned buffers in turns: each is a window of the layout, filled piece by piece and then copied as a whole."""
+    """Two pinned buffers in turns: each is a window of the layout, filled piece by piece and copied as a whole."""
 
     def __init__(self, device: Device, stream: Stream, base: int, size: int) -> None:
         self.size = size
@@ -66,18 +73,18 @@ class _Upload:
         self._buffers = [(device.allocate_pinned(size, "staging of weights"), device.make_event()) for _ in range(2)]
         self._window, self._end = 0, 0
 
-    def add(self, offset: int, part: Bytes) -> None:
-        """One piece; pieces come in the order of their offsets."""
+    def add(self, offset: int, piece: Bytes) -> None:
+        """Add a piece; pieces arrive in the order of their offsets."""
         window, begin = divmod(offset, self.size)
         if window != self._window:
             self._send()
             self._window = window
             self._device.wait_on_host(self._buffers[window % 2][1], "copying weights")
-        self._end = begin + len(part)
-        self._buffers[window % 2][0][begin : self._end] = part
+        self._end = begin + len(piece)
+        self._buffers[window % 2][0][begin : self._end] = piece
 
     def finish(self) -> None:
-        """Copy the last window, and wait for all."""
+        """Copy the last window, and wait for all copies."""
         self._send()
         self._device.synchronize("copying weights")
 

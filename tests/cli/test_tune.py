@@ -13,7 +13,7 @@ from ingot.cli.main import run
 from ingot.errors import EngineError
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
-from tests.simulators.fake_gpu import FakeCard, FakeStopwatch, compile_nothing, no_library
+from tests.simulators.fake_gpu import FakeGpu, FakeStopwatch, compile_nothing, no_library
 
 LLAMA = FIXTURES / "checkpoints" / "llama"
 RECIPE = (
@@ -30,16 +30,16 @@ RECIPE = (
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
+def card(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """In place of the driver's; compiles nothing."""
-    made = FakeCard(lambda kernel, grid: 1e-6 * int(kernel.constants["TILE"]))
+    made = FakeGpu(lambda kernel, grid: 1e-6 * int(kernel.constants["TILE"]))
     monkeypatch.setattr(tune, "open_device", lambda: made)
     monkeypatch.setattr(tune, "EventStopwatch", lambda: FakeStopwatch(made))
-    monkeypatch.setattr(tune, "Tuner", partial(Tuner, compile_=compile_nothing, open_products=no_library))
+    monkeypatch.setattr(tune, "Tuner", partial(Tuner, compile_=compile_nothing, open_matmuls=no_library))
     return made
 
 
-def test_a_table_is_written_and_told(card: FakeCard, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_written_and_told(card: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "tiles.json"
     assert run(["tune", *RECIPE, "-o", str(file), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_a_table_is_written_and_told(card: FakeCard, tmp_path: Path, capsys: pyt
 
 
 def test_ctrl_c_says_what_is_kept(
-    card: FakeCard, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    card: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def test_without_a_card_it_says_what_is_missing(
 
 
 def test_a_program_of_another_sm_or_of_the_cpu_is_refused(
-    card: FakeCard, tmp_path: Path, capsys: pytest.CaptureFixture[str], build_unmeasured: BuildArtifact
+    card: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str], build_unmeasured: BuildArtifact
 ) -> None:
     output = ["-o", str(tmp_path / "tiles.json")]
     assert run(["tune", *RECIPE, "--set", "target=cuda-sm80", *output]) == 2

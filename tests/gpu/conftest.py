@@ -15,8 +15,8 @@ from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.cuda.writer import write_lowered
 from ingot.pipeline.targets.table import SMS
 from ingot.runtime.cuda import driver
-from ingot.runtime.cuda.cubin_choice import runs_on
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.loading import runs_on
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.runtime.cuda.artifacts import LLAMA, LibraryTiles, buckets, model_of
@@ -31,7 +31,7 @@ LAUNCHES: dict[str, tuple[KVType, TileTable | None]] = {
 
 
 @pytest.fixture(scope="session")
-def card_sm() -> int:
+def gpu_sm() -> int:
     """The SM to compile for; skips where there is no card, or none that kernels are compiled for."""
     try:
         device = driver.open_device()
@@ -46,7 +46,7 @@ def card_sm() -> int:
 
 
 @pytest.fixture(scope="session", params=LAUNCHES.values(), ids=list(LAUNCHES))
-def launches(request: pytest.FixtureRequest, card_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def launches(request: pytest.FixtureRequest, gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The tiny llama in float16, a KV pool of that precision: decoding 1 and 4 rows, 16 tokens of 4 sequences."""
     given: tuple[KVType, TileTable | None] = request.param
     kv, tiles = given
@@ -55,12 +55,12 @@ def launches(request: pytest.FixtureRequest, card_sm: int, tmp_path_factory: pyt
     model = model_of(kv=kv, block_tokens=4)
     lowered = lower_to_launches(model, buckets(), "fp16", tiles)
     with ArtifactWriter(tmp_path_factory.mktemp("card") / "artifact") as writer:
-        write_lowered(lowered, model, writer.path, (card_sm,), TileTable(), None)
+        write_lowered(lowered, model, writer.path, (gpu_sm,), TileTable(), None)
         writer.describe(
             name="tiny",
             model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
             kv=lowered.shared.kv,
-            target=f"cuda-sm{card_sm}",
+            target=f"cuda-sm{gpu_sm}",
             program=Program(launches=LAUNCHES_FILE),
             versions={},
             engine="cuda",

@@ -1,6 +1,7 @@
 """The cases of every kernel but the samplers, whose results are tokens."""
 
-from tests.kernels import attention_cases, dequantize_cases, pool_cases, product_cases, row_cases
+from tests.kernels import attention_cases, dequantize_cases, pool_cases, row_cases
+from tests.kernels import matmul_cases as product_cases
 from tests.kernels.cases import Case
 
 

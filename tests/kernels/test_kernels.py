@@ -9,8 +9,8 @@ from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from tests.kernels.all_cases import all_cases
 from tests.kernels.attention_cases import batch, decode
 from tests.kernels.cases import Case, random
+from tests.kernels.matmul_cases import quantized, scaled_back
 from tests.kernels.pool_cases import SLOTS, heads_of
-from tests.kernels.product_cases import quantized, scaled_back
 from tests.kernels.reference import FLOAT, FP8, INT8
 
 WITH_TOKENS = {"carry_tokens", "greedy", "draw"}

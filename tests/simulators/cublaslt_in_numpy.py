@@ -1,6 +1,6 @@
 """Stands for nvmath's bindings of cuBLASLt: computes what the descriptors say, by columns, on the host's memory.
 
-Every call is written down. Names and numbers are the bindings'; test_cublaslt_names.py holds them to it.
+Every call is written down. Names and numbers are the bindings'; test_cublaslt_in_numpy.py holds them to it.
 """
 
 import ctypes

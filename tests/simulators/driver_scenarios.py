@@ -19,11 +19,10 @@ import numpy as np
 from ingot.artifact import open_artifact
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
-from ingot.runtime.cuda.cubin_choice import choose_sm
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import read_program
+from ingot.runtime.cuda.loading import choose_sm, read_program
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import Growing, token_ids
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryProduct
+from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
@@ -15,7 +15,7 @@ Cost = Callable[[Kernel, tuple[int, int, int]], float]
 SHARED_BYTES = 1000
 
 
-class FakeCard:
+class FakeGpu:
     """Implements what the tuner asks of a `Device`. `launches` counts kernels that ran outside of graphs."""
 
     name, sm, total_bytes = "a card", 90, 2**40
@@ -87,7 +87,7 @@ class FakeCard:
 class FakeStopwatch:
     """The card's clock."""
 
-    def __init__(self, card: FakeCard) -> None:
+    def __init__(self, card: FakeGpu) -> None:
         self._card = card
 
     def mark(self, stream: Any) -> float:
@@ -109,14 +109,14 @@ def compile_nothing(kernels: Mapping[str, Kernel], sm: int) -> dict[str, Cubin]:
 
 
 class FakeLibrary:
-    """A library whose kernel takes so long, and which has none for `lacks` columns. Implements `ProductBinder`."""
+    """A library whose kernel takes so long, and which has none for `lacks` columns. Implements `MatmulBinder`."""
 
-    def __init__(self, card: FakeCard, seconds: float, lacks: int = 0) -> None:
+    def __init__(self, card: FakeGpu, seconds: float, lacks: int = 0) -> None:
         self._card, self._seconds, self._lacks = card, seconds, lacks
-        self.products: list[LibraryProduct] = []
+        self.products: list[LibraryMatmul] = []
         self.closed = False
 
-    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Any:
+    def __call__(self, product: LibraryMatmul, addresses: Mapping[str, int]) -> Any:
         assert addresses.keys() == product.operands.keys()
         if product.n == self._lacks:
             raise EngineError("no algorithm")

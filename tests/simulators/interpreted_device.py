@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryProduct
+from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory
@@ -65,7 +65,7 @@ class InterpretedDevice:
         self.failing: str | None = None  # the node whose kernel breaks the device
         self.lost: str | None = None
         self.closed = False
-        self.products: list[InterpretedProducts] = []
+        self.matmuls: list[InterpretedMatmuls] = []
         self.num_launches = self.num_captures = self.num_replays = 0
         self.num_copies = self.num_host_waits = self.copied_bytes = 0
 
@@ -166,13 +166,13 @@ class InterpretedDevice:
 
         return lambda stream: self._put(stream, run)
 
-    def open_products(self, device: Device, stream: FakeStream) -> "InterpretedProducts":
+    def open_matmuls(self, device: Device, stream: FakeStream) -> "InterpretedMatmuls":
         """For `CudaExecutor`: in place of the library."""
         assert device is self
-        self.products.append(InterpretedProducts(self))
-        return self.products[-1]
+        self.matmuls.append(InterpretedMatmuls(self))
+        return self.matmuls[-1]
 
-    def multiply(self, product: LibraryProduct, addresses: Mapping[str, int], stream: FakeStream) -> None:
+    def multiply(self, product: LibraryMatmul, addresses: Mapping[str, int], stream: FakeStream) -> None:
         """Queue what a library computes."""
         operands = product.operands.items()
         tensors = {name: self._argument(f"*{operand.type}", addresses[name]) for name, operand in operands}
@@ -259,14 +259,14 @@ class InterpretedDevice:
 
 
 @dataclass
-class InterpretedProducts:
-    """Products of a library. Implements `programs.ProductBinder`; counts what is queued."""
+class InterpretedMatmuls:
+    """Products of a library. Implements `programs.MatmulBinder`; counts what is queued."""
 
     device: InterpretedDevice
     num_queued: int = 0
     closed: bool = False
 
-    def __call__(self, product: LibraryProduct, addresses: Mapping[str, int]) -> Callable[[FakeStream], None]:
+    def __call__(self, product: LibraryMatmul, addresses: Mapping[str, int]) -> Callable[[FakeStream], None]:
         given = dict(addresses)
 
         def queue(stream: FakeStream) -> None:

@@ -10,7 +10,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import EXTERNAL, Argument, Launch, LaunchProgram, LibraryProduct, Step
+from ingot.artifact.launch_program import EXTERNAL, Argument, Launch, LaunchProgram, LibraryMatmul, Step
 from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Weight
@@ -46,7 +46,7 @@ class InterpretedModel:
         return external["logits"].reshape(program.logits_rows, vocabulary).numpy()
 
     def _launch(self, program: LaunchProgram, launch: Step, external: Mapping[str, torch.Tensor]) -> None:
-        if isinstance(launch, LibraryProduct):
+        if isinstance(launch, LibraryMatmul):
             operands = launch.operands.items()
             multiply(launch, {name: self._argument(program, operand, external) for name, operand in operands})
             return
@@ -75,7 +75,7 @@ class InterpretedModel:
         return part.view(dtype)[argument.offset :]
 
 
-def multiply(product: LibraryProduct, operands: Mapping[str, torch.Tensor]) -> None:
+def multiply(product: LibraryMatmul, operands: Mapping[str, torch.Tensor]) -> None:
     """What a library computes, on flat operands: sums in float32, rounded once."""
     x = operands["x"].as_strided((product.rows, product.columns), (product.x_stride, 1)).float()
     weight = operands["weight"].as_strided((product.n, product.columns), (product.columns, 1)).float()

@@ -17,7 +17,7 @@ from ingot.artifact.launch_program import (
     Argument,
     BufferArgument,
     Library,
-    LibraryProduct,
+    LibraryMatmul,
     WeightArgument,
 )
 from ingot.passes.weights import float32_values
@@ -115,7 +115,7 @@ class Product:
     def _by_library(self, library: Library, x: Rows, weight: BufferArgument | WeightArgument, part: _Slice) -> None:
         scope = self.scope
         scope.builder.call(
-            LibraryProduct(
+            LibraryMatmul(
                 library=library,
                 rows=scope.rows,
                 n=part.count,

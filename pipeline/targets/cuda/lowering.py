@@ -141,9 +141,9 @@ def carry_tokens(builder: ProgramBuilder) -> None:
 
 
 def sample_tokens(builder: ProgramBuilder, vocabulary: int) -> None:
-    """The tails: from logits to tokens, greedily or by a draw."""
+    """Add the kernels that choose tokens from the logits: greedy, or by a random draw."""
     constants = {"VOCABULARY": vocabulary, "BLOCK": min(_MOST_LOGITS, next_power_of_two(vocabulary, 16))}
     logits, tokens = builder.external("logits"), builder.external("tokens")
-    builder.tail("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
+    builder.sampler("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
     given = {name: builder.external(name) for name in ("temperatures", "top_ks", "top_ps", "uniforms")}
-    builder.tail("draw", constants, logits=logits, tokens=tokens, stride=vocabulary, **given)
+    builder.sampler("draw", constants, logits=logits, tokens=tokens, stride=vocabulary, **given)

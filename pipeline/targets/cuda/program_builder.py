@@ -28,12 +28,12 @@ from ingot.artifact.launch_program import (
     Kernel,
     Launch,
     LaunchProgram,
-    LibraryProduct,
+    LibraryMatmul,
     NullArgument,
     NumberArgument,
     Place,
+    Sampler,
     SegmentCall,
-    Tail,
     WeightArgument,
 )
 from ingot.pipeline.targets.cuda.arena import arena_bytes, lifetimes, plan_arena
@@ -41,7 +41,7 @@ from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.pipeline.targets.cuda.tiles import TileTable
 
 TILE_QUERIES = 32  # queries of one sequence that a program of ragged attention takes
-TAIL_WARPS = 16  # one program has a row of logits to itself: as much of a multiprocessor as it can use
+SAMPLER_WARPS = 16  # one program has a row of logits to itself: as much of a multiprocessor as it can use
 Given = Argument | int | float | None
 
 
@@ -113,8 +113,8 @@ class ProgramBuilder:
 
     bucket: Bucket
     shared: Shared
-    launches: list[Launch | SegmentCall | LibraryProduct] = field(default_factory=list)
-    tails: dict[Tail, tuple[Launch, ...]] = field(default_factory=dict)
+    launches: list[Launch | SegmentCall | LibraryMatmul] = field(default_factory=list)
+    samplers: dict[Sampler, tuple[Launch, ...]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     head_start: int | None = None
 
@@ -169,14 +169,14 @@ class ProgramBuilder:
         options = (num_warps, num_stages)
         self.launches.append(self._launch(kernel, node.name or "", grid, constants, options, given))
 
-    def call(self, step: SegmentCall | LibraryProduct) -> None:
+    def call(self, step: SegmentCall | LibraryMatmul) -> None:
         """Add what others run: a segment by another engine, a product by a library."""
         self.launches.append(step)
 
-    def tail(self, tail: Tail, constants: Mapping[str, Constant], **given: Given) -> None:
-        """Choose tokens by the kernel of the tail's name."""
-        launch = self._launch(tail, tail, (self.bucket.logits_rows,), constants, (TAIL_WARPS, 1), given)
-        self.tails[tail] = (launch,)
+    def sampler(self, name: Sampler, constants: Mapping[str, Constant], **given: Given) -> None:
+        """Choose tokens by the kernel of that name."""
+        launch = self._launch(name, name, (self.bucket.logits_rows,), constants, (SAMPLER_WARPS, 1), given)
+        self.samplers[name] = (launch,)
 
     def program(self) -> LaunchProgram:
         """The finished program, with its arena planned."""
@@ -195,7 +195,7 @@ class ProgramBuilder:
             places={name: Place(offset=offset, bytes=alive[name].bytes) for name, offset in offsets.items()},
             launches=tuple(self.launches),
             head_start=head_start,
-            tails=self.tails,
+            samplers=self.samplers,
         )
 
     def _launch(

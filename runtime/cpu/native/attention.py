@@ -12,10 +12,10 @@ from ingot import settings
 from ingot.artifact import AttentionStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library
-from ingot.runtime.cpu.native.operands import Operands, Rotation
-from ingot.runtime.cpu.native.reference import ReferenceAttention
+from ingot.runtime.cpu.native.numpy_attention import ReferenceAttention
 
 logger = logging.getLogger(__name__)
 

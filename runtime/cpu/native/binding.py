@@ -15,8 +15,8 @@ import numpy as np
 from ingot.artifact import AttentionStep
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
+from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.operands import Operands, Rotation
 
 
 class _Layer(Structure):

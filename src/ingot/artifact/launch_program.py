@@ -76,7 +76,7 @@ EXTERNAL: Mapping[str, str | None] = {
 
 Constant = int | float | bool | str
 ActivationType = Literal["fp32", "fp16", "bf16"]
-Tail = Literal["greedy", "draw"]
+Sampler = Literal["greedy", "draw"]
 Library = Literal["cublaslt"]
 
 
@@ -157,7 +157,7 @@ class SegmentCall(_Frozen):
         return tuple(argument.name for argument in given if isinstance(argument, BufferArgument))
 
 
-class LibraryProduct(_Frozen):
+class LibraryMatmul(_Frozen):
     """y = alpha * x @ W^T + bias by a library's kernel, on the same stream and in the same arena.
 
     x       [rows, columns], a row every `x_stride` elements
@@ -192,7 +192,7 @@ class LibraryProduct(_Frozen):
         return tuple(operand.name for operand in self.operands.values() if isinstance(operand, BufferArgument))
 
 
-Step = Annotated[Launch | SegmentCall | LibraryProduct, Field(discriminator="kind")]
+Step = Annotated[Launch | SegmentCall | LibraryMatmul, Field(discriminator="kind")]
 
 
 class Place(_Frozen):
@@ -202,7 +202,7 @@ class Place(_Frozen):
     bytes: int = Field(gt=0)
 
 
-class LaunchProgram(_Frozen):
+class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     """The launches of one bucket, over its own plan of the arena.
 
     rows           T: tokens of a step, padding included: input_ids, position_ids, slots, carried [T]. Padding has
@@ -213,7 +213,7 @@ class LaunchProgram(_Frozen):
                    tile_sequences (-1 for padding) and tile_starts, its first query within its sequence
     head_start     where the head begins. More than R rows of logits are had by running it again with other
                    logits_indices: what it reads of the steps before stays in the arena
-    tails          what follows where tokens are chosen on the device: logits -> tokens
+    samplers       kernels that choose tokens from the logits on the device, by name; `tails` in the file
     """
 
     rows: int = Field(ge=1)
@@ -225,7 +225,9 @@ class LaunchProgram(_Frozen):
     places: dict[str, Place]
     launches: tuple[Step, ...]
     head_start: int = Field(ge=0)
-    tails: dict[Tail, tuple[Launch, ...]] = Field(default_factory=dict)
+    samplers: dict[Sampler, tuple[Launch, ...]] = Field(
+        default_factory=dict, validation_alias="tails", serialization_alias="tails"
+    )
 
     @property
     def name(self) -> str:
@@ -238,9 +240,9 @@ class LaunchProgram(_Frozen):
         return tuple(step for step in self.launches if isinstance(step, SegmentCall))
 
     @property
-    def library_products(self) -> tuple[LibraryProduct, ...]:
+    def library_matmuls(self) -> tuple[LibraryMatmul, ...]:
         """What kernels of libraries compute of it."""
-        return tuple(step for step in self.launches if isinstance(step, LibraryProduct))
+        return tuple(step for step in self.launches if isinstance(step, LibraryMatmul))
 
     @property
     def is_capturable(self) -> bool:

@@ -4,8 +4,8 @@ from ingot.builder.options import is_measured
 from ingot.errors import EngineError, UsageError
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.table import get_target
-from ingot.runtime.cuda.cubin_choice import runs_on
 from ingot.runtime.cuda.driver import open_device
+from ingot.runtime.cuda.loading import runs_on
 
 
 def require_card(recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ from ingot.artifact.launch_program import (
     CudaProgram,
     Launch,
     LaunchProgram,
-    LibraryProduct,
+    LibraryMatmul,
     SegmentCall,
     Step,
     WeightArgument,
@@ -114,7 +114,7 @@ def _print_bucket(artifact: Artifact, name: str) -> None:
         names = [bucket.name for bucket in program.programs]
         raise UsageError(f"unknown bucket {name!r}; buckets: {one_of(names)}.{did_you_mean(name, names)}")
     rows = [(str(number), *_row(program, found, step)) for number, step in enumerate(found.launches)]
-    rows += [(tail, *_row(program, found, step)) for tail, steps in found.tails.items() for step in steps]
+    rows += [(name, *_row(program, found, step)) for name, steps in found.samplers.items() for step in steps]
     print_table(f"Launches of {name}", ("step", "runs", "for", "grid", "reads and writes"), rows, left=5)
 
 
@@ -149,7 +149,7 @@ def _print_kernels(program: CudaProgram) -> None:
         constants = " ".join(f"{name}={value}" for name, value in kernel.constants.items())
         warps = f"{kernel.num_warps} x {kernel.num_stages}"
         rows.append((key, constants, warps, format_bytes(shared), str(uses[key])))
-    products = Counter(step.library for bucket in program.programs for step in bucket.library_products)
+    products = Counter(step.library for bucket in program.programs for step in bucket.library_matmuls)
     rows += [(library, "matmuls of unquantized weights", "", "", str(count)) for library, count in products.items()]
     print_table("Kernels", ("kernel", "constants", "warps x stages", "shared", "launches"), rows, left=2)
 
@@ -159,7 +159,7 @@ def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, 
         given = [*step.inputs.values(), *step.outputs.values()]
         how = f"profile {step.profile}" if step.engine == "tensorrt" else step.engine
         return step.file, step.node, how, _shown(bucket, given)
-    if isinstance(step, LibraryProduct):
+    if isinstance(step, LibraryMatmul):
         return (
             step.library,
             step.node,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter
 
 use_interpreter()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter
 
 use_interpreter()
 

@@ -21,7 +21,7 @@ from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable, rea
 from ingot.progress import progress_to
 from ingot.runtime.cuda.device import Device
 from tests.data_paths import FIXTURES
-from tests.simulators.fake_gpu import FakeCard, FakeLibrary, FakeStopwatch, compile_nothing, no_library
+from tests.simulators.fake_gpu import FakeGpu, FakeLibrary, FakeStopwatch, compile_nothing, no_library
 
 CONTEXT = 32
 BUCKETS = (Bucket.decode(1, CONTEXT), Bucket.decode(32, CONTEXT), Bucket.ragged(128, CONTEXT, 4))
@@ -68,8 +68,8 @@ def wide(kernel: Kernel, grid: tuple[int, int, int]) -> float:
     return 1e-6 * (1 + parts + abs(int(kernel.constants["TILE"]) - 128) / 64 + kernel.num_warps / 64)
 
 
-def tuner(card: FakeCard, **options: Any) -> Tuner:
-    given = {"open_products": no_library, **options}
+def tuner(card: FakeGpu, **options: Any) -> Tuner:
+    given = {"open_matmuls": no_library, **options}
     return Tuner(cast(Device, card), FakeStopwatch(card), compile_nothing, **given)
 
 
@@ -101,7 +101,7 @@ def test_products_are_the_shapes_that_the_lowering_asks_the_table_for(
 def test_the_fastest_tile_that_fits_is_chosen_and_the_table_can_be_built_with(
     program: CudaProgram, tmp_path: Path
 ) -> None:
-    card = FakeCard(wide)
+    card = FakeGpu(wide)
     tuning = tuner(card).tune(program, tmp_path / "tiles.json")
     assert not card.held
     table = read_tile_table(tmp_path / "tiles.json", (90,))
@@ -114,7 +114,7 @@ def test_the_fastest_tile_that_fits_is_chosen_and_the_table_can_be_built_with(
 
 
 def test_a_tile_whose_result_is_another_is_left_out(program: CudaProgram, tmp_path: Path) -> None:
-    card = FakeCard(wide, wrong=lambda kernel: kernel.constants["TILE"] == 128)
+    card = FakeGpu(wide, wrong=lambda kernel: kernel.constants["TILE"] == 128)
     table = tuner(card).tune(program, tmp_path / "tiles.json").table
     safe = {key: shape_tile for key, shape_tile in table.choices.items() if shape_tile.columns == 128}
     measured = {product.shape.key: candidates(product.shape, 90)[0] for product in products_of(program)}
@@ -128,7 +128,7 @@ def test_buckets_of_few_rows_share_one_order_of_sums_unless_they_are_free(progra
         return 1e-6 * (columns if kernel.constants["TILE_ROWS"] == 16 else 1 / columns)
 
     for free, orders in ((False, 1), (True, 2)):
-        table = tuner(FakeCard(contrary), free_order=free).tune(program, tmp_path / f"{free}.json").table
+        table = tuner(FakeGpu(contrary), free_order=free).tune(program, tmp_path / f"{free}.json").table
         family = max(families_of(products_of(program)), key=lambda one: one[0].shape.columns * (len(one) > 1))
         assert len(family) > 1
         assert len({table.choices[one.shape.key].columns for one in family}) == orders
@@ -142,13 +142,13 @@ def test_an_interrupted_run_keeps_what_it_measured_and_is_gone_on_with(program: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), progress_to(interrupt):
-        tuner(FakeCard(wide)).tune(program, file)
+        tuner(FakeGpu(wide)).tune(program, file)
     kept = read_tile_table(file, (90,)).choices
     assert len(kept) == sum(map(len, families[:2]))
-    tuning = tuner(FakeCard(wide)).tune(program, file)
+    tuning = tuner(FakeGpu(wide)).tune(program, file)
     assert tuning.held == len(kept)
     assert kept.items() <= tuning.table.choices.items()
-    again = FakeCard(wide)
+    again = FakeGpu(wide)
     assert tuner(again).tune(program, file).choices == []
     assert again.launches == 0
 
@@ -157,13 +157,13 @@ def test_a_table_or_a_program_of_another_card_is_refused(program: CudaProgram, t
     file = tmp_path / "tiles.json"
     file.write_text(TileTable(sm=90, device="another card").model_dump_json())
     with pytest.raises(UsageError, match="was measured on another card, and this is a card; name another file"):
-        tuner(FakeCard(wide)).tune(program, file)
+        tuner(FakeGpu(wide)).tune(program, file)
     with pytest.raises(UsageError, match="the program is for SM 80, 86, and a card has SM 90; tune it on a card of"):
-        require_card((80, 86), cast(Device, FakeCard(wide)))
+        require_card((80, 86), cast(Device, FakeGpu(wide)))
 
 
 def test_a_safe_tile_that_the_card_cannot_hold_is_an_error(program: CudaProgram, tmp_path: Path) -> None:
-    class Small(FakeCard):
+    class Small(FakeGpu):
         def load_kernel(self, *given: Any) -> Kernel:
             raise EngineError("too much shared memory")
 
@@ -196,10 +196,10 @@ def test_a_program_without_tiles_is_refused(source: str) -> None:
 def test_a_library_is_chosen_where_it_is_fastest_and_the_order_of_sums_may_be_its_own(
     tmp_path: Path, seconds: float, free: bool, least_rows: int
 ) -> None:
-    model, card = imported(), FakeCard(wide)
+    model, card = imported(), FakeGpu(wide)
     program = program_of(model, lower_to_launches(model, BUCKETS[1:], "fp16", TileTable(sm=90)))
     library = FakeLibrary(card, seconds, lacks=96)
-    made = tuner(card, free_order=free, open_products=lambda device, stream: library)
+    made = tuner(card, free_order=free, open_matmuls=lambda device, stream: library)
     table = made.tune(program, tmp_path / "tiles.json").table
     plain = [product.shape for product in products_of(program) if product.shape.kernel == "matmul"]
     assert {shape.rows > 64 for shape in plain} == {True, False}

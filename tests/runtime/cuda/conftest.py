@@ -14,7 +14,7 @@ from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
-from tests.interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter
 
 use_interpreter()
 

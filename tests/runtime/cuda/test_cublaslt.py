@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import BufferArgument, LibraryProduct, WeightArgument
+from ingot.artifact.launch_program import BufferArgument, LibraryMatmul, WeightArgument
 from ingot.errors import EngineError
 from ingot.runtime.cuda.cublaslt import WORKSPACE_BYTES, CublasLt
 from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
@@ -20,7 +20,7 @@ DTYPES: Mapping[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_
 UNITS = {"fp32": 1e-6, "fp16": 5e-4, "bf16": 4e-3}
 
 
-def product(type_: str = "fp16", out_type: str | None = None, *, bias: bool = False, **changed: Any) -> LibraryProduct:
+def product(type_: str = "fp16", out_type: str | None = None, *, bias: bool = False, **changed: Any) -> LibraryMatmul:
     """Rows within wider ones, in and out."""
     out = out_type or type_
     given = {
@@ -35,13 +35,13 @@ def product(type_: str = "fp16", out_type: str | None = None, *, bias: bool = Fa
         "out_stride": OUT_STRIDE,
         "node": "layers.0.q_proj",
     }
-    return LibraryProduct.model_validate(given | changed)
+    return LibraryMatmul.model_validate(given | changed)
 
 
 class Operands:
     """Random operands in a device's memory, at addresses of its own; what is written shows in `out`."""
 
-    def __init__(self, device: InterpretedDevice, one: LibraryProduct) -> None:
+    def __init__(self, device: InterpretedDevice, one: LibraryMatmul) -> None:
         rng, sizes = np.random.default_rng(0), {"x": ROWS * X_STRIDE, "weight": N * COLUMNS, "bias": N}
         self.arrays: dict[str, NDArray[Any]] = {}
         self.addresses: dict[str, int] = {}

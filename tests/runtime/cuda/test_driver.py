@@ -83,9 +83,9 @@ def test_the_executor_through_the_driver_has_the_interpreted_devices_logits(
 
 
 MESSAGES = {
-    "no_card": "no card can be used: CUDA_ERROR_NO_DEVICE (failed): no NVIDIA card is visible",
-    "old_driver": "the driver speaks CUDA 12.4; kernels for a shim (SM 120) need CUDA 12.8: update NVIDIA's driver to",
-    "missing_function": "capturing a graph: the driver lacks what cuda-bindings ask of it",
+    "no_card": "no GPU can be used: CUDA_ERROR_NO_DEVICE (failed): no NVIDIA GPU is visible",
+    "old_driver": "the driver supports CUDA 12.4; kernels for a shim (SM 120) need CUDA 12.8: update NVIDIA's driver",
+    "missing_function": "capturing a graph: the driver lacks a function that cuda-bindings need",
     "full_card": "the arena takes 4.2 MB, and a shim has 3.1 MB of 3.1 MB free; ask for fewer KV blocks",
     "other_card": "kernels are compiled for SM 90, and a shim has SM 89; build it for the target cuda-sm89",
 }
@@ -105,17 +105,15 @@ def test_a_refused_launch_names_kernel_and_node_and_leaves_the_stream_of_use(sai
 
 def test_a_failure_that_spoils_the_context_says_so_once(said: dict[str, Any]) -> None:
     first, second = said["spoilt_context"]
-    assert first.startswith("a step: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access); the card's context is lost")
+    assert first.startswith("a step: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access); the GPU's context is lost")
     assert "INGOT_CUDA_BLOCKING=1" in first
-    assert second.startswith("the next: the card's context was lost before (a step: CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert second.startswith("the next: the GPU's context was lost before (a step: CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
 def test_kernels_that_the_card_cannot_take_are_refused_by_name(said: dict[str, Any]) -> None:
     image_, shared, symbol = said["bad_kernels"]
-    assert image_.startswith(
-        "loading the kernel scale_rows: CUDA_ERROR_INVALID_IMAGE (failed): the driver does not take"
-    )
+    assert image_.startswith("loading the kernel scale_rows: CUDA_ERROR_INVALID_IMAGE (failed): the driver rejects")
     assert shared.startswith(
-        "the kernel scale_rows needs 102400 bytes of shared memory, and the card gives a block 101376"
+        "the kernel scale_rows needs 102400 bytes of shared memory, and the GPU gives a block 101376"
     )
     assert symbol.startswith("loading the kernel scale_rows: CUDA_ERROR_NOT_FOUND")

@@ -8,7 +8,8 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cuda.host_blocks import DevicePool, HostBlocks
+from ingot.runtime.cuda.host_blocks import HostBlocks
+from ingot.runtime.cuda.kv_pool import DevicePool
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.runtime.cuda.conftest import MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
@@ -87,9 +88,9 @@ def test_a_step_that_touches_no_moving_block_waits_for_none(setting: Setting) ->
 
 
 def test_what_is_not_there_or_does_not_fit_is_refused(setting: Setting) -> None:
-    with pytest.raises(EngineError, match="there is no slot 2: host memory has 2"):
+    with pytest.raises(EngineError, match="slot 2 does not exist: host memory has 2"):
         setting.host.save(OLD, 2)
-    with pytest.raises(EngineError, match="there is no block 4: the pool has 4"):
+    with pytest.raises(EngineError, match="block 4 does not exist: the pool has 4"):
         setting.host.restore(0, 4)
     with pytest.raises(EngineError, match=f"slot 0 takes {KV.block_bytes} bytes, not 3"):
         setting.host.write(0, b"abc")

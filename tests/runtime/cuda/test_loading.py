@@ -10,11 +10,11 @@ from safetensors.numpy import load_file, save_file
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, Program
 from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram
 from ingot.errors import ArtifactError, EngineError, UsageError
-from ingot.runtime.cuda.cubin_choice import choose_sm, runs_on
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import device_pool_size, read_program
-from ingot.runtime.cuda.programs import NoSegments
-from ingot.runtime.cuda.weights import DeviceWeights
+from ingot.runtime.cuda.kv_pool import device_pool_size
+from ingot.runtime.cuda.loading import choose_sm, read_program, runs_on
+from ingot.runtime.cuda.programs import NoBinder
+from ingot.runtime.cuda.weights import upload_weights
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
@@ -30,7 +30,7 @@ def test_weights_arrive_whole_through_buffers_smaller_than_they_are(tmp_path: Pa
     tensors = {f"w{size}": rng.integers(0, 256, size).astype(np.uint8) for size in (1, 700, 256, 3000, 5, 0)}
     save_file(tensors, tmp_path / "weights.safetensors")
     device = InterpretedDevice()
-    weights = DeviceWeights(device, device.make_stream(), tmp_path / "weights.safetensors", staging_bytes)
+    weights = upload_weights(device, device.make_stream(), tmp_path / "weights.safetensors", staging_bytes)
     for name, tensor in tensors.items():
         assert weights.addresses[name] % 256 == 0
         if tensor.size:
@@ -120,7 +120,7 @@ def test_an_artifact_whose_parts_do_not_fit_is_refused(
     with pytest.raises(ArtifactError, match=r"launches.json: sms: .* build the artifact again"):
         make_executor(artifact=change(sms=()))
     without = launches.manifest.model_copy(update={"program": Program()})
-    with pytest.raises(ArtifactError, match="has no launches for a card"):
+    with pytest.raises(ArtifactError, match="has no launch program for a GPU"):
         make_executor(artifact=Artifact(launches.path, without))
 
 
@@ -131,15 +131,15 @@ def test_weights_that_are_missing_or_of_another_type_are_refused(
     tensors = load_file(artifact.path / WEIGHTS_FILE)
     name = next(name for name in tensors if "norm" in name)
     save_file({**tensors, name: tensors[name].astype(np.float16)}, artifact.path / WEIGHTS_FILE)
-    with pytest.raises(ArtifactError, match=f"reads the weight '{name}' as F32, and the weights' file has F16"):
+    with pytest.raises(ArtifactError, match=f"reads the weight '{name}' as F32, and the weights file stores it as F16"):
         make_executor(artifact=artifact)
     del tensors[name]
     save_file(tensors, artifact.path / WEIGHTS_FILE)
-    with pytest.raises(ArtifactError, match="has none of that name"):
+    with pytest.raises(ArtifactError, match="the weights file does not contain it"):
         make_executor(artifact=artifact)
 
 
-class WatchedSegments(NoSegments):
+class WatchedSegments(NoBinder):
     closed = False
 
     def close(self) -> None:

@@ -234,7 +234,7 @@ def test_a_card_that_the_plans_are_not_for_is_refused(artifact: Artifact) -> Non
 
 
 def test_a_plan_that_tensorrt_does_not_take_is_an_error_with_its_diagnosis(artifact: Artifact) -> None:
-    with pytest.raises(EngineError, match=r"segment-000.plan: .* does not take the plan \(OLD_CUDA_DRIVER\)"):
+    with pytest.raises(EngineError, match=r"segment-000.plan: .* rejects the plan \(OLD_CUDA_DRIVER\)"):
         plans_of(artifact, FakeTensorRT(refuses=True))
 
 

@@ -33,7 +33,7 @@ def filled(name: str, dtype: str, count: int, **given: object) -> list[float]:
     draws = given.get("draws")
     assert draws is None or isinstance(draws, SamplingArrays)
     size = layout.fill(staging, batch, token_slots(batch, 4), None, draws, tile_queries=2)
-    assert size == (layout.drawless if draws is None or draws.greedy else layout.bytes)
+    assert size == (layout.greedy_bytes if draws is None or draws.greedy else layout.bytes)
     begin = layout.offsets[name]
     found: list[float] = staging[begin : begin + count * np.dtype(DTYPES[dtype]).itemsize].view(DTYPES[dtype]).tolist()
     return found

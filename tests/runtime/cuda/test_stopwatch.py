@@ -64,7 +64,7 @@ def test_a_mark_says_whether_the_device_came_to_it(status: int, reached: bool, m
 def test_a_failure_of_what_was_queued_shows_when_a_mark_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch, "load_driver", lambda: Driver([1.0], BROKEN))
     watch = EventStopwatch()
-    with pytest.raises(EngineError, match="asking for an event: 700"):
+    with pytest.raises(EngineError, match="querying an event: 700"):
         watch.reached(watch.mark("a stream"))
 
 

@@ -35,7 +35,7 @@ def products_of(program: CudaProgram) -> list[Product]:
     UsageError for a program that has products of a library: it was built with a table, and says no more of them.
     """
     found: dict[str, Product] = {}
-    if any(one.library_products for one in program.programs):
+    if any(one.library_matmuls for one in program.programs):
         raise UsageError(
             "the program was built with a table that leaves products to a library, and does not say how it would cut "
             "them itself; tune the recipe, or an artifact that was built without gpu.tiles"

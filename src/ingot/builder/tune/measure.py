@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, Kernel, LibraryProduct, WeightArgument
+from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, Kernel, LibraryMatmul, WeightArgument
 from ingot.builder.tune.candidates import Product, cut_of, with_tile
 from ingot.builder.tune.operands import Operands
 from ingot.errors import EngineError
@@ -17,7 +17,7 @@ from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
 from ingot.pipeline.targets.cuda.tiles import Tile
 from ingot.progress import note
 from ingot.runtime.cuda.device import Device, LoadedKernel, Queue, Stream
-from ingot.runtime.cuda.programs import ProductBinder
+from ingot.runtime.cuda.programs import MatmulBinder
 from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 ROUNDS = 7
@@ -55,7 +55,7 @@ class ProductTimer:
         seconds = self._time(queues, kernel, cut_of(self._product.shape, tile).splits)
         return None if seconds is None else seconds + self._parts_bytes(tile) / self._bytes_per_second
 
-    def time_library(self, products: ProductBinder) -> float | None:
+    def time_library(self, products: MatmulBinder) -> float | None:
         """Seconds of a library's kernel; None where it has none for the shape, or computes something else."""
         product = library_product(self._product, self._whole)
         copies = range(len(self._operands.weights))
@@ -114,14 +114,14 @@ class ProductTimer:
         return bool(np.linalg.norm(found - wanted) <= _LARGEST_ERROR * np.linalg.norm(wanted))
 
 
-def library_product(product: Product, kernel: Kernel) -> LibraryProduct:
+def library_product(product: Product, kernel: Kernel) -> LibraryMatmul:
     """The product for a library, its result as `kernel` stores it; operands are named as the catalogue does."""
     listed = list(CATALOG[kernel.name].arguments)
     types = {name: kind.removeprefix("*") for name, kind in zip(listed, kernel.types, strict=True)}
     given = dict(zip(listed, product.launch.arguments, strict=True))
     numbers = {name: one.value for name, one in given.items() if one.kind == "number"}
     has_bias = bool(kernel.constants["HAS_BIAS"])
-    return LibraryProduct(
+    return LibraryMatmul(
         rows=product.shape.rows,
         n=product.shape.n,
         columns=product.shape.columns,

@@ -34,7 +34,7 @@ from ingot.pipeline.targets.table import get_target
 from ingot.progress import detail, note, report_progress
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device, Stream
-from ingot.runtime.cuda.programs import OpenProducts, ProductBinder
+from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 _ADVICE = "only programs for a card (targets cuda-smXX) have tiles to tune"
@@ -115,7 +115,7 @@ class Tuner:
     stopwatch: Stopwatch
     compile_: Compile = compile_kernels
     free_order: bool = False
-    open_products: OpenProducts = CublasLt
+    open_matmuls: OpenMatmuls = CublasLt
 
     def tune(self, program: CudaProgram, output: Path) -> Tuning:
         """Measure what `output` does not hold yet, weight by weight, and write it there.
@@ -164,10 +164,10 @@ class Tuner:
         return 2 * size / median(seconds)
 
     @contextmanager
-    def _library(self, stream: Stream) -> Iterator[ProductBinder | None]:
+    def _library(self, stream: Stream) -> Iterator[MatmulBinder | None]:
         """The library that products may be left to; None, which is told, where it is not there."""
         try:
-            opened = self.open_products(self.device, stream)
+            opened = self.open_matmuls(self.device, stream)
         except EngineError as error:
             note(f"products are not measured in a library: {error}")
             yield None
@@ -178,7 +178,7 @@ class Tuner:
             opened.close()
 
     def _measure(
-        self, product: Product, stream: Stream, bytes_per_second: float, library: ProductBinder | None
+        self, product: Product, stream: Stream, bytes_per_second: float, library: MatmulBinder | None
     ) -> Times:
         """Seconds of every candidate that the card can hold; the safe tile's first.
 

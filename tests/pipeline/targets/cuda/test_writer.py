@@ -44,7 +44,7 @@ def program(artifact: Artifact) -> CudaProgram:
 
 def launches(program: CudaProgram) -> Iterator[Launch]:
     for bucket in program.programs:
-        for step in (*bucket.launches, *(step for tail in bucket.tails.values() for step in tail)):
+        for step in (*bucket.launches, *(step for sampler in bucket.samplers.values() for step in sampler)):
             assert isinstance(step, Launch)
             yield step
 
@@ -83,7 +83,7 @@ def test_the_buckets_are_those_of_the_recipe(program: CudaProgram) -> None:
     assert [bucket.name for bucket in program.programs] == ["decode-1", "ragged-32"]
     for bucket in program.programs:
         assert bucket.sequences == bucket.logits_rows == 1
-        assert set(bucket.tails) == {"greedy", "draw"}
+        assert set(bucket.samplers) == {"greedy", "draw"}
         head = {
             program.kernels[step.kernel].name
             for step in bucket.launches[bucket.head_start :]

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import Attention
-from ingot.runtime.cpu.native.operands import Operands, Rotation
 
 DoubleArray = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from ingot.errors import EngineError, UsageError
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.native.attention import attention_backend, make_attention
 from ingot.runtime.cpu.native.binding import native_library
-from ingot.runtime.cpu.native.reference import ReferenceAttention
+from ingot.runtime.cpu.native.numpy_attention import ReferenceAttention
 from tests.runtime.cpu.native.attention_cases import Case
 
 

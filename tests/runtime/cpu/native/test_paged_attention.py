@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import Attention, attention_backend, make_attention
 from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library, use_isa
-from ingot.runtime.cpu.native.reference import ReferenceAttention
+from ingot.runtime.cpu.native.numpy_attention import ReferenceAttention
 from tests.runtime.cpu.native.attention_cases import Case, expected, run_alone, run_shuffled, tables, turned
 
 Backend = Callable[[KVPool], Attention]

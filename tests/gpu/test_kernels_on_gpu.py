@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter
 
 use_interpreter()
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def runner(card_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseRunner]:
+def runner(gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseRunner]:
     """The cases' kernels, compiled for the card."""
     file = tmp_path_factory.mktemp("kernels") / "cases.zip"
-    write_kernel_cases(file, card_sm)
+    write_kernel_cases(file, gpu_sm)
     device = open_device()
     yield CaseRunner(device, file)
     device.close()
@@ -41,10 +41,10 @@ def test_a_kernel_is_as_close_to_float64_as_its_precision_allows(case: Any, runn
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_launch_of_a_model_writes_what_the_interpreter_does(
-    case: Case, card_sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, gpu_sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if card_sm < FLOAT8_FROM and "fp8" in case.name:
-        pytest.skip(f"SM {card_sm} has no 8-bit floats")
+    if gpu_sm < FLOAT8_FROM and "fp8" in case.name:
+        pytest.skip(f"SM {gpu_sm} has no 8-bit floats")
     monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
-    records = worst(compare(case_artifact(case, tmp_path, card_sm), Card()))
+    records = worst(compare(case_artifact(case, tmp_path, gpu_sm), Card()))
     assert [record for record in records if not record["within"]] == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import BufferArgument, LibraryProduct, WeightArgument
+from ingot.artifact.launch_program import BufferArgument, LibraryMatmul, WeightArgument
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.driver import open_device
@@ -24,7 +24,7 @@ WIDER = 64  # elements of a row beyond its columns
 
 
 @pytest.fixture(scope="module")
-def device(card_sm: int) -> Iterator[Device]:
+def device(gpu_sm: int) -> Iterator[Device]:
     pytest.importorskip("nvmath", reason="nvmath-python is not installed: pip install 'ingot[cublas]'")
     opened = open_device()
     yield opened
@@ -42,7 +42,7 @@ class Multiplied:
         self.values = {name: rng.standard_normal(size).astype(DTYPES[kinds[name]]) for name, size in given.items()}
         self.addresses = {name: self._send(value) for name, value in self.values.items()}
         self.addresses["out"] = device.allocate(rows * n * self.out_type.itemsize, "out")
-        self.product = LibraryProduct(
+        self.product = LibraryMatmul(
             rows=rows,
             n=n,
             columns=columns,

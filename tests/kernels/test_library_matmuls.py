@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ingot.artifact.launch_program import LibraryProduct
+from ingot.artifact.launch_program import LibraryMatmul
 from ingot.pipeline.targets.cuda import lower_matmul as lower_product
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
@@ -29,8 +29,8 @@ def lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "
     return lower_to_launches(model, (bucket,), "fp32" if activations == "fp32" else "fp16", LibraryTiles())
 
 
-def products(found: Lowered) -> tuple[LibraryProduct, ...]:
-    return found.programs[0].library_products
+def products(found: Lowered) -> tuple[LibraryMatmul, ...]:
+    return found.programs[0].library_matmuls
 
 
 @pytest.mark.parametrize("name", ["qwen2", "granite-tied-biases", "gemma2"])

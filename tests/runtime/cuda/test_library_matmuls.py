@@ -44,8 +44,8 @@ def products(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 
 def test_prompts_and_decoded_tokens_have_onnxruntimes_logits(products: Artifact, reference: Artifact) -> None:
     device = InterpretedDevice()
-    executor = CudaExecutor(products, device, OPTIONS, open_products=device.open_products)
-    library = device.products[0]
+    executor = CudaExecutor(products, device, OPTIONS, open_matmuls=device.open_matmuls)
+    library = device.matmuls[0]
     tried, captured = library.num_queued, device.num_captures
     assert tried > 0
     assert captured == 0
@@ -64,7 +64,7 @@ def test_so_they_have_by_what_cublaslt_is_told(products: Artifact, reference: Ar
     device = InterpretedDevice()
     numpy = QueuedNumpy(device)
     executor = CudaExecutor(
-        products, device, OPTIONS, open_products=lambda device, stream: CublasLt(device, stream, numpy.load)
+        products, device, OPTIONS, open_matmuls=lambda device, stream: CublasLt(device, stream, numpy.load)
     )
     found = whole_logits(executor, IDS)
     executor.close()
@@ -77,7 +77,7 @@ def test_so_they_have_by_what_cublaslt_is_told(products: Artifact, reference: Ar
 
 def test_greedy_tokens_are_onnxruntimes(products: Artifact, reference: Artifact) -> None:
     device, params = InterpretedDevice(), SamplingParams(max_tokens=3, ignore_eos=True)
-    executor = CudaExecutor(products, device, OPTIONS, open_products=device.open_products)
+    executor = CudaExecutor(products, device, OPTIONS, open_matmuls=device.open_matmuls)
     with Engine(executor, max_sequences=executor.max_sequences) as engine:
         found = engine.generate([IDS.tolist()], params)[0].token_ids
     with Engine.load(reference, kv_blocks=16) as engine:
@@ -88,8 +88,8 @@ def test_the_library_is_opened_for_programs_that_need_it_alone(
     launches: Artifact, products: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = InterpretedDevice()
-    CudaExecutor(launches, device, OPTIONS, open_products=device.open_products).close()
-    assert device.products == []
+    CudaExecutor(launches, device, OPTIONS, open_matmuls=device.open_matmuls).close()
+    assert device.matmuls == []
     monkeypatch.setitem(sys.modules, "nvmath", None)
     with pytest.raises(
         EngineError, match=r"bindings of cuBLASLt cannot be imported .*: pip install 'ingot\[cublas\]', "

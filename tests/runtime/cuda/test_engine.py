@@ -103,7 +103,7 @@ def test_an_artifact_for_a_card_is_refused_in_words_where_there_is_none(
     launches: Artifact, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # where there is one
-    reason = r"driver cannot be loaded|no card can be used|needs cuda-bindings"
+    reason = r"driver cannot be loaded|no GPU can be used|needs cuda-bindings"
     with pytest.raises(EngineError, match=reason):
         Engine.load(launches)
     assert run(["run", str(launches.path), "text"]) == 1

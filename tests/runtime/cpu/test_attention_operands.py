@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from ingot.artifact import Artifact, FileEntry, RotaryTables
 from ingot.errors import EngineError
-from ingot.runtime.cpu.program_attention import Rotations
+from ingot.runtime.cpu.attention_operands import Rotations
 from tests.runtime.programs import make_artifact
 
 FILE = "program/weights.safetensors"

@@ -10,8 +10,8 @@ import numpy as np
 
 from ingot.artifact import AttentionStep
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.operands import Operands, Rotation
 
 TILE = 64
 """Tokens of a tile; the same as the kernel's."""

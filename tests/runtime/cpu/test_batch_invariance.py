@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ingot.artifact import ModelFacts, Program, SegmentStep, ValueFacts
+from ingot.runtime.cpu.batch_invariance import RowFinding, find_row_multiple, padded
 from ingot.runtime.cpu.buffers import ValueBuffers
-from ingot.runtime.cpu.invariance import RowFinding, find_row_multiple, padded
 from ingot.runtime.cpu.segment_runner import SegmentRunner
 
 MODEL = ModelFacts(family="test", num_layers=1, hidden_size=4, vocab_size=50, context_tokens=100, num_parameters=1)
