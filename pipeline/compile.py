@@ -36,6 +36,7 @@ class Compiled:
     kv: KVGeometry
     target: Target
     program: Program
+    weight_bytes: Mapping[str, int]  # of the program, see Written
     tools: tuple[str, ...]  # packages that took part beside TOOLS
     passes: tuple[PassRecord, ...]
     facts: Mapping[str, str]  # the IR's metadata as the passes left it, quantization statistics among it
@@ -66,6 +67,7 @@ def compile_recipe(recipe: Recipe, folder: Path, observe: Observer | None = None
         kv=written.kv,
         target=target,
         program=written.program,
+        weight_bytes=written.weight_bytes,
         tools=written.tools,
         passes=tuple(records),
         facts=dict(model.metadata_props),

@@ -12,8 +12,8 @@ from ingot.passes.numerics.rounding import CodeArray
 from ingot.passes.quantization.quantize_weights import end_share, scale_range
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
-from ingot.pipeline.interchange.artifact_weights import Codes, program_operands
-from ingot.pipeline.stored_bytes import stored_bytes
+from ingot.pipeline.interchange.artifact_weights import program_operands
+from ingot.pipeline.targets.segments.weight_operands import Codes
 
 HISTOGRAM_BINS = 16
 _LARGEST_FLOAT8 = 448
@@ -49,14 +49,13 @@ def program_statistics(artifact: Artifact) -> Iterator[ProgramWeight]:
     Weights of ops that nobody can read back are left out.
     """
     model = artifact.manifest.model
-    sizes = stored_bytes(artifact.path, artifact.manifest.program)
     shapes = {EMBEDDING: (model.vocab_size, model.hidden_size)}
     for operand in program_operands(artifact, shapes, complete=False):
         if isinstance(operand.content, Codes):
             decode = partial(operand.content.decode, slice(0, operand.rows))
             name = operand.name.removeprefix("model.").removesuffix(".weight")
             activations = operand.content.activations.words if operand.content.activations else ""
-            yield _weight(name, operand.stored, decode, sizes[operand.stored.removesuffix(".q")], activations)
+            yield _weight(name, operand.stored, decode, operand.num_bytes, activations)
 
 
 def _weight(

@@ -1,6 +1,7 @@
 """From the lowered IR to the program in the artifact: by the writer that the target's row names."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,16 +13,24 @@ from ingot.artifact import KVGeometry, Program
 from ingot.errors import BuildError
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.segments.onnx_files import write_program
+from ingot.pipeline.targets.segments.weight_operands import weight_bytes
 from ingot.pipeline.targets.table import Target
 
 
 @dataclass(frozen=True)
 class Written:
-    """The program as the manifest shows it, the pool that it reads, and the tools that made it beside the usual."""
+    """A program on disk.
+
+    program         as the manifest shows it
+    kv              geometry of the KV pool that it reads
+    tools           packages that made it, in addition to compile.TOOLS
+    weight_bytes    name of a weight's codes or floats -> bytes; empty where the writer does not count them
+    """
 
     program: Program
     kv: KVGeometry
     tools: tuple[str, ...] = ()
+    weight_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class ProgramWriter(Protocol):
@@ -48,7 +57,8 @@ def program_writer(target: Target) -> ProgramWriter:
 
 def write_segments(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """Segments as ONNX files."""
-    return Written(write_program(model, folder), kv_geometry(model, recipe))
+    program, segments = write_program(model, folder)
+    return Written(program, kv_geometry(model, recipe), weight_bytes=weight_bytes(segments))
 
 
 def kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:

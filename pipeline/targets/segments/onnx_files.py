@@ -17,11 +17,11 @@ from ingot.pipeline.targets.segments.split import WEIGHTS, rotary_tables, split_
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
 
 
-def write_program(model: ir.Model, folder: Path) -> Program:
-    """Write a partitioned model to folder/program; return its steps.
+def write_program(model: ir.Model, folder: Path) -> tuple[Program, list[ir.Model]]:
+    """Write a partitioned model to folder/program; return its steps and segments, whose weights are now in the file.
 
-    Weights are written once, however many segments and shapes show them, and are read or made one at a time. Two
-    writes of one model give the same bytes. Raises PassError when the model is not
+    Each weight is written once, even if several segments read it in several shapes, and is read or made one at a time.
+    Two writes of one model give the same bytes. Raises PassError when the model is not
     partitioned, BuildError when the disk is full.
     """
     program, segments = split_program(model)
@@ -38,7 +38,7 @@ def write_program(model: ir.Model, folder: Path) -> Program:
         value.const_value = _external(value, spans[names[value]])
     for segment in segments:
         _write_onnx(segment, directory / f"{segment.graph.name}.onnx")
-    return program
+    return program, segments
 
 
 def write_model(model: ir.Model, file: Path) -> Path:

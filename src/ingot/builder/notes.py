@@ -26,7 +26,6 @@ from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.compile import Compiled, Observer
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.stored_bytes import stored_bytes
 from ingot.validation.quantization import Quantization, QuantizedWeight
 
 
@@ -103,8 +102,7 @@ def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, fold
     rows = json.loads(compiled.facts.get(QUANTIZATION_KEY, '{"weights": []}'))["weights"]
     if not rows:
         return Quantization()
-    sizes = stored_bytes(folder, compiled.program)
-    weights = tuple(_weight(row, sizes) for row in rows)
+    weights = tuple(_weight(row, compiled.weight_bytes) for row in rows)
     reason = _why_no_kl(recipe, watch)
     if reason:
         return Quantization(weights, kl_absent=reason)
@@ -117,7 +115,7 @@ def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, fold
 def _weight(row: Mapping[str, Any], sizes: Mapping[str, int]) -> QuantizedWeight:
     known = {"block_size": 0, "symmetric": True} | {key: value for key, value in row.items() if key in _FIELDS}
     known["activations"] = _words(row["activations"]) if "activations" in row else ""
-    return QuantizedWeight(**known, stored_bytes=sizes.get(row["tensor"].removesuffix(".q")))
+    return QuantizedWeight(**known, stored_bytes=sizes.get(row["tensor"]))
 
 
 def _words(activations: Mapping[str, Any]) -> str:

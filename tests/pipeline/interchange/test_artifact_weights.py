@@ -12,9 +12,10 @@ from ingot.artifact import Artifact, SegmentStep
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import CONFIG, sealed_checkpoint
-from ingot.pipeline.interchange import artifact_weights
-from ingot.pipeline.interchange.artifact_weights import READERS, weights_of_artifact
+from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight
+from ingot.pipeline.targets.segments import weight_operands
+from ingot.pipeline.targets.segments.weight_operands import READERS
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 from tests.sessions import plain_session
@@ -142,7 +143,7 @@ def test_a_tied_head_that_is_quantized_alone_has_a_name_of_its_own(build_unmeasu
 def test_an_op_that_nobody_reads_is_named(build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = build_unmeasured("int4-cpu", FIXTURES / "checkpoints" / "llama", "generate=null")
     key = ("com.microsoft", "MatMulNBits")
-    monkeypatch.setattr(artifact_weights, "READERS", {op: row for op, row in READERS.items() if op != key})
+    monkeypatch.setattr(weight_operands, "READERS", {op: row for op, row in READERS.items() if op != key})
     with pytest.raises(UsageError, match=r"'layers\.0\.self_attn\.qkv_proj' \(MatMulNBits\) reads 'model\.layers\.0"):
         weights_of_artifact(artifact)
 

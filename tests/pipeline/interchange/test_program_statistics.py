@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.pipeline.interchange import artifact_weights
-from ingot.pipeline.interchange.artifact_weights import READERS, weights_of_artifact
+from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.layers import QuantizedLayer
 from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
+from ingot.pipeline.targets.segments import weight_operands
+from ingot.pipeline.targets.segments.weight_operands import READERS
 from ingot.validation.evidence import sealed_quantization
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
@@ -81,6 +82,6 @@ def test_weights_of_an_op_that_nobody_reads_back_are_left_out(
 ) -> None:
     artifact, found = built(build_unmeasured, "bits: 4, block_size: 32")
     key = ("com.microsoft", "MatMulNBits")
-    monkeypatch.setattr(artifact_weights, "READERS", {op: row for op, row in READERS.items() if op != key})
+    monkeypatch.setattr(weight_operands, "READERS", {op: row for op, row in READERS.items() if op != key})
     assert [weight.name for weight in program_statistics(artifact)] == ["embed_tokens"]
     assert len(found) > 1

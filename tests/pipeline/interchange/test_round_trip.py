@@ -79,7 +79,7 @@ def values(value: ir.Value | None) -> np.ndarray[Any, Any]:
 def logits(model: ir.Model, folder: Path) -> np.ndarray[Any, Any]:
     lowering = ["lower-onnxruntime-cpu", "clean-up", "partition-at-attention"]
     PassManager([make_pass(name) for name in lowering]).run(model)
-    return ProgramChain(write_program(model, folder), folder).logits(TOKENS)
+    return ProgramChain(write_program(model, folder)[0], folder).logits(TOKENS)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -50,7 +50,7 @@ def test_the_program_computes_what_the_ir_says(checkpoint: Path, scheme: str, tm
     names = ("fuse-rotary-attention", "clean-up", "partition-at-attention")
     fuse, *rest = map(make_pass, names)
     PassManager([fuse, exact_activations, *rest]).run(model)
-    program = write_program(model, tmp_path)
+    program, _ = write_program(model, tmp_path)
     assert all(len(step.inputs) <= 3 for step in program.steps if step.kind == "segment")
     logits = ProgramChain(program, tmp_path).logits(tokens)
     assert np.abs(logits - expected).max() < 2e-5 * np.abs(expected).max()

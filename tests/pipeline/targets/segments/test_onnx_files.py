@@ -134,7 +134,7 @@ def test_the_demo_models_program_gives_the_logits_of_the_whole_graph(
 ) -> None:
     model = demo()
     PassManager([make_pass(name) for name in FUSIONS]).run(model)
-    program = write_program(lowered(model), tmp_path)
+    program, _ = write_program(lowered(model), tmp_path)
     logits = ProgramChain(program, tmp_path).logits(tokens)
     assert np.abs(logits - expected).max() < 1e-4
 
@@ -158,7 +158,7 @@ def test_the_demo_models_quantized_program_stays_near(
     passes.append(make_pass("quantize-weights", {"bits": bits}))
     passes.append(make_pass("lower-onnxruntime-cpu", {"accuracy_level": accuracy_level}))
     PassManager(passes).run(model)
-    program = write_program(lowered(model), tmp_path)
+    program, _ = write_program(lowered(model), tmp_path)
     logits = ProgramChain(program, tmp_path).logits(tokens)
     error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
     assert error < limit
