@@ -1,4 +1,4 @@
-"""The machine that figures were taken on."""
+"""The machine of a measurement."""
 
 import os
 import platform

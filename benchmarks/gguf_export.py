@@ -1,4 +1,4 @@
-"""Turns a Llama checkpoint into GGUF (f16), and that into Q4_0 with llama.cpp's own quantizer.
+"""Convert a Llama checkpoint to GGUF (f16), and that to Q4_0 with llama.cpp's own quantizer.
 
 q and k rows are permuted, because llama.cpp rotates neighbouring pairs where Hugging Face rotates the two halves of a
 head. Needs gguf, safetensors and llama-cpp-python (benchmarks/requirements.txt).
@@ -34,7 +34,7 @@ _OUTER_NAMES = {
 
 
 def export_q4_0(checkpoint: Path, folder: Path, threads: int) -> Path:
-    """Return the path of the Q4_0 file in `folder`; make it (and the f16 file on the way) when it is not there."""
+    """Return the path of the Q4_0 file in `folder`; make it, and the f16 file, if it does not exist."""
     target = folder / "model-q4_0.gguf"
     if target.is_file():
         return target
@@ -58,7 +58,7 @@ def export_f16(checkpoint: Path, path: Path) -> None:
     _write_facts(writer, config)
     _write_vocabulary(writer, checkpoint)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+        for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
             values = _permuted(name, tensors.get_tensor(name), config)
             writer.add_tensor(gguf_name(name), values.astype(np.float32 if values.ndim == 1 else np.float16))
         writer.write_header_to_file()
@@ -76,7 +76,7 @@ def gguf_name(name: str) -> str:
 
 
 def permute_heads(weight: NDArray[Any], num_heads: int) -> NDArray[Any]:
-    """Reorder the rows of [heads * head_dim, in] so that the two halves of a head lie in neighbouring pairs."""
+    """Reorder the rows of [heads * head_dim, in] so that the two halves of a head become neighbouring pairs."""
     rows, columns = weight.shape
     halves = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)

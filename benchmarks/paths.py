@@ -1,4 +1,4 @@
-"""Where the benchmarks find and leave things."""
+"""Folders of the benchmarks."""
 
 from pathlib import Path
 

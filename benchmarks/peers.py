@@ -1,6 +1,6 @@
-"""The engines of the comparison, and the process that each of them runs in.
+"""The engines of the comparison, each in a process of its own.
 
-A process of its own keeps thread pools apart and lets every engine have its own virtual environment. It is idle, and
+Separate processes keep thread pools apart and let every engine have its own virtual environment. An engine is idle, and
 its threads asleep, while another one is measured. To add an engine, write benchmarks/adapters/NAME.py and add a row.
 """
 
@@ -24,7 +24,7 @@ DEFAULT_WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") 
 
 @dataclass(frozen=True)
 class Peer:
-    """A row of the table: label, adapter module, the interpreter it wants, and options for the adapter."""
+    """A row of the table: label, adapter module, its interpreter, and options for the adapter."""
 
     label: str
     module: str
@@ -41,11 +41,11 @@ PEERS: dict[str, Peer] = {
 
 
 class PeerFailed(Exception):
-    """An engine could not be started or did not answer; the message ends with its last words."""
+    """An engine could not be started or did not answer; the message ends with the last lines of its output."""
 
 
 class PeerProcess:
-    """A running adapter. Use as a context manager; `facts` is there once the model is loaded."""
+    """A running adapter. Use as a context manager; `facts` is set once the model is loaded."""
 
     def __init__(self, peer: Peer, setup: Setup, peers_python: Path) -> None:
         python = Path(sys.executable) if peer.runs_in == "this" else peers_python
@@ -65,11 +65,11 @@ class PeerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the adapter's process."""
+        """Process id of the adapter."""
         return self._process.pid
 
     def measure(self, scenario: Scenario, seed: int) -> Timing:
-        """Run the scenario once, on prompts drawn from the seed."""
+        """Run the scenario once, on random prompts of the seed."""
         request = {name: getattr(scenario, name) for name in ("batch", "prompt_tokens", "new_tokens")}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**request, "seed": seed}) + "\n")
@@ -77,7 +77,7 @@ class PeerProcess:
         return Timing(**self._read())
 
     def close(self) -> None:
-        """End the process; closing its input is the signal."""
+        """End the process by closing its input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""The model shapes that are measured, as rows of a table. To add one, add a row.
+"""The measured model shapes as rows of a table. To add one, add a row.
 
 The weights are random, so only the shape matters: no figure here says anything about quality.
 """
@@ -61,7 +61,7 @@ class ModelShape:
 
     @property
     def num_layer_weights(self) -> int:
-        """Elements of all layers' matrices: what one decode step reads, head aside."""
+        """Elements of all layers' matrices, which one decode step reads; the head is not counted."""
         return self.num_layers * sum(linear.num_weights for linear in self.layer_linears)
 
 

@@ -1,7 +1,7 @@
-"""Writes Hugging Face checkpoints of a given shape with random weights, so that a benchmark needs no download.
+"""Write Hugging Face checkpoints of a given shape with random weights, so that a benchmark needs no download.
 
-The weights are fp16, seeded, and drawn as wide as a trained model's, so that activations stay in range. The file is
-streamed tensor by tensor: no more than one matrix is in memory.
+The weights are fp16, seeded, with the spread of a trained model's, so that activations stay in range. The file is
+streamed tensor by tensor: at most one matrix is in memory.
 """
 
 import json
@@ -23,7 +23,7 @@ _WEIGHT_STD = 0.02
 def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0) -> Path:
     """Write config.json, model.safetensors and a tokenizer for `shape` into `folder`; return the folder.
 
-    A folder that is already complete is left alone. config.json is written last, and so says that all is there.
+    A complete folder is left alone. config.json is written last and so marks the folder complete.
     """
     if (folder / "config.json").is_file():
         return folder
@@ -85,7 +85,7 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 def _write_weights(shape: ModelShape, path: Path, random: np.random.Generator) -> None:
     shapes = tensor_shapes(shape)
     header = json.dumps(weights_header(shapes), separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the format asks for data that begins at a multiple of 8
+    header += b" " * (-len(header) % 8)  # safetensors requires data to begin at a multiple of 8
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for values in _random_tensors(shapes, random):
@@ -106,7 +106,7 @@ def weights_header(shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
 def _random_tensors(shapes: dict[str, tuple[int, ...]], random: np.random.Generator) -> Iterator[NDArray[np.float16]]:
     for dims in shapes.values():
         values = random.standard_normal(dims, dtype=np.float32)
-        scaled = 1 + 0.1 * values if len(dims) == 1 else _WEIGHT_STD * values  # norms lie around 1
+        scaled = 1 + 0.1 * values if len(dims) == 1 else _WEIGHT_STD * values  # norms are around 1
         yield scaled.astype(np.float16)
 
 
@@ -130,5 +130,5 @@ def _write_tokenizer(vocab_size: int, folder: Path) -> None:
 
 
 def _pairs(alphabet: list[str]) -> Iterator[tuple[str, str]]:
-    """256 * 256 pairs of bytes: more than any vocabulary here asks for."""
+    """256 * 256 pairs of bytes, more than any vocabulary here needs."""
     return ((left, right) for left in alphabet for right in alphabet)

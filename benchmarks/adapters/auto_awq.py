@@ -14,10 +14,10 @@ _CLIPPED_ROWS = 64
 
 
 class MendedQuantizer(AwqQuantizer):  # type: ignore[misc]  # autoawq carries no types
-    """Its search over scales is wrong on a CPU: what it means to restore after each try is no copy.
+    """Copy what its search over scales means to restore after each try.
 
-    `{k: v.cpu() for ...}` returns the live tensors where they are on the CPU already, so the weights that one try has
-    quantized are what the next one starts from, and the model comes out as noise. Copies mend it.
+    On a CPU `{k: v.cpu() for ...}` returns the live tensors, not copies, so each try starts from the weights that the
+    previous one quantized, and the model becomes noise.
     """
 
     def _compute_best_scale(self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *rest: Any) -> Any:
@@ -55,7 +55,7 @@ def quantize(job: Job) -> None:
 
 
 def without_kept(scaled: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:
-    """It looks up the inputs of layers that it was told to leave alone, and has none: leave out what they are for."""
+    """Drop the settings of excluded layers: it looks up their inputs, which do not exist."""
 
     def found(module: Any, inputs: Mapping[str, Any], kwargs: Any) -> list[dict[str, Any]]:
         groups = scaled(module, defaultdict(lambda: None, inputs), kwargs)
@@ -65,7 +65,7 @@ def without_kept(scaled: Callable[..., list[dict[str, Any]]]) -> Callable[..., l
 
 
 def clips(layers: torch.nn.ModuleList) -> bool:
-    """Its clip search takes 64 output rows at a time, and stops where they do not divide a matrix."""
+    """Clip only if 64 divides the rows: its clip search takes 64 output rows at a time and fails otherwise."""
     linears = [m for m in layers.modules() if isinstance(m, torch.nn.Linear)]
     return all(linear.out_features % _CLIPPED_ROWS == 0 for linear in linears)
 

@@ -14,7 +14,7 @@ from benchmarks.adapters.quantizing import Job, answer
 def quantize(job: Job) -> None:
     """Methods: gptq (act-order), gptq-plain."""
     torch.set_num_threads(job.threads)
-    # It knows no other device than the first card, and asks for one when a model is loaded; nothing else needs it.
+    # It supports only the first GPU, and requires one when a model is loaded; nothing else needs it.
     _base.CUDA_0 = _base.CPU
     torch.cuda.synchronize = lambda device=None: None
     config = BaseQuantizeConfig(
@@ -30,14 +30,14 @@ def quantize(job: Job) -> None:
 
 
 def _leave_out(model: BaseGPTQForCausalLM, keep: tuple[str, ...]) -> None:
-    """There is no option for it: the list of a layer's matrices is the class's own."""
+    """Exclude layers by the class's list of matrices: there is no option for it."""
     groups = [[name for name in group if not name.endswith(keep)] for group in model.inside_layer_modules]
     if keep:
         model.inside_layer_modules = [group for group in groups if group]
 
 
 def _name_as_others_do(job: Job) -> None:
-    """Its file is called gptq_model-4bit-128g.safetensors, which only auto-gptq looks for."""
+    """Rename its file gptq_model-4bit-128g.safetensors, which only auto-gptq finds."""
     (file,) = job.output.glob("*.safetensors")
     file.rename(job.output / "model.safetensors")
     for tokenizer_file in job.checkpoint.glob("tokenizer*"):

@@ -1,9 +1,9 @@
-"""What an engine must offer to be measured, and the loop that offers it to the parent process.
+"""The interface of a measured engine, and the loop that serves it to the parent process.
 
 An adapter's module ends with `if __name__ == "__main__": serve(MyAdapter)`. The parent (benchmarks/peers.py) starts it
 with a checkpoint, a working folder and a thread count, and then sends one JSON line per measurement. The model is
 loaded once. Every engine gets the same prompts (random tokens), generates greedily the same number of tokens past any
-end of text, and never turns tokens into text.
+end of text, and never decodes tokens to text.
 
 To add an engine: write its adapter, and add a row to PEERS in benchmarks/peers.py.
 """
@@ -25,7 +25,7 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Setup:
-    """What the parent asks for: checkpoint, a folder for converted models, threads, the most it will ask for.
+    """The parent's request: checkpoint, a folder for converted models, threads, and the largest batch and length.
 
     max_tokens counts prompt and new tokens of one sequence; options are the adapter's own, from the table of peers.
     """
@@ -40,10 +40,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What the table says of an engine.
+    """Facts about an engine for the table.
 
-    weight_bytes  bytes of weights that one decode step reads: all matrices and the head, of the embedding only the rows
-                  that are looked up (so: nothing, unless it is also the head)
+    weight_bytes  bytes of weights that one decode step reads: all matrices and the head; of the embedding only the rows
+                  that are gathered (so nothing, unless it is also the head)
     """
 
     versions: dict[str, str]
@@ -65,7 +65,7 @@ class Adapter(Protocol):
     def __init__(self, setup: Setup) -> None: ...
 
     def facts(self) -> PeerFacts:
-        """Versions, bytes read per step, and what a reader must know."""
+        """Versions, bytes read per step, and remarks for the reader."""
         ...
 
     def start(self, prompts: Tokens, new_tokens: int) -> None:

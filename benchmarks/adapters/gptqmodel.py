@@ -2,7 +2,7 @@
 
 import os
 
-# Version 7.6 sizes its pool by the cores and then wants two workers for loading: on two cores it would not start.
+# Version 7.6 sizes its pool by the cores and then requires two workers for loading: on two cores it would not start.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 
 import torch
@@ -15,11 +15,11 @@ from benchmarks.adapters.quantizing import Job, answer
 def quantize(job: Job) -> None:
     """Methods: gptq (group-aware order, its default), gptq-act-order, awq."""
     torch.set_num_threads(job.threads)
-    # Its AWQ kernels hold nothing but 16 bits.
+    # Its AWQ kernels support only 16 bits.
     dtype = torch.float16 if job.method == "awq" else torch.float32
     model = GPTQModel.load(str(job.checkpoint), _config(job), dtype=dtype)
     samples = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in job.token_ids()]
-    # Left to itself it picks an AWQ kernel that needs a card, even to pack weights.
+    # By default it picks an AWQ kernel that needs a GPU, even to pack weights.
     model.quantize(samples, backend=BACKEND.AWQ_TORCH if job.method == "awq" else BACKEND.AUTO)
     model.save(str(job.output))
 
@@ -30,7 +30,7 @@ def _config(job: Job) -> BaseQuantizeConfig:
         "group_size": job.group_size,
         "sym": job.symmetric,
         "device": "cpu",
-        "dynamic": {rf"-:.*\.{name}": {} for name in job.keep} or None,  # "-:" leaves a layer out
+        "dynamic": {rf"-:.*\.{name}": {} for name in job.keep} or None,  # "-:" excludes a layer
     }
     if job.method == "awq":
         return AWQConfig(**options)

@@ -1,4 +1,4 @@
-"""Ingot: the recipe int4-cpu with the block size that the table of peers asks for, through Engine.step."""
+"""Ingot: the recipe int4-cpu with the block size of the table of peers, through Engine.step."""
 
 import hashlib
 from importlib.metadata import version
@@ -57,7 +57,7 @@ class Ingot:
 
 
 def build_int4(checkpoint: Path, work_folder: Path, block_size: int) -> Artifact:
-    """The artifact in `work_folder`, built when it is not there for this very recipe; it carries no evidence."""
+    """The artifact in `work_folder`, built if it does not exist for this recipe; without evidence."""
     overrides = (f"checkpoint={checkpoint}", f"passes.quantize-weights.block_size={block_size}")
     recipe = load_recipe("int4-cpu", overrides)
     program = f"{recipe.resolved_yaml()}{get_target(recipe.target).lowering}{tool_versions()}"

@@ -1,4 +1,4 @@
-"""Ingot's own quantizers as the packages' are run: a checkpoint and token ids in, a compressed-tensors folder out."""
+"""Ingot's own quantizers in the packages' interface: a checkpoint and token ids in, a compressed-tensors folder out."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from benchmarks.gguf_export import export_q4_0
 
 # Prompt tokens per pass; llama.cpp's own default.
 _MICRO_BATCH_TOKENS = 512
-# On or off, whichever is faster here: see docs/benchmarks.md.
+# on or off, whichever is faster: see docs/benchmarks.md
 FLASH_ATTENTION = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
 
 
@@ -31,11 +31,11 @@ class LlamaCpp:
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._contexts: dict[int, Any] = {}
         self._batch = llama_cpp.llama_batch_init(setup.max_batch * setup.max_tokens, 0, 1)
-        self._next = np.zeros(0, np.int64)  # [batch] the tokens of the coming step
+        self._next = np.zeros(0, np.int64)  # [batch] the tokens of the next step
         self._position = 0
 
     def facts(self) -> PeerFacts:
-        """Sizes come from the GGUF file; an untied embedding is only looked up, and so not counted."""
+        """Sizes come from the GGUF file; an untied embedding is only gathered from, and so not counted."""
         sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(self._path).tensors}
         if "output.weight" in sizes:
             del sizes["token_embd.weight"]
@@ -94,7 +94,7 @@ class LlamaCpp:
 
 
 def _view(pointer: Any, count: int) -> Any:
-    """The C array behind a pointer as numpy, without a copy."""
+    """The C array at a pointer as a numpy array, without a copy."""
     return np.ctypeslib.as_array(pointer, (count,))
 
 

@@ -16,7 +16,7 @@ from benchmarks.adapters.quantizing import Job, answer
 
 def quantize(job: Job) -> None:
     """Methods: gptq, awq, awq+gptq."""
-    # Version 0.14 pins every activation, which raises where there is no accelerator to pin memory for.
+    # Version 0.14 pins every activation, which raises without an accelerator to pin memory for.
     IntermediatesCache._pin_intermediate = classmethod(lambda cls, intermediate: None)
     torch.set_num_threads(job.threads)
     model = AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=torch.float32)
@@ -44,7 +44,7 @@ def _recipe(job: Job) -> list[Modifier]:
         "gptq": GPTQModifier(config_groups=scheme, ignore=ignore),
         "awq": QuantizationModifier(config_groups=scheme, ignore=ignore),
     }
-    # It divides by the loss of each scaled group, which is zero where nothing of the group is quantized.
+    # It divides by the loss of each scaled group, which is zero if nothing of the group is quantized.
     scaled = [mapping for mapping in default_mappings if not _is_kept(mapping.balance_layers, job.keep)]
     recipes = {
         "gptq": [rounding["gptq"]],
@@ -55,7 +55,7 @@ def _recipe(job: Job) -> list[Modifier]:
 
 
 def _is_kept(patterns: list[str], keep: tuple[str, ...]) -> bool:
-    """Whether every layer of a group stays as it is; its patterns end like "down_proj$"."""
+    """Whether every layer of a group stays unquantized; its patterns end like "down_proj$"."""
     return bool(keep) and all(pattern.removesuffix("$").endswith(keep) for pattern in patterns)
 
 

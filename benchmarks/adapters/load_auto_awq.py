@@ -1,7 +1,7 @@
-"""autoawq 0.2.9 (archived) loads what Ingot exports as AWQ.
+"""autoawq 0.2.9 (archived) loads Ingot's AWQ exports.
 
-On a CPU it multiplies by intel_extension_for_pytorch alone, which no torch of today has. So it loads and unpacks the
-checkpoint with its own code, and torch multiplies.
+Its CPU matmul needs intel_extension_for_pytorch, which current torch versions do not support. So it loads and unpacks
+the checkpoint with its own code, and torch multiplies.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from benchmarks.adapters.torch_logits import logits_of_model
 
 
 def load(checkpoint: Path) -> LogitsOf:
-    """The device's name only keeps it from asking for the extension."""
+    """The device's name only keeps it from importing the extension."""
     with mock.patch.object(base, "get_best_device", return_value="cuda:0"):
         loaded = AutoAWQForCausalLM.from_quantized(
             str(checkpoint), fuse_layers=False, device_map={"": "cpu"}, torch_dtype=torch.float16

@@ -1,7 +1,7 @@
-"""auto-gptq 0.7.1 (archived) loads what Ingot exports as GPTQ, version 1.
+"""auto-gptq 0.7.1 (archived) loads Ingot's GPTQ exports, version 1.
 
-It ties the head to the table before it reads a file, and expects the file to hold both all the same: where it holds the
-table alone, as transformers writes it, both come out as zeros. The loader puts the file's table back.
+It ties the head to the embedding before it reads a file, and still expects both in the file: if only the embedding is
+there, as transformers writes it, both become zeros. The loader restores the file's embedding.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from benchmarks.adapters.torch_logits import logits_of_model
 
 
 def load(checkpoint: Path) -> LogitsOf:
-    """With its torch kernel, the only one that a CPU has."""
+    """Load with its torch kernel, the only one that supports a CPU."""
     model = AutoGPTQForCausalLM.from_quantized(
         str(checkpoint),
         device="cpu",
@@ -32,7 +32,7 @@ def load(checkpoint: Path) -> LogitsOf:
 
 def _restore_table(model: Any, checkpoint: Path) -> None:
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
-        if "lm_head.weight" not in file.keys():  # noqa: SIM118 - the file is no mapping
+        if "lm_head.weight" not in file.keys():  # noqa: SIM118 - the file is not a mapping
             model.model.embed_tokens.weight = torch.nn.Parameter(file.get_tensor("model.embed_tokens.weight").float())
             model.lm_head.weight = model.model.embed_tokens.weight
 

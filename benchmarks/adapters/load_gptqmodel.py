@@ -1,8 +1,8 @@
-"""gptqmodel loads what Ingot exports as GPTQ and as AWQ."""
+"""gptqmodel loads Ingot's GPTQ and AWQ exports."""
 
 import os
 
-# Version 7.6 sizes its pool by the cores and then wants two workers for loading: on two cores it would not start.
+# Version 7.6 sizes its pool by the cores and then requires two workers for loading: on two cores it would not start.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from benchmarks.adapters.torch_logits import logits_of_model
 
 
 def load(checkpoint: Path) -> LogitsOf:
-    """With the kernel that it chooses for a CPU."""
+    """Load with the kernel that it chooses for a CPU."""
     return logits_of_model(GPTQModel.load(str(checkpoint), device="cpu", dtype=torch.float32).model.eval())
 
 

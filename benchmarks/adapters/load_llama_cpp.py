@@ -1,4 +1,4 @@
-"""llama.cpp, through llama-cpp-python, loads what Ingot exports as GGUF; it rounds activations to 8 bits."""
+"""llama.cpp, through llama-cpp-python, loads Ingot's GGUF exports; it rounds activations to 8 bits."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _CONTEXT_TOKENS = 256
 
 
 def load(checkpoint: Path) -> LogitsOf:
-    """With logits of every position, and float32 keys and values where its defaults are 16 bits."""
+    """Load with logits of every position, and float32 keys and values (its default is 16 bits)."""
     (file,) = checkpoint.glob("*.gguf")
     model = Llama(str(file), n_ctx=_CONTEXT_TOKENS, logits_all=True, type_k=0, type_v=0, verbose=False)
 

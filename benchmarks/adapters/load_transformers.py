@@ -1,4 +1,4 @@
-"""transformers with compressed-tensors loads what Ingot exports as compressed-tensors."""
+"""transformers with compressed-tensors loads Ingot's compressed-tensors exports."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""transformers with the gguf package loads what Ingot exports as GGUF and dequantizes it; activations stay floats."""
+"""transformers with the gguf package loads Ingot's GGUF exports and dequantizes them; activations stay floats."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a package must do to prove that it loads a checkpoint: logits and greedy tokens, in a process of its own.
+"""The interface of a loader, and its process: logits and greedy tokens of an exported checkpoint.
 
 A loader's module ends with `if __name__ == "__main__": answer(load, packages)`. benchmarks/quantizers/format_loaders.py
 starts it in the package's own virtual environment with one JSON object, the fields of Request; logits come back in
@@ -22,9 +22,9 @@ LogitsOf = Callable[[list[int]], Logits]  # token ids -> logits of every positio
 
 @dataclass(frozen=True)
 class Request:
-    """A checkpoint in the package's format, a prompt, how many tokens to make, and what to score.
+    """A checkpoint in the package's format, a prompt, the number of tokens to generate, and the tokens to score.
 
-    scored   token ids whose logits are wanted
+    scored   token ids whose logits to return
     logits   .npy file to write them to, [tokens, vocab] float32
     """
 
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The greedy tokens behind the prompt, and versions."""
+    """The greedy tokens after the prompt, and versions."""
 
     tokens: list[int]
     versions: dict[str, str]
@@ -56,7 +56,7 @@ def request_from_json(text: str) -> Request:
 
 
 def greedy(logits_of: LogitsOf, prompt: Sequence[int], new_tokens: int) -> list[int]:
-    """Every token from the whole text before it: no cache that could differ between packages."""
+    """Generate every token from the whole text before it: no cache that could differ between packages."""
     ids = list(prompt)
     for _ in range(new_tokens):
         ids.append(int(logits_of(ids)[-1].argmax()))
@@ -64,7 +64,7 @@ def greedy(logits_of: LogitsOf, prompt: Sequence[int], new_tokens: int) -> list[
 
 
 def answer(load: Callable[[Path], LogitsOf], packages: Sequence[str]) -> None:
-    """Load, score, generate. Libraries may print what they like: the pipe to the parent is moved away first."""
+    """Load, score, generate. Libraries may print: the pipe to the parent is moved away first."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     (text,) = sys.argv[1:]

@@ -11,7 +11,7 @@ _WEIGHT_INPUTS = {"MatMulNBits": slice(1, None), "MatMul": slice(1, 2), "Gemm": 
 
 
 def weight_bytes(models: Iterable[Path]) -> int:
-    """Sum of the initializers that matrix products read, over all model files; weights of norms are too small."""
+    """Sum of the initializers that matmuls read, over all model files; weights of norms are too small."""
     return sum(_model_bytes(onnx.load(path, load_external_data=False)) for path in models)
 
 

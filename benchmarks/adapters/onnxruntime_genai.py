@@ -39,7 +39,7 @@ class OnnxRuntimeGenai:
         return PeerFacts(versions, weight_bytes([self._folder / "model.onnx"]), " ".join(BUILDER_OPTIONS))
 
     def start(self, prompts: Tokens, new_tokens: int) -> None:
-        """Run the prompts and draw the first token; the length is fixed, so that no end of text stops a sequence."""
+        """Run the prompts and sample the first token; the length is fixed, so that no end of text stops a sequence."""
         batch, tokens = prompts.shape
         params = og.GeneratorParams(self._model)
         length = tokens + new_tokens
@@ -55,7 +55,7 @@ class OnnxRuntimeGenai:
 
 
 def build_int4(checkpoint: Path, folder: Path) -> Path:
-    """Return the folder with the model of genai's own builder; build it offline when it is not there."""
+    """Return the folder with the model of genai's own builder; build it offline if it does not exist."""
     if folder.is_dir():
         return folder
     unfinished, cache = folder.with_suffix(".unfinished"), folder.with_suffix(".cache")

@@ -1,9 +1,9 @@
-"""What a quantizer must do to be compared, and the process that it does it in.
+"""The interface of a quantizer in the comparison, and its process.
 
 An adapter's module ends with `if __name__ == "__main__": answer(quantize)`. The parent (benchmarks/quantizers/runs.py)
 starts it in the package's own virtual environment with one JSON object, the fields of Job; the adapter writes the
-package's own checkpoint, and the process prints one JSON object, the fields of Outcome. Every package sees the very
-same token ids. No adapter imports Ingot.
+package's own checkpoint, and the process prints one JSON object, the fields of Outcome. Every package gets the same
+token ids. No adapter imports Ingot.
 
 To add a package: write its adapter, and add its rows to PEERS in benchmarks/quantizers/runs.py.
 """
@@ -28,11 +28,11 @@ _KIB = 1024
 class Job:
     """One quantization.
 
-    checkpoint  a Hugging Face folder; weights are taken in float32
-    output      folder for the package's checkpoint; not there yet
+    checkpoint  a Hugging Face folder; weights are converted to float32
+    output      folder for the package's checkpoint; must not exist
     sequences   .npy file of token ids [sequences, tokens] int64
-    method      one of those that the adapter knows
-    keep        names of layers that stay as they are, like "down_proj"; the head stays so in any case
+    method      one of the adapter's methods
+    keep        names of layers to leave unquantized, like "down_proj"; the head stays so in any case
     """
 
     checkpoint: Path
@@ -53,11 +53,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run cost.
+    """Costs of a run.
 
-    seconds       from the checkpoint on disk to the quantized one on disk; imports are left out
-    peak_bytes    the most memory that the process ever held
-    cpu_seconds   processor time of all threads meanwhile, which other processes disturb less
+    seconds       from the checkpoint on disk to the quantized one on disk, without imports
+    peak_bytes    peak memory of the process
+    cpu_seconds   processor time of all threads, which other processes disturb less
     """
 
     seconds: float
@@ -76,7 +76,7 @@ def job_from_json(text: str) -> Job:
 def answer(quantize: Callable[[Job], None], packages: Sequence[str]) -> None:
     """Run the job of the command line and print its Outcome.
 
-    Libraries may print what they like: standard output is moved away from the parent's pipe first.
+    Libraries may print: standard output is moved away from the parent's pipe first.
     """
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -8,7 +8,7 @@ from benchmarks.adapters.loading import Logits, LogitsOf
 
 
 def logits_of_model(model: Any) -> LogitsOf:
-    """A function of token ids, in float32 whatever the package multiplies in."""
+    """A function of token ids that returns float32 logits, whatever type the package multiplies in."""
 
     def logits_of(ids: list[int]) -> Logits:
         with torch.no_grad():

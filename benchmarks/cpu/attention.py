@@ -1,9 +1,9 @@
-"""Ingot's attention kernel beside onnxruntime's Attention op and numpy, in one run, with the same threads.
+"""Ingot's attention kernel next to onnxruntime's Attention op and numpy, in one run, with the same threads.
 
     python -m benchmarks.cpu.attention --threads 1 --threads 2 --output benchmarks/results/attention.json
 
-Paged contenders read keys and values from shuffled blocks of 16 tokens. The contiguous one is given them in one piece,
-which no engine with a paged pool has: it is the other's best case. Contenders take turns, and 64 MiB are read before
+Paged contenders read keys and values from shuffled blocks of 16 tokens. The contiguous contender gets them in one
+piece, which an engine with a paged pool does not have: its best case. Contenders take turns, and 64 MiB are read before
 each call, as the next layers' weights would be in an engine: keys and values come from memory, not from cache. The
 table shows medians in ms, the best in brackets. Every result is compared with the first contender's.
 """
@@ -37,7 +37,7 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Problem:
-    """`sequences` sequences of `context` tokens each, the last `tokens` of which are asked for in this step."""
+    """`sequences` sequences of `context` tokens each, the last `tokens` of which are queries in this step."""
 
     name: str
     heads: int
@@ -71,7 +71,7 @@ class Result:
 
 
 class Data:
-    """Random queries, keys and values of a problem, in a shuffled pool."""
+    """Make random queries, keys and values of a problem, in a shuffled pool."""
 
     def __init__(self, problem: Problem) -> None:
         rng, p = np.random.default_rng(0), problem
@@ -216,7 +216,7 @@ def make_table(results: list[Result]) -> str:
 
 
 def _in_process_of_its_own(threads: int, seconds: float) -> list[Result]:
-    """numpy's threads are set by the environment, before it is imported."""
+    """Measure in a child process: numpy reads its number of threads from the environment at import."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.cpu.attention", "--child", "--threads", str(threads)]
     command += ["--seconds", str(seconds)]

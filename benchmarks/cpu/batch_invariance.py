@@ -1,8 +1,8 @@
-"""Does a row's result depend on the rows beside it? Asked of every form of matmul that the CPU lowering makes.
+"""Check batch invariance of every form of matmul that the CPU lowering makes: does a row depend on other rows?
 
-Each form multiplies 512 random rows at once, with one thread. Then it multiplies parts of them, of every size in
-COUNTS, from two places, with one and two threads; a row that does not come out with the same bits is a difference.
-Prints a Markdown table. No timing, so a busy machine does no harm:
+Each form multiplies 512 random rows at once, with one thread. Then it multiplies slices of them, of every size in
+COUNTS, from two places, with one and two threads; a row with other bits is a difference. Prints a Markdown table.
+Nothing is timed, so the machine may be busy:
 
     python -m benchmarks.cpu.batch_invariance
 """
@@ -26,7 +26,7 @@ STATIC_SCALE = 0.03  # of int8 and float8 inputs that are normally distributed
 
 @dataclass(frozen=True)
 class Form:
-    """Bits 32: Gemm in float32, whose other fields say nothing. activations: how inputs are quantized; None: not."""
+    """A form of matmul. bits 32: Gemm in float32, other fields unused. activations: how inputs are quantized."""
 
     bits: int
     block_size: int
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def forms() -> Iterator[Form]:
-    """All forms; 8 bits with float32 activations are left out, being far too slow to be used."""
+    """All forms except 8 bits with float32 activations, which are too slow to be used."""
     yield Form(32, 0, False, 0)
     for bits, level in ((2, 4), (4, 4), (8, 4), (2, 0), (4, 0)):
         for block_size in (16, 32, 64, 128, 256):
@@ -98,7 +98,7 @@ def session(model: ir.Model, num_threads: int) -> onnxruntime.InferenceSession:
 
 
 def probe(form: Form) -> Outcome:
-    """Compare every part with the whole, over all shapes."""
+    """Compare every slice with the whole, over all shapes."""
     counts: set[int] = set()
     only_last, difference = True, 0.0
     for out_features, in_features in SHAPES:
@@ -108,7 +108,7 @@ def probe(form: Form) -> Outcome:
         whole = runners[0].run(None, {"x": rows})[0]
         for runner in runners:
             for part in _parts():
-                gap = np.abs(runner.run(None, {"x": rows[part]})[0] - whole[part]).max(axis=1)  # [rows of the part]
+                gap = np.abs(runner.run(None, {"x": rows[part]})[0] - whole[part]).max(axis=1)  # [rows of the slice]
                 if gap.any():
                     counts.add(len(gap))
                     only_last &= not gap[:-1].any()
@@ -129,7 +129,7 @@ def padding_needed(counts: tuple[int, ...]) -> str:
 
 
 def _inputs(scheme: ActivationScheme | None) -> str:
-    """Words for quantized inputs."""
+    """A description of quantized inputs."""
     return f", {scheme.kind}8 inputs, {'dynamic' if scheme.dynamic else 'static'}" if scheme else ""
 
 

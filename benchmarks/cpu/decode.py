@@ -3,9 +3,9 @@
     python -m benchmarks.cpu.setup_peers     # once: a virtual environment with the peers
     python -m benchmarks.cpu.decode
 
-Weights are random, so no download is needed and quality is not the subject. Every engine gets the same prompts, the
-same number of new tokens, greedily, the same threads; loading, tokenizing and detokenizing are left out; the first
-token counts as prefill. An engine that cannot run is named, with the reason, and left out.
+Weights are random, so nothing is downloaded and quality is not measured. Every engine gets the same prompts, the same
+number of new tokens, greedily, and the same threads; loading, tokenizing and detokenizing are left out; the first token
+counts as prefill. An engine that cannot run is named with the reason and left out.
 """
 
 import json
@@ -28,9 +28,9 @@ from benchmarks.peers import DEFAULT_WORK, PEERS, PEERS_VENV, PeerFailed, PeerPr
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_checkpoint
 
-# After a measurement an engine's threads still spin for some milliseconds; the next one waits until they sleep.
+# After a measurement an engine's threads spin for some milliseconds; the next one waits until they sleep.
 _SETTLE_SECONDS = 0.1
-# Cores that others may take before a measurement counts as disturbed: ticks are coarse, and a system is never idle.
+# Cores that others may use before a measurement counts as disturbed: ticks are coarse, and a system is never idle.
 _NOISE = 0.15
 
 
@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command line asked for."""
+    """Options of the command line."""
 
     peers: tuple[str, ...]
     scenarios: tuple[Scenario, ...]
@@ -59,7 +59,7 @@ class Plan:
     peers_python: Path
 
     def setup(self, shape: str, threads: int) -> Setup:
-        """What each engine is told."""
+        """The setup of every engine."""
         most = max(scenario.prompt_tokens + scenario.new_tokens for scenario in self.scenarios)
         return Setup(
             checkpoint=self.work_folder / shape / "checkpoint",
@@ -108,7 +108,7 @@ def measure_rounds(running: dict[str, PeerProcess], scenario: Scenario, plan: Pl
 
 
 def measure_quietly(peer: PeerProcess, scenario: Scenario, seed: int, patience_seconds: float) -> Figure:
-    """Measure; when other processes wanted the engine's cores, again until the patience ends. The calmest counts."""
+    """Measure, and repeat while other processes use the engine's cores, until the patience ends; keep the calmest."""
     tries: list[Figure] = []
     begin = time.perf_counter()
     while not tries or (not tries[-1].is_quiet and time.perf_counter() - begin < patience_seconds):

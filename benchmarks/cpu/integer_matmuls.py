@@ -1,11 +1,11 @@
-"""Which of onnxruntime's ways to multiply 8-bit weights is fastest, from float32 inputs to float32 results.
+"""Find the fastest way of onnxruntime to multiply 8-bit weights, from float32 inputs to float32 results.
 
 All four matrices of a decoder layer, in the forms below, rounds interleaved, best of all rounds: a busy machine makes a
-round slower, never faster. Weights are int8 per channel everywhere; only speed is the subject.
+round slower, never faster. Weights are int8 per channel everywhere; only speed is measured.
 
     Gemm                    float32 weights
-    MatMulNBits             weights alone in 8 bits, blocks of 32 or 128; accuracy_level 4 rounds inputs block by block
-    dynamic, OPS, A x B     inputs to type A with a scale per token, then the integer product with weights of type B
+    MatMulNBits             only weights in 8 bits, blocks of 32 or 128; accuracy_level 4 rounds inputs block by block
+    dynamic, OPS, A x B     inputs to type A with a scale per token, then the integer matmul with weights of type B
     static, OPS, A x B      the same with one constant scale; DynamicQuantizeMatMul has one per batch
 
     python -m benchmarks.cpu.integer_matmuls --shape smollm2-135m
@@ -37,7 +37,7 @@ _CALLS = 32  # of a timing, over the rows of a call
 
 @dataclass(frozen=True)
 class Form:
-    """One way. inputs, weights: types of the codes; block: of MatMulNBits."""
+    """One form. inputs, weights: types of the codes; block: of MatMulNBits."""
 
     name: str
     op: str
@@ -65,13 +65,13 @@ FORMS = (
 
 @dataclass
 class Graph:
-    """Nodes and initializers in the making."""
+    """Nodes and initializers of a graph under construction."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
 
     def constant(self, name: str, array: Any) -> str:
-        """An initializer of that name."""
+        """Add an initializer of that name."""
         self.initializers.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
@@ -82,7 +82,7 @@ class Graph:
 
 
 def build(form: Form, linear: Linear) -> bytes:
-    """y [T, out] from x [T, in] in that form, as an ONNX file."""
+    """Write y [T, out] from x [T, in] in that form as an ONNX file."""
     graph = Graph()
     rng = np.random.default_rng(0)
     codes = rng.integers(-127, 128, (linear.out_features, linear.in_features)).astype(np.int8)
@@ -122,7 +122,7 @@ def _integer(graph: Graph, form: Form, codes: NDArray[np.int8], scale: NDArray[n
     scales = graph.constant("w_scale", scale)
     input_scale = _dynamic_codes(graph, form) if form.dynamic else _static_codes(graph, form)
     factor = graph.constant("one", np.float32(1)) if form.dynamic else input_scale
-    result = "product" if form.dynamic else "y"
+    result = "matmul" if form.dynamic else "y"
     if form.op == "QGemm":
         zeros = graph.constant("w_zero", np.full(len(scale), zero, dtype))
         graph.node(form.op, ["codes", factor, "zero", weight, scales, zeros], result, MICROSOFT, transB=1)
@@ -134,7 +134,7 @@ def _integer(graph: Graph, form: Form, codes: NDArray[np.int8], scale: NDArray[n
         graph.node("Cast", ["sums"], "floats", to=TensorProto.FLOAT)
         graph.node("Mul", ["floats", scales], result)
     if form.dynamic:
-        graph.node("Mul", ["product", graph.node("Unsqueeze", [input_scale, "axes"], "column")], "y")
+        graph.node("Mul", ["matmul", graph.node("Unsqueeze", [input_scale, "axes"], "column")], "y")
 
 
 def _static_codes(graph: Graph, form: Form) -> str:
@@ -164,7 +164,7 @@ def measure(linears: Sequence[Linear], rounds: int) -> dict[str, dict[int, float
     """Form -> rows -> microseconds of all matrices together, each at its best."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 3  # errors only: some forms have a constant that they do not read
+    options.log_severity_level = 3  # errors only: some forms have a constant that they do not use
     sessions = {
         (form.name, linear): onnxruntime.InferenceSession(build(form, linear), options)
         for form in FORMS

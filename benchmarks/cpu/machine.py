@@ -1,10 +1,7 @@
-"""How many bytes a second this machine reads from memory, with a given number of threads.
+"""The machine during a measurement: memory read bandwidth, and cores that other processes use.
 
-bandwidth.c does the reading; it is compiled here, for this machine, with the C compiler that CC names (default: cc).
-
-How busy other processes keep the machine while an engine is measured, so that a disturbed figure can be told.
-
-Read from Linux's /proc; on other systems nothing is known, and every measurement counts as undisturbed.
+bandwidth.c measures the bandwidth; it is compiled for this machine with the C compiler that CC names (default: cc). The
+load of other processes is read from Linux's /proc; on other systems every measurement counts as undisturbed.
 """
 
 import ctypes
@@ -19,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Several times the last-level cache of a large server, so that what is measured is memory.
+# Several times the last-level cache of a large server, so that memory is measured.
 BUFFER_BYTES = 1 << 30
 _SOURCE = Path(__file__).with_name("bandwidth.c")
 
@@ -27,11 +24,11 @@ _SOURCE = Path(__file__).with_name("bandwidth.c")
 def measure_read_bandwidth(threads: int, repeats: int = 7, buffer_bytes: int = BUFFER_BYTES) -> float:
     """Return the best of `repeats` streaming reads of a buffer, in bytes per second.
 
-    The best, not the median: it stands for what the machine can do, the ceiling that decode is measured against.
-    Raises RuntimeError when no C compiler is there or the threads cannot be started.
+    The best, not the median: the machine's limit, which decode is compared with. Raises RuntimeError when there is no
+    C compiler or the threads cannot be started.
     """
     stream_read = _compiled()
-    buffer = np.ones(buffer_bytes // 8, dtype=np.uint64)  # written, so that every page is really there
+    buffer = np.ones(buffer_bytes // 8, dtype=np.uint64)  # written, so that every page is allocated
     checksum = ctypes.c_uint64()
     seconds = [
         stream_read(ctypes.c_void_p(buffer.ctypes.data), buffer.nbytes, threads, ctypes.byref(checksum))
@@ -69,7 +66,7 @@ _GUEST_COLUMN = 8  # guest time is counted in user time already
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds of processor time up to now: of the whole machine, and of one process with all its threads."""
+    """Seconds of processor time up to now, of the whole machine and of one process with all its threads."""
 
     at: float
     machine: float
@@ -77,7 +74,7 @@ class CpuTimes:
 
 
 def read_times(pid: int) -> CpuTimes | None:
-    """A snapshot; None where /proc does not tell."""
+    """A snapshot; None without /proc."""
     if not _STAT.is_file():
         return None
     ticks = os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
-"""How fast onnxruntime's own 4-bit kernel could make a decode step, were there nothing but the matrices.
+"""The lower bound of a decode step with onnxruntime's own 4-bit kernel: the time of its matmuls alone.
 
 Builds a model whose only nodes are the layers' MatMulNBits, each with weights of its own, and times one run of all of
-them for several row counts, block sizes and forms of the output head. No engine on top of onnxruntime can be faster
-than that; set beside a peer's whole step, it says where the kernel decides. Needs onnx and onnxruntime only:
+them for several row counts, block sizes and forms of the output head. No engine on top of onnxruntime can be faster;
+compared with a peer's whole step, it shows where the kernel decides. Needs onnx and onnxruntime only:
 
     python -m benchmarks.cpu.matmul_bounds --shape smollm2-135m --threads 2
 """
@@ -61,7 +61,7 @@ FORMS = (
 
 
 def weight_bytes(shape: ModelShape, form: Form) -> int:
-    """Bytes of the packed weights and their float32 scales, that one run reads."""
+    """Bytes of the packed weights and their float32 scales, which one run reads."""
     layers = shape.num_layers * sum(_packed_bytes(one, form.bits, form.block_size) for one in shape.layer_linears)
     return layers + (_packed_bytes(shape.head, form.head_bits, form.block_size) if form.head_bits else 0)
 
@@ -72,7 +72,7 @@ def _packed_bytes(linear: Linear, bits: int, block_size: int) -> int:
 
 
 def make_session(shape: ModelShape, form: Form, threads: int) -> onnxruntime.InferenceSession:
-    """A session over a model of matrices alone; its inputs are named for their width."""
+    """A session over a model of matmuls alone; its inputs are named after their width."""
     random = np.random.default_rng(0)
     linears = [
         (f"layer{layer}.{one.name}", one, form.bits) for layer in range(shape.num_layers) for one in shape.layer_linears
@@ -127,7 +127,7 @@ def _load(model: onnx.ModelProto, threads: int) -> onnxruntime.InferenceSession:
 
 
 def time_session(session: onnxruntime.InferenceSession, rows: int, seconds: float) -> Timing:
-    """Run for about `seconds` (at least three times, after one warm-up); results stay in place by io binding."""
+    """Run for about `seconds` (at least three times, after one warm-up); io binding keeps results in place."""
     binding = session.io_binding()
     for value in session.get_inputs():
         array: NDArray[np.float32] = np.ones((rows, value.shape[1]), dtype=np.float32)

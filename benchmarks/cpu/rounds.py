@@ -1,8 +1,6 @@
-"""The figures of a run: as records for JSON, as a table for people.
+"""Scenarios, the order of rounds, and their figures as JSON records and a Markdown table. No clock, no process.
 
-What is measured, in which order, how often, and what the figures come to. Pure: no clock, no process.
-
-Engines take turns: A B C, then C B A, and so on, so that whatever else the machine does meets them all alike.
+Engines take turns: A B C, then C B A, and so on, so that disturbances affect all of them alike.
 """
 
 import statistics
@@ -17,7 +15,7 @@ MIN_ROUNDS = 2  # one in each direction
 
 @dataclass(frozen=True)
 class Scenario:
-    """One kind of measurement: what counts (prompt or later tokens), for how many sequences at once."""
+    """One kind of measurement: the tokens counted (prompt or later ones), and the number of sequences."""
 
     phase: Literal["prefill", "decode"]
     batch: int
@@ -34,7 +32,7 @@ class Scenario:
 
     @property
     def warm_up(self) -> "Scenario":
-        """A short form that touches the same code."""
+        """A short scenario that runs the same code."""
         return Scenario(self.phase, self.batch, min(self.prompt_tokens, 32), min(self.new_tokens, 4))
 
 
@@ -60,7 +58,7 @@ def scenarios(batches: Sequence[int], prompt_tokens: int, new_tokens: int) -> li
 
 
 def order_of_round(names: Sequence[str], round_index: int) -> list[str]:
-    """Names as they come in even rounds, backwards in odd ones."""
+    """Names in their order in even rounds, reversed in odd ones."""
     return list(names) if round_index % 2 == 0 else list(reversed(names))
 
 
@@ -88,9 +86,9 @@ class Result:
     scenario: Scenario
     peer: str
     tokens_per_second: Spread
-    disturbed_rounds: int  # rounds in which other processes wanted the same cores
+    disturbed_rounds: int  # rounds in which other processes used the same cores
     weight_bytes: int
-    bandwidth: float  # bytes per second that this machine reads with as many threads
+    bandwidth: float  # bytes per second that this machine reads with the same number of threads
 
     @property
     def bandwidth_share(self) -> float | None:
@@ -109,11 +107,11 @@ def ratio_to(results: Sequence[Result], ours: str, theirs: str) -> float | None:
 
 
 def make_table(results: Sequence[Result], peers: Sequence[str], ours: Sequence[str]) -> Table:
-    """One row per shape, thread count and scenario; a column per engine; ratios to each peer that is not ours."""
+    """One row per shape, thread count and scenario; a column per engine; ratios to each peer."""
     theirs = [peer for peer in peers if peer not in ours]
     table = Table(
         title="tokens per second: median (slowest to fastest round), share of memory bandwidth",
-        caption="* other processes wanted the same cores during some of the rounds",
+        caption="* other processes used the same cores during some of the rounds",
     )
     for heading in ("shape", "threads", "scenario", *peers):
         table.add_column(heading)

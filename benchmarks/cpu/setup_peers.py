@@ -1,9 +1,9 @@
-"""Makes the virtual environment of the peers: torch first, then the rest; llama.cpp is compiled for this machine.
+"""Make the virtual environment of the peers: torch first, then the rest; llama.cpp is compiled for this machine.
 
     python -m benchmarks.cpu.setup_peers
 
-llama.cpp's compilation needs cmake and a C++ compiler, and takes some minutes. A package that cannot be installed is
-named, and the others go on: the benchmark then leaves that engine out.
+Compiling llama.cpp needs cmake and a C++ compiler and takes some minutes. A package that cannot be installed is named,
+and the others are installed; the benchmark then leaves that engine out.
 """
 
 import os
@@ -30,7 +30,7 @@ _FROM_SOURCE = "llama-cpp-python"
 
 
 def pinned(requirements: str) -> dict[str, str]:
-    """Package name -> line of the requirements file, comments left out."""
+    """Package name -> line of the requirements file, without comments."""
     lines = [line.strip() for line in requirements.splitlines()]
     return {line.partition("==")[0]: line for line in lines if line and not line.startswith("#")}
 
@@ -38,7 +38,7 @@ def pinned(requirements: str) -> dict[str, str]:
 @click.command(help=__doc__)
 @click.option("--venv", "folder", type=click.Path(path_type=Path), default=PEERS_VENV, show_default=True)
 def main(folder: Path) -> None:
-    """Create the environment when it is not there, and install what is missing."""
+    """Create the environment if it does not exist, and install what is missing."""
     if not (folder / "bin" / "python").is_file():
         venv.create(folder, with_pip=True)
     packages = pinned(REQUIREMENTS.read_text("utf-8"))

@@ -1,13 +1,13 @@
-"""Attention in other tiles, warps and stages than the lowering takes: which it should take on this card.
+"""Measure attention kernels in other tiles, warps and stages than the lowering chooses.
 
-Not among the parts that run by themselves, for it needs Triton's compiler on the card's machine. The launches are those
-of the packed programs, with kernels that differ in these constants alone; all layers in turn, as everywhere.
+Not part of the default run, because it needs Triton's compiler on the GPU's machine. The launches are those of the
+packed programs, with kernels that differ in these constants alone; all layers are timed in turn.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ class Bound:
 
 @dataclass
 class RecordingDevice:
-    """A device that remembers what was bound; everything else goes straight to it."""
+    """A device that records what is bound and forwards everything else."""
 
     device: Device
     bound: list[Bound] = field(default_factory=list)
@@ -47,19 +47,19 @@ class RecordingDevice:
         return getattr(self.device, name)
 
     def load_kernel(self, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> LoadedKernel:
-        """As the device; remembers which kernel it was."""
+        """A kernel of the device, with its description."""
         loaded = self.device.load_kernel(cubin, kernel, facts)
         self.kernels[id(loaded)] = kernel
         return loaded
 
     def bind(self, loaded: LoadedKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
-        """As the device; remembers the launch."""
+        """Bind the launch and record it."""
         self.bound.append(Bound(self.kernels[id(loaded)], grid, arguments, node))
         return self.device.bind(loaded, grid, arguments, node)
 
 
 def attention(bench: Bench) -> Iterator[Record]:
-    """Decode over the whole context and over a little of it, and the largest prefill, for every precision of keys."""
+    """Yield decode over a full and a short context and the largest prefill, for every KV precision."""
     if bench.machine.is_dry:
         return
     for file in program_files(bench.programs):
@@ -95,8 +95,8 @@ def variants(bench: Bench, file: Path) -> Iterator[Record]:
 
 
 def decode_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
-    """Tiles, warps and stages; the join walks the same tiles."""
-    for tile, warps, stages in product(_TILES, _WARPS, _STAGES):
+    """Tiles, warps and stages for decode; the kernel that joins the splits uses the same tiles."""
+    for tile, warps, stages in itertools.product(_TILES, _WARPS, _STAGES):
         if kernel.name == "join_chunks":
             yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile})
         else:
@@ -104,8 +104,8 @@ def decode_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
 
 
 def ragged_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
-    """Tiles, queries of a program, warps and stages."""
-    for tile, queries, warps, stages in product(_TILES[1:], _QUERIES, _WARPS[1:], _STAGES[:2]):
+    """Tiles, queries per program, warps and stages for prefill."""
+    for tile, queries, warps, stages in itertools.product(_TILES[1:], _QUERIES, _WARPS[1:], _STAGES[:2]):
         yield (
             f"{tile} {queries} {warps} {stages}",
             with_options(kernel, {"TILE": tile, "QUERIES": queries}, warps, stages),
@@ -128,7 +128,7 @@ def _variants(
     names: tuple[str, ...],
     made: Callable[[Kernel], Iterator[tuple[str, Kernel]]],
 ) -> Iterator[Record]:
-    """Seconds of a layer's attention in every variant, and as the program has it."""
+    """Seconds per layer of attention in every variant, and with the program's own constants."""
     launches = [one for one in recording.bound if one.kernel.name in names]
     sizes = [one.grid[0] for one in launches]
     wanted = min(sizes) if "decode_attention" in names else max(sizes)  # the bucket of one row, or the largest
@@ -154,7 +154,7 @@ def _variants(
 def _bound(
     device: Device, launches: Sequence[Bound], kernels: Mapping[str, Kernel], cubins: Mapping[str, Cubin]
 ) -> Queue | None:
-    """All launches with other kernels; None where the card has not the shared memory for one."""
+    """All launches with other kernels; None if the GPU lacks the shared memory for one."""
     try:
         loaded = {
             name: device.load_kernel(np.frombuffer(cubins[name].code, np.uint8).copy(), kernel, cubins[name].facts)
@@ -175,7 +175,7 @@ def _bound(
 
 
 def _grid(launch: Bound, kernel: Kernel) -> tuple[int, int, int]:
-    """A tile of queries takes as many programs as it has pieces."""
+    """Grid of a launch whose query tiles are split into other sizes."""
     if kernel.name != "ragged_attention":
         return launch.grid
     pieces = int(kernel.constants["TILE_QUERIES"]) // int(kernel.constants["QUERIES"])

@@ -1,7 +1,7 @@
-"""Small models with weights, built where there is no card: those that check every kernel, and the demo model.
+"""Build small models with weights, without a GPU: those that check every kernel, and the demo model.
 
 check-*.zip      families and precisions over tiny checkpoints
-demo-*.zip       the demo model as each recipe stores it; demo-reference.safetensors: what the CPU engine makes of it
+demo-*.zip       the demo model as each recipe stores it; demo-reference.safetensors: the CPU engine's results for it
 """
 
 import json
@@ -89,7 +89,7 @@ def case_artifact(case: Case, folder: Path, sm: int) -> Artifact:
 
 
 def write_demo(folder: Path) -> None:
-    """Pack the demo model in every form, and what the CPU engine computes of its 16-bit and its 4-bit form."""
+    """Pack the demo model in every form, with the CPU engine's results for its 16-bit and 4-bit forms."""
     reference: dict[str, NDArray[Any]] = {}
     with TemporaryDirectory() as scratch:
         for name, passes in DEMO.items():
@@ -105,9 +105,9 @@ def write_demo(folder: Path) -> None:
 def reference_of(
     artifact: Artifact, ids: NDArray[np.int64], scored: int, prompt_tokens: Sequence[int], new: int
 ) -> dict[str, NDArray[Any]]:
-    """The CPU engine's logits [scored, vocab] of the first ids, and greedy tokens [n, new] behind prompts.
+    """The CPU engine's logits [scored, vocab] of the first ids, and greedy tokens [n, new] after the prompts.
 
-    prompts [n, longest], padded with -1, are pieces of the ids.
+    prompts [n, longest], padded with -1, are slices of the ids.
     """
     prompts = np.full((len(prompt_tokens), max(prompt_tokens)), -1, np.int64)
     for row, count in enumerate(prompt_tokens):
@@ -119,7 +119,7 @@ def reference_of(
 
 
 def _text_ids(artifact: Artifact) -> NDArray[np.int64]:
-    """Ids of the demo model's held-out text."""
+    """Token ids of the demo model's held-out text."""
     tokenizer = Tokenizer.load(artifact.path / "tokenizer")
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")[:4000]
     return np.array(tokenizer.encode(text), np.int64)

@@ -1,14 +1,13 @@
-"""A device that runs every launch twice, on a card and in the interpreter in float32, and compares what was written.
+"""Check every kernel on the GPU, launch by launch, in small models of all kinds.
 
-    card            memory ──kernel──► memory'
-    interpreter     memory, 16-bit floats widened ──same kernel──► what memory' should be
+A device runs every launch twice, on the GPU and in the interpreter in float32, and compares the outputs:
 
-Tests prove the interpreted kernels against numpy; what is proved here is that the compiled ones do the same. All memory
-is filled with NaN first, so that what nobody wrote shows. Give it to the CUDA executor with INGOT_CUDA_BLOCKING=1.
+    GPU             memory ──kernel──► memory'
+    interpreter     memory, 16-bit floats widened ──same kernel──► expected memory'
 
-Every kernel on the card against its reference: launch by launch, through small models of all kinds.
-
-Tokens that two logits of nearly one size decide are the one thing that may differ: see check.py for the rest.
+Tests prove the interpreted kernels against numpy; this proves that the compiled kernels equal the interpreted ones. All
+memory is filled with NaN first, so that unwritten elements show. Use it with INGOT_CUDA_BLOCKING=1. Sampled tokens may
+differ where two logits are nearly equal.
 """
 
 from bisect import bisect_right
@@ -39,13 +38,13 @@ from ingot.runtime.sampler import SamplingArrays
 
 _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float
-# Relative to the whole output (Frobenius), by what is computed in: its rounding, and that of an inner product of it.
+# Relative to the whole output (Frobenius norm), by compute type: its rounding, and that of an inner sum.
 LIMITS = {"fp32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a launch wrote to one argument, beside what it should have."""
+    """What a launch wrote to one argument, and the expected values."""
 
     kernel: str
     node: str
@@ -67,7 +66,7 @@ class _Kernel:
 
 
 class LockstepDevice:
-    """Wraps a device; `comparisons` grow with every launch."""
+    """Wraps a device; appends to `comparisons` at every launch."""
 
     def __init__(self, device: Device, activations: str) -> None:
         self._device, self._activations = device, activations
@@ -89,7 +88,7 @@ class LockstepDevice:
         return address
 
     def load_kernel(self, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> _Kernel:
-        """On the card; the interpreter needs no loading."""
+        """Load on the GPU; the interpreter needs no loading."""
         return _Kernel(self._device.load_kernel(cubin, kernel, facts), kernel)
 
     def bind(self, kernel: _Kernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
@@ -106,7 +105,7 @@ class LockstepDevice:
         return run
 
     def _snapshot(self, arguments: Sequence[Given]) -> dict[int, Bytes]:
-        """Everything that lies in the allocations that the arguments point into, by their beginnings."""
+        """Copies of all allocations that the arguments point into, by their start addresses."""
         bases = {self._base(int(value)) for kind, value in arguments if kind.startswith("*") and value}
         copies = {}
         for base in bases:
@@ -120,7 +119,7 @@ class LockstepDevice:
         return bases[bisect_right(bases, address) - 1]
 
     def _tensor(self, copies: dict[int, Bytes], kind: str, address: int, *, widen: bool) -> torch.Tensor:
-        """A copy of what an argument points at, to the end of its allocation."""
+        """A copy of the memory from an argument's pointer to the end of its allocation."""
         name = kind.removeprefix("*")
         if not address:
             return torch.zeros(1, dtype=torch.float32 if name in _WIDENED else TORCH_TYPES[name])
@@ -161,7 +160,7 @@ class LockstepDevice:
 
 
 def relative_error(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
-    """||found - wanted|| / ||wanted||; infinite where one is finite and the other is not."""
+    """||found - expected|| / ||expected||; infinite where only one of them is finite."""
     if (np.isfinite(found) != np.isfinite(wanted)).any():
         return float("inf")
     known = np.isfinite(wanted)
@@ -170,9 +169,9 @@ def relative_error(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> f
 
 
 def quicken_interpreter() -> None:
-    """Make Triton's interpreter fast, and fit for the numpy at hand. This process then compiles no kernels.
+    """Make Triton's interpreter fast, and compatible with this numpy. The process can compile no kernels afterwards.
 
-    Triton 3.6 takes numbers out of arrays of one element by int(), which numpy 2.4 refuses.
+    Triton 3.6 converts arrays of one element with int(), which numpy 2.4 refuses.
     """
     from triton.runtime import interpreter
 
@@ -188,7 +187,7 @@ def quicken_interpreter() -> None:
 
 
 def _interpret(kernel: Kernel, grid: tuple[int, int, int], given: Sequence[Any]) -> None:
-    """All floats in float32, and products too."""
+    """Compute everything in float32, matmuls included."""
     module, _, name = CATALOG[kernel.name].function.partition(".")
     function = getattr(import_module(f"ingot.kernels.{module}"), name)
     constants = {key: _constant(key, value) for key, value in kernel.constants.items()}
@@ -202,12 +201,12 @@ def _constant(name: str, value: Any) -> Any:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN differs from itself; its bits do not."""
+    """Whether two arrays are equal bit for bit, so that equal NaNs count as equal."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
 def _numbers(tensor: torch.Tensor, kernel: Kernel) -> NDArray[np.float64]:
-    """In float64, a row for two 4-bit codes that share a byte."""
+    """The array in float64; two 4-bit codes that share a byte become two rows."""
     if tensor.dtype == torch.uint8 and kernel.name == "rotary_kv_write":
         codes = tensor.to(torch.int64)
         halves = torch.stack([((codes & 15) ^ 8) - 8, ((codes >> 4) ^ 8) - 8], dim=-1)
@@ -218,13 +217,13 @@ def _numbers(tensor: torch.Tensor, kernel: Kernel) -> NDArray[np.float64]:
 
 _SECONDS_A_CASE = 12.0
 _BLOCKS = 96
-# Tokens of each of some sequences, and where they then end: prompts, decode steps, more rows than are few.
+# Tokens of each of some sequences, and their context lengths: prompts, decode steps, more rows than "few".
 _STEPS = (((9, 1, 4), (9, 1, 4)), ((1, 1, 1), (10, 2, 5)), ((1,), (11,)), ((20, 22, 24), (31, 24, 29)))
 _DRY_STEPS = (((3, 1), (3, 1)),)
 
 
 def check(bench: Bench) -> Iterator[Record]:
-    """Every case in turn: the worst error of each kernel and argument."""
+    """Yield for every case the worst error of each kernel and argument."""
     quicken_interpreter()
     for file in sorted(bench.programs.glob("check-*.zip")):
         if not bench.room(_SECONDS_A_CASE):
@@ -236,7 +235,7 @@ def check(bench: Bench) -> Iterator[Record]:
 
 
 def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:
-    """Run prompts, decode steps, many rows, and both ways to choose tokens; each launch twice."""
+    """Run prompts, decode steps, many rows and both ways to choose tokens, each launch twice."""
     program = read_program(artifact)
     device = LockstepDevice(machine.open(), program.activation_type)
     executor = CudaExecutor(artifact, cast(Device, device), EngineOptions(kv_blocks=_BLOCKS))
@@ -258,7 +257,7 @@ def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:
 
 
 def worst(comparisons: list[Comparison]) -> list[Record]:
-    """The largest error of each kernel and argument, beside its limit."""
+    """The largest error of each kernel and argument, with its limit."""
     by_argument: dict[tuple[str, str], list[Comparison]] = {}
     for one in comparisons:
         by_argument.setdefault((one.kernel, one.argument), []).append(one)

@@ -1,4 +1,4 @@
-"""The demo model end to end on the card: the runtime's executor and engine against what the CPU engine made of it."""
+"""The demo model end to end on the GPU: executor and engine against the CPU engine's results."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from ingot.runtime.sampling import SamplingParams
 
 REFERENCE = "demo-reference.safetensors"
 _SECONDS_A_FORM = 8.0
-# Largest error of a logit over the largest logit: 16-bit activations; 4-bit keys beside the reference's exact ones.
+# Largest error of a logit over the largest logit: 16-bit activations; 4-bit keys against the reference's exact ones.
 LIMITS = {"16-bit": 0.02, "fp8": 0.08, "int8": 0.03, "int4": 0.4}
 
 
@@ -35,7 +35,7 @@ def demo(bench: Bench) -> Iterator[Record]:
 
 
 def compare_with(bench: Bench, file: Path, wanted: dict[str, NDArray[Any]], limit: float) -> Record:
-    """Logits of a text, and greedy tokens behind prompts, in one engine."""
+    """Compute the logits of a text and greedy tokens after prompts in one engine."""
     artifact = unpack_artifact(file, bench.scratch / file.stem)
     executor = CudaExecutor(artifact, bench.machine.open(), EngineOptions(kv_blocks=256))
     rows = min(4, executor.max_sequences)
@@ -57,7 +57,7 @@ def compare_with(bench: Bench, file: Path, wanted: dict[str, NDArray[Any]], limi
 
 
 def greedy_tokens(engine: Engine, prompts: NDArray[np.int64], new: int) -> NDArray[np.int64]:
-    """The most likely tokens after each prompt [n, new]; prompts are padded with -1."""
+    """Greedy tokens after each prompt [n, new]; prompts are padded with -1."""
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     completions = engine.generate([prompt[prompt >= 0].tolist() for prompt in prompts], params)
     return np.array([completion.token_ids for completion in completions])

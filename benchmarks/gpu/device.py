@@ -1,7 +1,7 @@
-"""A model on a device without its weights: the program as the runtime loads it, random numbers in the weights' places.
+"""A model on a device without its weights: the program as the runtime loads it, with random weights.
 
-A pattern of random numbers is made on the host once for each kind of tensor and copied over and over within the device:
-codes are any bytes, matrices as wide as a trained model's, norms around 1, scales such that nothing overflows.
+One pattern of random numbers per kind of tensor is made on the host and copied repeatedly within the device: codes are
+any bytes, matrices have a trained model's spread, norms are around 1, scales are such that nothing overflows.
 """
 
 import json
@@ -34,16 +34,16 @@ _SECONDS_A_FIGURE = 0.2
 
 
 class Machine(Protocol):
-    """Where the benchmark runs: on a card, or dry, on a device that interprets kernels."""
+    """The machine that the benchmark runs on: a GPU, or, in a dry run, a device that interprets kernels."""
 
     @property
     def is_dry(self) -> bool:
-        """Whether figures mean nothing."""
+        """Whether times are meaningless."""
         ...
 
     @property
     def torch_device(self) -> str:
-        """What torch calls the device."""
+        """Torch's name of the device."""
         ...
 
     def open(self) -> Device:
@@ -55,8 +55,8 @@ class Machine(Protocol):
         ...
 
 
-class Card:
-    """The first card that CUDA shows. Implements `Machine`."""
+class Gpu:
+    """The first GPU that CUDA lists. Implements `Machine`."""
 
     is_dry = False
     torch_device = "cuda"
@@ -68,13 +68,13 @@ class Card:
         return open_device()
 
     def stopwatch(self, device: Device) -> Stopwatch:
-        """The card's events."""
+        """CUDA events."""
         return EventStopwatch()
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every part of the benchmark is given. `peaks` are all 1 until the card's part has measured them."""
+    """Input of every part of the benchmark. `peaks` are all 1 until the part "hardware" has measured them."""
 
     machine: Machine
     programs: Path
@@ -84,11 +84,11 @@ class Bench:
     peaks: Peaks
 
     def room(self, seconds: float) -> bool:
-        """Whether so much time is left."""
+        """Whether this much time is left."""
         return self.machine.is_dry or time.monotonic() + seconds < self.deadline
 
     def timed(self, stopwatch: Stopwatch, stream: Stream, work: Queue) -> Spread:
-        """Seconds of the work: a few runs to learn how long it takes, then as many as fit in less than a second."""
+        """Seconds of the work: a few runs to estimate its time, then as many as fit into less than a second."""
         if self.machine.is_dry:
             return Spread.of(laps(stopwatch, stream, work, 1, warm_up=0))
         first = laps(stopwatch, stream, work, 3)
@@ -107,31 +107,31 @@ class SyntheticExecutor(CudaExecutor):
 
     @property
     def loaded(self) -> LoadedProgram:
-        """What lies on the device."""
+        """The program as loaded on the device."""
         return self._loaded
 
     def program(self, name: str) -> BoundProgram:
-        """The program of a bucket, as decode-8."""
+        """The program of a bucket such as decode-8."""
         return next(bound for bound in self.loaded.programs if bound.program.name == name)
 
     def send(self, bound: BoundProgram, batch: ForwardBatch) -> None:
-        """Bring a batch's inputs to the device."""
+        """Copy a batch's inputs to the device."""
         slots = token_slots(batch, self.kv_geometry.block_tokens)
         self.loaded.inputs.send(bound.layout, batch, slots, None, None)
 
     def step(self, bound: BoundProgram, part: Part) -> Queue:
-        """A part of the program, with the inputs that were sent last."""
+        """Make a callable that runs a slice of the program on the inputs sent last."""
         return lambda stream: bound.run(part, stream)
 
 
 def weight_bytes(entry: Mapping[str, Any]) -> int:
-    """Size of a tensor of the table of weights."""
+    """Size in bytes of a tensor of the table of weights."""
     sizes = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
     return int(np.prod(entry["shape"], dtype=np.int64)) * sizes.get(entry["dtype"], 1)
 
 
 def fill_weights(loaded: LoadedProgram, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """Random numbers over all weights. UsageError for a tensor of a kind that nothing is known of."""
+    """Fill all weights with random numbers. Raises UsageError for an unknown kind of tensor."""
     device, stream = loaded.device, loaded.stream
     largest = max(map(weight_bytes, table.values()))
     size = min(_PATTERN_BYTES, -(-largest // 256) * 256)
@@ -158,7 +158,7 @@ def _upload(device: Device, stream: Stream, pattern: NDArray[np.uint8]) -> int:
 
 
 def _kind(name: str, entry: Mapping[str, Any]) -> str:
-    """What stands in a tensor: its type, and how its numbers spread."""
+    """The kind of a tensor: its type, and the spread of its values."""
     dtype = entry["dtype"]
     if dtype in ("U8", "I8", "F8_E4M3"):
         return "zero points" if "zero_point" in name else "codes"
@@ -172,7 +172,7 @@ def _kind(name: str, entry: Mapping[str, Any]) -> str:
 def _pattern(kind: str, size: int) -> NDArray[np.uint8]:
     random = np.random.default_rng(0)
     if kind == "codes":
-        # no byte is a NaN of e4m3fn: those have all bits set but the sign
+        # no byte is a NaN of e4m3fn, whose NaN has all bits set but the sign
         signs: NDArray[np.uint8] = random.integers(0, 2, size, np.uint8) << np.uint8(7)
         return random.integers(0, 127, size, np.uint8) | signs
     if kind == "zero points":
@@ -191,7 +191,7 @@ def _pattern(kind: str, size: int) -> NDArray[np.uint8]:
 
 
 def decode_batch(rows: int, length: int, block_tokens: int, seed: int = 0) -> ForwardBatch:
-    """One token of each of so many sequences, the last of `length`, in shuffled blocks."""
+    """A decode batch: one token of each of this many sequences, the last of `length`, in shuffled blocks."""
     return _batch(np.ones(rows, np.int64), length, block_tokens, seed)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark without a card: tiny shapes on the device that interprets kernels. Times mean nothing there."""
+"""Runs the benchmark without a GPU: tiny shapes on the device that interprets kernels. Times are meaningless."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
 
 class DryMachine:
-    """A device that interprets kernels. Implements `gpu_device.Machine`."""
+    """A device that interprets kernels. Implements `device.Machine`."""
 
     is_dry = True
     torch_device = "cpu"
@@ -39,7 +39,7 @@ class DryMachine:
 
 
 def write_programs(folder: Path) -> Path:
-    """Tiny programs, their kernels described instead of compiled; returns the folder."""
+    """Write tiny programs, their kernels described instead of compiled; return the folder."""
     for spec in DRY_SPECS:
         with TemporaryDirectory() as scratch:
             prepared = prepare(spec, Path(scratch))
@@ -49,7 +49,7 @@ def write_programs(folder: Path) -> Path:
 
 
 def _write_cases(folder: Path) -> None:
-    """One small model with weights, to be checked and to be run end to end."""
+    """Write one small model with weights, for the parts "check" and "demo"."""
     with TemporaryDirectory() as scratch:
         checkpoint = _checkpoint(Path(scratch) / "checkpoint")
         steps = buckets(decode=(2,), ragged=4, sequences=2)
@@ -61,7 +61,7 @@ def _write_cases(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """One layer, and a context as short as the buckets that tests make."""
+    """One layer, and a context as short as the buckets of the tests."""
     write_checkpoint(DRY_SPECS[0].shape, folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}), "utf-8")

@@ -1,7 +1,4 @@
-"""What the figures come to: the goals, met or not, and a table of ours beside torch's.
-
-What a measurement on a card comes to: its spread, and its share of what the card could do.
-"""
+"""Figures and their summary: spread, share of the GPU's peaks, the goals, and a table next to torch's times."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -38,10 +35,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the card was measured to do.
+    """The GPU's measured rates.
 
-    bytes_per_second     a large copy within the device, bytes read and bytes written counted
-    flops_per_second     a large product of 16-bit matrices of random numbers
+    bytes_per_second     a large copy within the device, bytes read plus bytes written
+    flops_per_second     a large matmul of 16-bit matrices of random numbers
     to_device, to_host   bytes per second of large copies from and to pinned memory
     """
 
@@ -53,7 +50,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Work:
-    """The least that has to be done: bytes that must move through the device's memory, operations."""
+    """The minimum work: bytes that must move through the device's memory, and operations."""
 
     bytes: float
     flops: float = 0.0
@@ -62,11 +59,11 @@ class Work:
         return Work(self.bytes + other.bytes, self.flops + other.flops)
 
     def floor_seconds(self, peaks: Peaks) -> float:
-        """No faster than the slower of the two."""
+        """Lower bound of the time: the slower of bytes and operations."""
         return max(self.bytes / peaks.bytes_per_second, self.flops / peaks.flops_per_second)
 
     def record(self, seconds: Spread, peaks: Peaks) -> Record:
-        """Time, its floor, and the share of the floor in it: 1 is all that the card can do."""
+        """Time, its lower bound, and their ratio: 1 is all that the GPU can do."""
         floor = self.floor_seconds(peaks)
         return {
             "seconds": seconds.record(),
@@ -84,7 +81,7 @@ _HEADLINE = "llama-3.1-8b"
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal, and what was measured for it; `measured` is None where nothing was."""
+    """One goal and its measurement; `measured` is None if nothing was measured."""
 
     name: str
     limit: float
@@ -100,17 +97,17 @@ class Goal:
 
 
 def peaks_of(records: Sequence[Figure]) -> Peaks:
-    """The card's measured rates; without its part all are 1, and shares mean nothing."""
+    """The GPU's measured rates; all 1, and shares meaningless, if the part "hardware" did not run."""
     rates: dict[str, float] = {}
     for record in records:
         if record.get("figure") == "rate":
-            kind = str(record["name"]).split()[0] if str(record["name"]).startswith("product") else record["name"]
+            kind = str(record["name"]).split()[0] if str(record["name"]).startswith("matmul") else record["name"]
             rates[kind] = max(rates.get(kind, 0.0), record["per_second"])
-    return Peaks(*(rates.get(name, 1.0) for name in ("within the device", "product", "to the device", "to the host")))
+    return Peaks(*(rates.get(name, 1.0) for name in ("within the device", "matmul", "to the device", "to the host")))
 
 
 def goals(records: Sequence[Figure]) -> list[Record]:
-    """The goals that the figures can be held against."""
+    """The goals that the figures are compared with."""
     checks = [one for one in records if one.get("figure") in ("case", "check", "demo") and "within" in one]
     wrong = float(sum(not one["within"] for one in checks)) if checks else None
     decode = _find(records, "step", program=f"{_HEADLINE}-int4-kv-16-bit", bucket="decode-1")
@@ -130,13 +127,13 @@ def goals(records: Sequence[Figure]) -> list[Record]:
         Goal("decode attention at 32k: share of bandwidth", 0.8, "min", _share(longest)),
         Goal("prefill of 4096: share of the matmul peak", 0.6, "min", _share(prefill)),
         Goal("restore from host: share of the link", 0.8, "min", min(restored, default=None)),
-        Goal("steps at batch 64 where the card waited for Python", 0, "max", max(waits, default=None)),
+        Goal("steps at batch 64 where the GPU waited for Python", 0, "max", max(waits, default=None)),
     )
     return [goal.record() for goal in found]
 
 
 def summary(records: Sequence[Figure], reached: Sequence[Record]) -> str:
-    """A short text: goals, steps beside torch's, the kernels farthest from their rooflines."""
+    """A short text: goals, steps next to torch's, the kernels farthest from their rooflines."""
     return "\n".join([*_goal_lines(reached), "", *_step_lines(records), "", *_kernel_lines(records)])
 
 
@@ -153,9 +150,9 @@ def _step_lines(records: Sequence[Figure]) -> Iterator[str]:
         if "seconds" in one:
             ours = one["seconds"]["median"]
             torch = _torch(records, one)
-            beside = f"{torch * 1e3:9.3f} {torch / ours:10.2f}" if torch else f"{'-':>9} {'-':>10}"
+            torch_columns = f"{torch * 1e3:9.3f} {torch / ours:10.2f}" if torch else f"{'-':>9} {'-':>10}"
             name = f"{one['program']} {one['bucket']}"
-            yield f"{name:48} {ours * 1e3:9.3f} {one['share_of_roofline']:9.2f} {beside}"
+            yield f"{name:48} {ours * 1e3:9.3f} {one['share_of_roofline']:9.2f} {torch_columns}"
     for one in _all(records, "attention"):
         name = f"{one['program']} attention {one['context']}"
         yield f"{name:48} {one['seconds']['median'] * 1e3:9.3f} {one['share_of_roofline']:9.2f}"
@@ -173,7 +170,7 @@ def _torch(records: Sequence[Figure], ours: Figure) -> float | None:
 
 
 def _kernel_lines(records: Sequence[Figure]) -> Iterator[str]:
-    """By what they cost beyond their floors."""
+    """Kernels by their time beyond the lower bound."""
     kernels = [one for one in _all(records, "kernel") if str(one["program"]).startswith(_HEADLINE)]
     kernels.sort(key=lambda one: one["launches"] * (one["floor_seconds"] - one["seconds"]["median"]))
     yield f"{'kernels that cost most beyond their floors':90} {'us':>9} {'roofline':>9}"

@@ -1,6 +1,6 @@
-"""Whether the card waits for Python: marks around every step of the engine at its largest decode batch.
+"""Measure whether the GPU waits for Python: events around every step of the engine at its largest decode batch.
 
-card     [step 7]····[step 8]··[step 9]          gap: from one step's end to the next one's begin
+GPU      [step 7]····[step 8]··[step 9]          gap: from the end of one step to the start of the next
 host     queue 8     queue 9   queue 10          waited: step 7 had ended when step 8 was queued
 """
 
@@ -26,7 +26,7 @@ _PROMPT_TOKENS, _NEW_TOKENS = 32, 96
 
 @dataclass(frozen=True)
 class Replay:
-    """One step on the card: its graph, marks around it, and whether the card had run dry when it was queued."""
+    """One step on the GPU: its graph, its events, and whether the GPU was idle when it was queued."""
 
     graph: Graph
     begin: Mark
@@ -35,7 +35,7 @@ class Replay:
 
 
 class WatchedDevice:
-    """A device whose replays are marked; everything else goes straight to it."""
+    """A device that records events around replays and forwards everything else."""
 
     def __init__(self, device: Device, stopwatch: Stopwatch) -> None:
         self._device, self._stopwatch = device, stopwatch
@@ -45,7 +45,7 @@ class WatchedDevice:
         return getattr(self._device, name)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Queue a graph between two marks."""
+        """Queue a graph between two events."""
         waited = bool(self.replays) and self._stopwatch.reached(self.replays[-1].end)
         begin = self._stopwatch.mark(stream)
         self._device.replay(graph, stream)
@@ -53,7 +53,7 @@ class WatchedDevice:
 
 
 def gap(bench: Bench) -> Iterator[Record]:
-    """The 4-bit programs: their steps are the shortest."""
+    """The 4-bit programs, which have the shortest steps."""
     files = [file for file in program_files(bench.programs) if "int4-kv-16" in file.stem]
     for file in files:
         if not bench.room(_SECONDS):
@@ -85,7 +85,7 @@ def _generate(engine: Engine, rows: int, vocabulary: int, is_dry: bool) -> None:
 
 
 def _steady(replays: list[Replay]) -> list[Replay]:
-    """The longest run of steps of one graph, decoding with all sequences; not its first, which may capture."""
+    """The longest run of decode steps of one graph with all sequences, without its first, which may capture."""
     runs: list[list[Replay]] = [[]]
     for replay in replays:
         if runs[-1] and runs[-1][-1].graph is not replay.graph:

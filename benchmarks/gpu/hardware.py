@@ -1,4 +1,4 @@
-"""What the card itself can do: copies between its memory and the host's, and products of large 16-bit matrices."""
+"""Peaks of the GPU: copies between its memory and the host's, and matmuls of large 16-bit matrices."""
 
 from collections.abc import Iterator
 
@@ -13,17 +13,17 @@ from ingot.runtime.cuda.stopwatch import Stopwatch
 _MIB = 1 << 20
 
 
-def card(bench: Bench) -> Iterator[Record]:
-    """Copies by the driver, products by torch: the library that a card's maker tunes."""
+def hardware(bench: Bench) -> Iterator[Record]:
+    """Copies by the driver, matmuls by torch, whose library the GPU's vendor tunes."""
     device = bench.machine.open()
     try:
-        yield {"figure": "card", "device": device.name, "sm": device.sm, "memory_bytes": device.total_bytes}
+        yield {"figure": "hardware", "device": device.name, "sm": device.sm, "memory_bytes": device.total_bytes}
         yield from _copies(bench, device)
     finally:
         device.close()
     size = 64 if bench.machine.is_dry else 8192
     for dtype in (torch.float16, torch.bfloat16):
-        yield _product(bench, size, dtype)
+        yield _matmul(bench, size, dtype)
 
 
 def _copies(bench: Bench, device: Device) -> Iterator[Record]:
@@ -56,9 +56,9 @@ def _record(name: str, amount: float, seconds: Spread) -> Record:
     }
 
 
-def _product(bench: Bench, size: int, dtype: torch.dtype) -> Record:
-    """size x size matrices of random numbers: on zeros a card is faster than it is."""
+def _matmul(bench: Bench, size: int, dtype: torch.dtype) -> Record:
+    """size x size matrices of random numbers: zeros would draw less power and run faster."""
     with torch.device(bench.machine.torch_device):
         left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
     seconds = torch_seconds(bench, lambda: torch.mm(left, right))
-    return _record(f"product {str(dtype).removeprefix('torch.')}", 2.0 * size**3, seconds)
+    return _record(f"matmul {str(dtype).removeprefix('torch.')}", 2.0 * size**3, seconds)

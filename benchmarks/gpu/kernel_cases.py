@@ -1,8 +1,8 @@
-"""The tests' cases of every kernel, against numpy in float64, with compiled kernels on a card.
+"""The tests' cases of every kernel, compiled, on a GPU, against numpy in float64.
 
-The cases launch Triton functions, which the tests interpret. Here a launch is caught instead: where there is no card it
-notes what has to be compiled (`write_kernel_cases`), on one it brings the tensors there, runs the cubin and brings them
-back (`kernel_cases`). Cases in float32 run in bfloat16 too, which the interpreter cannot compute in.
+The cases launch Triton functions, which the tests interpret. Here a launch is caught instead: without a GPU the kernels
+to compile are recorded (`write_kernel_cases`), on a GPU the tensors are copied there, the cubin runs and the tensors
+are copied back (`kernel_cases`). Cases in float32 also run in bfloat16, which the interpreter does not support.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ from ingot.runtime.cuda.device import Device, Given
 
 FILE = "kernel-cases.zip"
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
-_ACTIVATIONS = ("T", "X", "KV", "C", "W")  # letters of the catalogue that a case in bfloat16 narrows
-_PRODUCTS = ("matmul", "matmul_nbits", "decode_attention", "ragged_attention")
+_ACTIVATIONS = ("T", "X", "KV", "C", "W")  # signature letters of arguments that a bfloat16 case narrows
+_MATMULS = ("matmul", "matmul_nbits", "decode_attention", "ragged_attention")
 _DRY_CASES = 4
-# Over the largest value. Cards multiply float32 with 11 bits (tf32); their exp and sin differ in the last bits;
-# bfloat16 has 8 bits, and its cases' references are computed from what was not yet rounded.
+# Over the largest value. GPUs multiply float32 with 11 bits (tf32); their exp and sin differ in the last bits;
+# bfloat16 has 8 bits, and references are computed from unrounded inputs.
 _TF32, _FUNCTIONS, _BF16 = 2e-3, 1e-5, 2.5e-2
 Run = Callable[[Kernel, tuple[int, int, int], list[Any]], None]
 
 
 def write_kernel_cases(file: Path, sm: int) -> None:
-    """Compile what the cases launch, for an SM, into a file."""
+    """Compile the kernels of the cases for an SM into a file."""
     from ingot.pipeline.targets.cuda.cubins import compile_kernels
 
     needed = kernels_of(_cases(), narrow=False) | kernels_of(filter(is_wide, _cases()), narrow=True)
@@ -45,7 +45,7 @@ def write_kernel_cases(file: Path, sm: int) -> None:
 
 
 def kernels_of(cases: Iterable[Any], *, narrow: bool) -> dict[str, Kernel]:
-    """What cases launch, by key; nothing runs, so what they find is of no use."""
+    """Kernels that the cases launch, by key; nothing is computed."""
     needed: dict[str, Kernel] = {}
 
     def note(kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
@@ -65,7 +65,7 @@ def pack_kernels(kernels: Mapping[str, Kernel], cubins: Mapping[str, Any], file:
 
 
 def kernel_cases(bench: Bench) -> Iterator[Record]:
-    """Every case in its own precision, and those in float32 in bfloat16."""
+    """Yield every case in its own precision, and those in float32 in bfloat16."""
     cases = _cases()
     if bench.machine.is_dry:
         for case in cases[:_DRY_CASES]:
@@ -76,13 +76,13 @@ def kernel_cases(bench: Bench) -> Iterator[Record]:
     for case in cases:
         for narrow in (False, True) if is_wide(case) else (False,):
             with caught(runner.run, narrow):
-                yield _record(case, precision_of(case, narrow), limit_on_card(case, narrow))
+                yield _record(case, precision_of(case, narrow), limit_on_gpu(case, narrow))
     device.close()
 
 
 @contextmanager
 def caught(run: Run, narrow: bool) -> Iterator[None]:
-    """Launches of Triton functions go to `run`; `narrow`: what is float32 and could be 16 bits is bfloat16."""
+    """Redirect launches of Triton functions to `run`; with `narrow`, float32 tensors that allow it become bfloat16."""
     from triton.runtime.interpreter import InterpretedFunction
 
     def catch(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
@@ -120,13 +120,13 @@ def launch(name: str, named: Mapping[str, Any], grid: Any, run: Run, narrow: boo
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of the memory that a view lies in, flat: kernels step beyond a view by their strides."""
+    """The whole memory of a view, flat: kernels step beyond a view by its strides."""
     size = tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.as_strided((size,), (1,), 0)
 
 
 def _narrowed(value: Any, kind: str, known: dict[int, torch.Tensor]) -> Any:
-    """Views of one memory stay views of one."""
+    """Copy tensors; views of one memory stay views of one memory."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32 or kind[1:] not in _ACTIVATIONS:
         return value
     flat = known.setdefault(value.untyped_storage().data_ptr(), whole(value).to(torch.bfloat16))
@@ -140,7 +140,7 @@ def _type(value: Any, kind: str) -> str:
 
 
 def _constant(value: Any, narrow: bool) -> Any:
-    """Types by Triton's names; products are never widened on a card."""
+    """Types by Triton's names; a GPU never widens matmuls."""
     if hasattr(value, "name") and not isinstance(value, int | float | str):
         return "bf16" if narrow and value.name == "fp32" else value.name
     return value.value if hasattr(value, "value") else value
@@ -152,7 +152,7 @@ def _key(kernel: Kernel) -> str:
 
 
 class CaseRunner:
-    """Runs caught launches on a device, from the file's cubins."""
+    """Runs caught launches on a device, with the file's cubins."""
 
     def __init__(self, device: Device, file: Path) -> None:
         self._device, self._stream = device, device.make_stream()
@@ -165,7 +165,7 @@ class CaseRunner:
         }
 
     def run(self, kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
-        """Memory to the device, the kernel, memory back."""
+        """Copy memory to the device, run the kernel, copy memory back."""
         device, stream = self._device, self._stream
         memory = {_memory(value): whole(value) for value in values if isinstance(value, torch.Tensor)}
         places = {number: self._placed(flat) for number, flat in memory.items()}
@@ -206,15 +206,15 @@ def is_wide(case: Any) -> bool:
 
 
 def precision_of(case: Any, narrow: bool) -> str:
-    """What it computes in on a card."""
+    """The type that it computes in on a GPU."""
     return str(case.precision).replace("float32", "bfloat16") if narrow else str(case.precision)
 
 
-def limit_on_card(case: Any, narrow: bool) -> float:
-    """The largest error over the largest value that rounding explains there."""
+def limit_on_gpu(case: Any, narrow: bool) -> float:
+    """The largest error, over the largest value, that rounding on a GPU explains."""
     if narrow:
         return max(float(case.limit), _BF16)
-    if case.kernel in _PRODUCTS and is_wide(case):
+    if case.kernel in _MATMULS and is_wide(case):
         return max(float(case.limit), _TF32)
     return max(2 * float(case.limit), _FUNCTIONS)
 

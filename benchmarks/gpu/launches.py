@@ -1,7 +1,7 @@
-"""What each launch of a program has at least to do: bytes through the device's memory, and operations.
+"""The minimum work of each launch of a program: bytes through the device's memory, and operations.
 
-Launches of one kernel for one place of the model in all layers are one group; timed together, they run through all
-layers' weights and keys, which no cache holds.
+Launches of one kernel at one place of the model in all layers form a group; a group is timed through all layers'
+weights and keys, which no cache holds.
 """
 
 import re
@@ -21,14 +21,14 @@ from ingot.runtime.cuda.device import Queue
 from ingot.runtime.cuda.programs import BoundProgram
 
 _LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_heads")  # a row of a table per token
-_BETWEEN = (".sums", ".weights")  # parts of attention's sums, of which a short context uses few
+_BETWEEN = (".sums", ".weights")  # split-K partials of attention, few of which a short context uses
 _SCALE_BYTES = 2
 _LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Group:
-    """Launches that do the same for all layers; `stored_bytes` of theirs are weights, keys and values."""
+    """Launches with the same role in all layers; `stored_bytes` counts their weights, keys and values."""
 
     name: str
     queues: tuple[Queue, ...]
@@ -37,7 +37,7 @@ class Group:
 
     @property
     def all(self) -> Queue:
-        """All of them, one after the other."""
+        """Run all launches, one after the other."""
 
         def run(stream: Any) -> None:
             for queue in self.queues:
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What is needed to count: the kernels, the weights' table, the pool, the step."""
+    """Input of the counts: the kernels, the table of weights, the pool, the step."""
 
     kernels: Mapping[str, Kernel]
     weights: Mapping[str, Mapping[str, Any]]
@@ -86,7 +86,7 @@ class Accounts:
         return program.logits_rows * self.vocabulary * _LOGIT_BYTES if name == "logits" else 0
 
     def pool_bytes(self, kernel: Kernel) -> float:
-        """Keys and values that attention reads, or those of the step's tokens that are written."""
+        """Bytes of the keys and values that attention reads, or that a step's tokens write."""
         vector = self.kv.width * self.kv.element_bytes + (_SCALE_BYTES if self.kv.is_quantized else 0)
         tokens = self.batch.context_lens.sum() if "attention" in kernel.name else self.batch.num_tokens
         return float(tokens) * 2 * self.kv.num_kv_heads * vector
@@ -103,13 +103,13 @@ class Accounts:
         return 0.0
 
     def _seen(self) -> float:
-        """Keys that the step's queries see, summed."""
+        """Number of keys that the step's queries attend to, summed."""
         counts = np.diff(self.batch.query_starts).astype(np.float64)
         return float((counts * self.batch.context_lens - counts * (counts - 1) / 2).sum())
 
 
 def groups(executor: SyntheticExecutor, bound: BoundProgram, batch: ForwardBatch, part: str = "") -> list[Group]:
-    """The launches of a program whose kernels' names hold `part`, grouped."""
+    """The program's launches of kernels whose names contain `part`, grouped."""
     accounts = Accounts(executor.kernels, executor.weights, executor.kv_geometry, executor.model.vocab_size, batch)
     collected: dict[str, tuple[list[Queue], list[Work], list[float]]] = {}
     for launch, (_, queue) in zip(bound.program.launches, [*bound.body, *bound.head], strict=True):
@@ -128,5 +128,5 @@ def groups(executor: SyntheticExecutor, bound: BoundProgram, batch: ForwardBatch
 
 
 def step_work(found: Sequence[Group]) -> Work:
-    """The least of a whole step: weights and keys once, all products; what stays in caches costs nothing."""
+    """The minimum of a whole step: weights and keys once, all matmuls; data that stays in caches is free."""
     return Work(sum(group.stored_bytes for group in found), sum(group.work.flops for group in found))

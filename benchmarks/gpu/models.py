@@ -1,9 +1,9 @@
-"""Large models of which only the shapes exist: what compiles kernels for them needs no weights.
+"""The models of the GPU benchmark as rows of a table, and large models of which only the shapes exist.
 
-checkpoint      config.json and a model.safetensors that is a header and a hole (a sparse file)
-quantization    codes that nobody can read, as the pass quantize-weights would place them
+Compiling kernels needs no weights:
 
-The models that are measured on a card, as rows of a table: their shapes, how they are stored, their steps.
+checkpoint      config.json and a sparse model.safetensors: a header and a hole
+quantization    placeholder codes where the pass quantize-weights would place real ones
 """
 
 import json
@@ -86,7 +86,7 @@ DRY_SPECS = tuple(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") f
 
 
 RECIPES: dict[WeightForm, str] = {"16-bit": "fp16-cuda", "int4": "int4-cuda"}
-_SCALE = 1e-3  # of every group: a normal float16, as a trained model's are
+_SCALE = 1e-3  # scale of every group: a normal float16, as in a trained model
 
 
 def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe:
@@ -98,13 +98,13 @@ def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe
 
 
 def passes_of(spec: ProgramSpec, recipe: Recipe) -> list[Pass]:
-    """The recipe's, with shapes alone in place of quantized weights, and the KV cache's precision."""
+    """The recipe's passes, with placeholders for quantized weights, and the KV cache's precision."""
     made = [shape_only(pass_) for pass_ in recipe.make_passes()]
     return made if spec.kv == "16-bit" else [*made, QuantizeKVCache(spec.kv)]
 
 
 def write_hollow_checkpoint(shape: ModelShape, context_tokens: int, folder: Path) -> Path:
-    """A checkpoint whose weights are a hole in a file: as long as the real one, and no larger than its header."""
+    """A sparse checkpoint: as long as the real one, but on disk only its header."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = weights_header(tensor_shapes(shape))
     write_hollow_tensors(folder / "model.safetensors", entries)
@@ -114,7 +114,7 @@ def write_hollow_checkpoint(shape: ModelShape, context_tokens: int, folder: Path
 
 
 def shape_only(pass_: Pass) -> Pass:
-    """quantize-weights as a pass that looks at no weight; any other pass as it is."""
+    """The pass, or for quantize-weights one that reads no weight."""
     if not isinstance(pass_, QuantizeWeights):
         return pass_
     return ShapeOnlyQuantization(**{one.name: getattr(pass_, one.name) for one in fields(pass_)})
@@ -122,10 +122,10 @@ def shape_only(pass_: Pass) -> Pass:
 
 @dataclass(frozen=True)
 class ShapeOnlyQuantization(QuantizeWeights):
-    """Places what quantize-weights would place, with zeros for codes and one scale for all groups."""
+    """Places what quantize-weights would place, with zero codes and one scale for all groups."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """One weight after the other."""
+        """Replace one weight after the other."""
         groups = self.plan(model)
         for (weight, scheme), sites in groups.items():
             operands = {site.operand for site in sites}

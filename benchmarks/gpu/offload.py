@@ -1,4 +1,4 @@
-"""KV blocks to pinned host memory and back: alone, against the measured link, and beside decode steps."""
+"""KV blocks to pinned host memory and back: alone, relative to the measured link, and during decode steps."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _STEPS = 20
 
 
 def offload(bench: Bench) -> Iterator[Record]:
-    """Blocks of 16-bit keys and of 4-bit ones."""
+    """Measure blocks of 16-bit keys and of 4-bit keys."""
     wanted = ("llama-3.1-8b-int4-kv-16-bit", "llama-3.1-8b-int4-kv-int4", "tiny-int4-kv-16-bit")
     for file in program_files(bench.programs):
         if file.stem not in wanted:
@@ -45,11 +45,11 @@ def _measured(bench: Bench, executor: SyntheticExecutor) -> Iterator[Record]:
         yield {**facts, "bytes_per_second": rate, "share_of_link": rate / link}
     alone = _seconds(executor, partial(_steps, executor, bench.machine.is_dry))
     both = _seconds(executor, partial(_steps, executor, bench.machine.is_dry, host, count))
-    yield {"way": "steps beside a save", "seconds_alone": alone, "seconds_together": both, "slower": both / alone}
+    yield {"way": "steps during a save", "seconds_alone": alone, "seconds_together": both, "slower": both / alone}
 
 
 def _seconds(executor: SyntheticExecutor, work: Callable[[], object]) -> float:
-    """From an idle device to an idle device."""
+    """Seconds from an idle device to an idle device."""
     device = executor.loaded.device
     device.synchronize("waiting for an idle device")
     begin = time.perf_counter()
@@ -69,7 +69,7 @@ def _restore(host: HostBlocks, count: int) -> None:
 
 
 def _steps(executor: SyntheticExecutor, is_dry: bool, host: HostBlocks | None = None, count: int = 0) -> None:
-    """Decode steps, behind saves that the side stream does meanwhile where there are host blocks."""
+    """Decode steps, with host blocks after saves that the side stream does at the same time."""
     if host is not None:
         _save(host, count)
     bound = max(

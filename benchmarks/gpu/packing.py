@@ -1,7 +1,7 @@
-"""Artifacts in one file each, to be carried to a card; those of large models without their weights.
+"""Artifacts in one file each, to be copied to a GPU's machine; those of large models without their weights.
 
 A packed program holds launches, cubins, the manifest, and types and shapes of the weights. `unpack` makes an artifact
-of it whose weights are a hole in a file, as long as they would be; device.py fills them on the card.
+of it whose weights file is sparse, with the real length; device.py fills the weights on the GPU.
 """
 
 import json
@@ -18,11 +18,11 @@ from ingot.artifact.manifest import FileEntry
 from ingot.artifact.safetensors import DTYPE_BYTES
 
 WEIGHTS_TABLE = "weights.json"
-UNKNOWN_DIGEST = "0" * 64  # of what nobody has read
+UNKNOWN_DIGEST = "0" * 64  # digest of a file that was not read
 
 
 def pack(files: Mapping[str, bytes], file: Path) -> None:
-    """Write files by name into one."""
+    """Write files by name into one zip file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in files.items():
@@ -30,19 +30,19 @@ def pack(files: Mapping[str, bytes], file: Path) -> None:
 
 
 def pack_artifact(artifact: Artifact, file: Path) -> None:
-    """All files of an artifact, weights and all."""
+    """Pack all files of an artifact, weights included."""
     pack({name: (artifact.path / name).read_bytes() for name in ("manifest.json", *artifact.manifest.files)}, file)
 
 
 def unpack_artifact(file: Path, folder: Path) -> Artifact:
-    """What `pack_artifact` packed, verified."""
+    """Unpack and verify what `pack_artifact` packed."""
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
     return open_artifact(folder)
 
 
 def unpack(file: Path, folder: Path) -> Artifact:
-    """The artifact of a file, its weights a hole; sizes are checked, digests are not."""
+    """Unpack an artifact with a sparse weights file; sizes are checked, digests are not."""
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
     weights = folder / WEIGHTS_FILE
@@ -66,7 +66,7 @@ def _entries(table: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
 
 
 def write_hollow_tensors(file: Path, entries: dict[str, object]) -> None:
-    """A safetensors file of these entries, its data a hole that reads as zeros."""
+    """Write a safetensors file of these entries whose data is sparse and reads as zeros."""
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     ends = [entry["data_offsets"][1] for entry in entries.values() if isinstance(entry, dict) and "dtype" in entry]

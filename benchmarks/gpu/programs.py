@@ -1,9 +1,9 @@
-"""Launch programs of large models without their weights, made where there is no card and carried to one.
+"""Make launch programs of large models without their weights, on a machine without a GPU.
 
     python -m benchmarks.gpu.programs            # -> benchmarks/gpu-programs/*.zip, for SM 90
 
 A program's file holds launches, cubins, the manifest, and the names, types and shapes of the weights. packing.py
-makes an artifact of it again, device.py fills its weights with random numbers on the card. Beside them lie small
+makes an artifact of it again, device.py fills its weights with random numbers on the GPU. The folder also gets small
 models with weights, the demo model among them, and the kernels of the tests' cases.
 """
 
@@ -51,7 +51,7 @@ _ALL = ("programs", "demo", "check", "kernels")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A lowered model, and what its weights would be."""
+    """A lowered model, and the table of its weights."""
 
     spec: ProgramSpec
     recipe: Recipe
@@ -61,12 +61,12 @@ class Prepared:
     tuned_on: str | None
 
     def launches(self, cubins: Mapping[str, CubinFacts]) -> CudaProgram:
-        """What the launches' file says."""
+        """Content of the launches file."""
         return self.lowered.cuda_program(self.model, _TARGET.sms, {_TARGET.sms[0]: cubins}, self.tuned_on)
 
 
 def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepared:
-    """Import, pass and lower a model of which only the shapes exist; `folder` is for its checkpoint."""
+    """Import, transform and lower a model of which only the shapes exist; `folder` is for its checkpoint."""
     checkpoint = write_hollow_checkpoint(spec.shape, spec.context_tokens, folder)
     recipe = recipe_of(spec, checkpoint, tiles)
     model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
@@ -90,7 +90,7 @@ def weight_table(weights: Mapping[str, Weight]) -> dict[str, dict[str, Any]]:
 
 
 def write_zip(prepared: Prepared, cubins: Mapping[str, Cubin], file: Path) -> None:
-    """Everything but the weights themselves."""
+    """Pack everything but the weights."""
     program = prepared.launches({key: cubin.facts for key, cubin in cubins.items()})
     content = {
         LAUNCHES_FILE: json.dumps(program.model_dump(mode="json"), separators=(",", ":")).encode(),
@@ -118,7 +118,7 @@ def _manifest(prepared: Prepared, program: CudaProgram, sizes: Mapping[str, int]
 
 
 def described(kernels: Mapping[str, Kernel]) -> dict[str, Cubin]:
-    """In place of compiled code each kernel's own description, for a device that interprets kernels."""
+    """Each kernel's description in place of its cubin, for a device that interprets kernels."""
     return {
         key: Cubin(kernel.model_dump_json().encode(), CubinFacts(symbol=kernel.name, shared_bytes=0))
         for key, kernel in kernels.items()
@@ -126,7 +126,7 @@ def described(kernels: Mapping[str, Kernel]) -> dict[str, Cubin]:
 
 
 def write_programs(folder: Path, only: str = "", tiles: Path | None = None) -> None:
-    """Prepare, compile and pack every model of the table whose name holds `only`."""
+    """Prepare, compile and pack every model of the table whose name contains `only`."""
     for spec in (spec for spec in SPECS if only in spec.name):
         with TemporaryDirectory() as scratch:
             prepared = prepare(spec, Path(scratch), tiles)
@@ -141,7 +141,7 @@ def write_programs(folder: Path, only: str = "", tiles: Path | None = None) -> N
 @click.option("--tiles", type=click.Path(path_type=Path, exists=True), help="Table that `ingot tune` made.")
 @click.option("--output", type=click.Path(path_type=Path), default=GPU_PROGRAMS, show_default=True)
 def main(chosen: tuple[str, ...], only: str, tiles: Path | None, output: Path) -> None:
-    """Pack what the benchmark needs on a card."""
+    """Pack everything that the benchmark needs on a GPU."""
     output.mkdir(parents=True, exist_ok=True)
     if "programs" in chosen:
         write_programs(output, only, tiles)
@@ -150,7 +150,7 @@ def main(chosen: tuple[str, ...], only: str, tiles: Path | None, output: Path) -
     if "check" in chosen:
         import_module("benchmarks.gpu.cases").write_cases(output)
     if "kernels" in chosen:
-        os.environ["TRITON_INTERPRET"] = "1"  # the cases' launches are caught in the interpreter
+        os.environ["TRITON_INTERPRET"] = "1"  # launches of the cases are caught in the interpreter
         cases = import_module("benchmarks.gpu.kernel_cases")
         cases.write_kernel_cases(output / cases.FILE, _TARGET.sms[0])
     total = sum(file.stat().st_size for file in output.iterdir())

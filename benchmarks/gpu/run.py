@@ -1,12 +1,12 @@
-"""What Ingot's programs do on this card: right first, then how fast, beside torch with the same shapes in the same run.
+"""Check and measure Ingot's programs on this GPU, next to torch with the same shapes in the same run.
 
     python -m benchmarks.gpu.programs                                # once, on any machine: programs, cases, demo
-    PYTHONPATH=src python3 -m benchmarks.gpu.run --output $OUT           # on the card: under 8 minutes
-    PYTHONPATH=src:. python3 -m benchmarks.gpu.run --dry-run             # anywhere: every part, tiny, times meaningless
+    PYTHONPATH=src python3 -m benchmarks.gpu --output $OUT           # on the GPU: under 8 minutes
+    PYTHONPATH=src:. python3 -m benchmarks.gpu --dry-run             # anywhere: every part, tiny; times are meaningless
 
-Each part runs in a process of its own: one that fails or breaks the card takes no other with it. The JSON is written
-after every figure, so that a kill at a time limit loses nothing; what no longer fits the budget says that it was left
-out.
+Each part runs in a process of its own, so that one that fails or breaks the CUDA context does not end the others. The
+JSON is written after every figure, so that a kill at a time limit loses nothing; a part that does not fit the budget is
+marked as skipped.
 """
 
 import json
@@ -26,12 +26,12 @@ from threading import Timer
 import click
 
 from benchmarks.device import device_facts
-from benchmarks.gpu.device import Bench, Card, Machine
+from benchmarks.gpu.device import Bench, Gpu, Machine
 from benchmarks.gpu.figures import Peaks, Record, goals, peaks_of, summary
 from benchmarks.paths import GPU_PROGRAMS, RESULTS, ROOT
 
 PARTS = {
-    "card": "benchmarks.gpu.hardware:card",
+    "hardware": "benchmarks.gpu.hardware:hardware",
     "kernels": "benchmarks.gpu.kernel_cases:kernel_cases",
     "check": "benchmarks.gpu.check:check",
     "demo": "benchmarks.gpu.demo:demo",
@@ -43,17 +43,19 @@ PARTS = {
     "tune": "benchmarks.gpu.tune:tune",
     "attention": "benchmarks.gpu.attention:attention",
 }
-BY_DEFAULT = tuple(name for name in PARTS if name not in ("tune", "attention"))  # those need Triton's compiler there
+BY_DEFAULT = tuple(
+    name for name in PARTS if name not in ("tune", "attention")
+)  # these need Triton's compiler on the GPU's machine
 _PACKAGES = ("ingot", "numpy", "torch", "triton", "cuda-bindings")
 _INTERPRETED = ("kernels", "check")  # launches are caught in Triton's interpreter, or compared with it
-_MOST_SECONDS = {"kernels": 60.0, "check": 100.0, "demo": 60.0}  # so that time is left to measure in
-_LEAST_SECONDS = 5.0  # under which no part begins
+_MOST_SECONDS = {"kernels": 60.0, "check": 100.0, "demo": 60.0}  # limits, so that time is left for measurements
+_LEAST_SECONDS = 5.0  # with less time left, no part starts
 _LAST_LINES = 25
 
 
 @dataclass
 class Report:
-    """All that was measured so far, and where it is written."""
+    """Everything measured so far, and the file that it is written to."""
 
     folder: Path
     facts: Record
@@ -70,8 +72,8 @@ class Report:
         return found
 
     def write(self) -> Path:
-        """Write everything; the file is named for the card, once that is known."""
-        names = [str(record["device"]) for record in self.records if record.get("figure") == "card"]
+        """Write everything; the file is named after the GPU, once that is known."""
+        names = [str(record["device"]) for record in self.records if record.get("figure") == "hardware"]
         word = "dry" if self.facts["dry_run"] else names[0] if names else "unknown"
         file = self.folder / f"gpu-{word.lower().replace(' ', '-')}.json"
         content = {**self.facts, "goals": goals(self.records), "parts": self.parts}
@@ -87,16 +89,16 @@ class Report:
     "--programs", type=click.Path(path_type=Path), default=GPU_PROGRAMS, help="What benchmarks.gpu.programs packed."
 )
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS, help="Folder for the JSON.")
-@click.option("--dry-run", is_flag=True, help="Without a card, on tiny shapes; times mean nothing.")
+@click.option("--dry-run", is_flag=True, help="Without a GPU, on tiny shapes; times are meaningless.")
 @click.option("--child", hidden=True, help="Run one part: its order as JSON.")
 def main(parts: str, budget: float, programs: Path, output: Path, dry_run: bool, child: str | None) -> None:
-    """Run the parts, print what they come to."""
+    """Run the parts and print the summary."""
     if child is not None:
         run_part(**json.loads(child))
         return
     unknown = [name for name in parts.split(",") if name not in PARTS]
     if unknown:
-        raise click.UsageError(f"no part is named {unknown[0]!r}; parts: {', '.join(PARTS)}")
+        raise click.UsageError(f"unknown part {unknown[0]!r}; parts: {', '.join(PARTS)}")
     report = Report(output, _facts(budget, dry_run))
     with TemporaryDirectory() as scratch:
         if dry_run:
@@ -115,8 +117,8 @@ def main(parts: str, budget: float, programs: Path, output: Path, dry_run: bool,
 def run_part(
     part: str, programs: str, scratch: str, output: str, seconds: float, peaks: dict[str, float], dry_run: bool
 ) -> None:
-    """In a process of its own: print each record as a line of JSON."""
-    machine: Machine = import_module("benchmarks.gpu.dry_run").DryMachine() if dry_run else Card()
+    """Run one part in this process; print each record as a line of JSON."""
+    machine: Machine = import_module("benchmarks.gpu.dry_run").DryMachine() if dry_run else Gpu()
     paths = (Path(programs), Path(scratch), Path(output))
     bench = Bench(machine, *paths, time.monotonic() + seconds, Peaks(**peaks))
     module, _, name = PARTS[part].partition(":")
@@ -126,7 +128,7 @@ def run_part(
 
 
 def _part(report: Report, name: str, programs: Path, scratch: Path, dry_run: bool) -> None:
-    """Run a part, keep its records as they come, and say how it ended."""
+    """Run a part, keep its records as they come, and record how it ended."""
     records: list[Record] = []
     entry: Record = {"status": "running", "records": records}
     report.parts[name] = entry
@@ -136,7 +138,9 @@ def _part(report: Report, name: str, programs: Path, scratch: Path, dry_run: boo
         return
     begin = time.monotonic()
     paths = {"programs": str(programs), "scratch": str(scratch), "output": str(report.folder)}
-    seconds = min(left, _MOST_SECONDS.get(name, left))  # that a part fits itself into; it is killed when none are left
+    seconds = min(
+        left, _MOST_SECONDS.get(name, left)
+    )  # the part keeps to these itself; it is killed when none are left
     order = {"part": name, **paths, "seconds": seconds, "dry_run": dry_run}
     for record in _lines(order | {"peaks": asdict(peaks_of(report.records))}, left, entry):
         records.append(record)
@@ -169,7 +173,7 @@ def _lines(order: Record, seconds: float, entry: Record) -> Iterator[Record]:
 
 
 def _environment(order: Record) -> dict[str, str]:
-    """The child finds the repository's packages; Triton learns at its import whether kernels are interpreted."""
+    """The child's environment: import paths, and whether Triton interprets kernels, which it reads at import."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     extra = {"TRITON_INTERPRET": "1"} if order["dry_run"] or order["part"] in _INTERPRETED else {}
     if order["part"] == "check":
@@ -198,7 +202,7 @@ def _facts(budget: float, dry_run: bool) -> Record:
 
 
 def _said(command: Sequence[str]) -> str | None:
-    """What a program prints; None where it is not there, or fails."""
+    """What a program prints; None if it is missing or fails."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

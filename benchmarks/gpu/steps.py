@@ -14,8 +14,8 @@ from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.cuda.stopwatch import Stopwatch
 from ingot.runtime.options import EngineOptions
 
-DECODE_CONTEXT = 1024  # tokens of each sequence, where the model's context has room for them
-LONG_SHARES = (16, 4, 1)  # of the context, for attention alone
+DECODE_CONTEXT = 1024  # tokens of each sequence, if the model's context is long enough
+LONG_SHARES = (16, 4, 1)  # share of the context, for attention alone
 _OF_KEYS = ("attention", "rotary", "join")  # kernels that the precision of keys changes
 _SECONDS_A_PROGRAM = 20.0  # to unpack, load and fill the largest
 
@@ -44,7 +44,7 @@ def open_program(bench: Bench, file: Path, device: Device | None = None) -> Synt
     options = EngineOptions(kv_blocks=-(-tokens // block) + 1)
     executor = SyntheticExecutor(artifact, device or bench.machine.open(), options)
     for weights in (folder / "program").glob("weights*"):
-        weights.unlink()  # the page cache may let go of the hole
+        weights.unlink()  # the page cache may drop the sparse file
     return executor
 
 
@@ -62,7 +62,7 @@ def _program(bench: Bench, file: Path) -> Iterator[Record]:
 
 
 def _bucket(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> Iterator[Record]:
-    """The whole step, its kernels, and the attention of one sequence that fills the context."""
+    """Measure the whole step, its kernels, and the attention of one sequence that fills the context."""
     stopwatch = bench.machine.stopwatch(executor.loaded.device)
     batch, facts = step_batch(executor, bound)
     executor.send(bound, batch)
@@ -83,7 +83,7 @@ def _bucket(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> I
 
 
 def step_batch(executor: SyntheticExecutor, bound: BoundProgram) -> tuple[ForwardBatch, Record]:
-    """What the bucket is measured on: rows of long sequences, or one prompt that fills it."""
+    """The batch that a bucket is measured on: rows of long sequences, or one prompt that fills it."""
     block, context = executor.kv_geometry.block_tokens, executor.model.context_tokens
     rows = bound.program.rows
     if bound.program.attention == "decode":
@@ -106,13 +106,13 @@ def _group(bench: Bench, executor: SyntheticExecutor, stopwatch: Stopwatch, grou
 def _long_attention(
     bench: Bench, executor: SyntheticExecutor, bound: BoundProgram, stopwatch: Stopwatch
 ) -> Iterator[Record]:
-    """Decode attention of one sequence at a part of the context and at all of it."""
+    """Measure decode attention of one sequence at a share of the context and at all of it."""
     context, block = executor.model.context_tokens, executor.kv_geometry.block_tokens
     for share in LONG_SHARES:
         length = context // share
         batch = decode_batch(1, length, block)
         executor.send(bound, batch)
-        executor.step(bound, "body")(executor.loaded.stream)  # queries that are finite
+        executor.step(bound, "body")(executor.loaded.stream)  # finite queries
         found = [*groups(executor, bound, batch, "decode_attention"), *groups(executor, bound, batch, "join_chunks")]
         both = _joined(found)
         facts: Record = {"phase": "decode", "rows": 1, "context": length}
@@ -120,7 +120,7 @@ def _long_attention(
 
 
 def _joined(found: list[Group]) -> Group:
-    """Both kernels of each layer, in their order, as one."""
+    """Both kernels of each layer, in their order, as one group."""
     one, other = found
     queues = tuple(_both(first, second) for first, second in zip(one.queues, other.queues, strict=True))
     return dataclasses.replace(one, name="attention with its join", queues=queues, work=Work(one.stored_bytes))

@@ -1,10 +1,9 @@
-"""The same steps in torch: the yardstick beside ours, in the same run and on the same card.
+"""The same steps in torch, in the same run and on the same GPU.
 
-Decode is captured into a CUDA graph, as ours is; attention is scaled_dot_product_attention over contiguous keys, which
-a paged pool has not; 4-bit products are torch's own (_weight_int4pack_mm, group 128, bfloat16), made for few rows.
-`compiled_peers` compiles a layer with torch.compile first: an extra part, as compiling takes its time.
-
-A Llama of a given shape in torch: random weights, packed projections, a contiguous cache, torch's own attention.
+A Llama of a given shape with random weights, packed projections and a contiguous cache. Decode is captured into a CUDA
+graph, as ours is; attention is scaled_dot_product_attention over contiguous keys, simpler than a paged pool; 4-bit
+matmuls are torch's own (_weight_int4pack_mm, group 128, bfloat16), made for few rows. `compiled_peers` compiles a layer
+with torch.compile first: a part of its own, because compiling takes long.
 """
 
 import itertools
@@ -64,13 +63,13 @@ class TorchLlama:
         self._layer = torch.compile(self._plain_layer, dynamic=False)
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, *, causal: bool) -> torch.Tensor:
-        """ids [sequences, tokens], positions [tokens] -> the likeliest next token of each sequence."""
+        """ids [sequences, tokens], positions [tokens] -> the greedy next token of each sequence."""
         x = functional.embedding(ids, self.embedding)
         cos, sin = self.cos[positions], self.sin[positions]
         for index, layer in enumerate(self.layers):
             x = self._layer(x, layer, cos, sin, positions, cache.keys[index], cache.values[index], causal)
         last = functional.rms_norm(x[:, -1], (self.shape.hidden_size,), self.norm, 1e-5)
-        return _product(last, self.head).float().argmax(-1)
+        return _matmul(last, self.head).float().argmax(-1)
 
     def _plain_layer(
         self,
@@ -86,17 +85,17 @@ class TorchLlama:
         shape = self.shape
         sequences, tokens, hidden = x.shape
         normed = functional.rms_norm(x, (hidden,), self.norm, 1e-5)
-        heads = _product(normed, layer["qkv"]).view(sequences, tokens, -1, shape.head_dim).transpose(1, 2)
+        heads = _matmul(normed, layer["qkv"]).view(sequences, tokens, -1, shape.head_dim).transpose(1, 2)
         q, k, v = torch.split(heads, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
         keys.index_copy_(2, positions, _turned(k, cos, sin))
         values.index_copy_(2, positions, v)
         attended = functional.scaled_dot_product_attention(
             _turned(q, cos, sin), keys, values, is_causal=causal, enable_gqa=shape.num_heads != shape.num_kv_heads
         )
-        x = x + _product(attended.transpose(1, 2).reshape(sequences, tokens, hidden), layer["o"])
+        x = x + _matmul(attended.transpose(1, 2).reshape(sequences, tokens, hidden), layer["o"])
         normed = functional.rms_norm(x, (hidden,), self.norm, 1e-5)
-        gate, up = _product(normed, layer["gate_up"]).chunk(2, dim=-1)
-        return x + _product(functional.silu(gate) * up, layer["down"])
+        gate, up = _matmul(normed, layer["gate_up"]).chunk(2, dim=-1)
+        return x + _matmul(functional.silu(gate) * up, layer["down"])
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -104,7 +103,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _product(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+def _matmul(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     if isinstance(weight, torch.Tensor):
         return functional.linear(x, weight)
     codes, scales = weight
@@ -118,7 +117,7 @@ def _plain_weight(n: int, columns: int) -> torch.Tensor:
 
 
 def _int4_weight(n: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random codes in the layout that torch's kernel reads; scale and zero [columns / group, n, 2]."""
+    """Random codes in the layout of torch's kernel; scale and zero [columns / group, n, 2]."""
     size = (n // 8, columns // (_INNER_TILES * 16), 32, _INNER_TILES // 2)
     codes = torch.randint(-(2**31), 2**31, size, dtype=torch.int32)
     return codes, torch.full((columns // _GROUP, n, 2), 1e-3, dtype=DTYPE)
@@ -129,7 +128,7 @@ _SECONDS_TO_COMPILE = 60.0
 
 
 def torch_seconds(bench: Bench, work: Callable[[], object]) -> Spread:
-    """Seconds of the work by the card's events; by the computer's clock where there is none."""
+    """Seconds of the work by CUDA events, or by the host's clock without a GPU."""
     if bench.machine.torch_device == "cpu":
         begin = time.perf_counter()
         work()
@@ -155,7 +154,7 @@ def _event() -> torch.cuda.Event:
 
 
 def peers(bench: Bench) -> Iterator[Record]:
-    """Every shape and form of weights that ours are measured in; attention over long contexts."""
+    """Measure every shape and form of weights that Ingot is measured in, and attention over long contexts."""
     with torch.device(bench.machine.torch_device), torch.inference_mode():
         yield from _long_attention(bench)
         for spec in _specs(bench):
@@ -201,7 +200,7 @@ def _decode(bench: Bench, spec: ProgramSpec, model: TorchLlama) -> Iterator[Reco
 
 
 def _prefill(bench: Bench, spec: ProgramSpec, model: TorchLlama, how: str) -> Iterator[Record]:
-    """None for 4-bit weights: torch's product is for few rows."""
+    """None for 4-bit weights: torch's kernel is for few rows."""
     for rows in () if spec.weights == "int4" else spec.prefill_rows:
         seconds = torch_seconds(bench, _step(model, 1, rows, rows, KVCache.empty(spec.shape, 1, rows)))
         yield {"phase": "prefill", "rows": rows, "context": rows, "how": how, "seconds": seconds.record()}
@@ -215,7 +214,7 @@ def _step(model: TorchLlama, sequences: int, tokens: int, context: int, cache: K
 
 
 def _long_attention(bench: Bench) -> Iterator[Record]:
-    """Attention of one query over contexts as long as ours, all layers in one graph: seconds of one layer."""
+    """Attention of one query over the same contexts, all layers in one graph: seconds of one layer."""
     spec = _specs(bench)[0]
     for share in LONG_SHARES:
         shape, context = spec.shape, spec.context_tokens // share
@@ -240,7 +239,7 @@ def _release(bench: Bench) -> None:
 
 
 def _graphed(bench: Bench, work: Callable[[], object]) -> Callable[[], object]:
-    """The work as a CUDA graph; as it is where there is no card."""
+    """Capture the work as a CUDA graph; without a GPU, return it unchanged."""
     if bench.machine.torch_device == "cpu":
         return work
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

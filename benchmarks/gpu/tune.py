@@ -1,9 +1,9 @@
-"""`ingot tune` over the packed programs: a table of tiles for the next build, made in the same visit to the card.
+"""Run `ingot tune` over the packed programs: a table of tiles for the next build.
 
-Not among the parts that run by themselves, for it needs Triton's compiler on the card's machine:
+Not part of the default run, because it needs Triton's compiler on the GPU's machine:
 
-    PYTHONPATH=src python3 -m benchmarks.gpu.run --parts card,tune --output $OUT        # writes $OUT/tiles-sm90.json
-    python -m benchmarks.gpu.programs --what programs --tiles tiles-sm90.json       # and the benchmark again
+    PYTHONPATH=src python3 -m benchmarks.gpu --parts hardware,tune --output $OUT     # writes $OUT/tiles-sm90.json
+    python -m benchmarks.gpu.programs --what programs --tiles tiles-sm90.json        # then run the benchmark again
 """
 
 import time
@@ -23,11 +23,11 @@ _SECONDS_A_WEIGHT = 30.0
 
 
 class _OutOfTimeError(Exception):
-    """The next weight would not be finished."""
+    """Raised when the next weight would not finish in time."""
 
 
 def tune(bench: Bench) -> Iterator[Record]:
-    """One table for all programs, each gone on with where the one before left it."""
+    """Make one table for all programs; each continues with the table of the previous one."""
     if bench.machine.is_dry:
         return
     device = bench.machine.open()

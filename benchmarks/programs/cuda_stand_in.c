@@ -1,7 +1,7 @@
-/* CUDA's runtime for `ort_cuda_nodes.py`: one card of SM 90 whose memory is the host's and whose kernels do nothing.
+/* CUDA's runtime for `ort_cuda_nodes.py`: one GPU of SM 90 whose memory is the host's and whose kernels do nothing.
 
-   Only what onnxruntime's CUDA provider looks at is here; every other function of CUDA's libraries that it imports is
-   generated beside it and returns 0, success. What is counted is read by `stand_in_counts`. */
+   It has only the functions whose results the provider reads; all other functions of CUDA's libraries that it imports are
+   generated and return 0, success. `stand_in_counts` returns the counts. */
 
 #include <stdlib.h>
 #include <string.h>

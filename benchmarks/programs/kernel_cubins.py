@@ -1,9 +1,9 @@
-"""What ptxas makes of the kernels in the shapes of Llama-3.1-8B, and with heads of 64 and 256: one JSON list to stdout.
+"""Compile the kernels in the shapes of Llama-3.1-8B, and with heads of 64 and 256: one JSON list on stdout.
 
     python -m benchmarks.programs.kernel_cubins
 
-A process of its own: where Triton interprets kernels it cannot compile them. Rows: kernel, form, sm, registers of a
-thread, bytes that it spills, shared memory of a block, bytes of the cubin.
+Runs in a process of its own, because Triton cannot compile where it interprets. Rows: kernel, form, SM, registers per
+thread, spilled bytes, shared memory per block, bytes of the cubin.
 """
 
 import json
@@ -48,7 +48,7 @@ def requests(sm: int) -> Iterator[Request]:
             yield from _pool_requests(pool, kind, HeadSizes(group * KV_HEADS, KV_HEADS, dim), sm)
     for rows in (1, FEW_ROWS, 4096):
         yield _nbits_request(rows, sm)
-        yield from _product_requests(rows, sm)
+        yield from _matmul_requests(rows, sm)
 
 
 def _row_requests() -> Iterator[Request]:
@@ -118,7 +118,7 @@ def _nbits_request(rows: int, sm: int) -> Request:
     return form, make_kernel("matmul_nbits", types, constants, aligned, tile.num_warps, tile.num_stages)
 
 
-def _product_requests(rows: int, sm: int) -> Iterator[Request]:
+def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:
     forms = {"16-bit": ("fp16", "fp16"), "fp8": (FLOAT8, FLOAT8), "int8": ("i8", "i8"), "fp8 weight": ("fp16", FLOAT8)}
     for kind, (form, (x, weight)) in enumerate(forms.items()):
         bits = 16 if kind == 0 else 8

@@ -1,8 +1,8 @@
-"""The table of kernels: errors in Triton's interpreter against float64, and what ptxas makes of them for each SM.
+"""The table of kernels: errors in Triton's interpreter against float64, and registers and sizes of the cubins per SM.
 
     python -m benchmarks.programs.kernel_errors [--output benchmarks/results/kernel-errors.json]
 
-Needs no card. The cases are those of tests/kernels; bfloat16 is not among them, for the interpreter does not have it.
+Needs no GPU. The cases are those of tests/kernels; bfloat16 is not among them, because the interpreter lacks it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ OUTPUT = RESULTS / "kernel-errors.json"
 
 
 def errors() -> list[Row]:
-    """Every case in the interpreter. From here on this process compiles no kernels."""
+    """Run every case in the interpreter. This process cannot compile kernels afterwards."""
     os.environ["TRITON_INTERPRET"] = "1"
     from tests.kernels.all_cases import all_cases  # reads the variable above
     from tests.simulators.triton_interpreter import patch_language_once
@@ -38,7 +38,7 @@ def errors() -> list[Row]:
 
 
 def cubins() -> list[Row]:
-    """benchmarks.programs.kernel_cubins, in a process that compiles."""
+    """Run benchmarks.programs.kernel_cubins, in a process that compiles."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "benchmarks.programs.kernel_cubins"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
@@ -68,7 +68,7 @@ def error_table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def cubin_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Registers, shared KiB and cubin KiB of each form, SMs beside each other, in Markdown."""
+    """Registers, shared KiB and cubin KiB of each form, a column per SM, in Markdown."""
     sms = sorted({row["sm"] for row in rows})
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:

@@ -1,8 +1,8 @@
-"""The demo model's launch program in Triton's interpreter beside the onnxruntime executor: logits and greedy tokens.
+"""The demo model's launch program in Triton's interpreter against the onnxruntime executor: logits and greedy tokens.
 
     python -m benchmarks.programs.launch_program [--tokens 24] [-o benchmarks/results/launch-program.json]
 
-Takes minutes: the interpreter runs every program of every launch in Python. Nothing here says how fast a card is.
+Takes minutes: the interpreter runs every program of every launch in Python. It says nothing about a GPU's speed.
 """
 
 import argparse

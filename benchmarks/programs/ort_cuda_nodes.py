@@ -1,18 +1,16 @@
-"""What onnxruntime's CUDA provider makes of the target ort-cuda's segments, on a machine without a card.
+"""Check where onnxruntime places the nodes of the target ort-cuda's segments, on a machine without a GPU.
 
     pip install --no-deps --target GPU onnxruntime-gpu
     python -m benchmarks.programs.ort_cuda_nodes --package GPU --output benchmarks/results/ort-cuda-nodes.json
 
-The provider and its table of kernels are the real ones, CUDA's libraries are stand-ins that compute nothing. The
-fixtures of all families are lowered with weights of every form in float16, bfloat16 and float32; every segment is
-loaded by the runtime's own code, which refuses nodes that are not on the provider, and run once for a decode and a
-ragged bucket. Said of each form: the fewest and the most kernels that a program launched; waits, streams and copies to
-or from the host while it was bound and ran (none is right); or why it was refused. Numbers are not looked at.
+The CUDA provider and its table of kernels are the real ones; CUDA's libraries are stand-ins that compute nothing,
+compiled from cuda_stand_in.c (the runtime) and generated functions that return success. Needs gcc and nm. A process
+with their folder in LD_LIBRARY_PATH loads the provider without a GPU, a driver or CUDA.
 
-CUDA's libraries as onnxruntime's CUDA provider imports them, compiled on the spot from functions that do nothing.
-
-The runtime is cuda_stand_in.c; of every other function the name is enough. Needs gcc and nm. A process that has the
-folder in LD_LIBRARY_PATH loads the provider without a card, a driver or CUDA.
+The fixtures of all families are lowered with weights of every form in float16, bfloat16 and float32; the runtime's own
+code loads every segment, refuses nodes that are not on the provider, and runs it once for a decode and a ragged bucket.
+Reported for each form: the fewest and the most kernels that a program launched; waits, streams and copies to or from
+the host (each should be 0); or the refusal. Numbers are not checked.
 """
 
 import ctypes
@@ -48,7 +46,7 @@ RUNTIME = "libcudart.so"
 SOURCE = Path(__file__).with_name("cuda_stand_in.c")
 _LIBRARY = re.compile(r"lib(cu\w+)\.so\.\d+")
 _DRIVER = "libcuda.so.1"
-_HANDLES = ("cublasCreate_v2", "cublasLtCreate")  # whose result is looked at
+_HANDLES = ("cublasCreate_v2", "cublasLtCreate")  # functions whose result the provider reads
 _DEFINED = re.compile(r"^(?:Status|Pointer \*|const char \*|void) ?(\w+)\(", re.MULTILINE)
 
 
@@ -66,7 +64,7 @@ def _needed(provider: Path) -> list[str]:
 
 
 def _imported(provider: Path) -> dict[str, list[str]]:
-    """Functions by the library whose version they ask for; those without a version are the driver's."""
+    """Functions by the library whose version they require; functions without a version belong to the driver."""
     found: dict[str, list[str]] = defaultdict(list)
     for line in _output("nm", "-D", "--undefined-only", str(provider)).splitlines():
         name, _, version = line.split()[-1].partition("@")
@@ -130,7 +128,7 @@ class _Stream:
 
 
 class _Files(Artifact):
-    """A folder with segments, which no manifest describes."""
+    """A folder with segments, without a manifest."""
 
     def __init__(self, path: Path) -> None:
         object.__setattr__(self, "path", path)
@@ -144,7 +142,7 @@ class _Files(Artifact):
 @click.option("--output", type=click.Path(path_type=Path), help="JSON with device, versions and results")
 @click.option("--worker", is_flag=True, hidden=True)
 def main(package: Path, output: Path | None, worker: bool) -> None:
-    """Start the process that loads the provider; print and keep what it says."""
+    """Start the process that loads the provider; print and write its results."""
     if worker:
         for result in _results():
             print(json.dumps(result), flush=True)
@@ -206,7 +204,7 @@ _memory: list[Any] = []
 
 
 def _addresses(call: SegmentCall, offset: int = 0) -> dict[str, int]:
-    """Memory for every operand, that many bytes into it; what was given before is used again."""
+    """Memory for every operand, with this many bytes copied in; memory of earlier calls is reused."""
     operands = (*call.inputs, *call.outputs)
     while len(_memory) < len(operands):
         _memory.append(ctypes.create_string_buffer(_BYTES))
@@ -214,7 +212,7 @@ def _addresses(call: SegmentCall, offset: int = 0) -> dict[str, int]:
 
 
 def _counts() -> dict[str, int]:
-    """What was counted since the last time."""
+    """Counts since the last call."""
     counts = (ctypes.c_long * len(_COUNTED))()
     ctypes.CDLL("libcudart.so.13").stand_in_counts(counts)
     return dict(zip(_COUNTED, counts, strict=True))

@@ -1,7 +1,7 @@
-"""What a lowered segment computes, in onnxruntime on the CPU, beside what the IR says in float32.
+"""Run a lowered segment in onnxruntime on the CPU, and compare it with the IR in float32.
 
-onnxruntime has no bfloat16 on CPUs. Such a segment is run in float32 with the weights that it has, rounded to bfloat16:
-that checks the lowering, not the rounding of activations.
+onnxruntime has no bfloat16 on CPUs. Such a segment runs in float32 with its weights rounded to bfloat16: that checks
+the lowering, not the rounding of activations.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _BFLOAT16 = ir.DataType.BFLOAT16
 
 
 def lowered_outputs(segment: Segment, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, Float32Array]:
-    """The outputs of the model that TensorRT is given, by the IR's names; `feeds` are by the IR's names, too."""
+    """Outputs of the model that TensorRT gets, by the IR's names; `feeds` are by the IR's names, too."""
     model = bound_model(segment)
     types = {value.name: value.dtype for value in model.graph.inputs}
     given = {}
@@ -35,7 +35,7 @@ def lowered_outputs(segment: Segment, feeds: Mapping[str, NDArray[np.generic]]) 
 
 
 def float32_outputs(segment: Segment, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, Float32Array]:
-    """The same outputs as the IR makes them, before any lowering."""
+    """The same outputs computed from the IR before any lowering."""
     inputs, outputs = list(segment.inputs.values()), list(segment.outputs.values())
     graph = outputs[0].graph
     assert graph is not None
@@ -86,7 +86,7 @@ def _tensor(weight: PlanWeight) -> ir.TensorProtocol:
 
 
 def _loaded(value: ir.Value) -> ir.TensorProtocol | None:
-    """The tensor, in memory where it was in a file: onnxruntime takes none from outside of the model's folder."""
+    """The tensor in memory: onnxruntime refuses tensor files outside the model's folder."""
     tensor = value.const_value
     if isinstance(tensor, ir.ExternalTensor):
         return ir.Tensor(apply_to_array(tensor, np.array), dtype=tensor.dtype, name=value.name)
@@ -102,7 +102,7 @@ def _widen(value: ir.Value) -> None:
 
 
 def _session(model: ir.Model) -> onnxruntime.InferenceSession:
-    """Without onnxruntime's optimizer, which would compute quantized matmuls otherwise."""
+    """A session without onnxruntime's optimizer, which would change how quantized matmuls are computed."""
     use_thread_pool(None)
     options = session_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

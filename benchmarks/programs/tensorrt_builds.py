@@ -1,11 +1,11 @@
-"""TensorRT plans built on a machine without a card: time, size, peak memory, fused operators, and numerics.
+"""TensorRT plans built on a machine without a GPU: time, size, peak memory, fused operators, and numerics.
 
     python -m benchmarks.programs.tensorrt_builds --output benchmarks/results/tensorrt-builds.json
 
 The demo model and a checkpoint of TinyLlama's shape with random weights (--model leaves one out), for each SM alone and
 for all at once; in 16 bits and in int4, by the recipes fp16-tensorrt and int4-tensorrt. Every case has a process and a
-cache of its own, so that every plan is built. Numerics: each kind of segment as TensorRT is given it,
-run by onnxruntime in float16, against what the IR says in float32, on 8 rows of random activations.
+cache of its own, so that every plan is built. Numerics: each kind of segment, as TensorRT gets it, run by onnxruntime
+in float16 and compared with the IR in float32, on 8 rows of random activations.
 """
 
 import json
@@ -81,10 +81,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Result:
-    """What one case came to.
+    """Result of one case.
 
-    build_cpu_seconds     of processor time, the builders' included: the same whatever else the machine does
-    builder_peak_bytes    of the process that builds one plan, the largest of them
+    build_cpu_seconds     processor time, the builders' included: independent of other load on the machine
+    builder_peak_bytes    peak memory of the processes that build one plan each, the largest
     """
 
     model: str
@@ -150,7 +150,7 @@ def _passed(recipe: Recipe, checkpoint: Path) -> ir.Model:
 
 
 def _kinds(segments: list[Segment], plans: list[SegmentPlan]) -> Iterator[Kind]:
-    """Segments by structure: before the first attention, between, behind the last, the head."""
+    """Segments by structure: before the first attention, between, after the last, the head."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, segment in enumerate(segments):
         groups.setdefault(tuple(node.op_type for node in segment.model.graph), []).append(index)
@@ -184,7 +184,7 @@ def _cpu_seconds() -> float:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process held."""
+    """Peak memory of this process."""
     lines = (line.split() for line in _STATUS.read_text("ascii").splitlines())
     return next(1024 * int(words[1]) for words in lines if words[0] == "VmHWM:")
 

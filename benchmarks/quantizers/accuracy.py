@@ -1,7 +1,7 @@
-"""What each quantizer costs in accuracy: mean KL against float32, perplexity and top-1 agreement, weights alone.
+"""Accuracy cost of each quantizer: mean KL against float32, perplexity and top-1 agreement, weights alone.
 
-Weights are quantized by the passes and multiplied in float32, so that nothing but their rounding is measured; head and
-embedding stay as they are. Calibration and evaluation text must not overlap:
+Weights are quantized by the passes and multiplied in float32, so that only their rounding is measured; head and
+embedding stay unquantized. Calibration and evaluation text must not overlap:
 
     python -m benchmarks.quantizers.accuracy MODEL --calibration calibration.txt --evaluation held-out.txt
 
@@ -69,7 +69,7 @@ class Figures:
 
 
 def quantize(checkpoint: Path, passes: Sequence[str], block_size: int, service: CalibrationEngine) -> ir.Model:
-    """The model after the passes; what stands behind a colon is one of VARIANTS."""
+    """The model after the passes; the part of a name after a colon is one of VARIANTS."""
     model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
     chain = [make_pass(name) for name in FUSIONS]
     for entry in passes:
@@ -127,7 +127,7 @@ def halves(text: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def first_sequences(text: Path, checkpoint: Path, tokens: int, sequence_tokens: int, vocab: int) -> CalibrationData:
-    """The text's beginning in whole sequences, at most `tokens` tokens."""
+    """The beginning of the text as whole sequences, at most `tokens` tokens."""
     tokenizer = Tokenizer.load(checkpoint)
     content = text.read_text(encoding="utf-8")
     extra = len(tokenizer.encode("a")) - len(tokenizer.encode("a", add_special_tokens=False))

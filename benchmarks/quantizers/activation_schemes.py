@@ -1,11 +1,11 @@
-"""What 8-bit activations cost in accuracy: mean KL against float32, perplexity and top-1 agreement, by scheme.
+"""Accuracy cost of 8-bit activations: mean KL against float32, perplexity and top-1 agreement, by scheme.
 
-Weights and activations are rounded by the passes and multiplied in float32, so that nothing but their rounding is
-measured; head and embedding stay as they are. The first half of TEXT is evaluated on, the second calibrates:
+Weights and activations are rounded by the passes and multiplied in float32, so that only their rounding is measured;
+head and embedding stay unquantized. The first half of TEXT is for evaluation, the second for calibration:
 
     python -m benchmarks.quantizers.activation_schemes MODEL TEXT
 
---calibration gives a text of its own. Prints a Markdown table; --json FILE keeps the figures with the versions.
+--calibration names another text. Prints a Markdown table; --json FILE keeps the figures with the versions.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The models, texts, widths and chains of passes that benchmarks/quantizers/peers.py compares, as tables.
+"""The models, texts, widths and chains of passes of the comparison (peers.py), as tables.
 
-To add a model or a chain, add a row. The data is found as the tests find it: INGOT_TEST_DATA, else ../shared/data.
+To add a model or a chain, add a row. Data is read from INGOT_TEST_DATA, else from ../shared/data.
 """
 
 import os
@@ -21,8 +21,8 @@ class RealModel:
     """A model and its texts, below the data's folder.
 
     calibration   None: the second half of the evaluation text, which is then scored on the first half alone
-    group_sizes   128 or the largest below it that divides every quantized matrix's width, and 32 where that is another
-    keep          layers that no quantizer touches, because no group size that the formats know divides their width
+    group_sizes   the largest size up to 128 that divides every quantized matrix's width, and 32 where that is another
+    keep          layers that stay unquantized, because no group size of the formats divides their width
     """
 
     name: str
@@ -57,13 +57,13 @@ MODELS: dict[str, RealModel] = {
 
 @dataclass(frozen=True)
 class Step:
-    """A pass of a chain with the options that make it what the chain's name says; the case adds bits and blocks."""
+    """A pass of a chain with the options that the chain's name implies; the case adds bits and blocks."""
 
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
 
     def make(self, setting: "Setting") -> Pass:
-        """The pass, given those of the setting's options that it has."""
+        """Make the pass with those of the setting's options that it has."""
         if self.name == "mixed-precision":
             return make_pass(self.name, {**setting.budget, **self.options})
         known = {option.name for option in fields(load_pass_class(self.name))}
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every pass of a chain is told, as far as it knows the option; head and embedding stay as they are."""
+        """The options for every pass of a chain that has them; head and embedding stay unquantized."""
         return {
             "bits": self.bits,
             "block_size": self.group_size,
@@ -94,7 +94,7 @@ class Setting:
 
     @property
     def budget(self) -> dict[str, Any]:
-        """What mixed-precision is told: the size that files of the other packages have in this setting."""
+        """The options of mixed-precision: the size of the other packages' files in this setting."""
         return {
             "same_size_as": {"bits": self.bits, "block_size": self.group_size},
             "symmetric": self.symmetric,
@@ -120,7 +120,7 @@ CHAINS: dict[str, tuple[Step, ...]] = {
 
 
 def data_folder() -> Path:
-    """Where models and texts lie."""
+    """Folder of models and texts."""
     return Path(os.environ.get("INGOT_TEST_DATA") or ROOT.parent / "shared" / "data")
 
 

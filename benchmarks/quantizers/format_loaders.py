@@ -1,4 +1,4 @@
-"""Loads what Ingot exports with the packages that own the formats: same greedy tokens, largest difference of logits.
+"""Load Ingot's exports with the packages that own the formats: same greedy tokens, largest difference of logits.
 
     python -m benchmarks.quantizers.setup_packages  # once: auto-gptq, autoawq, gptqmodel, compressed-tensors
     python -m benchmarks.cpu.setup_peers            # once: llama.cpp
@@ -6,7 +6,7 @@
 
 MODEL is quantized to 4 bits and exported to every format with float16 scales. The reference is Ingot's own engine on
 the same weights in float32: the exported folder, read back and dequantized. A package that cannot load is named, with
-its last words.
+the last lines of its output.
 """
 
 import json
@@ -73,7 +73,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Reference:
-    """What Ingot's engine makes of the weights in float32: tokens behind the prompt, logits [prompt + new, vocab]."""
+    """Ingot's result with the weights in float32: tokens after the prompt, logits [prompt + new, vocab]."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -82,10 +82,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Proof:
-    """A row of the table. `failure` says why there are no figures.
+    """A row of the table. `failure` is the reason why there are no figures.
 
-    lead    where tokens part: by how much the reference's token leads its second, which twice the largest difference of
-            logits must exceed
+    lead    at the first different token: by how much the reference's token leads its second, which must be less than
+            twice the largest difference of logits for the difference to be explained
     """
 
     format_name: str
@@ -109,7 +109,7 @@ class Proof:
 
 
 def export_case(checkpoint: Path, case: Case, folder: Path) -> Path:
-    """Quantize and write; the head and the table stay as they are."""
+    """Quantize and write; head and embedding stay unquantized."""
     rounding = "passes.quantize-weights."
     settings = {"block_size": case.block_size, "symmetric": case.symmetric, "lm_head": "none", "embedding": "none"}
     overrides = [f"checkpoint={checkpoint}", *(f"{rounding}{key}={json.dumps(v)}" for key, v in settings.items())]
@@ -132,7 +132,7 @@ def reference_of(exported: Path, work: Path, new_tokens: int) -> Reference:
 
 
 def prove(case: Case, loader: str, python: Path, exported: Path, reference: Reference, work: Path) -> Proof:
-    """Let a package load the folder, and compare."""
+    """Load the folder with a package, and compare."""
     scored, file = (*reference.prompt, *reference.tokens), work / f"{loader}.npy"
     request = Request(exported.resolve(), reference.prompt, len(reference.tokens), scored, file.resolve())
     answer = run_in(python, f"benchmarks.adapters.{loader}", json.dumps(asdict(request), default=str))
@@ -141,7 +141,7 @@ def prove(case: Case, loader: str, python: Path, exported: Path, reference: Refe
 
 
 def compare(case: Case, reference: Reference, loaded: Loaded, logits: Logits) -> Proof:
-    """Tokens up to the first that differs, and logits of all positions."""
+    """The number of equal tokens before the first difference, and the difference of all logits."""
     pairs = zip(loaded.tokens, reference.tokens, strict=True)
     same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(reference.tokens))
     return Proof(
@@ -199,7 +199,7 @@ def write_json(path: Path, proofs: Sequence[Proof]) -> None:
 def main(
     checkpoint: Path, formats: tuple[str, ...], new_tokens: int, venvs: Path, peers_python: Path, json_path: Path
 ) -> None:
-    """Prove every case, print the table, write the JSON."""
+    """Check every case, print the table, write the JSON."""
     proofs: list[Proof] = []
     click.echo(_HEADER + "\n|---|---|---|---|---|---|---|")
     for case in CASES:

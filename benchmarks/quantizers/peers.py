@@ -1,13 +1,13 @@
-"""Ingot's quantizers beside auto-gptq, autoawq, gptqmodel, llm-compressor and auto-round: KL, perplexity, top-1.
+"""Ingot's quantizers next to auto-gptq, autoawq, gptqmodel, llm-compressor and auto-round: KL, perplexity, top-1.
 
     python -m benchmarks.quantizers.setup_packages     # once: a virtual environment for each package
     python -m benchmarks.quantizers.peers
 
 Every quantizer gets the same checkpoint in float32, the same calibration tokens, bits and group size, and leaves the
-same matrices alone: head, embedding, and what no group divides. Packages write their own checkpoints, which are read
-back by Ingot's readers and scored exactly as Ingot's own weights are: multiplied in float32, so that nothing but the
-rounding is measured. What a package made is kept in the working folder and not made again; --fresh makes it anew.
-Rows of the JSON that this run did not measure stay as they were.
+same matrices unquantized: head, embedding, and those whose width no group divides. Packages write their own
+checkpoints, which Ingot's readers read back and which are scored as Ingot's own weights are: multiplied in float32, so
+that only the rounding is measured. Results of packages are kept in the working folder; --fresh makes them anew. Rows of
+the JSON that this run did not measure stay unchanged.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Bench:
-    """One model with its data: what is quantized, on what, and scored on what."""
+    """One model with its data: what is quantized, calibrated on, and scored on."""
 
     model: RealModel
     calibration: CalibrationEngine
@@ -50,7 +50,7 @@ class Bench:
 
     @property
     def baseline(self) -> ir.Model:
-        """The checkpoint as it is, in float32."""
+        """The unquantized checkpoint in float32."""
         return load(self.model.checkpoint)
 
     def row(self, quantizer: str, setting: Setting, candidate: ir.Model, seconds: float, **facts: object) -> Row:
@@ -62,12 +62,12 @@ class Bench:
 
 
 def load(folder: Path) -> ir.Model:
-    """A checkpoint, quantized by anyone or not at all, as an IR."""
+    """Import a checkpoint, quantized or not, as an IR."""
     return import_checkpoint(Checkpoint.open(folder), check_weights=False)
 
 
 def open_bench(model: RealModel, sequences: int, sequence_tokens: int, tokens: int, work: Path) -> Bench:
-    """Draw the calibration tokens, and write them where the packages find them."""
+    """Select the calibration tokens, and write them to the file that the packages read."""
     vocab = ModelFacts.model_validate_json(load(model.checkpoint).metadata_props["ingot.model"]).vocab_size
     with tempfile.TemporaryDirectory() as folder:
         evaluation = data_folder() / model.evaluation
@@ -95,7 +95,7 @@ def measure_chain(bench: Bench, name: str, setting: Setting) -> Row:
 
 
 def measure_peer(bench: Bench, peer: Peer, setting: Setting, work: Path, venvs: Path, fresh: bool) -> Row:
-    """What a package makes of the case, or the reason why it does not."""
+    """Score a package's result on the case, or record why there is no result."""
     case = Case(bench.model.checkpoint, bench.sequences, setting.bits, setting.group_size, setting.keep)
     try:
         run = run_peer(peer, case, work / "runs", venvs, fresh)

@@ -1,9 +1,8 @@
-"""The packages that quantizers are compared with, and their runs, each kept for the next time.
+"""The packages that quantizers are compared with, and their runs, each cached.
 
-A run is a process in the package's own virtual environment (see setup_packages.py). What it wrote and what it
-cost stay in the working folder, under a key of everything that decides the result: package, method,
-settings, the checkpoint's bytes, the calibration's tokens. To add a package: write its adapter in benchmarks/adapters,
-and add its rows to PEERS.
+A run is a process in the package's own virtual environment (see setup_packages.py). Its output and costs stay in the
+working folder, under a key of everything that decides the result: package, method, settings, the checkpoint's bytes,
+the calibration's tokens. To add a package: write its adapter in benchmarks/adapters, and add its rows to PEERS.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ from benchmarks.peers import PeerFailed
 
 VENVS = ROOT / ".venv-quantizers"
 _KEY_DIGITS = 16
-# The same models are written by every package in its own way; these say nothing about weights.
+# Files that every package writes in its own way and that are not weights.
 _READ_BY_ALL = ("config.json", "model.safetensors")
 
 
@@ -33,10 +32,10 @@ _READ_BY_ALL = ("config.json", "model.safetensors")
 class Peer:
     """A row of the comparison.
 
-    package    its virtual environment's name, and what its adapter is called in benchmarks/adapters
-    method     one that the adapter knows
-    bits       what it can do
-    is_ours    runs in this very environment
+    package    name of its virtual environment and of its adapter in benchmarks/adapters
+    method     one of the adapter's methods
+    bits       those that it supports
+    is_ours    runs in this environment
     """
 
     label: str
@@ -47,7 +46,7 @@ class Peer:
     is_ours: bool = False
 
     def python(self, venvs: Path) -> Path:
-        """Interpreter that has the package."""
+        """Interpreter of the package's environment."""
         return Path(sys.executable) if self.is_ours else venvs / self.package / "bin" / "python"
 
     @property
@@ -75,9 +74,9 @@ PEERS: dict[str, Peer] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What every quantizer is given.
+    """Input of every quantizer.
 
-    keep    names of layers that no quantizer touches
+    keep    names of layers that stay unquantized
     """
 
     checkpoint: Path
@@ -90,14 +89,14 @@ class Case:
 
 @dataclass(frozen=True)
 class PeerRun:
-    """A finished run: the package's checkpoint, and what it cost."""
+    """A finished run: the package's checkpoint, and its costs."""
 
     checkpoint: Path
     outcome: Outcome
 
 
 def cache_key(peer: Peer, case: Case) -> str:
-    """Names the folder of a run; threads decide nothing but the time, and stay out."""
+    """Name of a run's folder; the number of threads affects only the time, and is left out."""
     facts = {
         "package": [peer.package, peer.method, peer.symmetric],
         "settings": [case.bits, case.group_size, *case.keep],
@@ -108,7 +107,7 @@ def cache_key(peer: Peer, case: Case) -> str:
 
 
 def run_peer(peer: Peer, case: Case, work: Path, venvs: Path = VENVS, fresh: bool = False) -> PeerRun:
-    """The run of this very case, from the working folder where it is there. PeerFailed with the package's words."""
+    """The run of this case, cached in the working folder. Raises PeerFailed with the package's error."""
     name = f"{case.checkpoint.name}-{case.bits}bit-g{case.group_size}-{peer.package}-{peer.method}"
     folder = work / f"{name}-{'sym' if peer.symmetric else 'asym'}-{cache_key(peer, case)}"
     record = folder / "outcome.json"
@@ -143,7 +142,7 @@ def run_adapter(peer: Peer, job: Job, venvs: Path) -> Outcome:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The exception of a traceback, with the source line that raised it where the exception says nothing itself."""
+    """The exception of a traceback, with the source line that raised it if the exception has no message."""
     spoken = [line.strip() for line in lines if line.strip("^~ \n")]
     if not spoken:
         return "it ended without a word"
@@ -151,7 +150,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def run_in(python: Path, module: str, argument: str, threads: int = 1) -> str:
-    """Run a module of this repository in another environment: the last line that it prints. PeerFailed otherwise."""
+    """Run a module of this repository in another environment; return its last line, or raise PeerFailed."""
     if not python.is_file():
         raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.quantizers.setup_packages")
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

@@ -1,9 +1,9 @@
-"""Makes a virtual environment for each package that quantizers are compared with; their pins exclude one another.
+"""Make a virtual environment for each package of the comparison; their pins conflict.
 
     python -m benchmarks.quantizers.setup_packages
 
-On Linux a CPU build of torch spares gigabytes: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. A package that
-cannot be installed is named, and the others go on: the comparison then says so in its rows.
+On Linux a CPU build of torch saves gigabytes: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. A package that
+cannot be installed is named, and the others are installed; the comparison then says so in its rows.
 """
 
 import subprocess
@@ -16,14 +16,15 @@ import click
 
 from benchmarks.quantizers.runs import VENVS
 
-# torch comes first and alone, and binds what follows: a package may ask for another build, of gigabytes.
+# torch comes first and alone, and pins what follows: a package may require another build, of gigabytes.
 FIRST = ("torch==2.13.0", "numpy", "setuptools", "wheel")
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "llm_compressor": ("llmcompressor==0.14.0.1", "compressed-tensors==0.19.0", "transformers==5.17.0", "gguf==0.19.0"),
     "gptqmodel": ("gptqmodel==7.6.0", "transformers==5.23.0"),
     "auto_round": ("auto-round==0.16.1", "transformers==5.23.0"),
     "auto_awq": ("autoawq==0.2.9", "transformers==5.23.0"),
-    "auto_gptq": ("auto-gptq==0.7.1", "transformers==4.51.3", "peft==0.13.2"),  # later peft lacks what it imports
+    # later versions of peft lack a name that auto-gptq imports
+    "auto_gptq": ("auto-gptq==0.7.1", "transformers==4.51.3", "peft==0.13.2"),
 }
 
 
@@ -31,7 +32,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 @click.option("--venvs", type=click.Path(path_type=Path), default=VENVS, show_default=True)
 @click.option("--only", multiple=True, type=click.Choice(list(ENVIRONMENTS)), help="Default: all.")
 def main(venvs: Path, only: tuple[str, ...]) -> None:
-    """Create what is not there, and install what is missing."""
+    """Create the environments that do not exist, and install what is missing."""
     failed = [name for name in only or ENVIRONMENTS if not install(venvs / name, ENVIRONMENTS[name])]
     for name in failed:
         click.echo(f"could not be installed: {name} (see pip's message above)", err=True)
@@ -39,14 +40,14 @@ def main(venvs: Path, only: tuple[str, ...]) -> None:
 
 
 def install(folder: Path, packages: tuple[str, ...]) -> bool:
-    """Whether torch and then the packages are there now."""
+    """Install torch and then the packages; return whether all are installed."""
     if not (folder / "bin" / "python").is_file():
         venv.create(folder, with_pip=True)
     return _pip(folder, FIRST) and _pip(folder, (FIRST[0], *packages))
 
 
 def _pip(folder: Path, packages: tuple[str, ...]) -> bool:
-    """Build where the environment's torch is seen: autoawq's and gptqmodel's set-ups import it."""
+    """Install without build isolation: the set-up code of autoawq and gptqmodel imports the environment's torch."""
     click.echo(f"{folder.name}: installing {' '.join(packages)}")
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(FIRST[0] + "\n")

@@ -3,9 +3,9 @@
     python -m benchmarks.quantizers.setup_packages     # once: a virtual environment for each package
     python -m benchmarks.quantizers.speed
 
-Weights and calibration tokens are random, in the shape of SmolLM2-135M: only what the work costs is measured, from the
-checkpoint on disk to the quantized one on disk, without imports. Run it on a quiet machine; the packages take minutes.
-`--layers` shortens the model for a look, and the result says so.
+Weights and calibration tokens are random, in the shape of SmolLM2-135M: only the cost is measured, from the checkpoint
+on disk to the quantized one on disk, without imports. Run it on a quiet machine; the packages take minutes. `--layers`
+shortens the model for a quick run, and the result says so.
 """
 
 import json
@@ -27,7 +27,7 @@ from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.synthetic import write_checkpoint
 
 INGOT = "Ingot"
-# The same algorithm by three tools, as each of them runs it by default.
+# The same algorithm by three tools, each with its defaults.
 METHODS: dict[str, tuple[Peer, ...]] = {
     "GPTQ": (
         Peer(INGOT, "ingot_quantizer", "GPTQ", True, is_ours=True),
@@ -46,7 +46,7 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """A row of the table; `failure` says why there are no figures."""
+    """A row of the table; `failure` is the reason why there are no figures."""
 
     method: str
     tool: str
@@ -55,7 +55,7 @@ class Cost:
 
 
 def measure(case: Case, methods: Sequence[str], tools: Sequence[str], venvs: Path) -> Iterator[Cost]:
-    """One tool after the other; what a run writes is thrown away."""
+    """Run one tool after the other; what a run writes is deleted."""
     for method in methods:
         for peer in METHODS[method]:
             if peer.label in tools:
@@ -63,7 +63,7 @@ def measure(case: Case, methods: Sequence[str], tools: Sequence[str], venvs: Pat
 
 
 def run_once(method: str, peer: Peer, case: Case, venvs: Path) -> Cost:
-    """A process from its start to its end."""
+    """Run a process to its end."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             return Cost(method, peer.label, run_adapter(peer, job_of(peer, case, Path(folder) / "checkpoint"), venvs))
@@ -89,7 +89,7 @@ def _line(cost: Cost, ours: Outcome | None) -> str:
 
 
 def shape_of(name: str, layers: int | None) -> ModelShape:
-    """The shape, cut to so many layers."""
+    """The shape, cut to this many layers."""
     shape = SHAPES[name]
     return shape if layers is None else replace(shape, name=f"{name}-{layers}-layers", num_layers=layers)
 
@@ -108,7 +108,7 @@ def prepare(shape: ModelShape, sequences: int, sequence_tokens: int, work: Path)
 @click.option("--sequences", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--sequence-tokens", type=click.IntRange(min=2), default=512, show_default=True)
 @click.option("--bits", type=click.Choice([3, 4]), default=4, show_default=True)
-@click.option("--group-size", default=64, show_default=True, help="SmolLM2's width 576 is no multiple of 128.")
+@click.option("--group-size", default=64, show_default=True, help="SmolLM2's width 576 is not a multiple of 128.")
 @click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--method", "methods", multiple=True, type=click.Choice(list(METHODS)), help="Default: all.")
 @click.option("--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="Default: all.")

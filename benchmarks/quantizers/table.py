@@ -15,7 +15,7 @@ _HEADER = "| quantizer | mean KL | perplexity | top-1 | of the best package's KL
 
 @dataclass(frozen=True)
 class Row:
-    """One quantizer on one case; KL in nats per token. `failure` says why there are no figures."""
+    """One quantizer on one case; KL in nats per token. `failure` is the reason why there are no figures."""
 
     model: str
     bits: int
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def case(self) -> tuple[str, int, int]:
-        """What it is compared within."""
+        """The case: rows of one case are compared with each other."""
         return self.model, self.bits, self.group_size
 
     @property

@@ -1,4 +1,4 @@
-"""Synthetic checkpoints are what they say: readable by safetensors, tokenizers and Ingot's own importer."""
+"""Synthetic checkpoints are readable by safetensors, tokenizers and Ingot's own importer."""
 
 import json
 from pathlib import Path

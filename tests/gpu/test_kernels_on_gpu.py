@@ -13,7 +13,7 @@ use_interpreter()
 from benchmarks.gpu.cases import CASES, Case, case_artifact  # noqa: E402
 from benchmarks.gpu.check import compare, worst  # noqa: E402
 from benchmarks.gpu.device import Card  # noqa: E402
-from benchmarks.gpu.kernel_cases import CaseRunner, caught, is_wide, limit_on_card, write_kernel_cases  # noqa: E402
+from benchmarks.gpu.kernel_cases import CaseRunner, caught, is_wide, limit_on_gpu, write_kernel_cases  # noqa: E402
 
 from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
 from ingot.runtime.cuda.driver import open_device  # noqa: E402
@@ -36,7 +36,7 @@ def runner(gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
 def test_a_kernel_is_as_close_to_float64_as_its_precision_allows(case: Any, runner: CaseRunner) -> None:
     for narrow in (False, True) if is_wide(case) else (False,):
         with caught(runner.run, narrow):
-            assert case.errors()[1] <= limit_on_card(case, narrow), narrow
+            assert case.errors()[1] <= limit_on_gpu(case, narrow), narrow
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -5,7 +5,7 @@ from benchmarks.adapters.base import PeerFacts, Setup, Timing, Tokens, measure, 
 
 
 class Recorder:
-    """An adapter that writes down what it was asked for."""
+    """An adapter that records its calls."""
 
     def __init__(self, setup: Setup | None = None) -> None:
         self.started: list[tuple[tuple[int, ...], int]] = []

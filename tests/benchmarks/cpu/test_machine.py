@@ -1,7 +1,4 @@
-"""The load of other processes, from what Linux tells.
-
-The bandwidth probe compiles and reads; how fast is nobody's test.
-"""
+"""The load of other processes is read from /proc; the bandwidth probe compiles and reads."""
 
 import os
 import shutil

@@ -1,7 +1,4 @@
-"""What is measured in which order, and what the figures come to.
-
-The table and the ratios that it shows.
-"""
+"""The order of measurements, their summary, the table and its ratios."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The GPU benchmark without a card: every part on tiny shapes, and what it says about them."""
+"""The GPU benchmark without a GPU: every part on tiny shapes, and its summary."""
 
 import json
 from pathlib import Path
@@ -33,11 +33,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Figure]:
-    """Of all parts, in this process."""
+    """The records of all parts, run in this process."""
     folder = tmp_path_factory.mktemp("gpu")
     peaks = {"bytes_per_second": 1.0, "flops_per_second": 1.0, "to_device": 1.0, "to_host": 1.0}
     found: list[Figure] = []
-    with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):  # kernels alone run on whatever is there
+    with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):  # kernels alone run on any device
         patch.setattr("builtins.print", lambda text, **_: found.append(json.loads(text)))
         for part in PARTS:
             patch.setenv("INGOT_CUDA_BLOCKING", "1" if part == "check" else "0")
@@ -69,7 +69,7 @@ def test_the_model_end_to_end_has_the_cpu_engines_logits_and_tokens(records: lis
 
 
 def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None:
-    assert {record["way"] for record in of(records, "offload")} == {"save", "restore", "steps beside a save"}
+    assert {record["way"] for record in of(records, "offload")} == {"save", "restore", "steps during a save"}
     assert all(record["steps"] > 1 for record in of(records, "gap"))
     assert {record["phase"] for record in of(records, "torch step")} == {"decode", "prefill"}
 

@@ -1,4 +1,4 @@
-"""Cases whose launches are caught: what is compiled for them, and that they run on a device of their own memory."""
+"""Caught cases: the kernels compiled for them, and their run on a device of its own memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from benchmarks.gpu.kernel_cases import (  # noqa: E402
     is_wide,
     kernels_of,
     launch,
-    limit_on_card,
+    limit_on_gpu,
     pack_kernels,
     precision_of,
 )
@@ -33,7 +33,7 @@ CASES = [case for case in all_cases() if case.kernel in ("rotary_kv_write", "mat
 
 
 class Device(InterpretedDevice):
-    """Interprets although launches are caught."""
+    """Interpret although launches are caught."""
 
     usual = staticmethod(InterpretedFunction.run)
 
@@ -71,12 +71,12 @@ def test_what_is_float32_and_could_be_16_bits_is_bfloat16_where_it_is_narrowed()
     assert set(rows[16:].tolist()) == {1.0}  # 1.001 in 8 bits
 
 
-def test_limits_on_a_card_know_of_11_and_8_bits() -> None:
+def test_limits_on_a_gpu_allow_for_11_and_8_bits() -> None:
     def case(kernel: str, precision: str) -> Case:
         return Case(kernel, "any", precision, 1e-6, lambda: pytest.fail("not run"))
 
-    assert limit_on_card(case("matmul", "floats, float32"), narrow=False) == 2e-3
-    assert limit_on_card(case("rms_norm", "float32"), narrow=False) == 1e-5
-    assert limit_on_card(case("rms_norm", "float32"), narrow=True) == 2.5e-2
+    assert limit_on_gpu(case("matmul", "floats, float32"), narrow=False) == 2e-3
+    assert limit_on_gpu(case("rms_norm", "float32"), narrow=False) == 1e-5
+    assert limit_on_gpu(case("rms_norm", "float32"), narrow=True) == 2.5e-2
     assert precision_of(case("rms_norm", "float32"), narrow=True) == "bfloat16"
     assert not is_wide(case("rms_norm", "float16"))

@@ -1,4 +1,4 @@
-"""Programs of models of which only the shapes exist are those of the models themselves."""
+"""Programs of models of which only the shapes exist equal those of the models themselves."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ingot.runtime.cuda.loading import read_program
 
 
 def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
-    """The same by the real passes over real weights."""
+    """The same model by the real passes over real weights."""
     checkpoint = write_checkpoint(spec.shape, folder)
     recipe = recipe_of(spec, checkpoint, None)
     model = import_checkpoint(Checkpoint.open(checkpoint), spec.context_tokens)

@@ -1,4 +1,4 @@
-"""What the GPU benchmark writes: figures as they come, parts that failed or were left out, goals."""
+"""The GPU benchmark writes figures as they come, parts that failed or were skipped, and goals."""
 
 import json
 import sys
@@ -11,13 +11,13 @@ from benchmarks.gpu.figures import Peaks, Record, Spread, Work, goals, peaks_of
 from benchmarks.gpu.run import Report
 from click.testing import CliRunner
 
-CARD: Record = {"figure": "card", "device": "NVIDIA H100 80GB"}
+HARDWARE: Record = {"figure": "hardware", "device": "NVIDIA H100 80GB"}
 RATES: list[Record] = [
     {"figure": "rate", "name": name, "per_second": rate}
     for name, rate in (
         ("within the device", 3e12),
-        ("product float16", 7e14),
-        ("product bfloat16", 8e14),
+        ("matmul float16", 7e14),
+        ("matmul bfloat16", 8e14),
         ("to the device", 5e10),
     )
 ]
@@ -27,13 +27,13 @@ def report(folder: Path, budget: float = 100.0) -> Report:
     return Report(folder, {"dry_run": False, "begun_monotonic": time.monotonic(), "budget_seconds": budget})
 
 
-def test_the_file_is_named_for_the_card_and_holds_what_is_there(tmp_path: Path) -> None:
+def test_the_file_is_named_after_the_gpu_and_holds_the_records_so_far(tmp_path: Path) -> None:
     made = report(tmp_path)
-    made.parts["card"] = {"status": "running", "records": [CARD]}
+    made.parts["hardware"] = {"status": "running", "records": [HARDWARE]}
     file = made.write()
     assert file.name == "gpu-nvidia-h100-80gb.json"
     content = json.loads(file.read_text())
-    assert content["parts"]["card"]["status"] == "running"
+    assert content["parts"]["hardware"]["status"] == "running"
     assert all(goal["met"] is None for goal in content["goals"])
 
 
@@ -46,15 +46,15 @@ def test_a_part_that_no_longer_fits_is_left_out_and_says_so(tmp_path: Path) -> N
 def test_a_part_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     made = report(tmp_path)
-    gpu._part(made, "card", tmp_path, tmp_path, dry_run=True)
-    assert made.parts["card"]["status"] == "failed"
+    gpu._part(made, "hardware", tmp_path, tmp_path, dry_run=True)
+    assert made.parts["hardware"]["status"] == "failed"
     assert (tmp_path / "gpu-unknown.json").is_file()
 
 
 def test_an_unknown_part_is_refused() -> None:
-    result = CliRunner().invoke(gpu.main, ["--parts", "card,cheks"])
+    result = CliRunner().invoke(gpu.main, ["--parts", "hardware,cheks"])
     assert result.exit_code == 2
-    assert "no part is named 'cheks'; parts: card" in result.output
+    assert "unknown part 'cheks'; parts: hardware" in result.output
 
 
 def test_peaks_are_the_best_of_what_was_measured_and_one_where_nothing_was() -> None:

@@ -1,4 +1,4 @@
-"""Chains are built with the case's options, given to those passes that have them."""
+"""Chains get the case's options for those passes that have them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A proof counts tokens up to the first that differs, and takes the largest difference of all logits."""
+"""A comparison counts tokens up to the first difference and takes the largest difference of all logits."""
 
 import json
 from dataclasses import asdict, replace
@@ -16,7 +16,7 @@ CASE = CASES[0]
 def test_equal_tokens_are_counted_up_to_the_first_that_differs() -> None:
     proof = compare(CASE, REFERENCE, Loaded([3, 9, 5], {"package": "1"}), REFERENCE.logits)
     assert (proof.same_tokens, proof.new_tokens, proof.loader) == (1, 3, "package")
-    assert proof.lead == 5.0  # of the two logits behind the first token
+    assert proof.lead == 5.0  # of the two logits after the first token
     assert compare(CASE, REFERENCE, Loaded([3, 4, 5], {"package": "1"}), REFERENCE.logits).same_tokens == 3
 
 

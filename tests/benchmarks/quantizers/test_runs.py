@@ -1,4 +1,4 @@
-"""Runs of the packages are kept under everything that decides their result, and nothing else."""
+"""Runs of the packages are cached under everything that decides their result, and nothing else."""
 
 import json
 from dataclasses import asdict, replace
