@@ -12,7 +12,7 @@ use_interpreter()
 
 from benchmarks.gpu.cases import CASES, Case, case_artifact  # noqa: E402
 from benchmarks.gpu.check import compare, worst  # noqa: E402
-from benchmarks.gpu.device import Card  # noqa: E402
+from benchmarks.gpu.device import Gpu  # noqa: E402
 from benchmarks.gpu.kernel_cases import CaseRunner, caught, is_wide, limit_on_gpu, write_kernel_cases  # noqa: E402
 
 from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
@@ -46,5 +46,5 @@ def test_every_launch_of_a_model_writes_what_the_interpreter_does(
     if gpu_sm < FLOAT8_FROM and "fp8" in case.name:
         pytest.skip(f"SM {gpu_sm} has no 8-bit floats")
     monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
-    records = worst(compare(case_artifact(case, tmp_path, gpu_sm), Card()))
+    records = worst(compare(case_artifact(case, tmp_path, gpu_sm), Gpu()))
     assert [record for record in records if not record["within"]] == []
