@@ -30,7 +30,7 @@ import click
 from benchmarks.device import device_facts
 from benchmarks.paths import CHECKPOINTS
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import SegmentCall
+from ingot.artifact.launch_program import ActivationType, SegmentCall
 from ingot.errors import IngotError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
@@ -39,7 +39,6 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.ort_cuda.writer import lower_with_segments
-from ingot.pipeline.targets.segments.builder import Compute
 from ingot.pipeline.targets.table import get_target
 
 RUNTIME = "libcudart.so"
@@ -102,7 +101,7 @@ def _output(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-COMPUTE: tuple[Compute, ...] = ("fp16", "bf16", "fp32")
+COMPUTE: tuple[ActivationType, ...] = ("fp16", "bf16", "fp32")
 FORMS: Mapping[str, Sequence[tuple[str, Mapping[str, object]]]] = {
     "plain": (),
     "int2": (("quantize-weights", {"bits": 2, "block_size": 32}),),
@@ -172,7 +171,7 @@ def _results() -> Iterator[dict[str, Any]]:
                 yield found | {"versions": versions}
 
 
-def _placed(family: str, form: str, compute: Compute) -> dict[str, Any]:
+def _placed(family: str, form: str, compute: ActivationType) -> dict[str, Any]:
     """Counts of one program, or the refusal."""
     from ingot.runtime.cuda.ort_segments import OrtSegments
 

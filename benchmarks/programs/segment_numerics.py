@@ -12,8 +12,8 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.targets.segments.builder import PlanWeight
 from ingot.pipeline.targets.segments.segment import Segment
+from ingot.pipeline.targets.segments.segment_builder import SegmentWeight
 from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
 
 Float32Array = NDArray[np.float32]
@@ -81,7 +81,7 @@ def bound_model(segment: Segment) -> ir.Model:
     return model
 
 
-def _tensor(weight: PlanWeight) -> ir.TensorProtocol:
+def _tensor(weight: SegmentWeight) -> ir.TensorProtocol:
     return ir.Tensor(np.ascontiguousarray(weight.make()).astype(weight.dtype.numpy()), dtype=weight.dtype)
 
 

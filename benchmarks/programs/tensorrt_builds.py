@@ -35,15 +35,14 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
-from ingot.pipeline.targets.segments.lowering import lower_segment
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import SegmentStage, split_stages
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.tensorrt.library import load_library
-from ingot.pipeline.targets.tensorrt.plan_request import PlanCache
-from ingot.pipeline.targets.tensorrt.plans import PlanSettings, SegmentPlan, write_plans
-from ingot.pipeline.targets.tensorrt.profiles import bucket_profiles
-from ingot.pipeline.targets.tensorrt.writer import pack_attention_operands
+from ingot.pipeline.targets.tensorrt.plan_builder import PlanCache
+from ingot.pipeline.targets.tensorrt.plan_settings import PlanSettings, bucket_profiles
+from ingot.pipeline.targets.tensorrt.plans import SegmentPlan, write_plans
+from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel, lower_segment, pack_attention_operands
 
 DEMO = "demo"
 TINYLLAMA = "tinyllama-1.1b"
@@ -118,7 +117,8 @@ def measure(case: Case, checkpoint: Path) -> Result:
     model = _passed(recipe, checkpoint)
     compute, settled = activation_type(model, recipe), time.perf_counter()
     assert compute != "fp32", "the checkpoints have 16 bits"
-    segments = [lower_segment(stage, compute) for stage in split_stages(model.graph) if isinstance(stage, SegmentStage)]
+    stages = split_stages(model.graph, is_kernel)
+    segments = [lower_segment(stage, compute) for stage in stages if isinstance(stage, SegmentStage)]
     profiles, used = bucket_profiles(recipe_buckets(model, recipe)), _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         cache = PlanCache(Path(folder) / "cache")

@@ -1,8 +1,9 @@
-"""Activations as 8-bit codes, whose scales are constants: x / n = codes * p.
+"""Activations as 8-bit codes whose scale is a constant: x / n = codes * p.
 
-n [T, 1] is what a row must be divided by so that it fills the codes, computed in the segment; of a static scale it is
-one number. p is a power of two, 2^-7 for int8 and 2^-9 for float8, and so rounds nothing in any dtype. TensorRT's
-QuantizeLinear takes no computed scales; these are the codes that the IR's scales give.
+n [T, 1] is the divisor that makes a row fill the range of the codes, computed in the segment; with a static scale it is
+one number. p is a power of two (2^-7 for int8, 2^-9 for float8), so multiplying by it rounds nothing in any type.
+The codes are those that the IR's scales give; this form exists because TensorRT's QuantizeLinear takes no computed
+scales.
 """
 
 from collections.abc import Callable
@@ -18,19 +19,19 @@ from ingot.passes.quantization.activation_quantization import (
     Kind,
     activation_scheme,
 )
-from ingot.pipeline.targets.segments.builder import SegmentBuilder, dims
+from ingot.pipeline.targets.segments.segment_builder import SegmentBuilder, dims
 from ingot.pipeline.targets.segments.stages import unquantized
 
 Read = Callable[[ir.Value], ir.Value]
 
 _UNITS: dict[Kind, float] = {"int": 2.0**-7, "float": 2.0**-9}  # p: codes fill most of -1 .. 1
-_LEAST_PEAK = {ir.DataType.FLOAT16: 2.0**-14}  # the smallest normal number; of a row of zeros
+_LEAST_PEAK = {ir.DataType.FLOAT16: 2.0**-14}  # the smallest normal number, for a row of zeros
 _LEAST_FLOAT = 1e-30
 
 
 @dataclass(frozen=True)
 class Codes:
-    """codes * p [T, in], behind their DequantizeLinear. norm: n [T, 1]; None where it is the number static_norm."""
+    """codes * p [T, in], the output of their DequantizeLinear. norm is n [T, 1], or None where n is static_norm."""
 
     value: ir.Value
     norm: ir.Value | None
@@ -38,17 +39,17 @@ class Codes:
 
 
 def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Value:
-    """Activations [T, in] rounded to 8 bits and back, for a matmul that computes in 16."""
-    made = dequantize.outputs[0]
-    if made not in b.values:
+    """Round activations [T, in] to 8 bits and back, for a matmul that computes in the activations' type."""
+    result = dequantize.outputs[0]
+    if result not in b.values:
         codes = activation_codes(b, dequantize, read)
         factor = b.number(codes.static_norm) if codes.norm is None else codes.norm
-        b.values[made] = b.emit("Mul", f"{dequantize.name}.back", [codes.value, factor], dims(made))
-    return b.values[made]
+        b.values[result] = b.emit("Mul", f"{dequantize.name}.back", [codes.value, factor], dims(result))
+    return b.values[result]
 
 
 def activation_codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> Codes:
-    """Codes of the activations that a DequantizeLinear of the IR makes; once for all that read them."""
+    """Return the codes of the activations that a DequantizeLinear of the IR makes; made once for all their readers."""
     scheme = activation_scheme(dequantize.outputs[0].consumers()[0])
     assert scheme is not None
     path, shape, (source, scale) = dequantize.name or "", dims(dequantize.outputs[0]), dequantize.inputs[:2]
@@ -66,7 +67,7 @@ def activation_codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> Code
 def _ratio(
     b: SegmentBuilder, path: str, x: ir.Value, scale: ir.Value, scheme: ActivationScheme, static: float
 ) -> ir.Value:
-    """x / n; n joins the values as the IR's computed scale."""
+    """x / n. A computed n is recorded as the segment's value of the IR's scale."""
     shape = dims(x)
     if scheme.dynamic:
         b.values[scale] = _norm(b, path, x, scheme.kind)
@@ -77,12 +78,11 @@ def _ratio(
 
 
 def _norm(b: SegmentBuilder, path: str, x: ir.Value, kind: Kind) -> ir.Value:
-    """n [T, 1] of every row: its largest magnitude over what the largest code stands for."""
-    b.forms.add("fp8" if kind == "float" else "int8")
-    shape = dims(x)
-    column = [shape[0], 1]
-    magnitude = b.emit("Abs", f"{path}.abs", [x], shape)
-    peak = b.emit("ReduceMax", f"{path}.peak", [magnitude, b.integers(1)], column, keepdims=1)
+    """n [T, 1]: the largest magnitude of each row over the value of the largest code."""
+    b.number_formats.add("fp8" if kind == "float" else "int8")
+    column = [dims(x)[0], 1]
+    magnitude = b.emit("Abs", f"{path}.abs", [x], dims(x))
+    peak = b.row_maximum(f"{path}.peak", magnitude)
     least = b.number(_LEAST_PEAK.get(b.dtype, _LEAST_FLOAT), shape=(1, 1))
     bounded = b.emit("Max", f"{path}.bounded", [peak, least], column)
     return b.emit("Mul", f"{path}.norm", [bounded, b.number(1 / (LARGEST[kind] * _UNITS[kind]))], column)

@@ -1,7 +1,7 @@
-"""The TensorRT module that builds plans: tensorrt_rtx, which needs no card, or tensorrt where only that is installed.
+"""The TensorRT module that builds plans: tensorrt_rtx, which needs no GPU, or tensorrt if only that is installed.
 
-Both have the same names for what is used here. TensorRT-RTX alone knows compute capabilities: its plans are portable
-between cards and are made for the ones that are listed; those of `tensorrt` are for the card that they are built on.
+Both have the same names for everything used here. Only TensorRT-RTX has compute capabilities: its plans run on all
+listed SMs; a plan of `tensorrt` is for the GPU that it is built on.
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ class Library:
 
     @property
     def is_rtx(self) -> bool:
-        """Whether plans are built for listed SMs, on a machine that may have no card."""
+        """Whether plans are built for listed SMs, on a machine with or without a GPU."""
         return hasattr(self.module, "ComputeCapability")
 
     @property
     def sms(self) -> tuple[int, ...]:
-        """SMs that plans can be built for; empty where that is the card at hand alone."""
+        """SMs that plans can be built for; empty if that is only the GPU of this machine."""
         if not self.is_rtx:
             return ()
         names = (name for name in self.module.ComputeCapability.__members__ if name.startswith("SM"))
@@ -39,7 +39,7 @@ class Library:
 
 
 def load_library(load: Callable[[str], Any] = import_module) -> Library:
-    """TensorRT-RTX, or else TensorRT; BuildError that names the extra where neither is installed."""
+    """Import TensorRT-RTX, or else TensorRT. BuildError names the extra if neither is installed."""
     for name, module in MODULES.items():
         try:
             loaded = load(module)

@@ -1,13 +1,11 @@
-"""What a plan will run, read from the plan itself and without a card.
+"""Checks a plan before it may run: it is for the requested SMs, and it wastes no launch. Needs no GPU.
 
-A TensorRT-RTX plan holds no machine code: it holds, as text, the program that is compiled on the card. One block
-`main {` for each profile lists its launches with what they read and write, followed by one block for the inside of
-each fused matmul (`runtime_fusion`), and by tables of tensors. The format is not documented; this reads version 1.7.
+A TensorRT-RTX plan contains no machine code but, as text, the program that is compiled on the GPU. A block `main {` per
+profile lists its launches with the tensors they read and write. It is followed by a block for the inside of each fused
+matmul (`runtime_fusion`), and by tables of tensors. The format is undocumented; this module reads version 1.7.
 
-From the launches follows what matters most: a launch that reads weights alone computes the same in each step, which is
-how a dequantization (or a transposition) that was not fused into its matmul shows.
-
-What must hold of a plan before it may run: it is for the cards that were asked for, and nothing in it is wasted.
+A launch that reads only weights computes the same in every step: that is how a dequantization or a transposition shows
+that was not fused into its matmul.
 """
 
 import re
@@ -34,7 +32,7 @@ _FUSION = "runtime_fusion"
 
 @dataclass(frozen=True)
 class PlanLaunch:
-    """One launch: its kind and name, the tensors it reads and writes, and the ONNX nodes that it computes."""
+    """One launch: kind, name, tensors read and written, and the ONNX nodes that it computes."""
 
     kind: str
     name: str
@@ -44,7 +42,7 @@ class PlanLaunch:
 
     @property
     def operator(self) -> str:
-        """A name that is the same for equal operators: that of a fused kernel, or the kind."""
+        """A name shared by equal operators: that of a fused kernel, else the kind."""
         return self.name.removeprefix("__myl_") if self.name.startswith("__myl_") else self.kind
 
 
@@ -56,24 +54,26 @@ class PlanProgram:
 
     @property
     def operators(self) -> dict[str, int]:
-        """How often each operator is launched, by name."""
+        """Number of launches of each operator, by name."""
         return dict(sorted(Counter(launch.operator for launch in self.launches).items()))
 
-    def of_weights_alone(self, activations: Collection[str], vectors: Collection[str] = ()) -> tuple[PlanLaunch, ...]:
-        """Launches that no activation reaches: they make the same of constants and weights in every step. Those that
-        read nothing but weights that are vectors cost next to nothing, and are left out."""
+    def constant_launches(self, activations: Collection[str], vectors: Collection[str] = ()) -> tuple[PlanLaunch, ...]:
+        """Return the launches that depend on no activation, and so repeat the same work in every step.
+
+        Launches that read only weight vectors cost next to nothing and are left out.
+        """
         reached: set[str] = set()
-        alone = []
+        constant = []
         for launch in self.launches:
             if any(name in reached or _plain(name) in activations for name in launch.reads):
                 reached.update(launch.writes)
             elif not launch.reads or any(_plain(name) not in vectors for name in launch.reads):
-                alone.append(launch)
-        return tuple(alone)
+                constant.append(launch)
+        return tuple(constant)
 
 
 def read_programs(plan: bytes, num_profiles: int) -> tuple[PlanProgram, ...]:
-    """The program of each profile; BuildError when the text is not what is known of it."""
+    """Parse the program of each profile. BuildError if the text is not in the format of version 1.7."""
     text = plan[: read_plan_header(plan[:HEADER_BYTES], "the plan").weights_offset]
     bases = {name.decode(): base.decode() for base, name in _DEREFERENCED.findall(text)}
     blocks = [_launches(text, at.start(), bases) for at in _BLOCK.finditer(text) if not at.group(1)]
@@ -84,10 +84,37 @@ def read_programs(plan: bytes, num_profiles: int) -> tuple[PlanProgram, ...]:
         at += 1 + sum(launch.kind == _FUSION for launch in blocks[at])
     if at != len(blocks) or len(programs) != num_profiles:
         raise BuildError(
-            f"the plan's text shows {len(programs)} programs for {num_profiles} profiles: this release of TensorRT-RTX "
-            "writes it otherwise than 1.7, and its fusions cannot be checked; install tensorrt-rtx 1.7"
+            f"the plan's text lists {len(programs)} programs for {num_profiles} profiles: this release of TensorRT-RTX "
+            "writes it in another format than 1.7, so its fusions cannot be checked; install tensorrt-rtx 1.7"
         )
     return tuple(programs)
+
+
+def check_plan(plan: bytes, request: PlanRequest, file: str) -> PlanFacts:
+    """Return the plan's facts.
+
+    BuildError if its SMs or version differ from the request's, or if it repeats a computation on weights in every step,
+    such as a dequantization that was not fused into its matmul.
+    """
+    if not is_rtx_plan(plan[:HEADER_BYTES]):
+        return _opaque(plan, request, file)
+    header = read_plan_header(plan[:HEADER_BYTES], file)
+    if set(header.sms) != set(request.sms):
+        raise BuildError(f"the plan is for SMs {_listed(header.sms)}, and the request names {_listed(request.sms)}")
+    if header.version != request.library_version:
+        raise BuildError(f"the plan has version {header.version}, and {request.library_version} built it")
+    programs = read_programs(plan, len(request.profiles))
+    for program in programs:
+        _check_fused(program, request)
+    return PlanFacts(
+        file=file,
+        library=request.library,
+        version=header.version,
+        sms=header.sms,
+        bytes=len(plan),
+        weight_bytes=header.weight_bytes,
+        profiles=tuple(_profiles(request, [program.operators for program in programs])),
+    )
 
 
 def _launches(text: bytes, start: int, bases: Mapping[str, str]) -> tuple[PlanLaunch, ...]:
@@ -112,41 +139,17 @@ def _first(pattern: re.Pattern[bytes], text: bytes) -> bytes:
 
 
 def _plain(name: str) -> str:
-    """`a [profile 1].1` -> `a`: the network's own name of a tensor."""
+    """Return the network's own name of a tensor: `a [profile 1].1` -> `a`."""
     return _SUFFIX.sub("", name)
 
 
-def check_plan(plan: bytes, request: PlanRequest, file: str) -> PlanFacts:
-    """The plan's facts. BuildError when its SMs or version are others than asked for, or when it computes something of
-    weights alone in every step: a dequantization that was not fused into its matmul."""
-    if not is_rtx_plan(plan[:HEADER_BYTES]):
-        return _opaque(plan, request, file)
-    header = read_plan_header(plan[:HEADER_BYTES], file)
-    if set(header.sms) != set(request.sms):
-        raise BuildError(f"the plan is for SMs {_listed(header.sms)}, and {_listed(request.sms)} were asked for")
-    if header.version != request.library_version:
-        raise BuildError(f"the plan is of version {header.version}, and {request.library_version} built it")
-    programs = read_programs(plan, len(request.profiles))
-    for program in programs:
-        _check_fused(program, request)
-    return PlanFacts(
-        file=file,
-        library=request.library,
-        version=header.version,
-        sms=header.sms,
-        bytes=len(plan),
-        weight_bytes=header.weight_bytes,
-        profiles=tuple(_profiles(request, [program.operators for program in programs])),
-    )
-
-
 def _check_fused(program: PlanProgram, request: PlanRequest) -> None:
-    alone = program.of_weights_alone(request.rows, request.vectors)
-    if alone:
+    constant = program.constant_launches(request.rows, request.vectors)
+    if constant:
         raise BuildError(
-            f"TensorRT would compute {'; '.join(map(_described, alone))} of weights alone in every step: their "
-            "dequantization is not fused into the matmul, which would be slower than 16-bit weights; quantize these "
-            "layers in another form (int4 in blocks of 16 to 256, or 8 bits with a scale a row), or leave them out"
+            f"TensorRT would compute {'; '.join(map(_described, constant))} from weights alone in every step: the "
+            "dequantization is not fused into the matmul, which is slower than 16-bit weights; quantize these layers "
+            "in another form (int4 in blocks of 16 to 256, or 8 bits with a scale per row), or leave them out"
         )
 
 
@@ -161,8 +164,8 @@ def _profiles(request: PlanRequest, operators: Sequence[dict[str, int]]) -> Iter
 
 
 def _opaque(plan: bytes, request: PlanRequest, file: str) -> PlanFacts:
-    """A plan of `tensorrt` holds machine code for the card that it was built on."""
-    note(f"{file}: a plan of {request.library} shows neither its SMs nor its operators; its fusions are not checked")
+    """Facts of a plan of `tensorrt`, which contains machine code for the GPU that it was built on."""
+    note(f"{file}: a plan of {request.library} lists neither SMs nor operators, so its fusions are not checked")
     return PlanFacts(
         file=file,
         library=request.library,

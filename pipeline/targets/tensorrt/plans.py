@@ -1,7 +1,8 @@
-"""Segments -> plans on disk, one at a time: written as ONNX, built or recalled, checked, put into the program's folder.
+"""Segments -> plans on disk, one at a time: each segment is written as ONNX, its plan built or taken from the cache,
+checked, and copied into the program's folder.
 
-Segments of one structure whose weights are inputs share a plan. A segment with int4 constants has one of its own, and
-holds its weights in memory only while its ONNX is written.
+Segments of one structure whose weights are inputs share a plan. A segment with int4 constants has a plan of its own,
+and holds its weights in memory only while its ONNX is written.
 """
 
 import shutil
@@ -17,12 +18,10 @@ from ingot.errors import BuildError
 from ingot.pipeline.targets.segments.onnx_files import write_model
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.split import WEIGHTS
-from ingot.pipeline.targets.tensorrt.library import Library
-from ingot.pipeline.targets.tensorrt.plan_builder import WORK, BuiltPlan, build_or_recall
+from ingot.pipeline.targets.tensorrt.plan_builder import WORK, BuiltPlan, PlanCache, build_or_recall
 from ingot.pipeline.targets.tensorrt.plan_report import check_plan
-from ingot.pipeline.targets.tensorrt.plan_request import PlanCache, PlanRequest
-from ingot.pipeline.targets.tensorrt.profiles import Profiles, segment_profiles
-from ingot.pipeline.targets.tensorrt.sms import check_sms
+from ingot.pipeline.targets.tensorrt.plan_request import PlanRequest
+from ingot.pipeline.targets.tensorrt.plan_settings import PlanSettings, check_sms, segment_profiles
 from ingot.progress import report_progress
 
 ONNX = "segment.onnx"
@@ -30,29 +29,20 @@ ONNX = "segment.onnx"
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """The plan that runs a segment, and whether building it took a process of so many bytes; None: recalled."""
+    """A segment's plan, and the peak memory of the process that built it; None if it came from the cache."""
 
     facts: PlanFacts
     peak_bytes: int | None
 
 
-@dataclass(frozen=True)
-class PlanSettings:
-    """How all plans of a program are built."""
-
-    library: Library
-    sms: tuple[int, ...]
-    profiles: Profiles
-    cache: PlanCache
-
-
 def write_plans(segments: Sequence[Segment], settings: PlanSettings, folder: Path) -> list[SegmentPlan]:
-    """The plan of each segment, written to folder/program/segment-000.plan and so on.
+    """Write the segments' plans to folder/program/segment-000.plan ...; return the plan of each segment.
 
-    UsageError for SMs that cannot be built for, before anything is; BuildError for what TensorRT refuses, by name, and
-    for plans that check_plan refuses.
+    UsageError, before anything is built, for SMs without plans; BuildError names what TensorRT
+    refuses, and a plan that check_plan refuses.
     """
-    check_sms(settings.library, settings.sms, frozenset().union(*(segment.forms for segment in segments)))
+    formats = frozenset().union(*(segment.number_formats for segment in segments))
+    check_sms(settings.library, settings.sms, formats)
     groups = list(_groups(segments).values())
     plans: dict[int, SegmentPlan] = {}
     for number, members in enumerate(groups):
@@ -62,41 +52,8 @@ def write_plans(segments: Sequence[Segment], settings: PlanSettings, folder: Pat
     return [plans[index] for index in range(len(segments))]
 
 
-def _groups(segments: Sequence[Segment]) -> dict[object, list[int]]:
-    """Which segments share a plan."""
-    groups: dict[object, list[int]] = {}
-    for index, segment in enumerate(segments):
-        key = index if segment.constant_bytes else ir.to_proto(segment.model).SerializeToString(deterministic=True)
-        groups.setdefault(key, []).append(index)
-    return groups
-
-
-def _write_plan(segment: Segment, sharers: int, settings: PlanSettings, folder: Path, file: str) -> SegmentPlan:
-    with TemporaryDirectory(prefix="ingot-segment-") as scratch:
-        write_model(segment.copied_model(), Path(scratch) / ONNX)  # it leads the model's weights to the files it writes
-        request = plan_request(segment, Path(scratch), settings)
-        try:
-            built = build_or_recall(request, settings.cache)
-            facts = _checked(built, request, settings.cache, file)
-        except BuildError as error:
-            raise BuildError(f"segment {segment.name!r}: {segment.originals(str(error))}") from error
-    target = folder / file
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(built.file, target)
-    return SegmentPlan(facts.model_copy(update={"segments": sharers}), built.peak_bytes)
-
-
-def _checked(built: BuiltPlan, request: PlanRequest, cache: PlanCache, file: str) -> PlanFacts:
-    """Facts of a plan that may stay; one that may not leaves the cache."""
-    try:
-        return check_plan(built.file.read_bytes(), request, file)
-    except BuildError:
-        cache.forget(request.key())
-        raise
-
-
 def plan_request(segment: Segment, folder: Path, settings: PlanSettings) -> PlanRequest:
-    """The request for a segment whose ONNX was written to the folder."""
+    """Return the request for a segment whose ONNX is in the folder."""
     data = folder / WEIGHTS
     return PlanRequest(
         onnx=str(folder / ONNX),
@@ -108,3 +65,36 @@ def plan_request(segment: Segment, folder: Path, settings: PlanSettings) -> Plan
         library=settings.library.name,
         library_version=settings.library.version,
     )
+
+
+def _groups(segments: Sequence[Segment]) -> dict[object, list[int]]:
+    """Numbers of the segments that share a plan."""
+    groups: dict[object, list[int]] = {}
+    for index, segment in enumerate(segments):
+        key = index if segment.constant_bytes else ir.to_proto(segment.model).SerializeToString(deterministic=True)
+        groups.setdefault(key, []).append(index)
+    return groups
+
+
+def _write_plan(segment: Segment, sharers: int, settings: PlanSettings, folder: Path, file: str) -> SegmentPlan:
+    with TemporaryDirectory(prefix="ingot-segment-") as scratch:
+        write_model(segment.copied_model(), Path(scratch) / ONNX)  # a copy: writing points its weights to files
+        request = plan_request(segment, Path(scratch), settings)
+        try:
+            built = build_or_recall(request, settings.cache)
+            facts = _checked(built, request, settings.cache, file)
+        except BuildError as error:
+            raise BuildError(f"segment {segment.name!r}: {segment.with_original_layers(str(error))}") from error
+    target = folder / file
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(built.file, target)
+    return SegmentPlan(facts.model_copy(update={"segments": sharers}), built.peak_bytes)
+
+
+def _checked(built: BuiltPlan, request: PlanRequest, cache: PlanCache, file: str) -> PlanFacts:
+    """Return the plan's facts; remove a plan that is refused from the cache."""
+    try:
+        return check_plan(built.file.read_bytes(), request, file)
+    except BuildError:
+        cache.forget(request.key())
+        raise

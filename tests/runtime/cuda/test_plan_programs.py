@@ -15,9 +15,10 @@ from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Pro
 from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Shared
-from ingot.pipeline.targets.segments.launches import lower_to_calls, stage_files
 from ingot.pipeline.targets.segments.segment import Segment
+from ingot.pipeline.targets.segments.segment_calls import SegmentFile, lower_to_calls
 from ingot.pipeline.targets.segments.stages import split_stages
+from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.cuda.device import Device, Queue, Stream
@@ -73,8 +74,9 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
     shared = Shared("fp32", geometry.model_copy(update={"block_tokens": 4}))
     segments = segments_of(model, "fp32")
     files = [f"program/segment-{number:03}.plan" for number in range(len(segments))]
-    stages = stage_files(split_stages(model.graph), segments, files)
-    programs = lower_to_calls(model, stages, buckets(decode=(1, 2), ragged=8, sequences=2), shared)
+    calls = [SegmentFile(segment, "tensorrt", file) for segment, file in zip(segments, files, strict=True)]
+    given = buckets(decode=(1, 2), ragged=8, sequences=2)
+    programs = lower_to_calls(model, split_stages(model.graph, is_kernel), calls, given, shared)
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     artifact = _sealed(Lowered(programs, shared), facts, folder)
 

@@ -1,12 +1,11 @@
-"""Small models for tests of onnxruntime's CUDA provider: fixtures as the target's passes leave them, and segments."""
+"""Small models for tests of onnxruntime's CUDA provider: fixtures after the target's passes, and segments."""
 
 import onnx_ir as ir
 
+from ingot.artifact.launch_program import ActivationType
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.pipeline.targets.ort_cuda.segment_lowering import lower_ort_segment
-from ingot.pipeline.targets.ort_cuda.writer import is_kernel
-from ingot.pipeline.targets.segments.builder import Compute
+from ingot.pipeline.targets.ort_cuda.segment_lowering import is_kernel, lower_ort_segment
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import SegmentStage, split_stages
 from ingot.pipeline.targets.table import get_target
@@ -14,13 +13,13 @@ from tests.pipeline.targets.tensorrt.models import quantized
 
 
 def prepared(form: str = "plain", checkpoint: str = "llama") -> ir.Model:
-    """A fixture's IR as it comes to the target's writer."""
+    """A fixture's IR as the target's writer gets it."""
     model = quantized(form, checkpoint)
     PassManager([make_pass(name) for name in get_target("ort-cuda").lowering]).run(model)
     return model
 
 
-def segments_of(model: ir.Model, compute: Compute = "fp32") -> list[Segment]:
+def segments_of(model: ir.Model, compute: ActivationType = "fp32") -> list[Segment]:
     """Every segment of a prepared model."""
     stages = split_stages(model.graph, is_kernel)
     return [lower_ort_segment(stage, compute) for stage in stages if isinstance(stage, SegmentStage)]

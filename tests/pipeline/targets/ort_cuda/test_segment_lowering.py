@@ -1,4 +1,4 @@
-"""Segments for onnxruntime's CUDA provider: what they compute, their operators and types, what is refused."""
+"""Segments for onnxruntime's CUDA provider: their numbers, operators and types, refusals."""
 
 import logging
 
@@ -8,10 +8,10 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
+from ingot.artifact.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.pipeline.targets.ort_cuda.segment_builder import OrtSegmentBuilder
 from ingot.pipeline.targets.ort_cuda.segment_lowering import lower_ort_segment
-from ingot.pipeline.targets.segments.builder import Compute
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import SegmentStage
 from tests.pipeline.targets.ort_cuda.models import prepared, segments_of
@@ -31,25 +31,25 @@ def operators(segment: Segment) -> set[str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_weights_computes_what_the_ir_says(form: str) -> None:
+def test_every_form_of_weights_computes_the_same_as_the_ir(form: str) -> None:
     segments = segments_of(prepared(form))
     limit = "segments.activations" if "activations" in form else "parity.float32"
     assert within(limit, worst_error([*segments[:2], segments[-1]]), form)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_computes_what_the_ir_says(family: str) -> None:
+def test_every_family_computes_the_same_as_the_ir(family: str) -> None:
     assert within("parity.float32", worst_error(segments_of(prepared(checkpoint=family))), family)
 
 
-def test_float16_weights_and_activations_compute_what_the_ir_says() -> None:
+def test_float16_weights_and_activations_compute_the_same_as_the_ir() -> None:
     for form in ("plain", "int4-zero-points"):
         assert within("segments.fp16", worst_error(segments_of(prepared(form), "fp16")), form)
 
 
 @pytest.mark.parametrize("compute", ["fp16", "bf16"])
 @pytest.mark.parametrize("form", ["plain", "int4-zero-points", "int8", "fp8"])
-def test_types_and_shapes_of_16_bit_segments_hold(form: str, compute: Compute) -> None:
+def test_types_and_shapes_of_16_bit_segments_are_consistent(form: str, compute: ActivationType) -> None:
     for segment in segments_of(prepared(form), compute):
         proto = ir.to_proto(segment.model)
         onnx.checker.check_model(onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True))
@@ -59,11 +59,11 @@ def test_types_and_shapes_of_16_bit_segments_hold(form: str, compute: Compute) -
             assert isinstance(plain_session(segment.model), onnxruntime.InferenceSession)
 
 
-def segment_dtype(compute: Compute) -> ir.DataType:
+def segment_dtype(compute: ActivationType) -> ir.DataType:
     return {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16, "fp32": ir.DataType.FLOAT}[compute]
 
 
-def test_quantized_weights_are_microsofts_matmuls_and_their_table_is_looked_up_by_codes() -> None:
+def test_quantized_weights_become_microsofts_matmul_and_gather() -> None:
     first, layer, *_ = segments_of(prepared("int4-zero-points"))
     assert "GatherBlockQuantized" in operators(first)
     assert {"MatMulNBits", "RMSNormalization"} <= operators(layer)
@@ -71,7 +71,7 @@ def test_quantized_weights_are_microsofts_matmuls_and_their_table_is_looked_up_b
     assert layer.constant_bytes == 0
 
 
-def test_a_table_that_is_the_head_is_one_weight_in_two_shapes() -> None:
+def test_an_embedding_that_is_the_head_is_one_weight_in_two_shapes() -> None:
     first, *_, head = segments_of(prepared("int8-zero-points", "llama-tied-biases"))
 
     def codes(segment: Segment) -> dict[str, tuple[int, ...]]:
@@ -84,25 +84,25 @@ def test_a_table_that_is_the_head_is_one_weight_in_two_shapes() -> None:
     assert len(codes(head)[name]) == 3
 
 
-def test_float8_weights_are_stored_in_the_compute_type_and_that_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_float8_weights_are_stored_in_the_activations_type_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     layer = segments_of(prepared("fp8"), "bf16")[1]
     assert "Gemm" in operators(layer)
-    assert "mlp.down_proj: onnxruntime has no float8 matmul for it; the weight is stored in bf16" in caplog.text
+    assert "mlp.down_proj: onnxruntime has no float8 matmul; the weight is stored in bf16" in caplog.text
 
 
-def test_rounded_activations_do_without_cudnns_reduce_max() -> None:
+def test_quantized_activations_need_no_reduce_max_of_cudnn() -> None:
     layer = segments_of(prepared("int8-activations"))[1]
     assert {"TopK", "QuantizeLinear", "MatMulNBits"} <= operators(layer)
     assert "ReduceMax" not in operators(layer)
 
 
-def test_rounded_activations_in_bfloat16_are_refused_by_name() -> None:
+def test_quantized_activations_in_bfloat16_are_refused_by_name() -> None:
     with pytest.raises(PassError, match=r"'layers.0.self_attn.qkv_proj' reads activations in 8 bits, .*to float16"):
         segments_of(prepared("int8-activations"), "bf16")
 
 
-def test_swish_is_taken_apart_and_operators_of_other_domains_are_refused() -> None:
+def test_swish_becomes_standard_ops_and_other_domains_are_refused() -> None:
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["T", 8]))
     swish = ir.node("Swish", [x], {"alpha": 2.0}, name="swish")
     strange = ir.node("Twist", [swish.outputs[0]], domain="twisted", name="twist")

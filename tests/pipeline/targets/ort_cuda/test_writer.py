@@ -1,4 +1,4 @@
-"""An artifact for onnxruntime's CUDA provider, as a recipe builds it. Kernels are compiled in tests/pipeline/cuda."""
+"""An artifact for onnxruntime's CUDA provider, built from a recipe. See test_cubins.py for compiled kernels."""
 
 import sys
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def _uncompiled(kernels: Mapping[str, Kernel], sm: int, workers: int | None = No
 
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    pytest.importorskip("triton", reason="the target asks for it: pip install 'ingot[cuda]'")
+    pytest.importorskip("triton", reason="the target requires it: pip install 'ingot[cuda]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_writer, "compile_kernels", _uncompiled)
         return build_unmeasured("int4-ort-cuda", LLAMA, *SMALL, "passes.quantize-weights.block_size=16")
@@ -53,7 +53,7 @@ def calls(program: CudaProgram) -> list[SegmentCall]:
     return [call for one in program.programs for call in one.segment_calls]
 
 
-def test_layers_share_a_file_and_every_card_has_its_kernels(artifact: Artifact) -> None:
+def test_layers_share_a_file_and_every_sm_has_its_cubins(artifact: Artifact) -> None:
     manifest = artifact.manifest
     assert (manifest.engine, manifest.target, manifest.kv.dtype) == ("onnxruntime-cuda", "ort-cuda", "float16")
     names = {Path(name).name for name in manifest.files if name.startswith("program/")}
@@ -93,6 +93,6 @@ def test_without_bindings_the_engine_says_what_to_install(artifact: Artifact, mo
         Engine.load(artifact)
 
 
-def test_a_recipe_without_cards_is_refused_with_the_choice() -> None:
-    with pytest.raises(RecipeError, match=r"target ort-cuda builds for the cards in gpu.sms.* 80, 86, 89, 90, 120"):
+def test_a_recipe_without_sms_is_refused_with_the_choice() -> None:
+    with pytest.raises(RecipeError, match=r"target ort-cuda requires gpu.sms, .* choose from 80, 86, 89, 90, 120"):
         load_recipe("fp16-cuda", ["target=ort-cuda"])

@@ -1,25 +1,23 @@
-"""Small models for the tests of TensorRT: fixtures of families, quantized in every form, as the target's passes leave
-them."""
+"""Small models for the tests of TensorRT: fixtures of families, quantized in every form, after the target's passes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
 
+from ingot.artifact.launch_program import ActivationType
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
-from ingot.pipeline.targets.segments.builder import Compute
-from ingot.pipeline.targets.segments.lowering import lower_segment
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import SegmentStage, split_stages
 from ingot.pipeline.targets.table import get_target
-from ingot.pipeline.targets.tensorrt.writer import pack_attention_operands
+from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel, lower_segment, pack_attention_operands
 from tests.data_paths import FIXTURES
 
 Passes = tuple[tuple[str, Mapping[str, Any]], ...]
-TABLE = {"embed_tokens": {"block_size": 32}}  # the least that the look-up's kernel takes
+TABLE = {"embed_tokens": {"block_size": 32}}  # the smallest block that the gather's kernel takes
 CHANNEL = {"bits": 8, "block_size": "channel"}
 FORMS: dict[str, Passes] = {
     "plain": (),
@@ -55,13 +53,17 @@ def quantized(form: str = "plain", checkpoint: str = "llama") -> ir.Model:
 
 
 def prepared(form: str = "plain", checkpoint: str = "llama") -> ir.Model:
-    """A fixture's IR as it comes to the target's writer."""
+    """A fixture's IR as the target's writer gets it."""
     model = quantized(form, checkpoint)
     PassManager([make_pass(name) for name in get_target("tensorrt").lowering]).run(model)
     pack_attention_operands(model.graph)
     return model
 
 
-def segments_of(model: ir.Model, compute: Compute = "fp16") -> list[Segment]:
+def segments_of(model: ir.Model, compute: ActivationType = "fp16") -> list[Segment]:
     """Every segment of a prepared model."""
-    return [lower_segment(stage, compute) for stage in split_stages(model.graph) if isinstance(stage, SegmentStage)]
+    return [
+        lower_segment(stage, compute)
+        for stage in split_stages(model.graph, is_kernel)
+        if isinstance(stage, SegmentStage)
+    ]

@@ -1,4 +1,4 @@
-"""Finding the TensorRT module, and its log."""
+"""Finding the TensorRT module."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from ingot.pipeline.targets.tensorrt.library import load_library
 
 
 def only(*modules: str) -> Callable[[str], Any]:
-    """An import that knows these modules alone."""
+    """An import that finds only these modules."""
 
     def load(name: str) -> Any:
         if name not in modules:
@@ -21,7 +21,7 @@ def only(*modules: str) -> Callable[[str], Any]:
     return load
 
 
-def test_tensorrt_rtx_is_preferred_and_tensorrt_taken_where_it_is_alone() -> None:
+def test_tensorrt_rtx_is_preferred_and_tensorrt_is_the_alternative() -> None:
     assert load_library(only("tensorrt", "tensorrt_rtx")).name == "tensorrt-rtx"
     found = load_library(only("tensorrt"))
     assert (found.name, found.version, found.is_rtx, found.sms) == ("tensorrt", "1.2.3", False, ())

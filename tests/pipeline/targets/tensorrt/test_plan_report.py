@@ -1,4 +1,4 @@
-"""Reading a plan's header and its programs, on a plan written by hand: the same without TensorRT."""
+"""Header, programs and faults of a plan, on plans written by hand: needs no TensorRT."""
 
 import struct
 
@@ -22,7 +22,7 @@ main {
   fully_connected={ name="Gemm_1" output={"a" } input={"b" "c" } }
 }
 """
-MATERIALISED = """main {
+UNFUSED = """main {
  label bb1:
   function={ name=__myl_CastMul input_args={ "q.1" "__mye2_dconst" } output_args={ "w16" } layers="[ONNX Layer: deq]" }
   fully_connected={ name="Gemm_2" output={"y0.1" } input={"x0 [profile 1].1" "w16" } }
@@ -44,30 +44,30 @@ def request(sms: tuple[int, ...] = (86, 89), profiles: int = 1, version: str = "
     return PlanRequest("", None, rows, ("n",), (Profile.of(1),) * profiles, sms, "tensorrt-rtx", version)
 
 
-def test_the_header_says_cards_version_and_where_the_weights_are() -> None:
+def test_the_header_has_sms_version_and_the_offset_of_the_weights() -> None:
     header = read_plan_header(plan(FUSED)[:512], "a plan")
     assert (header.sms, header.version, header.weight_bytes) == ((86, 89), "1.7.1.116", 8)
     assert header.weights_offset == len(plan(FUSED)) - 8
 
 
-def test_operators_are_counted_by_profile_without_the_inside_of_fused_ones() -> None:
+def test_operators_are_counted_per_profile_without_the_inside_of_fused_ones() -> None:
     facts = check_plan(plan(FUSED, FUSED), request(profiles=2), "program/segment-000.plan")
     assert [profile.operators for profile in facts.profiles] == [{"FcAdd": 1, "SiluMul": 1}] * 2
     assert (facts.sms, facts.bytes, facts.weight_bytes) == ((86, 89), len(plan(FUSED, FUSED)), 8)
 
 
-def test_a_launch_that_reads_weights_alone_is_found_with_its_nodes() -> None:
-    (program,) = read_programs(plan(MATERIALISED), 1)
-    (alone,) = program.of_weights_alone({"x0"})
-    assert (alone.operator, alone.reads, alone.nodes) == ("CastMul", ("q.1", "__mye2_dconst"), ("deq",))
+def test_a_launch_that_reads_only_weights_is_found_with_its_nodes() -> None:
+    (program,) = read_programs(plan(UNFUSED), 1)
+    (constant,) = program.constant_launches({"x0"})
+    assert (constant.operator, constant.reads, constant.nodes) == ("CastMul", ("q.1", "__mye2_dconst"), ("deq",))
     with pytest.raises(
-        BuildError, match=r"would compute CastMul \(deq\) of weights alone in every step: their dequant"
+        BuildError, match=r"would compute CastMul \(deq\) from weights alone in every step: the dequant"
     ):
-        check_plan(plan(MATERIALISED), request(), "a plan")
+        check_plan(plan(UNFUSED), request(), "a plan")
 
 
-def test_reshaping_a_vector_is_no_fault() -> None:
-    text = MATERIALISED.replace("__myl_CastMul", "__myl_Resh").replace('"q.1" "__mye2_dconst"', '"n [profile 1].1"')
+def test_reshaping_a_vector_is_allowed() -> None:
+    text = UNFUSED.replace("__myl_CastMul", "__myl_Resh").replace('"q.1" "__mye2_dconst"', '"n [profile 1].1"')
     facts = check_plan(plan(text), request(), "a plan")
     assert facts.profiles[0].operators == {"Resh": 1, "fully_connected": 1}
 
@@ -75,22 +75,22 @@ def test_reshaping_a_vector_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (request(sms=(86,)), "the plan is for SMs 86, 89, and 86 were asked for"),
-        (request(version="1.8.0.1"), "the plan is of version 1.7.1.116, and 1.8.0.1 built it"),
-        (request(profiles=3), "text shows 1 programs for 3 profiles.*its fusions cannot be checked"),
+        (request(sms=(86,)), "the plan is for SMs 86, 89, and the request names 86"),
+        (request(version="1.8.0.1"), "the plan has version 1.7.1.116, and 1.8.0.1 built it"),
+        (request(profiles=3), "text lists 1 programs for 3 profiles.*its fusions cannot be checked"),
     ],
 )
-def test_a_plan_that_is_not_what_was_asked_for_is_refused(asked: PlanRequest, message: str) -> None:
+def test_a_plan_that_does_not_match_the_request_is_refused(asked: PlanRequest, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         check_plan(plan(FUSED), asked, "a plan")
 
 
-def test_a_file_that_is_no_plan_is_refused_by_name() -> None:
+def test_a_file_of_another_format_is_refused_by_name() -> None:
     with pytest.raises(ArtifactError, match=r"segment-007.plan is no TensorRT-RTX plan: it begins with b'PK"):
         read_plan_header(b"PK\3\4" + bytes(100), "segment-007.plan")
 
 
-def test_a_plan_of_tensorrt_itself_is_taken_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plan_of_tensorrt_itself_is_accepted_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "ingot.notes"):
         facts = check_plan(b"ftrt" + bytes(100), request(sms=(90,)), "program/segment-000.plan")
     assert facts.profiles[0].operators == {}

@@ -1,4 +1,4 @@
-"""Plans built by TensorRT-RTX without a card: shared, fused, cached, refused."""
+"""Plans built by TensorRT-RTX without a GPU: shared, fused, cached, refused."""
 
 from pathlib import Path
 
@@ -6,15 +6,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ingot.artifact.launch_program import ActivationType
 from ingot.artifact.plan_facts import read_plan_header
 from ingot.errors import BuildError, UsageError
-from ingot.pipeline.targets.segments.builder import Compute
 from ingot.pipeline.targets.tensorrt import plans as segment_plans
 from ingot.pipeline.targets.tensorrt.library import load_library
-from ingot.pipeline.targets.tensorrt.plan_builder import build_or_recall
+from ingot.pipeline.targets.tensorrt.plan_builder import PlanCache, build_or_recall
 from ingot.pipeline.targets.tensorrt.plan_report import check_plan
-from ingot.pipeline.targets.tensorrt.plan_request import PlanCache, PlanRequest, Profile
-from ingot.pipeline.targets.tensorrt.plans import PlanSettings, SegmentPlan, write_plans
+from ingot.pipeline.targets.tensorrt.plan_request import PlanRequest, Profile
+from ingot.pipeline.targets.tensorrt.plan_settings import PlanSettings
+from ingot.pipeline.targets.tensorrt.plans import SegmentPlan, write_plans
 from ingot.progress import progress_to
 from tests.pipeline.targets.tensorrt.models import prepared, segments_of
 
@@ -33,10 +34,10 @@ def built(
     sms: tuple[int, ...],
     cache: PlanCache,
     folder: Path,
-    compute: Compute = "fp16",
+    compute: ActivationType = "fp16",
     checkpoint: str = "llama",
 ) -> list[SegmentPlan]:
-    """The plans of the second segment and the one behind it, which are alike."""
+    """The plans of the second and the third segment, which have one structure."""
     segments = segments_of(prepared(form, checkpoint), compute)[1:3]
     return write_plans(segments, PlanSettings(load_library(), sms, PROFILES, cache), folder)
 
@@ -66,29 +67,27 @@ def test_layers_share_a_plan_that_holds_no_weights(cache: PlanCache, tmp_path: P
     ],
 )
 def test_eight_bits_share_a_plan_too(
-    form: str, compute: Compute, sms: tuple[int, ...], cache: PlanCache, tmp_path: Path
+    form: str, compute: ActivationType, sms: tuple[int, ...], cache: PlanCache, tmp_path: Path
 ) -> None:
     plans = built(form, sms, cache, tmp_path, compute)
     assert plans[0] is plans[1]
     assert plans[0].facts.sms == sms
     ragged = plans[0].facts.profiles[1].operators
     if "activations" in form:
-        assert ragged["fully_connected"] == 4  # of codes: none dequantizes before it multiplies
+        assert ragged["fully_connected"] == 4  # of codes: none dequantizes before the matmul
         assert not any(name.endswith("Fc") for name in ragged)
     else:
         assert ragged["CastMulCastFc"] == 4
 
 
-def test_int4_has_a_plan_a_layer_with_every_dequantization_fused(cache: PlanCache, tmp_path: Path) -> None:
+def test_int4_has_a_plan_per_layer_with_every_dequantization_fused(cache: PlanCache, tmp_path: Path) -> None:
     first, second = built("int4", (80, 120), cache, tmp_path)
     assert first.facts.file != second.facts.file
     assert first.facts.weight_bytes > 0
-    assert first.facts.profiles[1].operators["ReplCastMulCastFc"] == 4  # block scales, codes, product
+    assert first.facts.profiles[1].operators["ReplCastMulCastFc"] == 4  # block scales, codes, matmul
 
 
-def test_zero_points_cost_a_sum_and_a_small_product_and_nothing_is_written_out(
-    cache: PlanCache, tmp_path: Path
-) -> None:
+def test_zero_points_cost_a_sum_and_a_small_matmul_and_nothing_is_written_out(cache: PlanCache, tmp_path: Path) -> None:
     segment = segments_of(prepared("int4-zero-points"))[0]
     (made,) = write_plans([segment], PlanSettings(load_library(), (89,), PROFILES, cache), tmp_path)
     assert made.facts.profiles[1].operators["ReplCastMulCastFc"] == 1
@@ -110,13 +109,13 @@ def test_a_second_build_takes_the_plan_from_the_cache_and_a_damaged_one_is_built
     assert built("plain", (89,), cache, tmp_path / "anew")[0].facts.profiles == made.facts.profiles
 
 
-def test_cards_are_checked_before_anything_is_built(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="fp8 needs SM 89 or newer, and SM 86"):
+def test_sms_are_checked_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"fp8 needs SM 89 or newer, and gpu\.sms names SM 86"):
         built("fp8", (86, 89), PlanCache(tmp_path / "cache"), tmp_path)
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_the_parser_refuses_is_named_as_the_model_names_it(cache: PlanCache, tmp_path: Path) -> None:
+def test_a_node_that_the_parser_refuses_has_the_models_name_in_the_error(cache: PlanCache, tmp_path: Path) -> None:
     segment = segments_of(prepared())[2]
     gate = next(node for node in segment.model.graph if node.op_type == "Sigmoid")
     gate.op_type, gate.domain = "Nonsense", "acme"
@@ -131,7 +130,7 @@ def test_what_the_parser_refuses_is_named_as_the_model_names_it(cache: PlanCache
 def test_a_dequantization_that_is_not_fused_is_an_error(cache: PlanCache, tmp_path: Path) -> None:
     request = _unfused(tmp_path)
     plan = build_or_recall(request, cache)
-    with pytest.raises(BuildError, match=r"CastMulCast \(weight\) of weights alone in every step"):
+    with pytest.raises(BuildError, match=r"CastMulCast \(weight\) from weights alone in every step"):
         check_plan(plan.file.read_bytes(), request, "a plan")
 
 
@@ -146,7 +145,7 @@ def test_a_plan_that_is_refused_does_not_stay_in_the_cache(
     assert cache.find(request.key()) is None
 
 
-def test_a_builder_that_ends_badly_is_an_error_with_its_last_words(cache: PlanCache, tmp_path: Path) -> None:
+def test_a_builder_that_crashes_is_an_error_with_the_end_of_its_log(cache: PlanCache, tmp_path: Path) -> None:
     request = _unfused(tmp_path)
     (tmp_path / "segment.onnx").write_bytes(b"no graph at all")
     with pytest.raises(BuildError, match=r"process that builds a TensorRT plan .*Failed to parse the ONNX model"):
@@ -154,7 +153,7 @@ def test_a_builder_that_ends_badly_is_an_error_with_its_last_words(cache: PlanCa
 
 
 def _unfused(folder: Path) -> PlanRequest:
-    """y = x @ DequantizeLinear(int4, a scale a row), which TensorRT writes out."""
+    """y = x @ DequantizeLinear(int4, a scale per row), which TensorRT does not fuse."""
     codes = ir.PackedTensor(np.full(64 * 32, 0x21, np.uint8), ir.DataType.INT4, shape=ir.Shape([64, 64]), name="q")
     scale = ir.Tensor(np.ones(64, np.float16), name="s")
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT16), shape=ir.Shape(["T", 64]))
@@ -164,7 +163,7 @@ def _unfused(folder: Path) -> PlanRequest:
     ]
     weight = ir.node("DequantizeLinear", constants, {"axis": 0}, name="weight")
     y = ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT16), shape=ir.Shape(["T", 64]))
-    gemm = ir.node("Gemm", [x, weight.outputs[0]], {"transB": 1}, name="product", outputs=[y])
+    gemm = ir.node("Gemm", [x, weight.outputs[0]], {"transB": 1}, name="matmul", outputs=[y])
     graph = ir.Graph([x], [y], nodes=[weight, gemm], initializers=constants, opset_imports={"": 24}, name="unfused")
     ir.save(ir.Model(graph, ir_version=11), folder / "segment.onnx")
     library = load_library()

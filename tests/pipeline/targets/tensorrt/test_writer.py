@@ -1,4 +1,4 @@
-"""An artifact with plans, built without a card: what lies in it, and that calls, plans and weights fit together."""
+"""An artifact with plans, built without a GPU: its files, and how calls, plans and weights fit together."""
 
 import sys
 from collections.abc import Mapping
@@ -111,7 +111,7 @@ def test_without_bindings_the_engine_says_what_to_install(artifact: Artifact, mo
         Engine.load(artifact)
 
 
-def test_cards_of_other_targets_are_refused_where_the_recipe_names_them() -> None:
+def test_an_sm_of_another_target_is_refused_in_the_recipe() -> None:
     with pytest.raises(
         RecipeError, match=r"gpu.sms names 90; target tensorrt builds for .*Target cuda-sm90 builds for"
     ):

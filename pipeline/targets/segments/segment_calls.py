@@ -1,0 +1,96 @@
+"""Lowers the IR to launch programs that call segments: one per bucket, over one arena, on one stream.
+
+    carry tokens | gather | segment | rotary, keys and values | attention | segment | ... | gather | segment | sampling
+
+Kernels are lowered as for the targets cuda-smXX.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from ingot.artifact import ModelFacts
+from ingot.artifact.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
+from ingot.pipeline.targets.cuda.fusions import Fusions
+from ingot.pipeline.targets.cuda.lowering import carry_tokens, lower_node, sample_tokens
+from ingot.pipeline.targets.cuda.lowering_context import Scope
+from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
+from ingot.pipeline.targets.segments.segment import Segment
+from ingot.pipeline.targets.segments.segment_builder import ELEMENT_TYPES, dims
+from ingot.pipeline.targets.segments.stages import KernelStage, SegmentStage, Stage
+
+TOKENS = "T"  # the row symbol of activations
+
+
+def _only_profile(_rows: int, _is_ragged: bool) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """The file that an engine runs for a segment.
+
+    profile    (rows, whether they are tokens of a ragged bucket) -> number of the optimization profile
+    """
+
+    segment: Segment
+    engine: Literal["tensorrt", "onnxruntime"]
+    file: str
+    profile: Callable[[int, bool], int] = _only_profile
+
+
+def lower_to_calls(
+    model: ir.Model, stages: Sequence[Stage], files: Iterable[SegmentFile], buckets: Sequence[Bucket], shared: Shared
+) -> tuple[LaunchProgram, ...]:
+    """Return the program of every bucket. `files` are those of the segments among the stages, in the same order."""
+    given = iter(files)
+    steps = [next(given) if isinstance(stage, SegmentStage) else stage for stage in stages]
+    vocabulary = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size
+    return tuple(_program(steps, ProgramBuilder(bucket, shared), vocabulary) for bucket in buckets)
+
+
+def _program(steps: Sequence[KernelStage | SegmentFile], builder: ProgramBuilder, vocabulary: int) -> LaunchProgram:
+    scope = Scope(builder, Fusions())  # ops that one kernel would compute are within a segment
+    carry_tokens(builder)
+    for step in steps:
+        if isinstance(step, SegmentFile):
+            builder.call(_call(scope, step))
+        else:
+            lower_node(scope, step.node)
+    sample_tokens(builder, vocabulary)
+    return builder.program()
+
+
+def _call(scope: Scope, file: SegmentFile) -> SegmentCall:
+    segment = file.segment
+    inputs: dict[str, BufferArgument | WeightArgument] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for value in segment.model.graph.inputs:
+        name = value.name or ""
+        inputs[name] = _input(scope, segment, name)
+        shapes[name] = tuple(size if isinstance(size, int) else scope.rows for size in dims(value))
+    is_ragged = scope.builder.bucket.attention == "ragged" and segment.row_symbol == TOKENS
+    return SegmentCall(
+        engine=file.engine,
+        file=file.file,
+        profile=file.profile(scope.rows, is_ragged),
+        inputs=inputs,
+        outputs={name: scope.make(value).buffer for name, value in segment.outputs.items()},
+        shapes=shapes,
+        node=f"... {segment.name}",
+    )
+
+
+def _input(scope: Scope, segment: Segment, name: str) -> BufferArgument | WeightArgument:
+    if name in segment.weights:
+        weight = segment.weights[name]
+        return scope.builder.weight(weight.name, ELEMENT_TYPES[weight.dtype], weight.make)
+    value = segment.inputs[name]
+    if value.is_graph_input():
+        return scope.builder.external(name)
+    reader = value.consumers()[0]
+    rows = scope.read(value, reader)
+    assert rows.stride == rows.columns, f"{value.name} is part of a wider buffer"
+    return rows.buffer

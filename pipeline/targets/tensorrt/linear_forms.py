@@ -1,0 +1,262 @@
+"""Linear layers in the forms whose dequantization TensorRT fuses into the matmul.
+
+c is 2^-8, exact in any type; n and p: see activation_codes.py.
+
+    plain                        Gemm(x, W, b)
+    int4 in blocks               Gemm(x, DequantizeLinear(codes, scale, axis=1, block_size), b)
+      with zero points z         ... + groupsum(x) @ ((8 - z) * scale)^T         TensorRT has no zero points
+    int8, float8; x plain        MatMul(x, DequantizeLinear(codes^T, scale, axis=1)) + b
+    int8, float8; x quantized    g = Gemm(DequantizeLinear(QuantizeLinear(x / n, p), p), DequantizeLinear(codes, c))
+                                 y = g * (scale / c) * n + b
+
+In the last form a static scale's n is part of the vector scale / c. Scales are outside of the matmul, so that it is the
+same matmul of integers (or float8) in every layer's plan.
+
+Plain and 8-bit weights are inputs of the plan; int4 codes are constants, because TensorRT fuses their dequantization
+only then. Their blocks have 16 to 256 columns and divide the row. Coarser blocks (a scale per row among them) and a
+partial last block are split, which repeats scales and changes no value. Codes of 2 and 3 bits are stored as int4. For
+rows without such blocks, and for 8 bits in blocks, TensorRT would write out the whole weight in each step: Ingot's
+kernels compute those matmuls (`needs_kernel`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ingot.errors import PassError
+from ingot.passes.quantization.activation_quantization import Kind, activation_scheme, dequantizer
+from ingot.passes.quantization.quantized_tensors import pack_nibbles
+from ingot.pipeline.targets.segments.activation_codes import Read, activation_codes, quantized_rows
+from ingot.pipeline.targets.segments.segment_builder import SegmentBuilder, dims, stored_array
+
+Weight = Literal["blocks", "channel", "float8"]
+
+_BLOCKS = (256, 128, 64, 32, 16)
+_MOST_SPLIT = 128  # block size that a scale per row is split into at most
+_FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
+_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
+_FLOAT8 = ir.DataType.FLOAT8E4M3FN
+_SIGN_BITS = np.uint8(0x88)  # in both nibbles: flipping them subtracts 8 from unsigned codes
+_CODE_SCALE = 2.0**-8  # c
+_WEIGHT_OF_ACTIVATIONS: dict[Kind, Weight] = {"int": "channel", "float": "float8"}
+
+
+@dataclass(frozen=True)
+class QuantizedOperand:
+    """A DequantizeLinear over stored codes [out, in], with scale and zero point [out] or [out, blocks]."""
+
+    codes: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value | None
+    block: int | None  # columns that share a scale; None: the row
+
+    @classmethod
+    def of(cls, node: ir.Node) -> "QuantizedOperand | None":
+        """Return a linear layer's quantized weight; None for a plain one."""
+        operand = node.inputs[1]
+        producer = None if operand is None else operand.producer()
+        if producer is None or producer.op_type != "DequantizeLinear":
+            return None
+        codes, scale, *rest = producer.inputs
+        assert codes is not None
+        assert scale is not None
+        block = producer.attributes.get_int("block_size", 0) or None
+        return cls(codes, scale, rest[0] if rest else None, block)
+
+    @property
+    def kind(self) -> Weight:
+        """The form that TensorRT takes it in. PassError for codes without one."""
+        if self.codes.dtype in _FOUR_BITS:
+            return "blocks"
+        if self.codes.dtype in _EIGHT_BITS:
+            return "channel"
+        if self.codes.dtype == _FLOAT8 and self.block is None:
+            return "float8"
+        raise PassError(
+            f"{self.codes.name!r} is {self.codes.dtype} in blocks of {self.block}; TensorRT takes 4 bits in blocks, "
+            "and int8 or float8_e4m3fn with a scale per row"
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows (out) and columns (in)."""
+        assert self.codes.const_value is not None, self.codes.name
+        out, columns = (int(size) for size in self.codes.const_value.shape.numpy())
+        return out, columns
+
+    @property
+    def plan_block(self) -> int | None:
+        """The largest block size that TensorRT takes and whose blocks have one scale each; None if there is none."""
+        columns = self.shape[1]
+        allowed = (b for b in _BLOCKS if columns % b == 0 and (self.block or _MOST_SPLIT) % b == 0)
+        return next(allowed, None)
+
+    def per_block(self, values: NDArray[Any], block: int) -> NDArray[Any]:
+        """Spread scales or zero points [out] or [out, blocks] to blocks of another size: [out, in / block]."""
+        columns = self.shape[1]
+        if values.ndim == 1:
+            return np.repeat(values[:, None], columns // block, axis=1)
+        assert self.block is not None
+        return values[:, np.arange(0, columns, block) // self.block]
+
+    def scales(self) -> NDArray[np.float32]:
+        """The scales as stored, in float32."""
+        return stored_array(self.scale).astype(np.float32)
+
+    def signed_codes(self) -> NDArray[Any]:
+        """8-bit codes; unsigned codes c become c - 128."""
+        codes = stored_array(self.codes)
+        return (codes ^ np.uint8(0x80)).view(np.int8) if codes.dtype == np.uint8 else codes
+
+    def int4_codes(self) -> ir.TensorProtocol:
+        """The codes as INT4, two to a byte, made when they are written. Unsigned codes c become c - 8."""
+        tensor = self.codes.const_value
+        assert tensor is not None
+        return ir.LazyTensor(
+            partial(_packed_int4, tensor), ir.DataType.INT4, ir.Shape(self.shape), name=self.codes.name
+        )
+
+    def int4_shifts(self) -> NDArray[np.float32]:
+        """(8 - z) * scale, for codes that were unsigned."""
+        assert self.zero_point is not None
+        return (np.float32(8) - stored_array(self.zero_point).astype(np.float32)) * self.scales()
+
+
+def needs_kernel(node: ir.Node) -> bool:
+    """Report whether TensorRT would write out the layer's whole weight in each step."""
+    operand = QuantizedOperand.of(node)
+    if operand is None:
+        return False
+    return operand.plan_block is None if operand.kind == "blocks" else operand.block is not None
+
+
+def lower_linear(b: SegmentBuilder, node: ir.Node, read: Read) -> ir.Value:
+    """y = x @ W^T + b in the activations' type; `read` returns the segment's value for a value of the IR."""
+    operand, scheme, source = QuantizedOperand.of(node), activation_scheme(node), dequantizer(node)
+    if source is None:
+        assert node.inputs[0] is not None
+        return _of_floats(b, node, operand, read(node.inputs[0]))
+    if operand is None or scheme is None or operand.kind != _WEIGHT_OF_ACTIVATIONS[scheme.kind]:
+        return _of_floats(b, node, operand, quantized_rows(b, source, read))
+    return _of_codes(b, node, operand, source, read)
+
+
+def _of_floats(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand | None, x: ir.Value) -> ir.Value:
+    if operand is None:
+        return b.linear(node, x)
+    if operand.kind == "blocks":
+        return _blocks(b, node, operand, x)
+    return _channel(b, node, operand, x)
+
+
+def _blocks(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, x: ir.Value) -> ir.Value:
+    """int4 constants, plus the term of the zero points."""
+    b.number_formats.add("int4")
+    path, block, (out, columns), shape = node.name or "", operand.plan_block, operand.shape, dims(node.outputs[0])
+    assert block is not None, f"{path} needs a kernel"
+    codes = b.constant(f"{path}.codes", operand.int4_codes())
+    scales = b.constant(f"{path}.scales", _blocked(b, operand, block, operand.scales))
+    weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, scales], [out, columns], axis=1, block_size=block)
+    y = b.emit("Gemm", path, [x, weight, *b.bias(node)], shape, transB=1)
+    if operand.zero_point is None:
+        return y
+    shifts = b.constant(f"{path}.shifts", _blocked(b, operand, block, operand.int4_shifts))
+    rows, groups = shape[0], columns // block
+    split = b.emit("Reshape", f"{path}.groups", [x, b.integers(0, groups, block)], [rows, groups, block])
+    sums = b.emit("ReduceSum", f"{path}.sums", [split, b.integers(2)], [rows, groups], keepdims=0)
+    shifted = b.emit("Gemm", f"{path}.shift", [sums, shifts], shape, transB=1)
+    return b.emit("Add", f"{path}.shifted", [y, shifted], shape)
+
+
+def _channel(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, x: ir.Value) -> ir.Value:
+    """8 bits with a scale per row. As inputs, codes are fused with their dequantization only if they are transposed."""
+    path, shape, name = node.name or "", dims(node.outputs[0]), operand.codes.name or ""
+    out, columns = operand.shape
+
+    def transposed() -> NDArray[Any]:
+        return np.ascontiguousarray(operand.signed_codes().T)
+
+    codes = b.weight(f"{name}.transposed", _code_type(b, operand), (columns, out), transposed)
+    scale = b.weight(f"{operand.scale.name}.plan", b.dtype, (out,), operand.scales)
+    weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, scale], [columns, out], axis=1)
+    y = b.emit("MatMul", path, [x, weight], shape)
+    y = _shifted(b, node, operand, x, y, operand.scales, "plan")
+    return _biased(b, node, y)
+
+
+def _of_codes(b: SegmentBuilder, node: ir.Node, operand: QuantizedOperand, source: ir.Node, read: Read) -> ir.Value:
+    """A matmul of 8-bit codes by 8-bit codes."""
+    path, shape, name = node.name or "", dims(node.outputs[0]), operand.codes.name or ""
+    activations = activation_codes(b, source, read)
+    x, norm = activations.value, activations.norm
+    codes = b.weight(f"{name}.rows", _code_type(b, operand), operand.shape, operand.signed_codes)
+    weight = b.emit("DequantizeLinear", f"{path}.weight", [codes, b.number(_CODE_SCALE)], operand.shape)
+    y = b.emit("Gemm", f"{path}.codes", [x, weight], shape, transB=1)
+    y = _shifted(b, node, operand, x, y, lambda: np.float32(_CODE_SCALE), "codes")
+    factor = 1 / _CODE_SCALE * (activations.static_norm if norm is None else 1.0)
+    out = operand.shape[:1]
+    scales = b.weight(f"{path}.output_scale", b.dtype, out, lambda: operand.scales() * np.float32(factor))
+    y = b.emit("Mul", f"{path}.scaled", [y, scales], shape)
+    if norm is not None:
+        y = b.emit("Mul", f"{path}.normed", [y, norm], shape)
+    return _biased(b, node, y)
+
+
+def _shifted(
+    b: SegmentBuilder,
+    node: ir.Node,
+    operand: QuantizedOperand,
+    x: ir.Value,
+    y: ir.Value,
+    scale: Callable[[], Any],
+    suffix: str,
+) -> ir.Value:
+    """Add rowsum(x) * (128 - z) * scale for unsigned codes, which became signed by subtracting 128."""
+    if operand.codes.dtype != ir.DataType.UINT8:
+        return y
+    path, out, points = node.name or "", operand.shape[0], operand.zero_point
+    rows = b.emit("ReduceSum", f"{path}.sums", [x, b.integers(1)], [dims(node.outputs[0])[0], 1], keepdims=1)
+
+    def shifts() -> NDArray[np.float32]:
+        zero = 0.0 if points is None else stored_array(points).astype(np.float32)
+        return np.broadcast_to((128.0 - zero) * scale(), (out,)).astype(np.float32)
+
+    shift = b.weight(f"{operand.codes.name}.shifts.{suffix}", b.dtype, (out,), shifts)
+    added = b.emit("Mul", f"{path}.shift", [rows, shift], dims(node.outputs[0]))
+    return b.emit("Add", f"{path}.shifted", [y, added], dims(node.outputs[0]))
+
+
+def _biased(b: SegmentBuilder, node: ir.Node, y: ir.Value) -> ir.Value:
+    bias = b.bias(node)
+    return b.emit("Add", f"{node.name}.biased", [y, *bias], dims(node.outputs[0])) if bias else y
+
+
+def _code_type(b: SegmentBuilder, operand: QuantizedOperand) -> ir.DataType:
+    """Type of 8-bit codes in the plan, noted among its number formats."""
+    b.number_formats.add("fp8" if operand.kind == "float8" else "int8")
+    return ir.DataType.FLOAT8E4M3FN if operand.kind == "float8" else ir.DataType.INT8
+
+
+def _blocked(
+    b: SegmentBuilder, operand: QuantizedOperand, block: int, make: Callable[[], NDArray[np.float32]]
+) -> ir.LazyTensor:
+    """Numbers [out] or [out, blocks] for the plan's blocks, [out, in / block], made when they are written."""
+    out, columns = operand.shape
+    dtype = b.dtype
+
+    def tensor() -> ir.TensorProtocol:
+        return ir.Tensor(operand.per_block(make(), block).astype(dtype.numpy()), dtype=dtype)
+
+    return ir.LazyTensor(tensor, dtype, ir.Shape([out, columns // block]))
+
+
+def _packed_int4(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    packed: Any = tensor.numpy_packed() if isinstance(tensor, ir.PackedTensor) else pack_nibbles(tensor.numpy())
+    if tensor.dtype == ir.DataType.UINT4:
+        packed = packed ^ _SIGN_BITS
+    return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
