@@ -1,8 +1,6 @@
 """Ingot's own quantizers in the packages' interface: a checkpoint and token ids in, a compressed-tensors folder out."""
 
-import json
 import os
-import shutil
 
 import numpy as np
 
@@ -13,10 +11,10 @@ from ingot.passes.manager import PassManager
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
-from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.checkpoint.tensors import tensor_names
+from ingot.pipeline.interchange.folder import Source, new_folder, write_checkpoint
 from ingot.pipeline.interchange.weight_sources import weights_of_model
-from ingot.pipeline.interchange.writers.plain import export_compressed_tensors
+from ingot.pipeline.interchange.writers import compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 
 
@@ -29,13 +27,9 @@ def quantize(job: Job) -> None:
     with calibrate_with(CalibrationEngine(_data(job))):
         PassManager([step.make(setting) for step in CHAINS[job.method]]).run(model)
     weights = list(weights_of_model(model, tensor_names(read_config(checkpoint))).values())
-    export = export_compressed_tensors(weights)
-    job.output.mkdir(parents=True)
-    write_weights(job.output / "model.safetensors", export.tensors, padded=False)
-    config = {**checkpoint.config, "quantization_config": export.quantization}
-    (job.output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    for file in checkpoint.tokenizer_files:
-        shutil.copy(file, job.output)
+    contents = compressed_tensors.plan(Source(checkpoint, weights))
+    with new_folder(job.output) as folder:
+        write_checkpoint(folder, job.output.name, contents, checkpoint)
 
 
 def _data(job: Job) -> CalibrationData:

@@ -31,7 +31,7 @@ from ingot.passes.weights import apply_to_array
 from ingot.progress import report_progress
 from ingot.sizes import round_up
 
-_DTYPES = {
+DTYPE_NAMES = {
     ir.DataType.DOUBLE: "F64",
     ir.DataType.FLOAT: "F32",
     ir.DataType.FLOAT16: "F16",
@@ -113,12 +113,12 @@ class _Entry:
     @property
     def dtype(self) -> str:
         """The format's word; types that it does not have (4 bits) are bytes."""
-        return "U8" if self.tensor is None else _DTYPES.get(self.tensor.dtype, "U8")
+        return "U8" if self.tensor is None else DTYPE_NAMES.get(self.tensor.dtype, "U8")
 
     @property
     def shape(self) -> list[int]:
         """[length] where the file holds bytes instead of the tensor's type."""
-        return list(self.tensor.shape.numpy()) if self.tensor and self.tensor.dtype in _DTYPES else [self.length]
+        return list(self.tensor.shape.numpy()) if self.tensor and self.tensor.dtype in DTYPE_NAMES else [self.length]
 
     def header(self) -> dict[str, object]:
         """The entry in the file's header."""

@@ -1,12 +1,10 @@
-"""A sealed program -> the checkpoint's own tensors, with the very numbers that the program computes with.
+"""The weights of a sealed artifact as the checkpoint's own tensors, with the values that its program computes with.
 
-weight_operands.py finds the weights that the program's nodes read. Of these
+    ...qkv_proj, ...gate_up_proj     cut into the tensors that pack-projections joined
+    floats widened from 16 bits      narrowed again if that is exact
+    Gemma's 1 + w                    less 1
 
-    ...qkv_proj, ...gate_up_proj     are rows of several tensors, cut as config.json says (pack-projections)
-    floats widened from 16 bits      are narrowed again where no bit is lost
-    Gemma's 1 + w                    has its 1 subtracted
-
-Norms and matrices that a pass folded a scale or a rotation into come out as they are in the program.
+Scales and rotations that a pass folded into norms and matrices stay folded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,21 +31,20 @@ from ingot.pipeline.targets.segments.weight_operands import (
     require_known,
 )
 
-Shape = tuple[int, ...]
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, tuple[int, ...]]
 
 _DTYPES = {"bfloat16": ir.DataType.BFLOAT16, "float16": ir.DataType.FLOAT16}
 
 
 def weights_of_artifact(artifact: Artifact) -> list[Weight]:
-    """Every tensor of the artifact's checkpoint, in config.json's order, and a tied head's own copy if there is one.
+    """Return the artifact's weights under the checkpoint's names, in config.json's order, and a tied head's own copy.
 
-    Every weight is read once for its facts and given back; it is read again when it is asked for. Raises UsageError
-    for an op that has no row in weight_operands.READERS and for an artifact without config.json, ArtifactError when
-    program and config.json do not go together.
+    Every weight is read once for its facts, and again when it is written. Raises UsageError for an op that has no row
+    in weight_operands.READERS and for an artifact without config.json, ArtifactError when program and config.json
+    contradict each other.
     """
     checkpoint = sealed_checkpoint(artifact)
-    shapes: dict[str, Shape] = {
+    shapes: dict[str, tuple[int, ...]] = {
         name: tensor.shape for name, tensor in expected_tensors(read_config(checkpoint)).items()
     }
     found: dict[str, Weight] = {}
@@ -62,9 +59,9 @@ def weights_of_artifact(artifact: Artifact) -> list[Weight]:
 
 
 def program_operands(artifact: Artifact, shapes: Shapes, complete: bool = True) -> list[Operand]:
-    """The weights that the program's nodes read, each once, in the program's order.
+    """Return the weights that the program's nodes read, each once, in the program's order.
 
-    complete    refuse a program with a weight that nobody can read back (UsageError); otherwise leave it out
+    complete    refuse a program that reads weights through an unknown operand (UsageError); otherwise leave them out
     """
     found: dict[str, Operand] = {}
     for step in artifact.manifest.program.steps:
@@ -78,7 +75,7 @@ def program_operands(artifact: Artifact, shapes: Shapes, complete: bool = True) 
 
 
 def _with_own_heads(operands: Iterable[Operand]) -> list[Operand]:
-    """A head that shares the table's name but not its numbers (the one quantized, the other not) gets its own name."""
+    """Rename a head that has the embedding table's name but other values, since only one of them is quantized."""
     found = list(operands)
     tables = {operand.stored.removesuffix(WIDENED) for operand in found if "Gather" in operand.op_type}
     return [
@@ -90,7 +87,7 @@ def _with_own_heads(operands: Iterable[Operand]) -> list[Operand]:
 
 
 def _unpacked(operand: Operand, shapes: Shapes) -> Iterator[Weight]:
-    """The checkpoint's tensors in one operand: itself, or the parts of a packed one."""
+    """Yield the checkpoint's tensors in an operand: itself, or the parts of a packed one."""
     parts = _parts(operand.name, shapes)
     rows = [shapes.get(part, shapes[EMBEDDING])[0] for part in parts]
     if sum(rows) != operand.rows:
@@ -110,7 +107,7 @@ def _parts(name: str, shapes: Shapes) -> list[str]:
         names = [name.replace(f".{pack}_proj.", f".{part}.") for part in parts]
         if name not in names and all(part in shapes for part in names):
             return names
-    raise ArtifactError(f"the program's weight {name!r} is none of config.json's tensors")
+    raise ArtifactError(f"the program's weight {name!r} is not a tensor of config.json's model")
 
 
 def _part(operand: Operand, name: str, rows: slice) -> Weight:
@@ -132,7 +129,7 @@ def _rows_of(tensor: ir.TensorProtocol, name: str, rows: slice, less: float) -> 
 
 
 def _narrowed(weight: Weight, dtype: ir.DataType | None) -> Weight:
-    """A float32 tensor in the checkpoint's 16 bits where they hold every number of it."""
+    """Return a float32 tensor in the checkpoint's 16-bit type if that holds all its values exactly."""
     if dtype is None or not isinstance(weight, PlainWeight) or weight.tensor.dtype != ir.DataType.FLOAT:
         return weight
     wide, narrow = weight.tensor, dtype.numpy()

@@ -1,11 +1,17 @@
-"""What the writers of safetensors formats share: what they are allowed, what they return, tensors made when written.
+"""Write a checkpoint folder in some format, whole or not at all.
 
-A new folder that appears whole or not at all: written under another name beside its place, flushed, renamed.
+A format's writer plans the folder's Contents from a Source. Export, transcode and import then write every folder alike:
+
+    with new_folder(target) as folder:        a temporary folder next to the target
+        write_checkpoint(folder, ...)         the contents and the tokenizer's files
+        ...                                   checks; an error leaves nothing on the disk
+                                              flushed, renamed to the target
 """
 
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,128 +19,101 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import BuildError, UsageError
-from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.json_files import write_json
+from ingot.pipeline.checkpoint.safetensors_writer import write_weights
+from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD
+from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight, lazy_tensor
+
+FLOAT_TYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
 NamedTensor = tuple[str, ir.TensorProtocol]
-Layout = Mapping[str, tuple[ir.DataType, tuple[int, ...]]]
+Layout = Mapping[str, tuple[ir.DataType, tuple[int, ...]]]  # leaf name -> type and shape
 Encoder = Callable[[QuantizedLayer], Mapping[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
-class WriteOptions:
-    """What a writer may do to a scheme that its format does not have.
+class Source:
+    """What to write: weights under the checkpoint's names; the checkpoint gives its configuration and tokenizer.
 
-    widen    put it into another that holds the same values: more bits, smaller groups, tables as float32
-    lossy    round scales and minima to the float16 that the format stores
-    floats   write a layer that the format cannot hold as float32, where it may leave layers in floats
-    dtype    of weights that are written as floats; None: plain ones as they are, others float32
+    graph          the compiled model, for a format that holds a graph instead of weights
+    keep_scales    also write the checkpoint's scales of inputs and KV cache, if the format has a place for them
+    """
+
+    checkpoint: Checkpoint
+    weights: Sequence[Weight] = ()
+    graph: ir.Model | None = None
+    keep_scales: bool = False
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a writer may do to a weight that its format cannot hold as it is.
+
+    widen        use another form of the same values: more bits, smaller groups, embedding and head as float32
+    lossy        round scales and minima to the float16 that the format stores
+    floats       write a layer that the format cannot hold as float32, if the format allows layers in floats
+    dtype        type of weights written as floats; None: plain ones keep theirs, quantized ones become float32
+    put_dtype    write the type of float weights to config.json when it may have changed
     """
 
     widen: bool = False
     lossy: bool = False
     floats: bool = False
     dtype: ir.DataType | None = None
+    put_dtype: bool = False
 
 
 AS_IT_IS = WriteOptions()
 
 
 @dataclass(frozen=True)
-class Export:
-    """tensors by name, config.json's quantization_config (None: no quantized tensor), and what changed its form."""
+class Contents(ABC):
+    """What a format would write of a source. notes: one sentence for each change of form, for the user."""
+
+    notes: Sequence[str]
+
+    @abstractmethod
+    def write(self, folder: Path, name: str) -> None:
+        """Write the files, one weight in memory at a time. `name` is the folder's final name."""
+
+
+@dataclass(frozen=True)
+class SafetensorsFiles(Contents):
+    """model.safetensors and config.json. side_file: a file that repeats quantization_config, such as GPTQ's."""
 
     tensors: Sequence[NamedTensor]
-    quantization: Mapping[str, Any] | None
-    notes: Sequence[str] = ()
+    config: Mapping[str, Any]
+    side_file: str = ""
+
+    @property
+    def quantization(self) -> Mapping[str, Any] | None:
+        """config.json's quantization_config; None when no tensor is quantized."""
+        return self.config.get("quantization_config")
+
+    def write(self, folder: Path, name: str) -> None:
+        write_weights(folder / "model.safetensors", self.tensors, padded=False)
+        write_json(folder / "config.json", self.config)
+        if self.side_file:
+            write_json(folder / self.side_file, self.quantization)
 
 
-def layer_tensors(
-    weights: Sequence[Weight], layout: Callable[[QuantizedLayer], Layout], encode: Encoder
-) -> list[NamedTensor]:
-    """Plain tensors as they are; layers as lazy tensors by their leaf names, encoded once for all their leaves."""
-    by_name = {weight.name: weight for weight in weights if isinstance(weight, QuantizedLayer)}
-
-    @lru_cache(maxsize=1)
-    def encoded(name: str) -> Mapping[str, NDArray[Any]]:
-        return encode(by_name[name])
-
-    def leaf_of(name: str, leaf: str) -> NDArray[Any]:
-        return encoded(name)[leaf]
-
-    found: list[NamedTensor] = []
-    for weight in weights:
-        if isinstance(weight, PlainWeight):
-            found.append((weight.name, weight.tensor))
-            continue
-        for leaf, (dtype, shape) in layout(weight).items():
-            name = f"{weight.module}.{leaf}"
-            found.append((name, lazy_tensor(name, dtype, shape, partial(leaf_of, weight.name, leaf))))
-    return found
-
-
-def as_floats(layer: QuantizedLayer) -> PlainWeight:
-    """The layer as the float32 that its codes stand for."""
-    make = partial(_dequantized, layer)
-    return PlainWeight(layer.name, lazy_tensor(layer.name, ir.DataType.FLOAT, layer.shape, make))
-
-
-def lazy_tensor(
-    name: str, dtype: ir.DataType, shape: tuple[int, ...], make: Callable[[], NDArray[Any]]
-) -> ir.LazyTensor:
-    """A tensor that is made each time it is read; fp8 comes as its bytes."""
-    return ir.LazyTensor(lambda: _tensor(make(), dtype), dtype, ir.Shape(shape), name=name)
-
-
-def _dequantized(layer: QuantizedLayer) -> NDArray[Any]:
-    return layer.read().dequantize()
-
-
-def _tensor(values: NDArray[Any], dtype: ir.DataType) -> ir.TensorProtocol:
-    content = np.ascontiguousarray(values)
-    return ir.Tensor(content if content.dtype == dtype.numpy() else content.view(dtype.numpy()), dtype)
-
-
-_STORED = {
-    "F64": ir.DataType.DOUBLE,
-    "F32": ir.DataType.FLOAT,
-    "F16": ir.DataType.FLOAT16,
-    "BF16": ir.DataType.BFLOAT16,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
-    "F8_E5M2": ir.DataType.FLOAT8E5M2,
-    "I64": ir.DataType.INT64,
-    "I32": ir.DataType.INT32,
-    "I16": ir.DataType.INT16,
-    "I8": ir.DataType.INT8,
-    "U64": ir.DataType.UINT64,
-    "U32": ir.DataType.UINT32,
-    "U16": ir.DataType.UINT16,
-    "U8": ir.DataType.UINT8,
-    "BOOL": ir.DataType.BOOL,
-}
-
-
-def stored_tensor(stored: StoredTensor, name: str | None = None) -> ir.LazyTensor:
-    """A tensor of a checkpoint as it lies in its file, whatever its type; read when it is written."""
-    dtype = _STORED[stored.dtype]
-
-    def read() -> NDArray[Any]:
-        raw = np.fromfile(stored.file, np.uint8, stored.num_bytes, offset=stored.offset)
-        return raw.view(dtype.numpy()).reshape(stored.shape)
-
-    return lazy_tensor(name or stored.name, dtype, stored.shape, read)
+def write_checkpoint(folder: Path, name: str, contents: Contents, checkpoint: Checkpoint) -> None:
+    """Write the contents, and copy the checkpoint's tokenizer and generation files."""
+    contents.write(folder, name)
+    for file in checkpoint.tokenizer_files:
+        shutil.copyfile(file, folder / file.name)
 
 
 @contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
-    """Give a temporary folder that becomes `target` when the block ends without an error, and disappears otherwise.
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `target` after the block, or removed when the block raises.
 
-    UsageError when `target` is there and not empty; BuildError when nothing can be written there.
+    UsageError when `target` exists and is not empty; BuildError when its parent cannot be written.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError(f"{target}: exists already, and is not replaced; name a new folder")
@@ -159,3 +138,44 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def config_of(source: Source, options: WriteOptions, quantization: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the checkpoint's config.json with the quantization; a head with its own tensor is no longer tied."""
+    config = dict(source.checkpoint.config)
+    if {HEAD, EMBEDDING} <= {weight.name for weight in source.weights}:
+        config["tie_word_embeddings"] = False
+    if quantization is not None:
+        return {**config, "quantization_config": quantization}
+    dequantized = any(isinstance(weight, QuantizedLayer) for weight in source.weights)
+    if options.put_dtype and (dequantized or options.dtype is not None):
+        name = next((name for name, dtype in FLOAT_TYPES.items() if dtype == options.dtype), "float32")
+        config |= {"dtype": name, "torch_dtype": name}  # loaders round weights to this type
+    return config
+
+
+def layer_tensors(
+    weights: Sequence[Weight], layout: Callable[[QuantizedLayer], Layout], encode: Encoder
+) -> list[NamedTensor]:
+    """Return plain weights unchanged, and each layer as lazy tensors `<module>.<leaf>` of its layout.
+
+    `encode` makes the leaves of a layer when the first of them is written; they are kept until the next layer.
+    """
+    by_name = {weight.name: weight for weight in weights if isinstance(weight, QuantizedLayer)}
+
+    @lru_cache(maxsize=1)
+    def encoded(name: str) -> Mapping[str, NDArray[Any]]:
+        return encode(by_name[name])
+
+    def leaf_of(name: str, leaf: str) -> NDArray[Any]:
+        return encoded(name)[leaf]
+
+    found: list[NamedTensor] = []
+    for weight in weights:
+        if isinstance(weight, PlainWeight):
+            found.append((weight.name, weight.tensor))
+            continue
+        for leaf, (dtype, shape) in layout(weight).items():
+            name = f"{weight.module}.{leaf}"
+            found.append((name, lazy_tensor(name, dtype, shape, partial(leaf_of, weight.name, leaf))))
+    return found

@@ -1,37 +1,41 @@
-"""Taking over a foreign checkpoint: looked through, written anew in one canonical form, proven, and ready to build.
+"""Import: check a foreign checkpoint, write it in one canonical form, prove it, and add a recipe that builds it.
 
-    nothing quantized                 plain safetensors, every tensor in its own type
-    quantized                         compressed-tensors with the same codes; layers that it cannot hold as float32
+    nothing quantized     plain safetensors, every tensor in its own type
+    quantized             compressed-tensors with the same codes; layers that it cannot hold as float32
 
-Recipes read foreign checkpoints as they are, so this is no step that a build needs. It leaves out what Ingot does not
-read (indexes, shards, other layouts of the same codes), finds what is wrong before anything is built, and says what the
-artifact will hold.
+A build does not need an import: recipes read foreign checkpoints as they are. An import drops what Ingot does not read
+(indexes, shards, other layouts of the same codes), reports every error before anything is built, and reports which
+weights an artifact will hold as codes.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.interchange.folder import Source
+from ingot.pipeline.interchange.formats import formats_that_hold
 from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
-from ingot.pipeline.interchange.transcode import Transcoded, transcode
+from ingot.pipeline.interchange.transcode import TRANSCODING, Transcoded, write_and_prove
+from ingot.pipeline.interchange.weight_sources import weights_of_checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 
 RECIPE = "recipe.yaml"
 _SHOWN = 5
+_OPTIONS = replace(TRANSCODING, floats=True)
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was taken over.
+    """The new folder and what a build of it will do.
 
     transcoded    the folder with its proof
-    warnings      what looks wrong, but does not stop a build
-    kept          quantized layers whose codes an artifact holds as they are
-    floats        reason -> quantized layers that an artifact holds as 32-bit floats
-    recipe        text of the recipe that stands in the folder
+    warnings      findings that do not stop a build
+    kept          number of quantized layers whose codes an artifact keeps
+    floats        reason -> quantized layers that become 32-bit floats in an artifact
+    recipe        text of the folder's recipe
     """
 
     transcoded: Transcoded
@@ -44,37 +48,39 @@ class Imported:
 def import_foreign(source: Path, folder: Path) -> Imported:
     """Write the checkpoint `source` to the new folder `folder` in its canonical form, with a recipe that builds it.
 
-    Raises CheckpointError with everything that is wrong with the source, or with what its model has that Ingot does not
-    build; UsageError when the folder is there already. Nothing is written then.
+    Raises CheckpointError with every error of the source, or with the part of its model that Ingot does not build;
+    UsageError when the folder exists. Nothing is written then.
     """
     findings = lint_checkpoint(source)
-    wrong = [finding for finding in findings if finding.severity == "error"]
-    if wrong:
-        raise CheckpointError(_told(source, wrong))
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise CheckpointError(_message(source, errors))
     checkpoint = Checkpoint.open(source)
-    kept, floats = _in_the_ir(checkpoint)
-    target = "compressed-tensors" if _has_codes(checkpoint, floats) else "safetensors"
-    outcome = transcode(source, folder, target, floats=True)
+    kept, floats = _weights_of_artifact(checkpoint)
     recipe = _recipe(source, kept, floats)
-    (folder / RECIPE).write_text(recipe, encoding="utf-8")
+    read = weights_of_checkpoint(checkpoint)
+    has_codes = formats_that_hold(Source(checkpoint, read.weights), _OPTIONS, ["compressed-tensors"])
+    target = "compressed-tensors" if has_codes else "safetensors"
+    outcome = write_and_prove(checkpoint, read, folder, target, _OPTIONS, {RECIPE: recipe})
     return Imported(outcome, findings, kept, floats, recipe)
 
 
+def _message(source: Path, errors: Sequence[Finding]) -> str:
+    shown = "; ".join(_problem(source, finding) for finding in errors[:_SHOWN])
+    more = f"; and {len(errors) - _SHOWN} more (ingot lint-checkpoint lists them)" if len(errors) > _SHOWN else ""
+    return f"{source}: {shown}{more}. Use another checkpoint, or repair this one"
+
+
 def _problem(source: Path, finding: Finding) -> str:
-    """A finding behind the source's path, which its message may begin with."""
+    """Return the finding without the source's path, which begins the message."""
     own = f"{source}: "
     return (
         finding.message.removeprefix(own) if finding.message.startswith(own) else f"{finding.where}: {finding.message}"
     )
 
 
-def _told(source: Path, wrong: Sequence[Finding]) -> str:
-    shown = "; ".join(_problem(source, finding) for finding in wrong[:_SHOWN])
-    more = f"; and {len(wrong) - _SHOWN} more (ingot lint-checkpoint lists them)" if len(wrong) > _SHOWN else ""
-    return f"{source}: {shown}{more}. Take another checkpoint, or mend this one"
-
-
-def _in_the_ir(checkpoint: Checkpoint) -> tuple[int, dict[str, list[str]]]:
+def _weights_of_artifact(checkpoint: Checkpoint) -> tuple[int, dict[str, list[str]]]:
+    """Return how many quantized layers the IR holds as codes, and the others by the reason why not."""
     model = import_checkpoint(checkpoint, check_weights=False)
     floats: dict[str, list[str]] = {}
     for name, reason in json.loads(model.metadata_props.get("ingot.dequantized", "{}")).items():
@@ -83,22 +89,14 @@ def _in_the_ir(checkpoint: Checkpoint) -> tuple[int, dict[str, list[str]]]:
     return kept, floats
 
 
-def _has_codes(checkpoint: Checkpoint, floats: Mapping[str, Sequence[str]]) -> bool:
-    """Whether compressed-tensors holds a layer in codes: one that the IR does, or fp8, or in activation order."""
-    minima = {name for reason, names in floats.items() if "minima" in reason for name in names}
-    tables = {"model.embed_tokens.weight"}
-    plain = {name for name, tensor in checkpoint.encoded.items() if tensor.storage in ("F32", "F16", "BF16")}
-    return bool(set(checkpoint.encoded) - minima - tables - plain)
-
-
 def _recipe(source: Path, kept: int, floats: Mapping[str, Sequence[str]]) -> str:
     changed = sum(map(len, floats.values()))
-    told = f"{kept} weights keep their codes" if kept else "weights as they are"
-    told += f", {changed} become 32-bit floats" if changed else ""
+    summary = f"{kept} weights keep their codes" if kept else "weights as they are"
+    summary += f", {changed} become 32-bit floats" if changed else ""
     return (
-        f"# {source.name}, taken over by ingot import: {told}.\n"
+        f"# {source.name}, written by ingot import: {summary}.\n"
         "# Build it:  ingot build recipe.yaml --set evaluation.text=TEXT\n"
         "extends: fp32-cpu\n"
-        f"description: {json.dumps(f'{source.name}, {told}')}\n"
+        f"description: {json.dumps(f'{source.name}, {summary}')}\n"
         "checkpoint: .\n"
     )

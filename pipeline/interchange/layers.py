@@ -1,20 +1,22 @@
-"""A model's weights as a writer of a format sees them: plain tensors, and quantized layers with the facts of each.
+"""A model's weights as a format's writer sees them: plain tensors, and quantized layers with the facts of each.
 
-Facts are what a format must have room for. They are found by reading every layer once, one at a time; the layer itself
-is read again when it is written.
+A writer decides from the facts whether its format holds a layer. Finding them reads every layer once, one at a time;
+the layer is read again when it is written.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, is_float16, unsigned
+from ingot.pipeline.checkpoint.safetensors_writer import DTYPE_NAMES
 
 Q4_1_BITS = 4
 Strategy = Literal["tensor", "channel", "group", "block"]
@@ -22,16 +24,16 @@ Strategy = Literal["tensor", "channel", "group", "block"]
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What one layer needs.
+    """What a format must be able to store to hold one layer.
 
     shape              [out, in]
-    bits               of a code as it is stored
-    group_size         columns that share a scale: the width where a row shares one
-    strategy           what shares a scale: the tensor, a row, a group of columns, a block of as many rows as columns
-    bits_for           the fewest bits that hold the weight with zero points of each kind; None: more than 8
-    not_integers       why there are no integer codes of the same values; "" where there are
-    float16_scales     whether float16 holds every scale (and minimum) as it is
-    q4_1               whether 4 bits and float16 minima hold it
+    bits               width of a code as it is stored
+    group_size         columns that share a scale; the row's width where a whole row does
+    strategy           what shares a scale: the tensor, a row, a group of columns, or a square block
+    bits_for           fewest bits that hold the weight with each kind of zero points; None: more than 8
+    not_integers       why no integer codes have the same values; "" where some do
+    float16_scales     whether every scale (and minimum) is exact in float16
+    q4_1               whether 4-bit codes with float16 minima hold the weight exactly
     """
 
     shape: tuple[int, int]
@@ -48,12 +50,12 @@ class LayerFacts:
 
     @property
     def symmetric(self) -> bool:
-        """Whether zero points in the middle take no more bits than the codes have."""
+        """Whether zero points in the middle of the range need no more bits than the codes have."""
         return (self.bits_for["middle"] or self.bits + 1) <= self.bits
 
     @property
     def scheme(self) -> str:
-        """The scheme in words, for messages."""
+        """The scheme as text, for messages."""
         groups = "per channel" if self.group_size == self.shape[1] else f"in blocks of {self.group_size}"
         if self.kind == "float":
             return f"fp{self.bits} {groups}"
@@ -62,7 +64,7 @@ class LayerFacts:
         return f"{found} in activation order" if self.act_order else found
 
     def code_bits(self, zeros: Zeros, among: tuple[int, ...] = tuple(range(2, 9))) -> int | None:
-        """The narrowest of the widths `among` that holds the codes, and is no narrower than they are stored."""
+        """Return the narrowest of the widths `among` that holds the codes and is at least their stored width."""
         needed = self.bits_for[zeros]
         if needed is None:
             return None
@@ -72,23 +74,25 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class PlainWeight:
-    """A tensor that stays as the checkpoint has it."""
+    """A tensor that is written as it is."""
 
     name: str
     tensor: ir.TensorProtocol
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As stored."""
+        """The tensor's shape."""
         return tuple(self.tensor.shape.numpy())
 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A quantized weight by its plain name; `read` decodes it anew each time.
+    """A quantized weight under its plain name, such as "model.layers.0.mlp.up_proj.weight".
 
+    read           decodes the weight; each call reads the file again
     activations    how the layer's inputs are quantized, if they are
-    storage        the format that `parts`, the tensors as they lie in a file, are in; "" when there are none
+    parts          the tensors that a checkpoint stores for the layer; empty for other sources
+    storage        the storage format of `parts`
     """
 
     name: str
@@ -110,21 +114,44 @@ class QuantizedLayer:
 
     @property
     def scheme(self) -> str:
-        """The scheme in words, for messages."""
+        """The scheme as text, for messages."""
         return self.facts.scheme
 
     def integers(self) -> DecodedWeight:
-        """Integer codes and zero points; the caller has seen that the layer has them."""
+        """Return integer codes and zero points; the caller has checked facts.not_integers."""
         found = as_integers(self.read())
         assert isinstance(found, DecodedWeight)
         return found
+
+    def as_floats(self) -> PlainWeight:
+        """Return the layer dequantized to float32 when it is written."""
+        floats = lazy_tensor(self.name, ir.DataType.FLOAT, self.shape, lambda: self.read().dequantize())
+        return PlainWeight(self.name, floats)
 
 
 Weight = PlainWeight | QuantizedLayer
 
 
+def lazy_tensor(
+    name: str, dtype: ir.DataType, shape: tuple[int, ...], make: Callable[[], NDArray[Any]]
+) -> ir.LazyTensor:
+    """Return a tensor that `make` computes each time it is read; float8 values may come as bytes."""
+    return ir.LazyTensor(lambda: _tensor(make(), dtype), dtype, ir.Shape(shape), name=name)
+
+
+def stored_tensor(stored: StoredTensor, name: str | None = None) -> ir.LazyTensor:
+    """Return a checkpoint's tensor unchanged, of any type; it is read from its file when it is written."""
+    dtype = _DTYPES[stored.dtype]
+
+    def read() -> NDArray[Any]:
+        raw = np.fromfile(stored.file, np.uint8, stored.num_bytes, offset=stored.offset)
+        return raw.view(dtype.numpy()).reshape(stored.shape)
+
+    return lazy_tensor(name or stored.name, dtype, stored.shape, read)
+
+
 def facts_of(weight: DecodedWeight) -> LayerFacts:
-    """The facts of a decoded layer."""
+    """Return the facts of a decoded layer."""
     rows, columns = weight.codes.shape
     integers = as_integers(weight)
     needed: dict[Zeros, int | None] = {"middle": None, "from zero": None, "from one": None}
@@ -147,11 +174,19 @@ def facts_of(weight: DecodedWeight) -> LayerFacts:
 
 
 def minima_of(weight: DecodedWeight) -> FloatArray:
-    """What Q4_1 adds to code * scale, [out, groups], of a weight with integer codes in unsigned form."""
+    """Return the minima of a weight with unsigned codes, [out, groups]: what Q4_1 adds to code * scale."""
     if weight.offsets is not None:
         return weight.offsets
     assert weight.zero_points is not None
     return -(weight.zero_points.astype(np.float32) * weight.scales)
+
+
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+def _tensor(values: NDArray[Any], dtype: ir.DataType) -> ir.TensorProtocol:
+    content = np.ascontiguousarray(values)
+    return ir.Tensor(content if content.dtype == dtype.numpy() else content.view(dtype.numpy()), dtype)
 
 
 def _strategy(weight: DecodedWeight) -> Strategy:

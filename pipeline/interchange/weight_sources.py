@@ -1,12 +1,10 @@
-"""The weights of a compiled model as an export sees them: the checkpoint's own tensors, or codes with their scales.
+"""Weights as writers take them, from three sources: a compiled model, a recipe that has not run yet, a checkpoint.
 
-What the weights of an export will be, as far as it is known before anything is quantized.
+    weights_of_model          the IR after quantization passes: plain tensors, codes with their scales
+    weights_before_passes     facts of the weights that passes will leave, without codes
+    weights_of_checkpoint     a checkpoint's files, without the IR and without a change of value
 
-A format that has no place for a scheme can so be refused before a calibration that takes hours. What only the rounding
-shows (whether float16 holds the scales, whether a zero point is 0) is taken to be as the format likes it; it is checked
-again on the weights themselves.
-
-A checkpoint's weights as the writers of formats take them, straight from its files: no IR, no change of a value.
+The fourth source, a sealed artifact, is artifact_weights.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +30,15 @@ from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, acti
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import MAX_BITS
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
-from ingot.pipeline.interchange.folder import lazy_tensor, stored_tensor
-from ingot.pipeline.interchange.layers import LayerFacts, PlainWeight, QuantizedLayer, Weight, facts_of
+from ingot.pipeline.interchange.layers import (
+    LayerFacts,
+    PlainWeight,
+    QuantizedLayer,
+    Weight,
+    facts_of,
+    lazy_tensor,
+    stored_tensor,
+)
 from ingot.progress import report_progress
 
 _CODE_TYPES = {
@@ -46,23 +51,23 @@ _CODE_TYPES = {
 
 
 def weights_of_model(model: ir.Model, names: Iterable[str]) -> dict[str, Weight]:
-    """The named weights of a model that no pass but quantization has changed, and a tied head's own copy if any.
+    """Return the named weights of a model that only quantization has changed, and a tied head's own copy if it has one.
 
-    Every quantized weight is read once for its facts. UsageError when layers keep channels aside or scale inputs.
+    Every quantized weight is read once for its facts. UsageError when layers keep outlier channels or scale inputs.
     """
     _refuse_split_layers(model.graph)
     _refuse_input_scales(model.graph)
     initializers = model.graph.initializers
     copies = [name for name in (HEAD,) if name in initializers or f"{name}.q" in initializers]
-    found = {name: _exported(initializers, name) for name in dict.fromkeys([*names, *copies])}
-    if _is_heads_alone(initializers):  # the codes of a tied head bear the table's name
+    found = {name: _weight(initializers, name) for name in dict.fromkeys([*names, *copies])}
+    if _is_heads_alone(initializers):  # the codes of a tied head have the table's name
         found |= {EMBEDDING: PlainWeight(EMBEDDING, _tensor(initializers[EMBEDDING]))}
-        found[HEAD] = _exported(initializers, EMBEDDING, HEAD)
+        found[HEAD] = _weight(initializers, EMBEDDING, HEAD)
     return found
 
 
 def _is_heads_alone(initializers: Mapping[str, ir.Value]) -> bool:
-    """Whether the codes of the embedding table are a tied head's, and the table itself is not quantized."""
+    """Return whether a tied head is quantized and the embedding table, its float copy, is not."""
     if f"{EMBEDDING}.q" not in initializers or EMBEDDING not in initializers:
         return False
     node = next(iter(initializers[f"{EMBEDDING}.q"].consumers()))
@@ -73,8 +78,8 @@ def _refuse_split_layers(graph: ir.Graph) -> None:
     split = split_layers(graph)
     if split:
         raise UsageError(
-            f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels beside their 8-bit inputs; no "
-            "checkpoint format has a place for them: set outliers and outlier_threshold to 0, or export to onnx"
+            f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels next to their 8-bit inputs; no "
+            "checkpoint format can hold them: set outliers and outlier_threshold to 0, or export to onnx"
         )
 
 
@@ -83,11 +88,11 @@ def _refuse_input_scales(graph: ir.Graph) -> None:
     if scaled:
         raise UsageError(
             f"{scaled[0]!r} and {len(scaled) - 1} more layers have their inputs scaled by a Mul; no checkpoint "
-            "format has a place for it: give awq `fold: exact`, or export to onnx"
+            "format can hold it: set awq's `fold: exact`, or export to onnx"
         )
 
 
-def _exported(initializers: Mapping[str, ir.Value], name: str, exported_as: str | None = None) -> Weight:
+def _weight(initializers: Mapping[str, ir.Value], name: str, exported_as: str | None = None) -> Weight:
     if f"{name}.q" not in initializers:
         return PlainWeight(name, _tensor(initializers[name]))
     node = next(iter(initializers[f"{name}.q"].consumers()))
@@ -96,14 +101,14 @@ def _exported(initializers: Mapping[str, ir.Value], name: str, exported_as: str 
 
 
 def _activations(node: ir.Node) -> ActivationScheme | None:
-    """How the linear layer behind a weight's DequantizeLinear has its inputs quantized."""
+    """Return how the inputs of the linear layer that reads a DequantizeLinear are quantized."""
     reader = next(iter(node.outputs[0].consumers()))
     maker = None if reader.op_type != "Gemm" or reader.inputs[0] is None else reader.inputs[0].producer()
     return None if maker is None else activations_of_node(maker.metadata_props)
 
 
 def _read_codes(node: ir.Node) -> DecodedWeight:
-    """The operands of a DequantizeLinear."""
+    """Return the operands of a DequantizeLinear."""
     codes, scales, *zero_point = (_tensor(value) for value in node.inputs if value is not None)
     kind = _CODE_TYPES[codes.dtype]
     stored = apply_to_array(codes, lambda values: values.astype(kind))
@@ -126,11 +131,15 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
 
 
 def weights_before_passes(model: ir.Model, passes: Sequence[Pass], names: Iterable[str]) -> list[Weight] | None:
-    """The named weights as these passes will leave an imported model's; None where a pass decides as it runs."""
+    """Return the named weights as these passes will leave them; None when a pass decides while it runs.
+
+    So a format that cannot hold a scheme is refused before a calibration that may take hours. Facts that only rounding
+    shows (whether float16 holds the scales, whether a zero point is 0) are assumed to fit; export checks them again.
+    """
     found: dict[str, Weight] = {}
     for made in passes:
         if isinstance(made, QuantizeWeights):
-            found = _layers(made, model) | found  # a weight that is quantized is left alone by what follows
+            found = _layers_of_pass(made, model) | found  # a weight that is quantized is left alone by what follows
         elif not made.keeps_schemes:
             return None
     plain = {name: _plain(model, name) for name in names if name not in found}
@@ -138,7 +147,7 @@ def weights_before_passes(model: ir.Model, passes: Sequence[Pass], names: Iterab
     return None if None in weights.values() else [weight for weight in weights.values() if weight is not None]
 
 
-def _layers(made: QuantizeWeights, model: ir.Model) -> dict[str, Weight]:
+def _layers_of_pass(made: QuantizeWeights, model: ir.Model) -> dict[str, Weight]:
     layers: dict[str, Weight] = {}
     for (weight, scheme), sites in made.plan(model).items():
         name, shape = weight.name or "", weight.shape
@@ -146,7 +155,7 @@ def _layers(made: QuantizeWeights, model: ir.Model) -> dict[str, Weight]:
         if name == EMBEDDING and all(site.role == "head" for site in sites):
             name = HEAD  # a tied head that is quantized otherwise than the table gets a tensor of its own
         rows, columns = (int(size) for size in shape.numpy())
-        layers[name] = QuantizedLayer(name, _facts((rows, columns), scheme), _not_made)
+        layers[name] = QuantizedLayer(name, _facts((rows, columns), scheme), _no_codes)
     return layers
 
 
@@ -173,25 +182,25 @@ def _facts(shape: tuple[int, int], scheme: Scheme) -> LayerFacts:
 
 
 def _plain(model: ir.Model, name: str) -> PlainWeight | None:
-    """None for a weight that came quantized."""
+    """Return the named initializer; None for a weight that the checkpoint holds quantized."""
     value = model.graph.initializers.get(name)
     return None if value is None or value.const_value is None else PlainWeight(name, value.const_value)
 
 
-def _not_made() -> NoReturn:
-    raise AssertionError("a planned layer has no codes yet")
+def _no_codes() -> NoReturn:
+    raise AssertionError("passes have not made the codes of this layer yet")
 
 
 @dataclass(frozen=True)
-class SourceWeights:
-    """weights in the order they are written; left_out says what of the checkpoint is not among them."""
+class CheckpointWeights:
+    """weights: in the order they are written. left_out: the checkpoint's other tensors, as sentences for the user."""
 
     weights: Sequence[Weight]
     left_out: Sequence[str]
 
 
-def weights_of_checkpoint(checkpoint: Checkpoint) -> SourceWeights:
-    """Every tensor that the model needs; all there are when Ingot does not know the model's family.
+def weights_of_checkpoint(checkpoint: Checkpoint) -> CheckpointWeights:
+    """Return every tensor that the model needs, or all tensors when Ingot does not know the model's family.
 
     Each quantized layer is read once for its facts. CheckpointError when tensors are missing, damaged or left over.
     """
@@ -201,7 +210,7 @@ def weights_of_checkpoint(checkpoint: Checkpoint) -> SourceWeights:
         encoded = checkpoint.encoded.get(name)
         weights.append(_decoded(encoded) if encoded else PlainWeight(name, stored_tensor(checkpoint.tensor(name))))
         report_progress("reading weights", done, len(names))
-    return SourceWeights(weights, _left_out([name for name in checkpoint.shapes if name not in set(names)]))
+    return CheckpointWeights(weights, _left_out([name for name in checkpoint.shapes if name not in set(names)]))
 
 
 def _left_out(names: Sequence[str]) -> list[str]:

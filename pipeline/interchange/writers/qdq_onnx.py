@@ -1,23 +1,22 @@
-"""The IR as a whole model of its own: input_ids [batch, sequence] -> logits [batch, sequence, vocab], no cache.
+"""QDQ ONNX: the model as one standard ONNX file that plain onnxruntime runs.
 
-    input_ids                 flattened for the graph, which knows tokens alone; positions count from 0 in each row
-    logits_indices            gone: every position has logits
-    ingot::PagedAttention     causal attention within a row, in standard operators
-
-What is left is standard ONNX of opset 24 (DequantizeLinear over 4-bit blocks is of opset 21, RMSNormalization and
-RotaryEmbedding of 23). Attention takes batch * sequence ** 2 numbers per head; the models are for prompts, for other
-compilers, and for comparing.
-
-QDQ ONNX: the model as one standard ONNX file that plain onnxruntime runs, with codes behind DequantizeLinear.
-
-    model.onnx               the graph: input_ids [batch, sequence] -> logits [batch, sequence, vocab]
+    model.onnx               input_ids [batch, sequence] -> logits [batch, sequence, vocab], no cache
     weights.safetensors      its external data: codes, scales, zero points, floats
 
-Codes are INT4, UINT4, INT8, UINT8 or float8_e4m3 with one scale per row or per block of columns (`block_size`); weights
-of 2 and 3 bits stand in 4. Quantized activations are QuantizeLinear and DequantizeLinear as the pass left them.
+Codes are INT4, UINT4, INT8, UINT8 or float8_e4m3, dequantized by DequantizeLinear with one scale per row or per block
+of columns (`block_size`); codes of 2 and 3 bits are stored in 4. Quantized activations keep the pass's QuantizeLinear
+and DequantizeLinear. The compiled graph changes in three places:
+
+    input_ids                 flattened, since the graph computes over tokens; positions count from 0 in each row
+    logits_indices            removed: every position has logits
+    ingot::PagedAttention     causal attention within a row, in standard operators
+
+Opset 24: DequantizeLinear over 4-bit blocks needs 21, RMSNormalization and RotaryEmbedding need 23. Attention scores
+take batch * sequence ** 2 numbers per head, so these models are for prompts, other compilers, and comparisons.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,29 +26,58 @@ from ingot.errors import PassError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import add_constant
+from ingot.pipeline.checkpoint.json_files import write_json
+from ingot.pipeline.interchange.folder import Contents, Source, WriteOptions
 from ingot.pipeline.targets.segments.onnx_files import write_model
 
+MODEL = "model.onnx"
 MADE_BY = "standalone"
 _DOMAINS = {""}
 
 
+def plan(source: Source, options: WriteOptions) -> Contents:
+    """Write the source's graph, which only quantization has changed; writing changes it."""
+    assert source.graph is not None
+    return _OnnxFiles((), source)
+
+
+@dataclass(frozen=True)
+class _OnnxFiles(Contents):
+    source: Source
+
+    def write(self, folder: Path, name: str) -> None:
+        assert self.source.graph is not None
+        write_qdq_onnx(self.source.graph, folder)
+        write_json(folder / "config.json", self.source.checkpoint.config)
+
+
+def write_qdq_onnx(model: ir.Model, folder: Path) -> Path:
+    """Write the model, which is changed by it, and return the ONNX file; one weight is in memory at a time.
+
+    PassError for a graph that was lowered, BuildError when the disk is full.
+    """
+    make_standalone(model)
+    PassManager([make_pass("clean-up")]).run(model)
+    return write_model(model, folder / MODEL)
+
+
 def make_standalone(model: ir.Model) -> None:
-    """Change the model in place. PassError when it was lowered already and holds more than standard operators."""
+    """Change the model in place. PassError when a lowering left it with nonstandard operators."""
     graph = model.graph
     builder = _Builder(graph)
-    builder.take_rows()
+    builder.replace_inputs()
     for node in [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]:
         builder.expand(node)
-    builder.give_rows()
+    builder.replace_logits()
     left = {f"{node.domain}::{node.op_type}" for node in graph} - {f"::{node.op_type}" for node in graph}
     if left:
-        raise PassError(f"{MADE_BY}: {', '.join(sorted(left))} are no standard operators; run no lowering before")
+        raise PassError(f"{MADE_BY}: {', '.join(sorted(left))} are not standard operators; export before lowering")
     for domain in set(graph.opset_imports) - _DOMAINS:
         del graph.opset_imports[domain]
 
 
 class _Builder:
-    """Nodes before an anchor, and values that all attentions share."""
+    """Inserts nodes before an anchor, and holds the values that all attention nodes share."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -57,8 +85,8 @@ class _Builder:
         self.path = MADE_BY
         self.masks: dict[int, ir.Value] = {}
 
-    def take_rows(self) -> None:
-        """New inputs, and what the old ones stand for."""
+    def replace_inputs(self) -> None:
+        """Replace the graph's inputs by input_ids, and compute the old ones from it."""
         ids, positions, indices = self.graph.inputs
         rows = ir.Value(name="rows", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch", "sequence"]))
         self.shape = self._op("Shape", "shape", [rows])  # [batch, sequence]
@@ -77,8 +105,8 @@ class _Builder:
         rows.name = "input_ids"
         self.graph.inputs.append(rows)
 
-    def give_rows(self) -> None:
-        """logits [batch * sequence, vocab] by row."""
+    def replace_logits(self) -> None:
+        """Reshape logits [batch * sequence, vocab] to [batch, sequence, vocab]."""
         logits = self.graph.outputs[0]
         assert logits.shape is not None
         vocabulary, producer = logits.shape[1], logits.producer()
@@ -95,7 +123,7 @@ class _Builder:
         self.graph.outputs[0] = made
 
     def expand(self, node: ir.Node) -> None:
-        """PagedAttention over the tokens of each row."""
+        """Replace a PagedAttention by causal attention over the tokens of each row."""
         self.anchor, self.path = node, f"{node.name}.causal"
         number = {name: int(node.attributes[name].as_int()) for name in ("num_heads", "num_kv_heads", "head_dim")}
         heads, kv_heads, head_dim = number["num_heads"], number["num_kv_heads"], number["head_dim"]
@@ -113,8 +141,8 @@ class _Builder:
         self.graph.remove(node, safe=True)
 
     def _scores(self, query: ir.Value, keys: ir.Value, node: ir.Node) -> ir.Value:
-        product = self._op("MatMul", "product", [query, keys])
-        scores = self._op("Mul", "scores", [product, self._float(node.attributes["scale"].as_float())])
+        unscaled = self._op("MatMul", "product", [query, keys])
+        scores = self._op("Mul", "scores", [unscaled, self._float(node.attributes["scale"].as_float())])
         softcap = node.attributes["softcap"].as_float()
         if not softcap:
             return scores
@@ -122,7 +150,7 @@ class _Builder:
         return self._op("Mul", "softcap.mul", [bent, self._float(softcap)])
 
     def _visible(self, window: int) -> ir.Value:
-        """[sequence, sequence] bool, built once per window at its first user."""
+        """Return the causal mask [sequence, sequence], built once for each window size."""
         if window not in self.masks:
             path, self.path = self.path, f"attention.window_{window}" if window else "attention.full"
             here = self._op("Unsqueeze", "here", [self.places, self._integers(1)])
@@ -167,16 +195,3 @@ class _Builder:
 
     def _float(self, number: float) -> ir.Value:
         return add_constant(self.graph, f"standalone.float.{number!r}", np.array(number, np.float32))
-
-
-MODEL = "model.onnx"
-
-
-def write_qdq_onnx(model: ir.Model, folder: Path) -> Path:
-    """Write the IR of a model that no pass but quantization has changed; the model is used up. Returns the ONNX file.
-
-    One weight is in memory at a time. PassError for a graph that was lowered, BuildError when the disk is full.
-    """
-    make_standalone(model)
-    PassManager([make_pass("clean-up")]).run(model)
-    return write_model(model, folder / MODEL)

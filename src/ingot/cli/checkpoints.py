@@ -1,13 +1,7 @@
-"""`ingot export`: quantized weights of a recipe or an artifact as a checkpoint that other tools load.
-
-`ingot transcode`: a checkpoint in another tool's format, with the proof that its weights are the same.
-
-`ingot import`: another tool's checkpoint looked through, written in one canonical form, and ready to build.
-
-`ingot lint-checkpoint`: everything that is wrong with a checkpoint, quantized or not.
-"""
+"""Commands that read and write other tools' checkpoints: export, transcode, import, lint-checkpoint."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
@@ -15,24 +9,34 @@ import click
 from ingot.artifact import MANIFEST, open_artifact
 from ingot.cli.console import print_json, print_note, progress_bars, stdout
 from ingot.errors import UsageError
-from ingot.pipeline.interchange.export import FORMATS, export_artifact, export_checkpoint
+from ingot.pipeline.interchange.export import export_artifact, export_checkpoint
+from ingot.pipeline.interchange.folder import FLOAT_TYPES
+from ingot.pipeline.interchange.formats import CHECKPOINT_FORMATS, FORMATS
 from ingot.pipeline.interchange.import_ import RECIPE, Imported, import_foreign
 from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
-from ingot.pipeline.interchange.transcode import TARGETS, Transcoded, transcode
-from ingot.pipeline.interchange.writers.plain import FLOATS
+from ingot.pipeline.interchange.transcode import Transcoded, transcode
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.sizes import format_bytes
+
+_SOURCE = click.argument("source", type=click.Path(path_type=Path))
+_OUTPUT = click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder to write.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+
+
+def _format_option(formats: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    names = ", ".join(formats)
+    return click.option("--to", "format_name", required=True, metavar="FORMAT", help=f"One of {names}.")
 
 
 @click.command("export")
 @click.argument("source", metavar="ARTIFACT|RECIPE")
-@click.option("--to", "format_name", required=True, metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder to write.")
+@_format_option(FORMATS)
+@_OUTPUT
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
 @click.option("--round-scales", is_flag=True, help="Round scales to float16, which gptq, awq and gguf store.")
-@click.option("--widen", is_flag=True, help="Same values in another form: tables in floats, smaller groups, more bits.")
-@click.option("--no-resume", is_flag=True, help="Calibrate from the start, even where an earlier run was cut off.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--widen", is_flag=True, help="Allow other forms of the same values: more bits, smaller groups, floats.")
+@click.option("--no-resume", is_flag=True, help="Calibrate from the start instead of resuming an interrupted run.")
+@_JSON
 def export_command(
     source: str,
     format_name: str,
@@ -43,9 +47,9 @@ def export_command(
     no_resume: bool,
     as_json: bool,
 ) -> None:
-    """Write ARTIFACT's weights, or those that RECIPE makes of its checkpoint, in another tool's format.
+    """Write the weights of ARTIFACT, or those that RECIPE makes from its checkpoint, in another tool's format.
 
-    An artifact needs neither its checkpoint nor its calibration text again. The tokenizer is written beside the
+    Exporting an artifact needs neither its checkpoint nor its calibration text. The tokenizer is written with the
     weights.
 
     \b
@@ -66,35 +70,38 @@ def export_command(
         else:
             recipe = load_recipe(source, overrides)
             folder = export_checkpoint(recipe, output, format_name, **options, resume=not no_resume, note=notes.append)
-    size = sum(file.stat().st_size for file in folder.iterdir())
     if as_json:
-        print_json({"path": str(folder), "format": format_name, "bytes": size, "notes": notes})
+        print_json({"path": str(folder), "format": format_name, "bytes": _size(folder), "notes": notes})
         return
-    for words in notes:
-        print_note(words)
-    stdout().print(f"wrote {folder} ({format_name}, {format_bytes(size)})", markup=False)
+    for text in notes:
+        print_note(text)
+    stdout().print(f"wrote {folder} ({format_name}, {format_bytes(_size(folder))})", markup=False)
 
 
 def _refuse_overrides(artifact: str, overrides: tuple[str, ...]) -> None:
     if overrides:
         raise UsageError(
-            f"{artifact} is an artifact, whose weights are what they are: --set {overrides[0]} can only change what a "
-            "recipe makes; name the recipe instead"
+            f"{artifact} is an artifact, whose weights are fixed: --set {overrides[0]} can only change what a recipe "
+            "makes; name the recipe instead"
         )
 
 
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
 @click.command("transcode")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("--to", "target", required=True, metavar="FORMAT", help=f"One of {', '.join(TARGETS)}.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder to write.")
+@_SOURCE
+@_format_option(CHECKPOINT_FORMATS)
+@_OUTPUT
 @click.option("--proof", type=click.Path(path_type=Path), help="File to write the proof to, as JSON.")
 @click.option("--lossy", is_flag=True, help="Round scales, minima and floats that the format stores in 16 bits.")
-@click.option("--floats", is_flag=True, help="compressed-tensors: layers that it cannot hold become float32.")
-@click.option("--dtype", metavar="TYPE", help=f"Of weights written as floats: {', '.join(FLOATS)}.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--floats", is_flag=True, help="compressed-tensors: write layers that it cannot hold as float32.")
+@click.option("--dtype", metavar="TYPE", help=f"Type of weights written as floats: {', '.join(FLOAT_TYPES)}.")
+@_JSON
 def transcode_command(
     source: Path,
-    target: str,
+    format_name: str,
     output: Path,
     proof: Path | None,
     lossy: bool,
@@ -104,9 +111,9 @@ def transcode_command(
 ) -> None:
     """Write the checkpoint SOURCE, a folder or a .gguf file, in another format without changing a weight.
 
-    Codes, scales and zero points are carried over; nothing is quantized again. The result is read back and every
-    dequantized weight is compared with the source's before the folder appears. A scheme that the format cannot hold is
-    refused, with the formats that can.
+    Codes, scales and zero points are copied; nothing is quantized again. The result is read back, and every dequantized
+    weight is compared with the source's before the folder appears. If the format cannot hold a scheme, the error names
+    the formats that can.
 
     \b
     Examples:
@@ -114,44 +121,45 @@ def transcode_command(
       ingot transcode model-q4_0.gguf --to awq -o model-awq
     """
     with progress_bars():
-        outcome = transcode(source, output, target, lossy=lossy, floats=floats, dtype=dtype)
+        outcome = transcode(source, output, format_name, lossy=lossy, floats=floats, dtype=dtype)
     if proof is not None:
         proof.write_text(json.dumps({"source": str(source), **outcome.as_json()}, indent=2) + "\n", encoding="utf-8")
     if as_json:
         print_json({"source": str(source), **outcome.as_json()})
     else:
-        print_transcoded(outcome)
+        _print_transcoded(outcome)
 
 
-def print_transcoded(outcome: Transcoded) -> None:
-    """What was written, in what form, and the proof."""
-    console, proof = stdout(), outcome.proof
+def _print_transcoded(outcome: Transcoded) -> None:
+    proof, size = outcome.proof, format_bytes(_size(outcome.folder))
     for note in outcome.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        _print(f"note: {note}")
     for part in outcome.left_out:
-        console.print(f"left out: {part}", markup=False, soft_wrap=True)
-    size = sum(file.stat().st_size for file in outcome.folder.iterdir())
-    console.print(f"wrote {outcome.folder} ({outcome.target}, {format_bytes(size)})", markup=False, soft_wrap=True)
+        _print(f"left out: {part}")
     where = f" in {proof.largest_in}, {proof.changed_tensors} tensors changed" if proof.changed_tensors else ""
-    console.print(
+    _print(f"wrote {outcome.folder} ({outcome.target}, {size})")
+    _print(
         f"proof: {proof.tensors} tensors, {proof.elements:,} elements, largest difference "
-        f"{proof.largest_difference:g}{where}",
-        markup=False,
-        soft_wrap=True,
+        f"{proof.largest_difference:g}{where}"
     )
-    console.print(f"weights of the source   sha256:{proof.source_digest}", markup=False, soft_wrap=True)
-    console.print(f"weights as written      sha256:{proof.written_digest}", markup=False, soft_wrap=True)
+    _print(f"weights of the source   sha256:{proof.source_digest}")
+    _print(f"weights as written      sha256:{proof.written_digest}")
+
+
+def _print(text: str) -> None:
+    stdout().print(text, markup=False, soft_wrap=True)
 
 
 @click.command("import")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder to write.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@_SOURCE
+@_OUTPUT
+@_JSON
 def import_command(source: Path, output: Path, as_json: bool) -> None:
-    """Take over the checkpoint SOURCE, a folder or a .gguf file, as a start for recipes.
+    """Check the checkpoint SOURCE, a folder or a .gguf file, and write it in one form with a recipe that builds it.
 
-    Everything that is wrong with it is told and refused. The folder holds the same weights, proven: plain safetensors,
-    or compressed-tensors with the same codes, and a recipe.yaml that builds it. Recipes also read SOURCE as it is.
+    If SOURCE has errors, all of them are listed and nothing is written. The folder holds the same weights, proven, as
+    plain safetensors or as compressed-tensors with the same codes, and a recipe.yaml. Recipes can also read SOURCE
+    itself.
 
     \b
     Example:
@@ -178,23 +186,21 @@ def _as_json(source: Path, outcome: Imported) -> dict[str, object]:
 
 
 def _print_imported(outcome: Imported) -> None:
-    console = stdout()
-    for finding in outcome.warnings:
-        console.print(f"{finding.severity}: {finding.where}: {finding.message}", markup=False, soft_wrap=True)
-    print_transcoded(outcome.transcoded)
-    console.print(f"an artifact keeps the codes of {outcome.kept} weights", markup=False)
+    _print_findings(outcome.warnings)
+    _print_transcoded(outcome.transcoded)
+    _print(f"an artifact keeps the codes of {outcome.kept} weights")
     for reason, names in outcome.floats.items():
-        console.print(f"32-bit floats for {len(names)}, {names[0]} the first: {reason}", markup=False, soft_wrap=True)
-    console.print(f"\n{outcome.transcoded.folder / RECIPE}:\n{outcome.recipe}", markup=False, soft_wrap=True)
+        _print(f"32-bit floats for {len(names)}, {names[0]} the first: {reason}")
+    _print(f"\n{outcome.transcoded.folder / RECIPE}:\n{outcome.recipe}")
 
 
 @click.command("lint-checkpoint")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@_JSON
 def lint_checkpoint_command(checkpoint: Path, as_json: bool) -> int:
     """Check CHECKPOINT, a folder or a .gguf file: shapes, finite values, zero points, exclude lists, KV scales.
 
-    Exit codes: 0 no error (there may be warnings), 1 an error.
+    Exit codes: 0 no errors (there may be warnings), 1 an error.
 
     \b
     Example:
@@ -202,15 +208,15 @@ def lint_checkpoint_command(checkpoint: Path, as_json: bool) -> int:
     """
     with progress_bars():
         findings = lint_checkpoint(checkpoint)
+    errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
-        _print_findings(checkpoint, findings)
-    return 1 if any(finding.severity == "error" for finding in findings) else 0
+        _print_findings(findings)
+        _print(f"{checkpoint}: {errors} errors, {len(findings) - errors} warnings")
+    return 1 if errors else 0
 
 
-def _print_findings(checkpoint: Path, findings: list[Finding]) -> None:
+def _print_findings(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        stdout().print(f"{finding.severity}: {finding.where}: {finding.message}", markup=False, soft_wrap=True)
-    errors = sum(finding.severity == "error" for finding in findings)
-    stdout().print(f"{checkpoint}: {errors} errors, {len(findings) - errors} warnings", markup=False)
+        _print(f"{finding.severity}: {finding.where}: {finding.message}")

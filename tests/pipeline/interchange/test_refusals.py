@@ -127,7 +127,7 @@ def test_a_configuration_without_a_quantized_layer_is_refused(tmp_path: Path) ->
         ("gptq", {"embedding": 8}, "gptq keeps model.embed_tokens.weight in floats.*embedding=none"),
         ("gptq", {"overrides": {"*.down_proj": 8}}, "gptq has one scheme for all layers.*export to compressed-tensors"),
         ("gptq", {"overrides": {"*.down_proj": "none"}}, "gptq quantizes every linear layer, but .*down_proj is in"),
-        ("awq", {"bits": 8}, "awq holds 4 bits alone, but .* 8 bits asymmetric in blocks of 32; set bits to 4"),
+        ("awq", {"bits": 8}, "awq holds only 4 bits, but .* 8 bits asymmetric in blocks of 32; set bits to 4"),
         ("gguf", {"bits": 8}, "gguf holds 4 and 8 bits symmetric .* set block_size: 32 and symmetric: true"),
         ("gguf", {"block_size": 16}, "4 bits asymmetric in blocks of 16; set block_size: 32"),
         ("gguf", {}, "Q4_1 stores -zero_point \\* scale as float16.*symmetric: true"),

@@ -19,8 +19,9 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import load
 from ingot.pipeline.interchange.export import export_checkpoint
+from ingot.pipeline.interchange.folder import Source
 from ingot.pipeline.interchange.weight_sources import weights_of_model
-from ingot.pipeline.interchange.writers.compressed_tensors import export_compressed_tensors
+from ingot.pipeline.interchange.writers import compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from tests.pipeline.checkpoint.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
@@ -163,6 +164,12 @@ def test_eight_bit_weights_and_inputs_are_compressed_tensors(
     assert (said and (said["type"], said["strategy"], said["dynamic"])) == inputs
 
 
+def source_of(model: ir.Model, folder: Path) -> Source:
+    """The weights of a quantized model, to be written."""
+    checkpoint = Checkpoint.open(folder)
+    return Source(checkpoint, list(weights_of_model(model, checkpoint.shapes).values()))
+
+
 def test_a_static_scale_of_inputs_is_a_tensor_of_its_layer(tmp_path: Path) -> None:
     made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), W8A8[0])
     model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
@@ -171,8 +178,7 @@ def test_a_static_scale_of_inputs_is_a_tensor_of_its_layer(tmp_path: Path) -> No
     source = layer.inputs[0]
     assert source is not None
     insert_activation_quantization(model.graph, source, [layer], ActivationScheme("int", 0.125))
-    weights = list(weights_of_model(model, Checkpoint.open(tmp_path / "model").shapes).values())
-    export = export_compressed_tensors(weights)
+    export = compressed_tensors.plan(source_of(model, tmp_path / "model"))
     tensors = dict(export.tensors)
     assert tensors["model.layers.1.mlp.up_proj.input_scale"].numpy().tolist() == [0.125]
     assert tensors["model.layers.1.mlp.up_proj.weight"].dtype == ir.DataType.INT8
@@ -189,6 +195,6 @@ def test_inputs_that_stay_in_floats_in_part_are_refused(tmp_path: Path) -> None:
         if ACTIVATIONS_KEY in node.metadata_props:
             facts = json.loads(node.metadata_props[ACTIVATIONS_KEY])
             node.metadata_props[ACTIVATIONS_KEY] = json.dumps({**facts, "outliers": 3})
-    weights = list(weights_of_model(model, Checkpoint.open(tmp_path / "model").shapes).values())
+    written = source_of(model, tmp_path / "model")
     with pytest.raises(UsageError, match="keeps 3 channels in floats; set outliers to 0"):
-        export_compressed_tensors(weights)
+        compressed_tensors.plan(written)

@@ -13,15 +13,16 @@ from ingot.errors import BuildError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange import transcode as module
 from ingot.pipeline.interchange.export import export_checkpoint
-from ingot.pipeline.interchange.folder import stored_tensor
-from ingot.pipeline.interchange.transcode import TARGETS, Proof, transcode
+from ingot.pipeline.interchange.formats import CHECKPOINT_FORMATS
+from ingot.pipeline.interchange.layers import stored_tensor
+from ingot.pipeline.interchange.transcode import Proof, transcode
 from tests.data_paths import ROOT, shared_data
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, whole_checkpoint
 from tests.pipeline.tiny_checkpoint import edit_json, edit_tensors
 
 GPTQ = ("gptq", "gptq-v1", "gptq-v2")
-ALL = tuple(TARGETS)
+ALL = CHECKPOINT_FORMATS
 FLOAT_SCALES = ("compressed-tensors", "safetensors")
 # fixture -> the formats that hold it
 HELD = {
@@ -53,7 +54,7 @@ ORDER = "has 4 bits symmetric in blocks of 128 in activation order"
 MINIMA = "has 4 bits with minima in blocks of 32: its minima are no whole multiples of its scales"
 FP8 = r"has fp8 per channel: its codes are floats \(fp8\)"
 SCALES = "stores scales as float16, and those of model.layers.0.self_attn.q_proj "
-NOT_FOUR = "awq holds 4 bits alone, but model.layers.0.self_attn.q_proj has "
+NOT_FOUR = "awq holds only 4 bits, but model.layers.0.self_attn.q_proj has "
 # fixture -> what a refusal says, unless a format has its own reason
 REASONS = {
     "autogptq-w4-sym-descact": ORDER,
@@ -82,7 +83,7 @@ OWN_REASONS = {
     ("llmcompressor-fp8-dynamic", "gguf"): r"fp8 per channel does not fit: its codes are floats \(fp8\)",
     ("llmcompressor-fp8-kv", "gguf"): r"fp8 per channel does not fit: its codes are floats \(fp8\)",
 }
-PAIRS = [(name, target) for name in FIXTURES for target in TARGETS]
+PAIRS = [(name, target) for name in FIXTURES for target in CHECKPOINT_FORMATS]
 
 
 def native(name: str) -> str:
@@ -166,7 +167,7 @@ def test_codes_of_fewer_bits_and_larger_groups_say_in_what_form_they_stand(
 ) -> None:
     first = f"7 layers, {LAYER}{next(iter(MODULES))} the first"
     three = transcode(sources["autogptq-w3-asym"], tmp_path / "three", "awq")
-    assert three.notes == [f"3 bits stand in codes of 4: {first}"]
+    assert three.notes == [f"3 bits are stored in codes of 4: {first}"]
     assert three.left_out == [f"7 biases of zeros, {LAYER}mlp.down_proj.bias the first"]
     wide = transcode(sources["autogptq-w4-sym"], tmp_path / "wide", "gguf")
     assert wide.notes == [f"scales of groups of 128 repeat for blocks of 32: {first}"]
@@ -175,7 +176,7 @@ def test_codes_of_fewer_bits_and_larger_groups_say_in_what_form_they_stand(
 def test_what_belongs_to_no_weight_is_told(sources: dict[str, Path], tmp_path: Path) -> None:
     outcome = transcode(sources["llmcompressor-fp8-kv"], tmp_path / "out", "safetensors")
     assert outcome.left_out == [f"2 scales of a quantized KV cache, {LAYER}self_attn.k_scale the first"]
-    assert outcome.notes == ["quantized inputs (fp8 static per tensor) are left out: safetensors holds weights alone"]
+    assert outcome.notes == ["quantized inputs (fp8 static per tensor) are left out: safetensors holds only weights"]
 
 
 def test_rounding_is_asked_for_and_measured(sources: dict[str, Path], tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_layers_of_two_schemes_share_the_wider_one(tmp_path: Path) -> None:
     source = export_checkpoint(made, tmp_path / "mixed", "compressed-tensors")
     outcome = transcode(source, tmp_path / "out", "gptq")
     assert outcome.proof.equal
-    assert {note.partition(":")[0] for note in outcome.notes} >= {"4 bits stand in codes of 8"}
+    assert {note.partition(":")[0] for note in outcome.notes} >= {"4 bits are stored in codes of 8"}
     said = json.loads((outcome.folder / "config.json").read_text())["quantization_config"]
     assert (said["bits"], said["group_size"], said["sym"]) == (8, 16, True)
 

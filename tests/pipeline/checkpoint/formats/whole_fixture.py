@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ingot.artifact.safetensors import read_header
 from ingot.pipeline.checkpoint.gguf_file import GgufFile, read_gguf
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
-from ingot.pipeline.interchange.folder import stored_tensor
+from ingot.pipeline.interchange.layers import stored_tensor
 from tests.data_paths import shared_data
 
 FIXTURES = (
