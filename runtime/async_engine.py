@@ -1,13 +1,13 @@
-"""The engine for services: one thread steps it, any number of coroutines read from it.
+"""The engine for services: one thread steps it, and any number of coroutines read from it.
 
     async with AsyncEngine.load("artifacts/demo") as engine:
         async for output in engine.stream("import", SamplingParams(max_tokens=64)):
             print(output.text, end="")
 
-Coroutines send commands through a queue, and the thread carries them out between steps; outputs come back through a
-queue per stream, at most one wake-up of the event loop per step. A slow reader holds nobody up: its outputs wait in its
-own queue, which its max_tokens bounds. A reader that is cancelled aborts its request. When a step fails, every stream
-raises the error, and the engine takes no further requests.
+Coroutines send commands through a queue, and the thread executes them between steps. Outputs return through a queue
+per stream, with at most one wake-up of the event loop per step. A slow reader delays no other: its outputs wait in its
+own queue, which its max_tokens bounds. Cancelling a reader aborts its request. When a step fails, every stream raises
+the error, and the engine takes no further requests.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from ingot.runtime.text.chat_template import Message
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """One reader: what it asked for, and the queue that it reads in its event loop."""
+    """One reader: its request, and the queue that it reads in its event loop."""
 
     prompt: Int64Array
     params: SamplingParams
@@ -46,15 +46,15 @@ class _Stream:
 
 
 class AsyncEngine:
-    """Wraps an Engine, which is used by nobody else from then on. `close` closes both."""
+    """Wraps an Engine and takes ownership: no other caller may use it. `close` closes both."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.model = engine.model
         self._commands: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
-        self._streams: dict[int, _Stream] = {}  # the thread's own
-        self._lock = threading.Lock()  # no command is sent once the end is decided
-        self._ended: str | None = None  # why no request is taken any more
+        self._streams: dict[int, _Stream] = {}  # used by the thread only
+        self._lock = threading.Lock()  # no command may follow the one that ends the thread
+        self._ended: str | None = None  # why no further request is taken
         self._thread = threading.Thread(target=self._run, name="ingot-engine", daemon=True)
         self._thread.start()
 
@@ -75,10 +75,10 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
     ) -> AsyncIterator[RequestOutput]:
-        """Yield a request's outputs as they come; the last has the completion.
+        """Yield a request's outputs as they arrive; the last has the completion.
 
-        Leaving the iteration, by `aclose` or by cancellation, aborts the request and frees its blocks. Raises
-        RequestError as `Engine.add` does, and EngineError when the engine is closed or has failed.
+        Leaving the iteration, by `aclose` or cancellation, aborts the request and frees its blocks. Raises RequestError
+        as `Engine.add` does, and EngineError when the engine is closed or has failed.
         """
         tokens = checked_prompt(self.engine.encode(prompt), self.model)
         stream = _Stream(tokens, checked_params(params), keep_logits, asyncio.get_running_loop())
@@ -111,12 +111,12 @@ class AsyncEngine:
         return await self.generate(self.engine.encode_chat(messages), params)
 
     def metrics(self) -> EngineMetrics:
-        """What runs now, and counters since the start; read beside the running step, so a moment old."""
+        """What runs now, and counters since the engine was made; a step may run meanwhile, so a moment old."""
         return self.engine.metrics()
 
     async def close(self) -> None:
         """Abort what is unfinished (its streams end with the reason "abort") and close the engine. Idempotent."""
-        self._end("the engine is closed; load it again to go on")
+        self._end("the engine is closed; load it again to continue")
         await asyncio.to_thread(self._thread.join)
 
     def _send(self, stream: _Stream) -> None:
@@ -131,11 +131,11 @@ class AsyncEngine:
                 self._ended = reason
                 self._commands.put(None)
 
-    # From here on, everything runs in the engine's thread.
+    # All methods from here on run in the engine's thread.
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._execute_commands():
                 self._deliver(self.engine.step())
         except BaseException as error:  # noqa: BLE001 (not swallowed: every reader raises it)
             self._fail(error)
@@ -143,8 +143,8 @@ class AsyncEngine:
             self._abort_all()
             self.engine.close()
 
-    def _obey(self) -> bool:
-        """Carry out the commands that wait; wait for one when there is nothing else to do. False at the end."""
+    def _execute_commands(self) -> bool:
+        """Execute waiting commands, or wait for one when the engine is idle. False once the engine is to end."""
         while not (self._commands.empty() and self.engine.has_unfinished()):
             stream = self._commands.get()
             if stream is None:
@@ -170,7 +170,7 @@ class AsyncEngine:
             self._streams.pop(stream.request_id, None)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Hand outputs to their readers, with one wake-up for each event loop."""
+        """Send outputs to their readers, with one wake-up for each event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput | Exception]]] = defaultdict(list)
         for output in outputs:
             stream = self._streams.get(output.request_id)
@@ -184,7 +184,7 @@ class AsyncEngine:
                     self._abort(stream)
 
     def _fail(self, error: BaseException) -> None:
-        self._end(f"the engine failed and takes no more requests: {error}; load it again to go on")
+        self._end(f"the engine failed and takes no more requests: {error}; load it again to continue")
         for stream in self._streams.values():
             failure = EngineError(f"the engine failed while it served this request: {error}")
             failure.__cause__ = error
@@ -192,7 +192,7 @@ class AsyncEngine:
         self._streams.clear()
 
     def _abort_all(self) -> None:
-        """End what still runs, and refuse what was sent but not begun."""
+        """Abort running requests, and refuse those that were sent but not added."""
         for request_id, stream in self._streams.items():
             output = self.engine.end(request_id)
             if output:

@@ -1,18 +1,17 @@
-"""The paged KV cache's book-keeping: block tables, reference counts, copy on write, prefix cache, LRU eviction.
+"""Bookkeeping of the paged KV cache: block tables, reference counts, copy on write, prefix cache, LRU eviction.
 
-Ints only; the memory itself is the executor's. A block is in one of three states:
+Ints only; the executor owns the memory. A block is in one of three states:
 
-    free        holds nothing of use
+    free        has no useful content
     in use      in at least one sequence's table; shared blocks are in several
     idle        in no table, but indexed: a prefix that may be hit again; evicted oldest first when blocks run out
 
-A block that is shared or indexed is never written: `admit` and `reserve` copy it first (after Kwon et al., "Efficient
-Memory Management for Large Language Model Serving with PagedAttention", 2023).
+A shared block is never written: `admit` and `reserve` copy it first. An indexed one leaves the index before it is
+written (after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
 
-Which block holds which tokens: an index of full, computed blocks by the hash of everything that made them.
-
-A block's hash is SHA-256 over its parent's hash and its own tokens; the first parent is the root, which names the
-artifact and the KV format. Equal hashes so mean equal model, equal precision and equal history back to token 0.
+The prefix index finds a full, computed block by its hash: SHA-256 over its parent's hash and its own tokens. The first
+parent is the root, which identifies the artifact and the KV format. So equal hashes mean equal model, equal precision
+and equal history back to token 0.
 """
 
 from array import array
@@ -23,12 +22,12 @@ from typing import NamedTuple, TypeAlias
 
 from ingot.errors import EngineError
 
-# int64 tokens that numpy can read in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
+# int64 tokens that numpy reads in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
 TokenArray: TypeAlias = "array[int]"
 
 
 class BlockContent(NamedTuple):
-    """What a cached block holds: `tokens` are its int64 tokens as bytes."""
+    """Content of a cached block: `tokens` are its int64 tokens as bytes."""
 
     hash: bytes
     parent: bytes
@@ -46,7 +45,7 @@ def block_hash(parent: bytes, tokens: bytes) -> bytes:
 
 
 class PrefixIndex:
-    """hash -> block, and back. A hash stands for one content only: a collision is an error, never a wrong hit."""
+    """Maps hashes to blocks and back. A hash collision raises EngineError; it never gives a wrong hit."""
 
     def __init__(self, root: bytes) -> None:
         self.root = root
@@ -60,24 +59,24 @@ class PrefixIndex:
         return block in self._content_of
 
     def content(self, block: int) -> BlockContent:
-        """What an indexed block holds."""
+        """Content of an indexed block."""
         return self._content_of[block]
 
     def find(self, content: BlockContent) -> int | None:
         """Block with exactly this content, or None."""
         block = self._block_of.get(content.hash)
         if block is not None and self._content_of[block] != content:
-            raise EngineError(f"two contents have the block hash {content.hash.hex()}; turn the prefix cache off")
+            raise EngineError(f"two contents have the block hash {content.hash.hex()}; turn off the prefix cache")
         return block
 
     def insert(self, block: int, content: BlockContent) -> None:
-        """Enter a full, computed block. A second block of equal content stays outside: the first one serves."""
+        """Add a full, computed block, unless another block with the same content is in the index already."""
         if self.find(content) is None:
             self._block_of[content.hash] = block
             self._content_of[block] = content
 
     def remove(self, block: int) -> BlockContent:
-        """Take a block out and return what it held."""
+        """Remove a block and return its content."""
         content = self._content_of.pop(block)
         del self._block_of[content.hash]
         return content
@@ -89,7 +88,7 @@ class PrefixIndex:
             assert content.hash == block_hash(content.parent, content.tokens)
 
 
-# Told of a block and its content before it is given to somebody else: the hook by which a tier saves it.
+# Called with a block and its content before the block is reused, so that a tier can save it.
 EvictionHook = Callable[[int, BlockContent], None]
 
 
@@ -101,7 +100,7 @@ class BlockCopy(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A sequence got its blocks; the first `cached_tokens` need no computing."""
+    """Result of allocating a sequence's blocks; its first `cached_tokens` need not be computed."""
 
     cached_tokens: int
     copies: tuple[BlockCopy, ...]
@@ -118,7 +117,7 @@ class BlockTable:
 
 
 class BlockManager:
-    """Gives blocks to sequences. Every call that needs blocks gets all of them or changes nothing."""
+    """Allocates blocks to sequences. A call that needs blocks gets all of them or changes nothing."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be given out now: free ones and idle ones."""
+        """Blocks that can be allocated now: free ones and idle ones."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -157,7 +156,7 @@ class BlockManager:
         return len(self._index)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Blocks needed for `num_tokens` tokens."""
         return -(-num_tokens // self.block_tokens)
 
     def table(self, sequence_id: int) -> TokenArray:
@@ -167,10 +166,10 @@ class BlockManager:
     def admit(
         self, sequence_id: int, tokens: TokenArray, *, spare_blocks: int = 0, reuse_prefix: bool = True
     ) -> Admission | None:
-        """Give a new sequence blocks for all its tokens; with `reuse_prefix` as many as possible are cached ones.
+        """Allocate blocks for all tokens of a new sequence; with `reuse_prefix`, use as many cached blocks as possible.
 
-        The last token is never taken as cached: its logits are wanted. None, and nothing changed, when fewer than
-        `spare_blocks` would be left for others.
+        The last token is always computed, because its logits are needed. Returns None, and changes nothing, when fewer
+        than `spare_blocks` would be left for other sequences.
         """
         assert sequence_id not in self._tables
         hits, hashes = self._match(tokens) if reuse_prefix else ([], [])
@@ -189,7 +188,7 @@ class BlockManager:
         return Admission(cached_tokens, copies)
 
     def reserve(self, sequence_id: int, start: int, end: int) -> tuple[BlockCopy, ...] | None:
-        """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks are lacking."""
+        """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out."""
         table = self._tables[sequence_id]
         num_wanted = self.blocks_for(end)
         indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
@@ -201,7 +200,7 @@ class BlockManager:
         return copies
 
     def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
-        """Enter into the prefix index every block that is full now that `num_computed` tokens are in the pool."""
+        """Add to the prefix index every block that is full now that `num_computed` tokens are in the pool."""
         if not self.prefix_cache:
             return
         table, size = self._tables[sequence_id], self.block_tokens
@@ -212,7 +211,7 @@ class BlockManager:
             table.hashes.append(content.hash)
 
     def fork(self, parent_id: int, child_id: int) -> None:
-        """Start a sequence that shares all blocks of another; whoever writes first copies."""
+        """Start a sequence that shares all blocks of another; the first to write to a block copies it."""
         assert child_id not in self._tables
         parent = self._tables[parent_id]
         for block in parent.blocks:
@@ -220,12 +219,12 @@ class BlockManager:
         self._tables[child_id] = BlockTable(parent.blocks[:], parent.hashes[:])
 
     def release(self, sequence_id: int) -> None:
-        """Give a sequence's blocks back. Its cached ones stay idle; the last of them is evicted first."""
+        """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""
         for block in reversed(self._tables.pop(sequence_id).blocks):
             self._drop(block)
 
     def check(self) -> None:
-        """Assert every invariant: no block leaked, none given twice, counts equal to the tables' references."""
+        """Assert that no block is leaked or allocated twice and that counts equal the tables' references."""
         counts = Counter(block for table in self._tables.values() for block in table.blocks)
         assert all(self._references[block] == counts[block] for block in range(self.num_blocks))
         in_use, idle, free = set(counts), set(self._idle), set(self._free)
@@ -237,7 +236,7 @@ class BlockManager:
         self._index.check()
 
     def _match(self, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
-        """Cached blocks of the longest known prefix, and their hashes."""
+        """Cached blocks of the longest prefix in the index, and their hashes."""
         hits: list[int] = []
         hashes: list[bytes] = []
         if not self._index:

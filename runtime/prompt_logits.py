@@ -1,7 +1,7 @@
-"""Logits at every position of given sequences: what perplexity and KL are computed from.
+"""Logits at every position of given sequences, for perplexity and KL divergence.
 
-The sequences run through the same scheduler, blocks and executor as requests do, without taking cached prefixes
-(those have no logits). Several short ones share a step, and a long one takes several.
+The sequences run through the same scheduler, blocks and executor as requests, but do not reuse cached prefixes, which
+have no logits. Several short ones share a step, and a long one takes several.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from ingot.runtime.scheduler import ScheduledBatch, Scheduler, Sequence
 
 
 class PromptLogits(NamedTuple):
-    """Logits [tokens, vocab] of positions start ... of sequence `prompt_index`. Valid until the iterator moves on."""
+    """Logits [tokens, vocab] of sequence `prompt_index` from position `start` on. Valid until the iterator advances."""
 
     prompt_index: int
     start: int
@@ -30,17 +30,17 @@ def iterate_prompt_logits(
 ) -> Iterator[PromptLogits]:
     """Yield the logits of (sequence id, tokens) in chunks: sequences in order, each one's chunks in order.
 
-    `scheduler` must be for this use alone; it may share its blocks. Prompts are drawn as they are needed. Blocks go
-    back when the iterator ends or is closed. `drain` finishes what others have in flight, before each step.
-    EngineError when others hold the blocks that the next sequence needs, or when another batch was built while logits
-    of this one waited to be drawn.
+    `scheduler` must be for this use alone; it may share its blocks. Prompts are read when they are needed. Blocks are
+    freed when the iterator ends or is closed. `drain` finishes other steps in flight, before each step.
+    EngineError when running requests hold the blocks that the next sequence needs, or when another batch was built
+    while logits of this one were still unread.
     """
     queue = enumerate(prompts)
     index_of: dict[int, int] = {}
     try:
         while True:
             _refill(scheduler, queue, index_of)
-            if not scheduler.has_unfinished:
+            if not scheduler.has_sequences:
                 return
             drain()
             batch = scheduler.schedule()
@@ -56,7 +56,7 @@ def iterate_prompt_logits(
                 if builder.num_built != num_built:
                     raise EngineError(
                         f"the logits of prompt {part.prompt_index} were overwritten: the engine ran another step while"
-                        " they waited to be drawn; draw all of them before other calls, or give one prompt at a time"
+                        " they were still unread; read all of them before other calls, or give one prompt at a time"
                     )
                 yield part
             for entry in batch.entries:
@@ -70,12 +70,12 @@ def iterate_prompt_logits(
 def _refill(
     scheduler: Scheduler, queue: Iterator[tuple[int, tuple[int, Int64Array]]], index_of: dict[int, int]
 ) -> None:
-    """Keep one step's worth of tokens waiting."""
+    """Keep the tokens of one step waiting."""
     while sum(len(sequence.tokens) for sequence in scheduler.waiting) < scheduler.max_batch_tokens:
-        drawn = next(queue, None)
-        if drawn is None:
+        following = next(queue, None)
+        if following is None:
             return
-        index, (sequence_id, tokens) = drawn
+        index, (sequence_id, tokens) = following
         index_of[sequence_id] = index
         scheduler.add(Sequence.of(sequence_id, tokens, 1, reuse_prefix=False))
 

@@ -1,4 +1,4 @@
-"""What callers give as a prompt, checked before it gets anywhere."""
+"""Checks of prompts and their parameters, before they reach the engine."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -18,20 +18,20 @@ ParamsList = Sequence[SamplingParams]
 
 
 def is_single(prompt: Prompt | PromptList) -> bool:
-    """Whether this is one prompt, not a list of them. RequestError for an empty list, which could be either."""
+    """Whether this is one prompt, not a list of prompts. RequestError for an empty list, which could be either."""
     if isinstance(prompt, str):
         return True
     if not isinstance(prompt, Sequence | np.ndarray):
         raise _refusal(prompt)
     if len(prompt) == 0:
         raise RequestError("the prompt is an empty list; give a text, token ids, or a list with at least one prompt")
-    return isinstance(prompt[0], Integral | float)  # a float is refused later, with its place
+    return isinstance(prompt[0], Integral | float)  # a float is refused later, with a better message
 
 
 def each_with_params(
     prompt: Prompt | PromptList, params: SamplingParams | ParamsList | None
 ) -> list[tuple[Prompt, SamplingParams]]:
-    """Every prompt with its parameters; RequestError when there are not as many of them as prompts."""
+    """Each prompt with its parameters; RequestError when their numbers differ."""
     prompts: list[Prompt] = [prompt] if is_single(prompt) else list(prompt)  # type: ignore[arg-type, list-item]
     if params is None or isinstance(params, SamplingParams):
         return [(one, params or SamplingParams()) for one in prompts]
@@ -45,14 +45,14 @@ def each_with_params(
 
 
 def checked_params(params: SamplingParams | None) -> SamplingParams:
-    """The parameters, or those of default; RequestError for anything else, such as a dict."""
+    """The parameters, or the defaults for None; RequestError for anything else, such as a dict."""
     if params is not None and not isinstance(params, SamplingParams):
         raise _params_refusal(params)
     return params or SamplingParams()
 
 
 def checked_prompt(token_ids: TokenIds, model: ModelFacts, *, room: int = 1) -> Int64Array:
-    """The prompt as an array, with `room` positions of the context left; RequestError says what is wrong with it."""
+    """The prompt as an array; RequestError if it is invalid or leaves fewer than `room` positions of the context."""
     tokens = _flat_integers(token_ids)
     if len(tokens) == 0:
         raise RequestError("the prompt has no tokens; give at least one")
@@ -73,7 +73,7 @@ def checked_prompt(token_ids: TokenIds, model: ModelFacts, *, room: int = 1) -> 
 def _flat_integers(token_ids: TokenIds) -> NDArray[np.integer]:
     try:
         tokens = np.asarray(token_ids if len(token_ids) else np.empty(0, np.int64))
-    except (TypeError, ValueError):  # no list at all; lists of different lengths
+    except (TypeError, ValueError):  # not a list, or lists of different lengths
         raise _refusal(token_ids) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise _refusal(token_ids)

@@ -1,4 +1,4 @@
-"""A request on its way through the engine: what its tokens have become so far, and when."""
+"""A request in the engine: its sequence, sampler, text so far, and timings."""
 
 from array import array
 from collections.abc import Collection
@@ -15,14 +15,14 @@ from ingot.runtime.scheduler import Sequence
 from ingot.runtime.stopping import StopChecker
 from ingot.runtime.text.tokenizer import Tokenizer
 
-# The text goes on where the prompt ends; no character is spread over more tokens than this.
+# Tokens of the prompt that the detokenizer gets as context; no character is spread over more.
 _CONTEXT_TOKENS = 16
 
 
 class Request:
     """One request. `sequence` is the scheduler's view of it.
 
-    Output ends where the model's context ends: `max_tokens` is cut to what is left of it after the prompt.
+    `max_tokens` is limited to what the prompt leaves of the model's context.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Request:
         keep_logits: bool,
         now: float,
     ) -> None:
-        room = model.context_tokens - len(prompt)
-        params = replace(params, max_tokens=min(params.max_tokens, room))
+        num_left = model.context_tokens - len(prompt)
+        params = replace(params, max_tokens=min(params.max_tokens, num_left))
         detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None
         self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens)
         self.sampler = Sampler(params, self.sequence.tokens)
@@ -46,19 +46,19 @@ class Request:
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
-        self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to choose its tokens
+        self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
         self._arrival_seconds = now
         self.first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
 
     def sample(self, logits: FloatArray) -> SampledToken:
-        """Choose the next token from logits [vocab]."""
+        """Sample the next token from logits [vocab]."""
         if self._logits is not None:
             self._logits.append(logits.copy())
         return self.sampler.sample(logits, self.sequence.generated)
 
     def push(self, token: SampledToken, now: float) -> RequestOutput:
-        """Take the chosen token; the output has a completion when it was the last."""
+        """Append the sampled token; the output has a completion if the token was the last."""
         if self._first_token_seconds is None:
             self._first_token_seconds = now
         self.sequence.tokens.append(token.token_id)
@@ -69,7 +69,7 @@ class Request:
         return RequestOutput(self.sequence.id, update.text, (token,), completion)
 
     def abort(self, now: float) -> RequestOutput:
-        """End it from outside: the output so far, with text that was held back."""
+        """End the request early; the output has the text that was held back."""
         text = self._stop.flush()
         self._texts.append(text)
         return RequestOutput(self.sequence.id, text, (), self._complete("abort", None, now))

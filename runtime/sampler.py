@@ -78,13 +78,13 @@ class Sampler:
         best = _finite_argmax(logits)
         scores = self._penalized(logits, generated)
         if not self.params.is_greedy:
-            token_id = draw_token(scores, self.params, self.uniform(len(generated)))
+            token_id = sample_token(scores, self.params, self.uniform(len(generated)))
         else:
             token_id = best if scores is logits else int(scores.argmax())
         return _with_logprobs(logits, token_id, self.params.logprobs)
 
     def _penalized(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
-        """Logits after both penalties; the same array when there are none."""
+        """Logits after both penalties; the same array without penalties."""
         if self.params.repetition_penalty == 1 and self.params.presence_penalty == 0:
             return logits
         repetition = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
@@ -100,7 +100,7 @@ class Sampler:
         return np.clip(scores, -_LARGEST, _LARGEST, out=scores, where=np.isfinite(logits))
 
 
-def draw_token(scores: FloatArray, params: SamplingParams, uniform: float) -> int:
+def sample_token(scores: FloatArray, params: SamplingParams, uniform: float) -> int:
     """Invert the cumulative distribution of the surviving tokens, in order of id, at `uniform`; scores are [vocab]."""
     token_ids, weights = _candidates(scores, params)
     cumulative = weights.cumsum()

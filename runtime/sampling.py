@@ -1,6 +1,6 @@
-"""What a caller may ask of generation: `SamplingParams`, frozen, and checked where it is born.
+"""`SamplingParams`: how a caller controls generation; frozen, and checked when created.
 
-To add a parameter: add the field and its row in `_NUMBERS`, then use it in `sampler.py` or `stopping.py`.
+To add a parameter, add the field and its row in `_NUMBERS`, then use it in `sampler.py` or `stopping.py`.
 """
 
 import sys
@@ -18,22 +18,22 @@ MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop. Raises RequestError for a value that cannot be.
+    """How to sample tokens and when to stop. Raises RequestError for an invalid value.
 
     The order is: penalties, temperature, top-k, top-p, min-p (as in transformers). All are off by default.
 
     max_tokens          most tokens to generate, at least 1
     temperature         0 is greedy (ties go to the lowest token id); logits are divided by it otherwise
-    top_k               keep the k likeliest tokens; 0 keeps all
-    top_p               keep the fewest likeliest tokens that reach this probability (Holtzman et al., 2019)
-    min_p               keep tokens at least this share as likely as the likeliest one (Nguyen et al., 2024)
-    seed                makes the draws repeatable; None draws a seed once per request
+    top_k               keep the k most likely tokens; 0 keeps all
+    top_p               keep the fewest most likely tokens that reach this probability (Holtzman et al., 2019)
+    min_p               keep tokens at least this share as likely as the most likely one (Nguyen et al., 2024)
+    seed                makes sampling reproducible; None chooses a random seed per request
     repetition_penalty  divides positive, multiplies negative logits of all tokens so far (CTRL, 2019)
     presence_penalty    is subtracted from the logits of tokens in the output
     stop                strings that end the output where they first occur; they are not part of it
-    stop_token_ids      tokens that end the output, besides the model's own end tokens
-    ignore_eos          go on past the model's own end tokens
-    logprobs            report the log-probability of the chosen token and of this many likeliest tokens
+    stop_token_ids      tokens that end the output, in addition to the model's own end tokens
+    ignore_eos          continue past the model's own end tokens
+    logprobs            report the log-probability of the sampled token and of this many most likely tokens
     """
 
     max_tokens: int = 128
@@ -59,13 +59,13 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether the most likely token is always taken."""
         return self.temperature == 0
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a number may be, in a form to test and in words; both ends are allowed unless `above` is set."""
+    """Allowed values of a number, as a test and in words; both ends are allowed unless `above` is set."""
 
     kind: type[Integral] | type[Real]
     allowed: str
@@ -110,7 +110,7 @@ _NUMBERS = {
     "logprobs": _Rule(
         Integral,
         f"a whole number from 0 to {MAX_LOGPROBS}",
-        "leave it out for none, use 0 for the chosen token alone",
+        "leave it out for none, use 0 for the sampled token alone",
         low=0,
         high=MAX_LOGPROBS,
         optional=True,
@@ -119,7 +119,7 @@ _NUMBERS = {
 
 
 def _check_stop(stop: object) -> None:
-    """Stop strings are a tuple of non-empty strings, and not too many."""
+    """Check that stop strings are a tuple of non-empty strings, and not too many."""
     advice = "leave it out to stop at the model's own end tokens only"
     if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
         raise _refusal("stop", stop, "a tuple of strings", 'write ("END",) for a single one')
@@ -131,7 +131,7 @@ def _check_stop(stop: object) -> None:
 
 
 def _check_stop_token_ids(token_ids: object) -> None:
-    """Stop tokens are a tuple of token ids, and not too many. The vocabulary is not known here."""
+    """Check that stop tokens are a tuple of token ids, and not too many. The vocabulary is unknown here."""
     whole = "a tuple of token ids, whole numbers of at least 0"
     if not isinstance(token_ids, tuple):
         raise _refusal("stop_token_ids", token_ids, whole, "write (2,) for a single one")
@@ -140,4 +140,4 @@ def _check_stop_token_ids(token_ids: object) -> None:
             raise _refusal("stop_token_ids", token_ids, whole, f"take out {token_id!r}")
     if len(token_ids) > MAX_STOP_TOKEN_IDS:
         found = f"{len(token_ids)} token ids"
-        raise _refusal("stop_token_ids", found, f"at most {MAX_STOP_TOKEN_IDS}", "keep the likeliest")
+        raise _refusal("stop_token_ids", found, f"at most {MAX_STOP_TOKEN_IDS}", "keep the most likely ones")

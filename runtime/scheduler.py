@@ -1,20 +1,18 @@
-"""Which tokens of which sequences go into the next step. Ints and dataclasses; no tensors, no clock.
+"""The scheduler: chooses the sequences and tokens of the next step. Ints and dataclasses; no tensors, no clock.
 
 A step holds at most `max_batch_tokens` tokens:
 
     1. decode    one token for every running sequence that has all others in the pool, oldest first
-    2. prefill   the next chunk of prompts that are being read, oldest first
-    3. admit     waiting sequences in order of arrival, while tokens, places and blocks last
+    2. prefill   the next chunk of prompts that are being computed, oldest first
+    3. admit     waiting sequences in order of arrival, as long as tokens, sequences and blocks are left
 
-An admitted sequence has blocks for all its known tokens, so blocks run out only where a decode grows. Then the newest
-running sequence is preempted: its blocks go back, and it waits, first in line, to compute its tokens again. Running
-sequences are therefore always older than waiting ones, the oldest always advances, and nobody starves.
+An admitted sequence has blocks for all its known tokens, so only decoding can run out of blocks. Then the newest
+running sequence is preempted: its blocks are freed, and it waits, first in line, to compute its tokens again. Running
+sequences are therefore always older than waiting ones, the oldest always advances, and none starves.
 
-A step is scheduled by positions alone, so the newest token of a sequence may still be in flight (`step_pipeline`).
-Blocks are given back and given out again at once, even if a step in flight writes to them: the executor carries
-out steps and copies in order, so whatever it still writes there is overwritten before it is read.
-
-One sequence as the scheduler sees it: its tokens, and how many of them have keys and values in the pool.
+Scheduling needs positions only, so the newest token of a sequence may still be in flight (`step_pipeline`). Blocks are
+freed and reused at once, even if a step in flight writes to them: the executor runs steps and copies in order, so
+whatever it still writes there is overwritten before it is read.
 """
 
 from array import array
@@ -29,7 +27,7 @@ from ingot.runtime.blocks import BlockCopy, BlockManager, TokenArray
 
 
 class SequenceState(Enum):
-    """Where a sequence stands. A preempted one waits again."""
+    """State of a sequence. A preempted one waits again."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -40,15 +38,15 @@ class SequenceState(Enum):
 class Sequence:
     """Prompt and generated tokens in one array; the first `num_computed` of them are in the KV pool.
 
-    `num_in_flight` tokens more were chosen on the device, in steps whose outcome the host has not read yet: their
-    number is known, so that the next step can be scheduled, but not what they are. It is 0 where steps do not overlap.
+    `num_in_flight` more tokens are sampled on the device by a step that the host has not read yet. Their number is
+    known, so the next step can be scheduled, but not their ids. It is 0 unless steps are pipelined.
     """
 
     id: int
     tokens: TokenArray
     num_prompt_tokens: int
     max_total_tokens: int
-    reuse_prefix: bool = True  # False where the logits of every token are wanted
+    reuse_prefix: bool = True  # False if every token needs logits
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     cached_tokens: int | None = None
@@ -60,33 +58,33 @@ class Sequence:
 
     @classmethod
     def of(cls, sequence_id: int, prompt: Iterable[int], max_tokens: int, *, reuse_prefix: bool = True) -> "Sequence":
-        """Make the sequence of a prompt, which ends after `max_tokens` more."""
+        """The sequence of a prompt, for at most `max_tokens` more."""
         tokens = array("q", prompt)
         return cls(sequence_id, tokens, len(tokens), len(tokens) + max_tokens, reuse_prefix)
 
     @property
     def num_pending(self) -> int:
-        """Tokens without keys and values: 1 while decoding, more while the prompt is read."""
+        """Tokens without keys and values: 1 while decoding, more during prefill."""
         return len(self.tokens) + self.num_in_flight - self.num_computed
 
     @property
     def num_generated(self) -> int:
-        """Tokens made so far."""
+        """Number of generated tokens."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def generated(self) -> TokenArray:
-        """The tokens made so far (a copy)."""
+        """The generated tokens (a copy)."""
         return self.tokens[self.num_prompt_tokens :]
 
     @property
     def is_full(self) -> bool:
-        """Whether no further token may be made."""
+        """Whether no further token may be generated."""
         return len(self.tokens) + self.num_in_flight >= self.max_total_tokens
 
     @property
     def max_stored_tokens(self) -> int:
-        """Most tokens it will ever have in the KV pool: the last one made is never fed back."""
+        """Most tokens that it can have in the KV pool: the last generated token is never fed back."""
         return self.max_total_tokens - 1
 
 
@@ -101,7 +99,7 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(slots=True)
 class ScheduledBatch:
-    """One step: what is computed, what is copied before, who had to give way."""
+    """One step: what is computed, what is copied before, which sequences were preempted."""
 
     entries: list[ScheduledSequence] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -109,14 +107,14 @@ class ScheduledBatch:
     num_tokens: int = 0
 
     def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[BlockCopy] = ()) -> None:
-        """Put the next `num_tokens` tokens of a sequence into the step."""
+        """Add the next `num_tokens` tokens of a sequence to the step."""
         samples = num_tokens == sequence.num_pending
         self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
         self.copies.extend(copies)
         self.num_tokens += num_tokens
 
     def drop_ended(self) -> None:
-        """Take out the sequences that ended since this was scheduled."""
+        """Remove the sequences that have ended since this was scheduled."""
         self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
         self.num_tokens = sum(entry.num_tokens for entry in self.entries)
 
@@ -134,10 +132,10 @@ class Scheduler:
         self.num_prefix_hit_tokens = 0
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in order of arrival
-        self._refused: tuple[int, int] | None = None  # who was last refused blocks, and at what headroom
+        self._refused: tuple[int, int] | None = None  # sequence last refused blocks, and the headroom then
 
     @property
-    def has_unfinished(self) -> bool:
+    def has_sequences(self) -> bool:
         """Whether any sequence runs or waits."""
         return bool(self.running or self.waiting)
 
@@ -162,22 +160,22 @@ class Scheduler:
         return batch
 
     def complete(self, batch: ScheduledBatch) -> None:
-        """Note that the step was computed: its tokens are in the pool now."""
+        """Record that the step was computed: its tokens are in the pool now."""
         for sequence, start, num_tokens, _ in batch.entries:
             sequence.num_computed = start + num_tokens
             self.blocks.commit(sequence.id, sequence.tokens, sequence.num_computed)
 
     def queue(self, batch: ScheduledBatch) -> None:
-        """Note that the step was queued on the device: the next one goes on from where it will end."""
+        """Record that the step was queued on the device: the next one continues where it will end."""
         for sequence, start, num_tokens, samples in batch.entries:
             sequence.num_computed = start + num_tokens
             sequence.num_in_flight += samples
 
     def retire(self, batch: ScheduledBatch) -> None:
-        """Note that a queued step was computed, before the tokens that it chose are added to their sequences.
+        """Record that a queued step was computed, before the tokens that it sampled are added to their sequences.
 
-        All that it computed is known by now, so full blocks enter the prefix index here and not before. A sequence
-        that ended or was preempted meanwhile has no blocks any more.
+        Full blocks enter the prefix index here and not before, because only now all their tokens are known. A sequence
+        that has ended or been preempted since has no blocks any more.
         """
         for sequence, start, num_tokens, samples in batch.entries:
             sequence.num_in_flight -= samples
@@ -185,7 +183,7 @@ class Scheduler:
                 self.blocks.commit(sequence.id, sequence.tokens, start + num_tokens)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, finished or aborted, and give its blocks back."""
+        """Remove a finished or aborted sequence and free its blocks."""
         if sequence.state is SequenceState.RUNNING:
             del self.running[sequence.id]
             self.blocks.release(sequence.id)
@@ -198,7 +196,7 @@ class Scheduler:
             if batch.num_tokens == self.max_batch_tokens:
                 return
             if sequence.num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
-                continue  # one that is full ends when its last token is read
+                continue  # a full sequence ends when its last token is read
             copies = self._reserve(sequence, batch)
             if copies is not None:
                 batch.add(sequence, 1, copies)
@@ -219,11 +217,11 @@ class Scheduler:
             batch.add(sequence, min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens), copies)
 
     def _start(self, sequence: Sequence) -> tuple[BlockCopy, ...] | None:
-        """Give the first in line its blocks. One block for each running sequence is left, to grow into."""
+        """Allocate blocks for the first waiting sequence, leaving each running one a block to grow into."""
         spare_blocks = len(self.running)
         headroom = self.blocks.num_available - spare_blocks
         if self._refused and self._refused[0] == sequence.id and headroom <= self._refused[1]:
-            return None  # nothing came free since: do not hash the prompt again at every step
+            return None  # nothing was freed since: do not hash the prompt again at every step
         admission = self.blocks.admit(
             sequence.id, sequence.tokens, spare_blocks=spare_blocks, reuse_prefix=sequence.reuse_prefix
         )
@@ -241,7 +239,7 @@ class Scheduler:
         return admission.copies
 
     def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
-        """Blocks for one more token, at the cost of the newest; None when the sequence itself had to give way."""
+        """Blocks for one more token, preempting the newest sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
         while (copies := self.blocks.reserve(sequence.id, start, start + 1)) is None:
             newest = next(reversed(self.running.values()))

@@ -1,9 +1,9 @@
-"""Where blocks go that the device evicts: host memory, then disk. Policy only: moves are data, with their cost.
+"""Tiers for blocks that the device evicts: host memory, then disk. Policy only: moves are data, with their cost.
 
-Blocks are known by content hash, so a stored block serves any sequence with that history, and none other. Every tier
-forgets its least recently used block first: to the next tier, and from the last one for good. A block lies in one tier
-at most; a restored one keeps its copy there, so that evicting it again costs nothing. To add a kind of tier, add a row
-to the list that the manager is made with.
+Blocks are identified by content hash, so a stored block serves any sequence with that history, and no other. Every tier
+evicts its least recently used block first, to the next tier; the last tier drops it. A block is in at most one tier; a
+restored one keeps its copy there, so that evicting it again is free. To add a kind of tier, add a row to the list that
+the manager is made with.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ DEVICE = "device"
 
 @dataclass(frozen=True)
 class Tier:
-    """One store: how much it holds and how fast it is. Bandwidths are bytes per second, to and from the device."""
+    """One store, with its capacity and speed. Bandwidths are bytes per second, to and from the device."""
 
     name: str
     capacity_blocks: int
@@ -31,18 +31,20 @@ class Tier:
         assert self.read_bandwidth > 0
 
     def write_seconds(self, num_bytes: int) -> float:
-        """What it takes to store so many bytes."""
+        """Seconds to store `num_bytes`."""
         return self.latency_seconds + num_bytes / self.write_bandwidth
 
     def read_seconds(self, num_bytes: int) -> float:
-        """What it takes to load them."""
+        """Seconds to load `num_bytes`."""
         return self.latency_seconds + num_bytes / self.read_bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy a block from `source` to `target`; a target of None forgets it. A source other than the device loses it,
-    unless the target is the device."""
+    """Copy a block from `source` to `target`, or drop it if `target` is None.
+
+    A source other than the device loses the block, unless the target is the device.
+    """
 
     hash: bytes
     source: str
@@ -53,14 +55,14 @@ class Move:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """Loading beats computing for this leading run of blocks; `saved_seconds` is by how much."""
+    """The leading blocks that load faster than they compute; `saved_seconds` is the difference."""
 
     moves: tuple[Move, ...]
     saved_seconds: float
 
 
 class TierManager:
-    """Which block lies in which tier, fastest tier first. Moves must be made in the order in which they are given."""
+    """Records which block is in which tier, fastest tier first. Moves must be made in the order given."""
 
     def __init__(self, tiers: Sequence[Tier], *, block_bytes: int) -> None:
         assert tiers
@@ -75,9 +77,9 @@ class TierManager:
         return None if level is None else self.tiers[level]
 
     def save(self, block: bytes) -> tuple[Move, ...]:
-        """The device evicts a block: store it in the fastest tier, and make room there first.
+        """Store a block that the device evicts in the fastest tier, after making room there.
 
-        No move when it lies there already. One that lies in a slower tier was wanted again, and moves up.
+        No move when it is there already. A block in a slower tier was used again, and moves up.
         """
         level = self._level(block)
         if level == 0:
@@ -85,7 +87,7 @@ class TierManager:
             return ()
         moves = []
         if level is not None:
-            moves.append(self._forget(level, block))
+            moves.append(self._drop(level, block))
         moves += self._make_room(0)
         self._blocks[0][block] = None
         moves.append(Move(block, DEVICE, self.tiers[0].name, self.block_bytes, self._write_seconds(0)))
@@ -94,8 +96,8 @@ class TierManager:
     def restore(self, chain: Sequence[bytes], *, compute_seconds: float) -> RestorePlan:
         """Plan to load the leading blocks of a prompt's chain of hashes instead of computing them.
 
-        `compute_seconds` is what one block takes to compute. A prefix must be whole, so a slow block is loaded only
-        where the blocks behind it make up for it; what is planned counts as used.
+        `compute_seconds` is the time to compute one block. A prefix must be whole, so a slow block is loaded only
+        where the blocks after it make up for it. Planned blocks count as used.
         """
         moves = tuple(self._loads(chain))
         saved = [0.0, *accumulate(compute_seconds - move.seconds for move in moves)]
@@ -123,13 +125,13 @@ class TierManager:
             yield Move(block, tier.name, DEVICE, self.block_bytes, tier.read_seconds(self.block_bytes))
 
     def _make_room(self, level: int) -> list[Move]:
-        """Moves that leave a place free in a tier: its oldest block goes down, for which there must be room below."""
+        """Moves that free a place in a tier: its oldest block moves to the next tier, which makes room first."""
         blocks = self._blocks[level]
         if len(blocks) < self.tiers[level].capacity_blocks:
             return []
         oldest = next(iter(blocks))
         if level + 1 == len(self.tiers):
-            return [self._forget(level, oldest)]
+            return [self._drop(level, oldest)]
         moves = self._make_room(level + 1)
         del blocks[oldest]
         self._blocks[level + 1][oldest] = None
@@ -137,7 +139,7 @@ class TierManager:
         source, target = self.tiers[level].name, self.tiers[level + 1].name
         return [*moves, Move(oldest, source, target, self.block_bytes, seconds)]
 
-    def _forget(self, level: int, block: bytes) -> Move:
+    def _drop(self, level: int, block: bytes) -> Move:
         del self._blocks[level][block]
         return Move(block, self.tiers[level].name, None, 0, 0.0)
 

@@ -1,7 +1,7 @@
-"""Chat templates: the jinja2 program of a checkpoint that turns messages into a prompt.
+"""Chat templates: a checkpoint's jinja2 program that turns messages into a prompt.
 
-A template comes with the checkpoint, from strangers: it runs in jinja2's immutable sandbox and sees plain data only.
-The environment is that of transformers (`utils/chat_template_utils.py`), so that a template renders the same.
+A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable sandbox and gets plain data only.
+The environment matches that of transformers (`utils/chat_template_utils.py`), so that templates render the same.
 """
 
 import json
@@ -23,13 +23,13 @@ Message = Mapping[str, object]
 
 
 class ChatTemplate:
-    """One template, compiled. `name` stands in errors: the file it came from.
+    """One compiled template. `name` is its file, for error messages.
 
-    `special_tokens` (bos_token, eos_token, ...) can be used by the template as variables.
+    `special_tokens` (bos_token, eos_token, ...) are variables in the template.
     """
 
     def __init__(self, source: str, name: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises RequestError when the source is no jinja2 template."""
+        """Compile the source. Raises RequestError when it is not a jinja2 template."""
         self.source = source
         self.name = name
         self._special_tokens = dict(special_tokens or {})
@@ -37,8 +37,8 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
-                f"{name}, line {error.lineno}: the chat template is no valid jinja2: {error.message}; "
-                "repair it, or give the prompt as plain text"
+                f"{name}, line {error.lineno}: the chat template is not valid jinja2: {error.message}; "
+                "correct it, or give the prompt as plain text"
             ) from error
 
     def render(
@@ -52,9 +52,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages` ({"role": ..., "content": ...}, oldest first).
 
-        `tools` are JSON schemas, `documents` have "title" and "text"; other variables go to the template as they are.
-        Raises RequestError for a message that is no mapping with a role, and with the template's own words when it
-        refuses the conversation.
+        `tools` are JSON schemas, `documents` have "title" and "text"; other variables are passed to the template.
+        Raises RequestError for a message that is not a mapping with a role, and with the template's own message when
+        it refuses the conversation.
         """
         conversation = [_checked_message(index, message) for index, message in enumerate(messages)]
         given = {name: _plain(value, name) for name, value in variables.items()}
@@ -76,7 +76,7 @@ class ChatTemplate:
 
 
 def _checked_message(index: int, message: object) -> dict[str, Any]:
-    """The message as plain data; RequestError when it is no mapping or has no role."""
+    """The message as plain data; RequestError when it is not a mapping or has no role."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(
             f'message {index} is {message!r}; it must be a mapping such as {{"role": "user", "content": "Hello"}}'
@@ -86,7 +86,7 @@ def _checked_message(index: int, message: object) -> dict[str, Any]:
 
 
 def _plain(value: object, where: str) -> Any:
-    """A copy made of JSON's types alone, so that a template gets hold of no object with methods."""
+    """A copy made of JSON types only, so that a template cannot reach an object's methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -97,19 +97,19 @@ def _plain(value: object, where: str) -> Any:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's words for training; here it is its content."""
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; it renders as its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """A scope with the statements up to the end tag; a scope, because transformers renders a macro there."""
+        """A scope of the statements up to the end tag; a scope, because transformers renders a macro here."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """jinja2's namespace without names that begin with an underscore, which lead to CPython's internals."""
+    """jinja2's namespace without names that begin with an underscore, which give access to CPython's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`: namespace(self=...) is allowed
         _refuse_private(dict(*args[1:], **kwargs))
@@ -127,7 +127,7 @@ def _refuse_private(names: Any) -> None:
 
 
 class _Dict:
-    """What `dict` is in a template: a call, and nothing that leads out of the sandbox."""
+    """`dict` in a template: callable, without attributes that lead out of the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

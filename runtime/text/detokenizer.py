@@ -5,7 +5,7 @@ are in use: byte-level BPE (every token is bytes) and SentencePiece (a token is 
 such as <0xE2>). All others are refused, because a guess would garble text silently. To add a decoder step, add its row
 to `_STEPS` and its effect to `TextDecoder.piece`.
 
-`tokenizers.decoders.DecodeStream` is no substitute, as test_detokenizer.py shows: it raises when a wrong byte follows a
+`tokenizers.decoders.DecodeStream` does not suffice, as test_detokenizer.py shows: it raises when a wrong byte follows a
 character spelled in byte tokens, which any model may generate, and it loses an incomplete character at the end.
 """
 

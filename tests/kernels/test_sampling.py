@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ingot.kernels.sampling import draw, greedy
-from ingot.runtime.sampler import draw_token
+from ingot.runtime.sampler import sample_token
 from ingot.runtime.sampling import SamplingParams
 
 VOCABULARY = 150
@@ -48,7 +48,7 @@ def test_draws_are_the_samplers(temperature: float, top_k: int, top_p: float, ti
         logits = (logits * 2).round() / 2
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     uniforms = [0.0, 0.35, 0.8, 0.999]
-    wanted = [draw_token(logits.numpy(), params, uniform) for uniform in uniforms]
+    wanted = [sample_token(logits.numpy(), params, uniform) for uniform in uniforms]
     assert drawn(logits, temperature, top_k, top_p, uniforms) == wanted
 
 

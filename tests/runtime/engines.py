@@ -20,13 +20,13 @@ def demo_tokenizer() -> Tokenizer:
 
 
 def token_engine(*, max_sequences: int = 64, prefix_cache: bool = True, **executor: Any) -> Engine:
-    """Token ids only."""
+    """An engine for token ids only."""
     fake = FakeExecutor(**{"vocab_size": VOCAB_SIZE, **executor})
     return Engine(fake, max_sequences=max_sequences, prefix_cache=prefix_cache)
 
 
 def text_engine(**executor: Any) -> Engine:
-    """With the demo model's tokenizer."""
+    """An engine with the demo model's tokenizer."""
     tokenizer = demo_tokenizer()
     return Engine(FakeExecutor(**{"vocab_size": tokenizer.vocab_size, **executor}), tokenizer)
 
@@ -34,7 +34,7 @@ def text_engine(**executor: Any) -> Engine:
 def random_requests(
     count: int, seed: int = 0, repetition_penalties: Sequence[float] = (1.0, 1.2)
 ) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts of 1 to 60 tokens, half of them with a common beginning; greedy and drawn; 1 to 40 tokens."""
+    """Prompts of 1 to 60 tokens, half of them with a common prefix; greedy and sampled; 1 to 40 output tokens."""
     rng = random.Random(seed)
     common = [rng.randrange(VOCAB_SIZE) for _ in range(37)]
     requests = []

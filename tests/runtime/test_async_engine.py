@@ -21,7 +21,7 @@ LONG = SamplingParams(max_tokens=400)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run with a limit, so that a lost wake-up fails instead of hanging."""
+    """Run with a time limit, so that a lost wake-up fails instead of hanging."""
 
     async def limited() -> None:
         async with asyncio.timeout(60):
@@ -31,7 +31,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 class GatedExecutor(FakeExecutor):
-    """Waits before every step until the gate is open; fails when told to."""
+    """Waits before every step until the gate is open; fails when `fails` is set."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -53,7 +53,7 @@ async def until_idle(engine: AsyncEngine) -> None:
 
 @pytest.mark.parametrize("executor", [FakeExecutor, FakePipelinedExecutor])
 def test_64_concurrent_streams_get_what_each_gets_alone(executor: type[FakeExecutor]) -> None:
-    requests = random_requests(64, repetition_penalties=(1.0,))  # what a pipelined executor chooses itself
+    requests = random_requests(64, repetition_penalties=(1.0,))  # a device can sample these
     with token_engine(num_blocks=64) as plain:
         expected = [plain.generate(prompt, params).token_ids for prompt, params in requests]
 
@@ -68,7 +68,7 @@ def test_64_concurrent_streams_get_what_each_gets_alone(executor: type[FakeExecu
     run(main())
 
 
-def test_outputs_of_a_stream_add_up_to_its_completion() -> None:
+def test_outputs_of_a_stream_concatenate_to_its_completion() -> None:
     async def main() -> None:
         async with AsyncEngine(text_engine()) as engine:
             outputs = [output async for output in engine.stream("def read", SamplingParams(max_tokens=20))]
@@ -80,7 +80,7 @@ def test_outputs_of_a_stream_add_up_to_its_completion() -> None:
     run(main())
 
 
-def test_an_engine_with_a_step_in_flight_reads_it_and_comes_to_rest() -> None:
+def test_an_idle_engine_reads_the_step_in_flight() -> None:
     with token_engine() as plain:
         end = plain.generate([1], SamplingParams(max_tokens=8)).token_ids[-1]
 
@@ -135,7 +135,7 @@ def test_leaving_a_stream_early_aborts_it() -> None:
     run(main())
 
 
-def test_a_slow_reader_holds_nobody_up() -> None:
+def test_a_slow_reader_does_not_delay_others() -> None:
     async def main() -> None:
         async with AsyncEngine(token_engine()) as engine:
             slow = engine.stream([1], SamplingParams(max_tokens=50))

@@ -1,11 +1,11 @@
-"""From the scheduler's choice to flat arrays."""
+"""BatchBuilder: the scheduler's step as flat arrays."""
 
 from ingot.runtime.batch import BatchBuilder
 from ingot.runtime.blocks import BlockManager
 from ingot.runtime.scheduler import Scheduler, Sequence
 
 
-def test_a_step_of_decode_and_two_chunks_is_laid_end_to_end() -> None:
+def test_a_decode_and_two_chunks_are_concatenated() -> None:
     blocks = BlockManager(16, 4)
     scheduler = Scheduler(blocks, max_batch_tokens=8, max_sequences=4)
     builder = BatchBuilder(blocks, max_batch_tokens=8, max_sequences=4)
@@ -26,10 +26,10 @@ def test_a_step_of_decode_and_two_chunks_is_laid_end_to_end() -> None:
         blocks.table(each.id).tolist() for each in (first, second, third)
     ]
     assert builder.build(scheduled, all_logits=True).logits_indices.tolist() == list(range(8))
-    first.tokens.append(7)  # nothing holds on to the array
+    first.tokens.append(7)  # numpy holds no buffer of the array
 
 
-def test_a_chunk_in_the_middle_of_a_prompt_wants_no_logits() -> None:
+def test_a_chunk_in_the_middle_of_a_prompt_gets_no_logits() -> None:
     blocks = BlockManager(16, 4)
     scheduler = Scheduler(blocks, max_batch_tokens=4, max_sequences=1)
     builder = BatchBuilder(blocks, max_batch_tokens=4, max_sequences=1)
@@ -42,7 +42,7 @@ def test_a_chunk_in_the_middle_of_a_prompt_wants_no_logits() -> None:
         scheduler.complete(scheduled)
 
 
-def test_a_token_in_flight_is_named_by_its_row_in_the_step_before() -> None:
+def test_a_token_in_flight_is_carried_by_its_row_in_the_previous_step() -> None:
     blocks = BlockManager(16, 4)
     scheduler = Scheduler(blocks, max_batch_tokens=8, max_sequences=4)
     builder = BatchBuilder(blocks, max_batch_tokens=8, max_sequences=4)

@@ -45,7 +45,7 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_computed_again_in_a_copied_
     manager.check()
 
 
-def test_an_idle_block_that_nobody_else_uses_is_rewritten_without_a_copy() -> None:
+def test_an_unshared_idle_block_is_rewritten_without_a_copy() -> None:
     manager = BlockManager(2, BLOCK_TOKENS)
     filled(manager, 1, tokens_of(range(8)))
     manager.release(1)
@@ -66,7 +66,7 @@ def test_only_full_computed_blocks_are_found() -> None:
     assert filled(manager, 2, prompt) == 4
 
 
-def test_a_different_root_finds_nothing_of_another_artifact() -> None:
+def test_a_different_root_hits_no_block_of_another_artifact() -> None:
     chain = [block_hash(root_hash(identity, "float32"), b"tokens") for identity in ("a", "b")]
     assert chain[0] != chain[1]
     assert root_hash("a", "float32") != root_hash("a", "int8")
@@ -80,7 +80,7 @@ def test_without_prefix_cache_nothing_is_kept() -> None:
     assert filled(manager, 2, tokens_of(range(8))) == 0
 
 
-def test_admission_takes_all_blocks_or_none() -> None:
+def test_admission_allocates_all_blocks_or_none() -> None:
     manager = BlockManager(3, BLOCK_TOKENS)
     filled(manager, 1, tokens_of(range(8)))
     assert manager.admit(2, tokens_of(range(100, 108))) is None
@@ -89,7 +89,7 @@ def test_admission_takes_all_blocks_or_none() -> None:
     manager.check()
 
 
-def test_the_least_recently_used_tail_is_evicted_first_and_the_hook_is_told() -> None:
+def test_the_end_of_the_least_recently_used_prefix_is_evicted_first_and_the_hook_is_called() -> None:
     evicted: list[BlockContent] = []
     manager = BlockManager(4, BLOCK_TOKENS, on_evict=lambda block, content: evicted.append(content))
     filled(manager, 1, tokens_of(range(8)))
@@ -111,7 +111,7 @@ def test_a_fork_shares_everything_until_one_side_writes() -> None:
     manager.check()
 
 
-def test_a_hash_collision_is_an_error_and_no_hit() -> None:
+def test_a_hash_collision_is_an_error() -> None:
     index = PrefixIndex(b"root")
     index.insert(0, BlockContent(b"same", b"root", b"one"))
     with pytest.raises(EngineError, match="two contents have the block hash"):
@@ -119,7 +119,7 @@ def test_a_hash_collision_is_an_error_and_no_hit() -> None:
 
 
 class BlockOperations(RuleBasedStateMachine):
-    """Random use by many sequences, with a model of the memory: each slot holds the history that was written to it."""
+    """Random use by many sequences, with a model of the memory: each slot records the history written to it."""
 
     def __init__(self) -> None:
         super().__init__()

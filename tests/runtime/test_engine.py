@@ -1,4 +1,4 @@
-"""The engine on the fake executor, whose tokens change with any mistake in tables, copies or positions."""
+"""The engine on the fake executor, whose tokens change with any error in tables, copies or positions."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.simulators.fake_executor import FakeExecutor
 
 
 def alone(prompt: list[int], params: SamplingParams) -> Completion:
-    """What a request gets in an engine of its own, with room for everything."""
+    """The completion of a request in an engine of its own, with a large pool."""
     with token_engine(num_blocks=32) as engine:
         return engine.generate(prompt, params, keep_logits=True)
 
@@ -65,7 +65,7 @@ def test_prefix_hits_are_counted_and_change_nothing() -> None:
     assert whole.token_ids == alone(prompt[:32], params).token_ids
 
 
-def test_a_whole_cached_prompt_that_is_still_in_use_is_copied_before_it_is_written() -> None:
+def test_a_fully_cached_prompt_in_use_is_copied_before_it_is_written() -> None:
     params = SamplingParams(max_tokens=12)
     executor = CopyCountingExecutor()
     with Engine(executor) as engine:
@@ -107,7 +107,7 @@ def test_end_tokens_and_stop_tokens_end_a_request_with_their_id() -> None:
     assert ignored.token_ids == tokens
 
 
-def test_text_streams_in_pieces_that_add_up_and_a_stop_string_is_cut_off() -> None:
+def test_streamed_text_concatenates_to_the_completion_and_a_stop_string_is_cut_off() -> None:
     with text_engine() as engine:
         whole = engine.generate("def read", SamplingParams(max_tokens=30, ignore_eos=True))
         outputs = list(engine.stream("def read", SamplingParams(max_tokens=30, ignore_eos=True)))
@@ -120,7 +120,7 @@ def test_text_streams_in_pieces_that_add_up_and_a_stop_string_is_cut_off() -> No
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
 
 
-def test_log_probabilities_come_when_asked_for() -> None:
+def test_log_probabilities_are_returned_on_request() -> None:
     with token_engine() as engine:
         completion = engine.generate([1], SamplingParams(max_tokens=3, logprobs=2), keep_logits=True)
         assert engine.generate([1], SamplingParams(max_tokens=3)).logprobs is None
@@ -131,7 +131,7 @@ def test_log_probabilities_come_when_asked_for() -> None:
     assert completion.token_ids == tuple(completion.logits.argmax(axis=1))
 
 
-def test_an_aborted_request_frees_its_blocks_and_the_others_go_on() -> None:
+def test_an_aborted_request_frees_its_blocks_and_the_others_continue() -> None:
     params = SamplingParams(max_tokens=20)
     with token_engine() as engine:
         doomed, other = engine.add([1, 2, 3], params), engine.add([4, 5], params)
@@ -245,7 +245,7 @@ def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> N
         assert engine.metrics().blocks_in_use == 0
 
 
-def test_a_failed_call_leaves_no_outputs_behind() -> None:
+def test_a_failed_call_leaves_no_outputs() -> None:
     for call in (Engine.generate, lambda engine, *request: list(engine.stream(*request))):
         with Engine(FailingExecutor()) as engine:
             with pytest.raises(EngineError, match="device is gone"):
@@ -267,7 +267,7 @@ def test_a_closed_engine_refuses_and_closes_its_executor() -> None:
             call()
 
 
-def test_metrics_tell_the_moments_of_a_request_in_order() -> None:
+def test_metrics_record_the_events_of_a_request_in_order() -> None:
     with token_engine() as engine:
         metrics = engine.generate([1, 2], SamplingParams(max_tokens=5)).metrics
         short = engine.generate([1, 2], SamplingParams(max_tokens=1)).metrics
@@ -279,7 +279,7 @@ def test_metrics_tell_the_moments_of_a_request_in_order() -> None:
     assert short.tpot_seconds is None
 
 
-def test_prompt_logits_are_bit_for_bit_those_of_generation_however_they_are_chunked() -> None:
+def test_prompt_logits_equal_those_of_generation_bit_for_bit_in_any_chunks() -> None:
     prompts = [[5, 6, 7], list(range(50)), [9], list(range(100, 121))]
     with token_engine(max_batch_tokens=64) as engine:
         expected = [engine.prompt_logits(prompt) for prompt in prompts]
@@ -298,7 +298,7 @@ def test_prompt_logits_are_bit_for_bit_those_of_generation_however_they_are_chun
         assert np.array_equal(rows, np.concatenate(chunks))
 
 
-def test_prompt_logits_that_are_given_up_free_their_blocks() -> None:
+def test_closing_an_iteration_over_prompt_logits_frees_its_blocks() -> None:
     with token_engine() as engine:
         iterator = engine.iterate_prompt_logits([list(range(30)), list(range(40))])
         next(iterator)
@@ -307,7 +307,7 @@ def test_prompt_logits_that_are_given_up_free_their_blocks() -> None:
         assert engine.metrics().blocks_in_use == 0
 
 
-def test_requests_say_when_open_prompt_logits_hold_the_blocks() -> None:
+def test_a_step_fails_with_a_reason_when_open_prompt_logits_hold_the_blocks() -> None:
     with token_engine(num_blocks=4) as engine:
         iterator = engine.iterate_prompt_logits([list(range(64))])
         next(iterator)
@@ -319,7 +319,7 @@ def test_requests_say_when_open_prompt_logits_hold_the_blocks() -> None:
         assert [output.request_id for output in engine.step()] == [request_id]
 
 
-def test_prompt_logits_that_another_step_overwrote_are_refused() -> None:
+def test_overwritten_prompt_logits_raise() -> None:
     with token_engine() as engine:
         iterator = engine.iterate_prompt_logits([[1, 2, 3], [4, 5]])
         assert next(iterator).prompt_index == 0
@@ -330,7 +330,7 @@ def test_prompt_logits_that_another_step_overwrote_are_refused() -> None:
         assert engine.metrics().blocks_in_use == 0
 
 
-def test_prompt_logits_of_an_engine_that_was_closed_meanwhile_are_refused() -> None:
+def test_prompt_logits_raise_after_the_engine_is_closed() -> None:
     engine = token_engine()
     iterator = engine.iterate_prompt_logits([[1] * 100])
     next(iterator)
@@ -339,7 +339,7 @@ def test_prompt_logits_of_an_engine_that_was_closed_meanwhile_are_refused() -> N
         next(iterator)
 
 
-def test_prompt_logits_say_when_running_requests_hold_the_blocks() -> None:
+def test_prompt_logits_fail_with_a_reason_when_running_requests_hold_the_blocks() -> None:
     with token_engine(num_blocks=4) as engine:
         engine.add(list(range(40)), SamplingParams(max_tokens=4))
         engine.step()

@@ -1,4 +1,4 @@
-"""Random use of the engine: adding, stepping, aborting, failing steps; whoever finishes has exactly its own tokens."""
+"""Random use of the engine: add, step, abort, failing steps. A request that finishes has the tokens it gets alone."""
 
 from functools import cache
 from typing import ClassVar
@@ -20,7 +20,7 @@ from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 # Prompts that end with a block: the second of two has its last block copied.
 WHOLE_BLOCKS = st.sampled_from([4, 8]).map(lambda length: [0] * length)
 
-# What a device can choose itself, and what needs the host (penalties); ends that nobody can foresee.
+# What a device can sample, and what needs the host (penalties); ends that cannot be known ahead.
 PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 11),
@@ -30,7 +30,7 @@ PARAMS = st.builds(
 
 
 class BreakableExecutor(FakeExecutor):
-    """Fails once when told to, before or after it wrote."""
+    """Fails once where `breaks` says: before or after it wrote to the pool."""
 
     breaks: str = ""
 
@@ -50,11 +50,11 @@ class BreakableExecutor(FakeExecutor):
 
 
 class BreakablePipelinedExecutor(BreakableExecutor, FakePipelinedExecutor):
-    """Fails once when told to, where a step is queued or while it computes."""
+    """Fails once where `breaks` says: when a step is queued or while it computes."""
 
-    def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> FakeStep:
+    def submit(self, batch: ForwardBatch, sampling: SamplingArrays, carried: Int32Array) -> FakeStep:
         self.break_if("before")
-        return super().submit(batch, draws, carried)
+        return super().submit(batch, sampling, carried)
 
 
 @cache
@@ -70,7 +70,7 @@ def logits_of_ones() -> FloatArray:
 
 
 class EngineOperations(RuleBasedStateMachine):
-    """A small vocabulary and pool, so that prefixes are shared and blocks run out all the time."""
+    """A small vocabulary and pool, so that prefixes are shared and blocks often run out."""
 
     executor_type: ClassVar[type[BreakableExecutor]] = BreakableExecutor
 
@@ -80,11 +80,11 @@ class EngineOperations(RuleBasedStateMachine):
     def start(self, num_blocks: int, budget: int, places: int, prefix_cache: bool) -> None:
         self.executor = self.executor_type(num_blocks=num_blocks, block_tokens=4, max_batch_tokens=budget, vocab_size=3)
         self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache)
-        self.asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, params=PARAMS)
     def add(self, prompt: list[int], params: SamplingParams) -> None:
-        self.asked[self.engine.add(prompt, params)] = tuple(prompt), params
+        self.requests[self.engine.add(prompt, params)] = tuple(prompt), params
 
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
@@ -95,15 +95,15 @@ class EngineOperations(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20))
     def abort(self, number: int) -> None:
-        if self.asked:
-            request_id = sorted(self.asked)[number % len(self.asked)]
+        if self.requests:
+            request_id = sorted(self.requests)[number % len(self.requests)]
             completion = self.engine.abort(request_id)
             if completion:
                 self.finished(request_id, completion.finish_reason, completion.token_ids)
 
     @rule(when=st.sampled_from(["before", "after"]))
     def fail(self, when: str) -> None:
-        """The next step that is computed fails; nothing is computed when all that runs ends with what is in flight."""
+        """The next computed step fails. None is computed if all running requests end with the step in flight."""
         self.executor.breaks = when
         failed = False
         while self.engine.has_unfinished() and not failed:
@@ -122,7 +122,7 @@ class EngineOperations(RuleBasedStateMachine):
             assert np.array_equal(self.engine.prompt_logits([1] * length), logits_of_ones()[:length])
 
     def finished(self, request_id: int, reason: str, token_ids: tuple[int, ...]) -> None:
-        expected = tokens_alone(*self.asked.pop(request_id))
+        expected = tokens_alone(*self.requests.pop(request_id))
         assert token_ids == (expected[: len(token_ids)] if reason == "abort" else expected)
 
     @invariant()
@@ -137,7 +137,7 @@ class EngineOperations(RuleBasedStateMachine):
             if not self.engine.has_unfinished():
                 break
             self.step(1)
-        assert not self.asked, "a request never finished"
+        assert not self.requests, "a request never finished"
         assert self.engine.metrics().blocks_in_use == 0
 
 

@@ -1,7 +1,4 @@
-"""The size of the KV pool.
-
-An artifact says how its engine is made; the caller may say otherwise.
-"""
+"""Options of an engine: the size of the KV pool, and limits that the artifact or the caller sets."""
 
 import logging
 from pathlib import Path
@@ -17,7 +14,7 @@ from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
 
-def test_the_pool_is_sized_by_what_is_given_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_pool_is_sized_by_options_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     model = FakeExecutor(context_tokens=1000).model
     kv = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8)
@@ -51,13 +48,13 @@ def test_a_control_group_limits_the_memory_but_its_page_cache_does_not_count(tmp
         ({"kv_bytes": 10}, "one block takes 128 bytes"),
     ],
 )
-def test_a_pool_size_that_cannot_be_is_refused(sizes: dict[str, int], message: str) -> None:
+def test_an_impossible_pool_size_is_refused(sizes: dict[str, int], message: str) -> None:
     executor = FakeExecutor()
     with pytest.raises(UsageError, match=message):
         resolve_pool_size(executor.model, executor.kv_geometry, max_sequences=1, **sizes)
 
 
-def test_the_recipes_max_batch_tokens_is_the_engines_unless_the_caller_names_another(
+def test_max_batch_tokens_comes_from_the_recipe_unless_the_caller_sets_it(
     build_unmeasured: BuildArtifact,
 ) -> None:
     artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, "engine.max_batch_tokens=96")

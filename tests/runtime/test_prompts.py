@@ -1,4 +1,4 @@
-"""Prompts: one or many, and what is refused. The engine's tests hold the refusals themselves."""
+"""Prompts: single or in a list, with parameters. test_engine.py tests the messages of refusals."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.simulators.fake_executor import FakeExecutor
 MODEL = FakeExecutor(context_tokens=10, vocab_size=8).model
 
 
-def test_texts_and_lists_of_ids_are_single_and_lists_of_these_are_not() -> None:
+def test_a_text_or_a_list_of_ids_is_a_single_prompt_and_a_list_of_these_is_not() -> None:
     assert is_single("text")
     assert is_single([1, 2])
     assert is_single(np.array([1, 2]))
@@ -40,19 +40,19 @@ def test_the_whole_context_may_be_evaluated_but_not_prompted() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[[1], [2, 3]], [[1, 2]], ["1"], [None], [2**70], None, 5, {1}, {1: 2}])
-def test_what_is_no_flat_list_of_integers_is_refused(tokens: Any) -> None:
+def test_tokens_must_be_a_flat_list_of_integers(tokens: Any) -> None:
     with pytest.raises(RequestError, match="flat list of whole token ids"):
         checked_prompt(tokens, MODEL)
 
 
 @pytest.mark.parametrize("prompt", [None, 5, {1}, {0: 1}, iter([1])])
-def test_what_is_no_prompt_and_no_list_of_prompts_is_refused(prompt: Any) -> None:
+def test_a_prompt_must_be_a_prompt_or_a_list_of_prompts(prompt: Any) -> None:
     with pytest.raises(RequestError, match="must be a text or a flat list of whole token ids, not"):
         each_with_params(prompt, None)
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 3}, 5, "greedy", SamplingParams])
-def test_what_is_no_set_of_parameters_is_refused(params: Any) -> None:
+def test_parameters_must_be_sampling_params(params: Any) -> None:
     with pytest.raises(RequestError, match=r"must be SamplingParams\(\.\.\.\), not"):
         checked_params(params)
     with pytest.raises(RequestError, match=r"must be SamplingParams\(\.\.\.\), not"):

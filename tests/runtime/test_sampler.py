@@ -1,7 +1,4 @@
-"""Sampler: greedy, warpers, penalties, log-probabilities, and draws that depend on seed and position alone.
-
-What goes to the device to choose tokens with, and who cannot be served so.
-"""
+"""Sampler: greedy, warpers, penalties, log-probabilities, seeds; and the arrays from which a device samples."""
 
 import math
 from dataclasses import fields, replace
@@ -32,7 +29,7 @@ def draws(logits: FloatArray, count: int, **given: Any) -> list[int]:
     return [sampler.sample(logits, range(index)).token_id for index in range(count)]
 
 
-def test_greedy_takes_the_likeliest_and_the_lowest_of_a_tie() -> None:
+def test_greedy_takes_the_most_likely_token_and_the_lowest_id_of_a_tie() -> None:
     sampler = Sampler(SamplingParams(), [])
     assert sampler.sample(row(1, 5, 2), []).token_id == 1
     assert sampler.sample(row(1, 5, 5), []).token_id == 1
@@ -40,19 +37,19 @@ def test_greedy_takes_the_likeliest_and_the_lowest_of_a_tie() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_logit_that_is_no_number_is_an_error_and_no_token(bad: float, temperature: float) -> None:
+def test_a_logit_that_is_not_finite_raises(bad: float, temperature: float) -> None:
     with pytest.raises(EngineError, match=r"logit of token 2 is (nan|inf)"):
         Sampler(SamplingParams(temperature=temperature), []).sample(row(1, 9, bad), [])
     with pytest.raises(EngineError, match="finite"):
         Sampler(SamplingParams(), []).sample(row(-np.inf, -np.inf), [])
 
 
-def test_a_forbidden_token_is_never_drawn() -> None:
+def test_a_forbidden_token_is_never_sampled() -> None:
     assert set(draws(row(-np.inf, 0, -np.inf, 0, -np.inf), 300, temperature=1.0, seed=1)) == {1, 3}
 
 
-def test_draws_follow_the_distribution() -> None:
-    """Chi-square against softmax(logits / temperature): 99.99 % of honest samplers stay below the limit."""
+def test_samples_follow_the_distribution() -> None:
+    """Chi-square against softmax(logits / temperature): 99.99 % of correct samplers stay below the limit."""
     logits, temperature, count = row(0.3, -1.0, 1.4, 0.0, 2.0, -0.5), 0.7, 20_000
     expected = np.exp(logits.astype(np.float64) / temperature)
     expected *= count / expected.sum()
@@ -60,7 +57,7 @@ def test_draws_follow_the_distribution() -> None:
     assert ((counted - expected) ** 2 / expected).sum() < 25.7  # chi-square, 5 degrees of freedom, p = 1e-4
 
 
-def test_draws_of_many_seeds_at_one_position_follow_the_distribution() -> None:
+def test_samples_of_many_seeds_at_one_position_follow_the_distribution() -> None:
     logits, count = row(0, 1, 2), 5_000
     expected = np.exp(np.arange(3.0))
     expected *= count / expected.sum()
@@ -69,7 +66,7 @@ def test_draws_of_many_seeds_at_one_position_follow_the_distribution() -> None:
     assert ((counted - expected) ** 2 / expected).sum() < 18.5  # 2 degrees of freedom, p = 1e-4
 
 
-def test_a_draw_depends_on_seed_and_position_and_on_nothing_that_was_drawn_before() -> None:
+def test_a_sample_depends_on_seed_and_position_only() -> None:
     logits = random_row(0, 100)
     params = SamplingParams(temperature=1.5, seed=5)
     straight = draws(logits, 20, temperature=1.5, seed=5)
@@ -79,12 +76,12 @@ def test_a_draw_depends_on_seed_and_position_and_on_nothing_that_was_drawn_befor
     assert len(set(straight)) > 1
 
 
-def test_the_draws_of_a_seed_never_change_between_versions() -> None:
+def test_the_samples_of_a_seed_never_change_between_versions() -> None:
     logits = np.sin(np.arange(1000)).astype(np.float32)
     assert draws(logits, 8, temperature=1.0, seed=2**64 - 1) == [234, 348, 54, 102, 58, 461, 729, 686]
 
 
-def test_without_a_seed_one_is_drawn_and_recorded() -> None:
+def test_without_a_seed_a_random_one_is_recorded() -> None:
     first, second = Sampler(SamplingParams(temperature=1.0), []), Sampler(SamplingParams(temperature=1.0), [])
     assert first.seed != second.seed
     again = Sampler(SamplingParams(temperature=1.0, seed=first.seed), [])
@@ -97,7 +94,7 @@ def test_a_tiny_temperature_is_greedy() -> None:
     assert set(draws(logits, 5, temperature=5e-324, seed=0)) == {int(logits.argmax())}
 
 
-def test_top_k_keeps_the_likeliest_and_their_ties() -> None:
+def test_top_k_keeps_the_most_likely_tokens_and_their_ties() -> None:
     assert surviving_tokens(row(1, 4, 3, 2), SamplingParams(temperature=1.0, top_k=2)).tolist() == [1, 2]
     assert surviving_tokens(row(3, 4, 3, 2), SamplingParams(temperature=1.0, top_k=2)).tolist() == [0, 1, 2]
     assert len(surviving_tokens(row(1, 2), SamplingParams(temperature=1.0, top_k=9))) == 2
@@ -110,7 +107,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
         assert surviving_tokens(logits, params).tolist() == list(range(kept))
 
 
-def test_top_p_looks_beyond_its_head_when_the_distribution_is_flat() -> None:
+def test_top_p_sorts_more_tokens_when_the_distribution_is_flat() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.5)
     for vocab in (1_000, 10_000, 40_000):
         assert surviving_tokens(np.zeros(vocab, dtype=np.float32), params).tolist() == list(range(vocab // 2))
@@ -119,7 +116,7 @@ def test_top_p_looks_beyond_its_head_when_the_distribution_is_flat() -> None:
     assert surviving_tokens(slope, params).tolist() == list(range(math.ceil(half)))
 
 
-def test_min_p_is_relative_to_the_likeliest() -> None:
+def test_min_p_is_relative_to_the_most_likely_token() -> None:
     logits = np.log(row(0.6, 0.3, 0.07, 0.03))
     assert surviving_tokens(logits, SamplingParams(temperature=1.0, min_p=0.1)).tolist() == [0, 1, 2]
     assert surviving_tokens(logits, SamplingParams(temperature=1.0, min_p=1.0)).tolist() == [0]
@@ -134,7 +131,7 @@ def test_min_p_is_relative_to_the_likeliest() -> None:
     st.floats(0.01, 1),
     st.floats(0, 1),
 )
-def test_the_likeliest_token_always_survives_and_draws_are_survivors(
+def test_the_most_likely_token_always_survives_and_samples_are_survivors(
     seed: int, vocab: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     logits = random_row(seed, vocab)
@@ -173,7 +170,7 @@ def test_a_penalty_beyond_single_precision_still_gives_a_token(
         assert np.isfinite(logits[token_id])
 
 
-def test_penalties_leave_the_callers_logits_alone() -> None:
+def test_penalties_do_not_change_the_callers_logits() -> None:
     logits = random_row(1, 50)
     before = logits.copy()
     Sampler(SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, temperature=1.0), [1, 2]).sample(logits, [3])
@@ -191,7 +188,7 @@ def test_logprobs_are_those_of_the_model_before_penalties_and_temperature() -> N
     assert [entry.logprob for entry in sampled.top] == pytest.approx(expected[ranked])
 
 
-def test_logprobs_zero_reports_the_chosen_token_alone_and_none_reports_nothing() -> None:
+def test_logprobs_zero_reports_the_sampled_token_alone_and_none_reports_nothing() -> None:
     logits = row(1, 2)
     chosen = Sampler(SamplingParams(logprobs=0), []).sample(logits, [])
     assert chosen.logprob is not None
@@ -209,23 +206,23 @@ def test_ties_among_the_top_go_to_the_lowest_ids() -> None:
 DRAWN = SamplingParams(temperature=0.5, top_k=4, top_p=0.75, seed=7)
 
 
-def test_a_row_holds_the_parameters_of_its_request_and_the_number_of_its_token() -> None:
+def test_a_row_has_the_parameters_of_its_request_and_the_random_number_of_its_token() -> None:
     drawn, greedy = Sampler(DRAWN, [1]), Sampler(SamplingParams(seed=1), [1])
-    draws = sampling_arrays([drawn, greedy, drawn], [3, 0, 9])
-    assert draws.temperatures.tolist() == [0.5, 0, 0.5]
-    assert draws.top_ks.tolist() == [4, 0, 4]
-    assert draws.top_ps.tolist() == [0.75, 1, 0.75]
-    assert draws.uniforms.tolist() == [np.float32(drawn.uniform(3)), 0, np.float32(drawn.uniform(9))]
-    assert not draws.greedy
+    arrays = sampling_arrays([drawn, greedy, drawn], [3, 0, 9])
+    assert arrays.temperatures.tolist() == [0.5, 0, 0.5]
+    assert arrays.top_ks.tolist() == [4, 0, 4]
+    assert arrays.top_ps.tolist() == [0.75, 1, 0.75]
+    assert arrays.uniforms.tolist() == [np.float32(drawn.uniform(3)), 0, np.float32(drawn.uniform(9))]
+    assert not arrays.greedy
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_greedy_rows_and_no_rows_at_all_need_no_numbers(count: int) -> None:
-    draws = sampling_arrays([Sampler(SamplingParams(), [1])] * count, [5] * count)
-    assert draws.greedy
-    for each in fields(draws):
-        assert getattr(draws, each.name).shape == (count,)
-    assert draws.uniforms.tolist() == [0] * count
+def test_greedy_rows_and_zero_rows_need_no_random_numbers(count: int) -> None:
+    arrays = sampling_arrays([Sampler(SamplingParams(), [1])] * count, [5] * count)
+    assert arrays.greedy
+    for each in fields(arrays):
+        assert getattr(arrays, each.name).shape == (count,)
+    assert arrays.uniforms.tolist() == [0] * count
 
 
 def test_extreme_parameters_stay_in_range_as_float32() -> None:
@@ -234,16 +231,16 @@ def test_extreme_parameters_stay_in_range_as_float32() -> None:
         SamplingParams(temperature=1e308, top_p=1 - 2**-53, seed=0),
         SamplingParams(temperature=Fraction(1, 3), top_p=Fraction(1, 3)),  # type: ignore[arg-type]  # any real number
     ]
-    draws = sampling_arrays([Sampler(params, [1]) for params in extremes], [2**40, 0, 1])
-    assert np.isfinite(draws.temperatures).all()
-    assert (draws.temperatures > 0).all()
-    assert ((draws.top_ps > 0) & (draws.top_ps <= 1)).all()
-    assert ((draws.uniforms >= 0) & (draws.uniforms < 1)).all()
-    assert draws.top_ks.tolist() == [2**31 - 1, 0, 0]
+    arrays = sampling_arrays([Sampler(params, [1]) for params in extremes], [2**40, 0, 1])
+    assert np.isfinite(arrays.temperatures).all()
+    assert (arrays.temperatures > 0).all()
+    assert ((arrays.top_ps > 0) & (arrays.top_ps <= 1)).all()
+    assert ((arrays.uniforms >= 0) & (arrays.uniforms < 1)).all()
+    assert arrays.top_ks.tolist() == [2**31 - 1, 0, 0]
 
 
 class HighestNumber(Sampler):
-    """Draws a number that float32 would round to 1."""
+    """Its random number is one that float32 rounds to 1."""
 
     def uniform(self, index: int) -> float:
         return 1 - 2**-53

@@ -41,13 +41,13 @@ def shape(batch: ScheduledBatch) -> list[tuple[int, int]]:
     return [(entry.sequence.id, entry.num_tokens) for entry in batch.entries]
 
 
-def test_a_long_prompt_is_read_in_chunks_of_the_budget_and_samples_at_its_end() -> None:
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget_and_samples_at_its_end() -> None:
     under_test = scheduler()
     under_test.add(sequence(1, range(20), max_tokens=2))
     batches = [step(under_test) for _ in range(4)]
     assert [shape(batch) for batch in batches] == [[(1, 8)], [(1, 8)], [(1, 4)], [(1, 1)]]
     assert [batch.entries[0].samples for batch in batches] == [False, False, True, True]
-    assert not under_test.has_unfinished
+    assert not under_test.has_sequences
 
 
 def test_decoding_sequences_come_before_prompts() -> None:
@@ -69,13 +69,13 @@ def test_no_more_than_max_sequences_run_at_once() -> None:
     assert shape(step(under_test)) == [(0, 1), (1, 1)]
 
 
-def test_the_newest_sequence_gives_way_and_comes_back_first() -> None:
+def test_the_newest_sequence_is_preempted_and_resumes_first() -> None:
     under_test = scheduler(num_blocks=3, prefix_cache=False)
     under_test.add(sequence(1, range(4), max_tokens=8))
     under_test.add(sequence(2, range(10, 13), max_tokens=6))
     under_test.add(sequence(3, range(20, 23), max_tokens=2))
     batches = []
-    while under_test.has_unfinished:
+    while under_test.has_sequences:
         batches.append(step(under_test))
         if batches[-1].preempted:
             assert [each.id for each in under_test.waiting] == [2, 3]
@@ -92,12 +92,12 @@ def test_a_request_that_could_never_fit_is_refused_with_numbers() -> None:
 def test_a_request_that_just_fits_the_pool_is_served_alone() -> None:
     under_test = scheduler(num_blocks=3)
     under_test.add(sequence(1, range(8), max_tokens=5))
-    while under_test.has_unfinished:
+    while under_test.has_sequences:
         step(under_test)
     assert under_test.num_preemptions == 0
 
 
-def test_removing_gives_back_blocks_in_every_state() -> None:
+def test_removing_a_sequence_in_any_state_frees_its_blocks() -> None:
     under_test = scheduler(max_sequences=1)
     sequences = [sequence(number, range(6)) for number in range(2)]
     for each in sequences:
@@ -107,7 +107,7 @@ def test_removing_gives_back_blocks_in_every_state() -> None:
         under_test.remove(each)
         under_test.remove(each)
     assert under_test.blocks.num_in_use == 0
-    assert not under_test.has_unfinished
+    assert not under_test.has_sequences
 
 
 def test_a_common_prefix_is_computed_once() -> None:
@@ -128,10 +128,10 @@ def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_it_
     queued = under_test.schedule()
     under_test.queue(queued)
     assert (first.num_pending, first.num_in_flight, first.is_full) == (1, 1, False)
-    behind = under_test.schedule()
-    assert shape(behind) == [(1, 1)]
-    assert behind.entries[0].start == 8
-    under_test.queue(behind)
+    second = under_test.schedule()
+    assert shape(second) == [(1, 1)]
+    assert second.entries[0].start == 8
+    under_test.queue(second)
     assert first.is_full
     assert under_test.schedule().entries == [], "its length is known ahead"
     assert under_test.blocks.num_cached == 0
@@ -139,19 +139,19 @@ def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_it_
     assert (under_test.blocks.num_cached, first.num_in_flight) == (2, 1)
 
 
-def test_retiring_a_step_skips_sequences_that_ended_or_gave_way_meanwhile() -> None:
+def test_retiring_a_step_skips_sequences_that_have_ended_or_been_preempted() -> None:
     under_test = scheduler(num_blocks=3, prefix_cache=True)
     old, young = sequence(1, range(4), max_tokens=8), sequence(2, range(10, 14), max_tokens=4)
     under_test.add(old)
     under_test.add(young)
     queued = under_test.schedule()
     under_test.queue(queued)
-    behind = under_test.schedule()
-    assert behind.preempted == [young]
+    second = under_test.schedule()
+    assert second.preempted == [young]
     assert young.num_in_flight == 1
     under_test.remove(old)
-    behind.drop_ended()
-    assert (behind.entries, behind.num_tokens) == ([], 0)
+    second.drop_ended()
+    assert (second.entries, second.num_tokens) == ([], 0)
     under_test.retire(queued)
     assert (young.num_in_flight, under_test.blocks.num_cached) == (0, 0)
     young.tokens.append(5)
@@ -224,7 +224,7 @@ def test_every_request_of_a_random_load_finishes_in_order_with_its_own_tokens(lo
             assert any(entry.sequence is oldest for entry in batch.entries), "the oldest does not advance"
         for entry in batch.entries:
             first_step.setdefault(entry.sequence.id, now)
-    assert not under_test.has_unfinished
+    assert not under_test.has_sequences
     assert under_test.blocks.num_in_use == 0
     assert all(request.state is SequenceState.FINISHED for request in requests)
     starts = [first_step[number] for number in arrivals if number in first_step]

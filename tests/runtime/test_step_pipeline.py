@@ -1,4 +1,4 @@
-"""Steps that overlap: the same tokens as steps one by one, nothing leaked, nothing learned from what was discarded."""
+"""Pipelined steps: the same tokens as steps one by one, no leaks, no discarded block in the prefix index."""
 
 import random
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, text_engine, token_engine
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 
-Asked = tuple[list[int], SamplingParams]
+Request = tuple[list[int], SamplingParams]
 NEEDS_LOGITS = SamplingParams(max_tokens=4, logprobs=0)
 
 
 class RecordingExecutor(FakePipelinedExecutor):
-    """Notes what happens in which order; fails, or loses a row of logits, at the step that it is told."""
+    """Records the order of events; fails, or loses a row of logits, at the steps in `fails`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"vocab_size": VOCAB_SIZE, **options})
@@ -30,12 +30,12 @@ class RecordingExecutor(FakePipelinedExecutor):
         self.fails: dict[str, int] = {}  # number of the step by what fails: "submit", "compute", "row"
         self.computing = -1
 
-    def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> FakeStep:
+    def submit(self, batch: ForwardBatch, sampling: SamplingArrays, carried: Int32Array) -> FakeStep:
         self.events.append(f"submit {self.num_submitted}")
         if self.fails.get("submit") == self.num_submitted:
             del self.fails["submit"]
             raise EngineError("the queue is full")
-        return super().submit(batch, draws, carried)
+        return super().submit(batch, sampling, carried)
 
     def compute(self, step: FakeStep) -> None:
         self.events.append(f"read {step.number}")
@@ -61,13 +61,13 @@ class RecordingExecutor(FakePipelinedExecutor):
 
 
 def alone(prompt: list[int], params: SamplingParams, **options: Any) -> Completion:
-    """What a request gets from steps one by one, in an engine of its own."""
+    """The completion of a request by steps one by one, in an engine of its own."""
     with token_engine(num_blocks=32, **options) as engine:
         return engine.generate(prompt, params)
 
 
 def finish(engine: Engine) -> dict[int, Completion]:
-    """Step until nothing is left; completions by request."""
+    """Step until all requests finish; completions by request."""
     done: dict[int, Completion] = {}
     while engine.has_unfinished():
         done |= {output.request_id: output.completion for output in engine.step() if output.completion}
@@ -100,44 +100,44 @@ def test_the_chunks_of_a_prompt_and_arrivals_overlap_as_decoding_does() -> None:
     assert executor.num_submitted == 4
 
 
-def test_a_step_that_the_host_must_sample_waits_for_the_one_in_flight() -> None:
+def test_a_step_sampled_on_the_host_waits_for_the_one_in_flight() -> None:
     executor = RecordingExecutor()
     with Engine(executor) as engine:
         plain = engine.add([1], SamplingParams(max_tokens=9))
         engine.step()
-        wants = engine.add([2], NEEDS_LOGITS)
+        logged = engine.add([2], NEEDS_LOGITS)
         outputs = engine.step()
-        assert [output.request_id for output in outputs] == [plain, plain, wants]
+        assert [output.request_id for output in outputs] == [plain, plain, logged]
         done = finish(engine)
     assert executor.events[:7] == ["submit 0", "read 0", *["forward"] * 4, "submit 1"]
     assert done[plain].token_ids == alone([1], SamplingParams(max_tokens=9)).token_ids
-    assert done[wants].logprobs == alone([2], NEEDS_LOGITS).logprobs
+    assert done[logged].logprobs == alone([2], NEEDS_LOGITS).logprobs
 
 
-def test_a_request_that_ends_with_what_was_in_flight_is_taken_out_of_a_step_for_the_host() -> None:
+def test_a_request_that_ends_in_flight_is_removed_from_a_step_sampled_on_the_host() -> None:
     params = SamplingParams(max_tokens=20)
     tokens = alone([1], params).token_ids
     with Engine(RecordingExecutor(eos_token_ids=(tokens[1],))) as engine:
         ends = engine.add([1], params)
         engine.step()
         engine.step()  # its end token is in flight
-        wants = engine.add([2, 3], replace(NEEDS_LOGITS, ignore_eos=True))
+        logged = engine.add([2, 3], replace(NEEDS_LOGITS, ignore_eos=True))
         done = finish(engine)
         assert done[ends].token_ids == tokens[:2]
-        assert done[wants].logprobs == alone([2, 3], NEEDS_LOGITS).logprobs
+        assert done[logged].logprobs == alone([2, 3], NEEDS_LOGITS).logprobs
         assert (engine.metrics().computed_tokens, engine.metrics().discarded_tokens) == (2 + 5, 0)
 
 
-def test_a_discarded_row_that_is_not_finite_concerns_nobody() -> None:
+def test_a_discarded_row_that_is_not_finite_is_ignored() -> None:
     params = SamplingParams(max_tokens=20)
     tokens = alone([1], params).token_ids
     executor = RecordingExecutor(eos_token_ids=(tokens[1],))
     executor.fails["row"] = 2  # queued before the end token of step 1 was read
     with Engine(executor) as engine:
-        ends, goes_on = engine.add([1], params), engine.add([2, 3], replace(params, ignore_eos=True))
+        ends, other = engine.add([1], params), engine.add([2, 3], replace(params, ignore_eos=True))
         done = finish(engine)
         assert done[ends].token_ids == tokens[:2]
-        assert done[goes_on].token_ids == alone([2, 3], params).token_ids
+        assert done[other].token_ids == alone([2, 3], params).token_ids
 
 
 def test_a_chunk_in_the_middle_of_a_prompt_is_queued_even_if_the_host_must_sample_its_end() -> None:
@@ -148,13 +148,13 @@ def test_a_chunk_in_the_middle_of_a_prompt_is_queued_even_if_the_host_must_sampl
     assert executor.events[:6] == ["submit 0", "submit 1", "read 0", "read 1", "forward", "forward"]
 
 
-def test_a_request_that_ends_while_its_next_token_computes_discards_it() -> None:
+def test_a_request_that_ends_while_its_next_token_computes_discards_that_token() -> None:
     params = SamplingParams(max_tokens=20)
     tokens = alone([1, 2, 3], params).token_ids
     with Engine(RecordingExecutor(eos_token_ids=(tokens[5],))) as engine:
         completion = engine.generate([1, 2, 3], params)
         assert (completion.token_ids, completion.finish_reason) == (tokens[:6], "stop")
-        assert engine.has_unfinished(), "its last step is still in flight"
+        assert engine.has_unfinished(), "its last step is in flight"
         assert engine.step() == []
         assert not engine.has_unfinished()
         metrics = engine.metrics()
@@ -162,7 +162,7 @@ def test_a_request_that_ends_while_its_next_token_computes_discards_it() -> None
         assert (metrics.output_tokens, metrics.blocks_in_use) == (6, 0)
 
 
-def test_the_prefix_index_learns_only_what_was_read() -> None:
+def test_only_blocks_of_steps_that_were_read_enter_the_prefix_index() -> None:
     params = SamplingParams(max_tokens=20)
     tokens = alone([1, 2, 3], params).token_ids
     with Engine(RecordingExecutor(eos_token_ids=(tokens[4],), block_tokens=4)) as engine:
@@ -190,7 +190,7 @@ def test_stop_strings_end_a_request_at_the_same_character() -> None:
         assert engine.metrics().discarded_tokens == 1
 
 
-def test_an_abort_with_a_step_in_flight_frees_the_blocks_at_once_and_they_can_be_given_to_others() -> None:
+def test_an_abort_with_a_step_in_flight_frees_the_blocks_for_others_at_once() -> None:
     params = SamplingParams(max_tokens=30)
     with Engine(RecordingExecutor(num_blocks=3)) as engine:
         doomed = engine.add(list(range(17)), params)
@@ -227,7 +227,7 @@ def test_a_step_that_cannot_be_queued_aborts_its_requests_after_they_got_their_l
 @pytest.mark.parametrize(
     ("what", "message"), [("compute", "device is gone"), ("row", r"request 0 \(row 0 of its step\) are not finite")]
 )
-def test_a_step_that_fails_aborts_its_own_requests_and_the_step_behind_it_goes_on(what: str, message: str) -> None:
+def test_a_step_that_fails_aborts_its_own_requests_and_the_next_step_continues(what: str, message: str) -> None:
     params = SamplingParams(max_tokens=6)
     prompt = list(range(16))
     executor = RecordingExecutor()
@@ -240,7 +240,7 @@ def test_a_step_that_fails_aborts_its_own_requests_and_the_step_behind_it_goes_o
         with pytest.raises(EngineError, match=message):
             engine.step()
         engine.check()
-        assert engine.metrics().blocks_cached == 0, "the block that the failed step filled is not to be found"
+        assert engine.metrics().blocks_cached == 0, "the block that the failed step filled is not in the prefix index"
         done = finish(engine)
         assert (done[failing].finish_reason, len(done[failing].token_ids)) == ("abort", 1)
         assert done[later].token_ids == alone([9, 8, 7], params).token_ids
@@ -254,7 +254,7 @@ def test_blocks_that_were_copied_for_a_step_survive_the_failure_of_the_one_in_fl
     with Engine(executor) as engine:
         failing = engine.add(prompt, SamplingParams(max_tokens=9))
         engine.step()
-        engine.step()  # the prompt's blocks are found from now on, and still in use
+        engine.step()  # from here on, the prompt's blocks are in the prefix index and in use
         sharing = engine.add(prompt, NEEDS_LOGITS)
         with pytest.raises(EngineError, match="device is gone"):
             engine.step()
@@ -291,12 +291,12 @@ def test_an_engine_may_be_closed_with_a_step_in_flight() -> None:
 
 @dataclass
 class Load:
-    """Random requests with the steps of their arrival and, for some, of their abort; an engine too small for them."""
+    """Random requests with the step of their arrival and, for some, of their abort; an engine too small for them."""
 
     seed: int
     engine: dict[str, Any] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)
-    requests: list[Asked] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     aborts: dict[int, int] = field(default_factory=dict)
 
@@ -317,7 +317,7 @@ class Load:
         self.aborts = {number: at + rng.randrange(9) for number, at in enumerate(self.arrivals) if rng.random() < 0.15}
 
     @staticmethod
-    def _request(rng: random.Random, host_share: float) -> Asked:
+    def _request(rng: random.Random, host_share: float) -> Request:
         prompt = [1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 5))]
         params = SamplingParams(
             max_tokens=rng.randrange(1, 28),
@@ -355,7 +355,7 @@ def test_a_random_load_gets_the_tokens_of_steps_one_by_one(seeds: range) -> None
 
 
 def serve(engine: Engine, load: Load) -> dict[int, Completion]:
-    """Add and abort when the load says so, step until all is done; completions by number of the request."""
+    """Add and abort as the load says, step until all finish; completions by number of the request."""
     ids: dict[int, int] = {}
     done: dict[int, Completion] = {}
     now = 0
@@ -379,7 +379,7 @@ def alone_in(load: Load, prompt: list[int], params: SamplingParams) -> Completio
     return alone(prompt, params, vocab_size=VOCAB, eos_token_ids=load.executor["eos_token_ids"])
 
 
-def test_without_surprises_the_same_tokens_are_computed_as_in_steps_one_by_one() -> None:
+def test_without_discards_the_same_tokens_are_computed_as_in_steps_one_by_one() -> None:
     def computed(make: Callable[..., Engine]) -> tuple[int, int, int]:
         with make() as engine:
             for number in range(6):

@@ -43,7 +43,7 @@ def test_the_stop_string_that_is_complete_first_wins_however_the_text_is_cut() -
     assert feed(stop, "xa", "b", "c") == [("x", None), ("", None), ("a", "bc")]
 
 
-def test_of_two_that_end_together_the_longer_wins() -> None:
+def test_of_two_stop_strings_that_end_together_the_longer_wins() -> None:
     assert feed(("c", "bc"), "abc") == [("a", "bc")]
 
 
@@ -78,7 +78,7 @@ def test_an_end_token_ends_without_text_of_its_own() -> None:
     assert checker.push(EOS) == StopUpdate("?", "stop", EOS)
 
 
-def test_ignore_eos_goes_on_but_stop_token_ids_still_end() -> None:
+def test_ignore_eos_continues_but_stop_token_ids_still_end() -> None:
     checker = StopChecker(SamplingParams(ignore_eos=True, stop_token_ids=(7,)), {0})
     assert checker.push(0) == StopUpdate("")
     assert checker.push(7) == StopUpdate("", "stop", 7)
@@ -101,7 +101,7 @@ def test_an_end_token_at_the_length_limit_counts_as_stop() -> None:
     assert checker.push(EOS).finish_reason == "stop"
 
 
-def test_flush_gives_what_was_held_back_for_a_sequence_ended_from_outside() -> None:
+def test_flush_returns_the_text_held_back_of_an_aborted_sequence() -> None:
     checker = StopChecker(SamplingParams(stop=("ab",)), {EOS}, Letters())
     assert checker.push(0) == StopUpdate("")
     assert checker.flush() == "a?"

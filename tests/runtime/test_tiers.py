@@ -1,4 +1,4 @@
-"""Tiers: examples of the policy, then random use, where the moves are carried out on stores of their own."""
+"""Tiers: examples of the policy, then random use, with the moves made on model stores."""
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ def places(moves: tuple[Move, ...]) -> list[tuple[int, str, str | None]]:
     return [(move.hash[0], move.source, move.target) for move in moves]
 
 
-def test_evicted_blocks_go_to_host_the_oldest_of_it_to_disk_and_the_oldest_of_that_away() -> None:
+def test_evicted_blocks_move_to_the_host_then_to_disk_and_are_dropped_last() -> None:
     manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
     assert places(manager.save(name(1))) == [(1, DEVICE, "host")]
     manager.save(name(2))
@@ -28,7 +28,7 @@ def test_evicted_blocks_go_to_host_the_oldest_of_it_to_disk_and_the_oldest_of_th
     assert places(manager.save(name(5))) == [(1, "disk", None), (3, "host", "disk"), (5, DEVICE, "host")]
 
 
-def test_saving_a_block_again_moves_nothing_but_makes_it_the_newest() -> None:
+def test_saving_a_stored_block_again_only_makes_it_the_newest() -> None:
     manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
     manager.save(name(1))
     manager.save(name(2))
@@ -36,7 +36,7 @@ def test_saving_a_block_again_moves_nothing_but_makes_it_the_newest() -> None:
     assert places(manager.save(name(3)))[0] == (2, "host", "disk")
 
 
-def test_a_block_that_was_wanted_from_disk_moves_up_when_it_is_evicted_again() -> None:
+def test_a_block_that_was_restored_from_disk_moves_up_when_it_is_evicted_again() -> None:
     manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
     for number in (1, 2, 3):
         manager.save(name(number))
@@ -56,7 +56,7 @@ def test_costs_follow_bandwidth_and_latency() -> None:
     assert load.seconds == pytest.approx(0.011)
 
 
-def test_only_what_is_faster_than_computing_is_restored_and_only_a_whole_prefix() -> None:
+def test_only_a_whole_prefix_that_loads_faster_than_it_computes_is_restored() -> None:
     manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
     for number in (1, 2, 3):
         manager.save(name(number))  # 1 on disk, 2 and 3 in host memory
@@ -77,7 +77,7 @@ RESTORE = st.tuples(st.just("restore"), st.lists(st.integers(0, 12), unique=True
 
 @settings(max_examples=200, deadline=None)
 @given(TIERS, st.lists(st.one_of(SAVE, RESTORE), max_size=40), st.floats(0, 1))
-def test_moves_carried_out_in_order_never_overfill_a_store_nor_miss_a_block(
+def test_moves_made_in_order_never_overfill_a_store_nor_miss_a_block(
     rows: list[tuple[int, float, float, float]], operations: list[tuple[str, list[int]]], compute_seconds: float
 ) -> None:
     tiers = [Tier(f"tier {index}", *row) for index, row in enumerate(rows)]

@@ -1,9 +1,8 @@
-"""An executor without a model: its logits are a hash of the history that it finds in its own paged pool.
+"""An executor without a model: its logits are a hash of the token history that it reads from its paged pool.
 
-It writes a token's mark into the pool slot that the block table and the position name, and reads every sequence's
-whole history back through its block table. A wrong table, a missed copy, a wrong position or a block given to two
-sequences therefore changes the tokens, as it would with a real model. It also refuses batches that break the contract
-of `ForwardBatch`. Tests, docs and overhead measurements use it.
+It writes a token's mark into the pool slot given by block table and position, and reads each sequence's whole history
+back through its block table. A wrong table, a missed copy, a wrong position or a block allocated to two sequences
+therefore changes the tokens, as it would with a real model. It also refuses batches that violate `ForwardBatch`.
 """
 
 import numpy as np
@@ -19,7 +18,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class FakeExecutor:
-    """Deterministic logits in [-8, 8) from token history alone; row r depends on its sequence only, bit for bit."""
+    """Deterministic logits in [-8, 8) from token history alone; a row depends on its sequence only, bit for bit."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class FakeExecutor:
 
     @property
     def model(self) -> ModelFacts:
-        """Facts of the model that is not there."""
+        """Facts about a model that does not exist."""
         return self._model
 
     @property
@@ -82,13 +81,13 @@ class FakeExecutor:
         return None
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
-        """Write marks, read histories back, return logits [R, vocab]. EngineError for a batch that breaks the rules."""
+        """Write marks, read histories back, return logits [R, vocab]. EngineError for an invalid batch."""
         self.require_open()
         self.check(batch)
         return self.logits(batch)
 
     def logits(self, batch: ForwardBatch) -> FloatArray:
-        """What `forward` does with a batch that keeps the rules."""
+        """`forward` without its checks."""
         size = self._geometry.block_tokens
         sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.query_starts))  # [T]
         positions = batch.position_ids
@@ -106,13 +105,13 @@ class FakeExecutor:
         self._pool[target * size : (target + 1) * size] = self._pool[source * size : (source + 1) * size]
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Set `closed`."""
         self.closed = True
 
     def require_open(self) -> None:
-        """Raise EngineError when it was closed."""
+        """Raise EngineError after `close`."""
         if self.closed:
-            raise EngineError("the executor is closed; make another")
+            raise EngineError("the executor is closed; create another")
 
     def _states(self, batch: ForwardBatch, index: int) -> _UInt64Array:
         """Hash of the history up to each of the sequence's new tokens: [tokens of the sequence]."""
@@ -121,11 +120,11 @@ class FakeExecutor:
         blocks = batch.block_tables[index, : -(-context // size)]
         history = self._pool.reshape(-1, size)[blocks].reshape(-1)[:context]
         require(bool((history != _EMPTY).all()), "a position of the context was never written")
-        sums: _UInt64Array = np.cumsum(history * self._weights[:context], dtype=np.uint64)  # wraps around on purpose
+        sums: _UInt64Array = np.cumsum(history * self._weights[:context], dtype=np.uint64)  # wraps around intentionally
         return mix(sums[context - num_new :])
 
     def check(self, batch: ForwardBatch) -> None:
-        """Raise EngineError for a batch that breaks the rules."""
+        """Raise EngineError for an invalid batch."""
         starts, context, tables = batch.query_starts, batch.context_lens, batch.block_tables
         counts = np.diff(starts)
         require(0 < batch.num_tokens <= self._max_batch_tokens, f"{batch.num_tokens} tokens in one batch")
@@ -143,12 +142,12 @@ class FakeExecutor:
 
 
 def mark(tokens: Int64Array, positions: Int64Array) -> _UInt64Array:
-    """What a slot holds for a token at a position; never 0, as `mix` maps only 0 to 0."""
+    """Content of a slot for a token at a position; never 0, because `mix` maps only 0 to 0."""
     return mix(((tokens + 1) << 32 | positions).astype(np.uint64))
 
 
 def mix(values: _UInt64Array) -> _UInt64Array:
-    """Scatter 64-bit values one to one (the finaliser of splitmix64, Steele et al. 2014)."""
+    """Scatter 64-bit values one to one (the finalizer of splitmix64, Steele et al. 2014)."""
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
@@ -160,6 +159,6 @@ def within(values: NDArray[np.integer], end: int) -> bool:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise EngineError unless a rule holds."""
+    """Raise EngineError unless a condition holds."""
     if not holds:
-        raise EngineError(f"the batch breaks the executor's contract: {message}")
+        raise EngineError(f"the batch violates the executor's contract: {message}")

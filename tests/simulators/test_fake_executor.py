@@ -1,4 +1,4 @@
-"""The fake executor: its logits follow the history alone, and a batch that breaks the rules is refused."""
+"""The fake executor: its logits depend on the token history alone, and it refuses invalid batches."""
 
 from dataclasses import replace
 
@@ -7,7 +7,6 @@ import pytest
 
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
-from ingot.runtime.executors import Executor
 from tests.simulators.fake_executor import FakeExecutor
 
 
@@ -31,12 +30,6 @@ def logits_of(tokens: list[int], table: list[int], chunk: int) -> FloatArray:
         for start in range(0, len(tokens), chunk)
     ]
     return np.concatenate(parts)
-
-
-def test_it_fulfils_the_protocol() -> None:
-    executor: Executor = FakeExecutor()
-    assert executor.max_batch_tokens == 64
-    executor.close()
 
 
 def test_chunks_and_tables_do_not_change_a_bit() -> None:
@@ -81,12 +74,12 @@ def test_a_copied_block_reads_like_its_source() -> None:
         ({"query_starts": np.array([0, 1], np.int32)}, "span"),
     ],
 )
-def test_a_batch_that_breaks_the_contract_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_batch_that_violates_the_contract_is_refused(change: dict[str, object], message: str) -> None:
     batch = replace(batch_of([1, 2], 0, [3]), **change)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=message):
         FakeExecutor(num_blocks=8, block_tokens=4).forward(batch)
 
 
-def test_a_position_that_nobody_wrote_is_noticed() -> None:
+def test_reading_a_position_that_was_never_written_raises() -> None:
     with pytest.raises(EngineError, match="never written"):
         FakeExecutor(num_blocks=8, block_tokens=4).forward(batch_of([1], 3, [0]))

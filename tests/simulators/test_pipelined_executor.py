@@ -1,4 +1,4 @@
-"""The fake executor that queues steps: it computes late, chooses tokens, and refuses what breaks the contract."""
+"""The fake executor that queues steps: it computes late, samples tokens, and refuses violations of the contract."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,12 +28,12 @@ def decode(token: int, position: int) -> ForwardBatch:
     return batch_of([token], position, [0, 1])
 
 
-def test_it_fulfils_the_protocol_and_the_plain_one_does_not() -> None:
+def test_it_implements_the_pipelined_protocol_and_the_plain_one_does_not() -> None:
     assert isinstance(executor(), PipelinedExecutor)
     assert not isinstance(FakeExecutor(), PipelinedExecutor)
 
 
-def test_a_carried_token_is_the_one_that_the_step_before_chose() -> None:
+def test_a_carried_token_is_the_one_that_the_previous_step_sampled() -> None:
     plain, queued = FakeExecutor(num_blocks=8, block_tokens=4), executor()
     first = int(plain.forward(decode(7, 0)).argmax())
     second = int(plain.forward(decode(first, 1)).argmax())
@@ -41,7 +41,7 @@ def test_a_carried_token_is_the_one_that_the_step_before_chose() -> None:
     assert [step.tokens().tolist() for step in steps] == [[first], [second]]
 
 
-def test_nothing_is_computed_before_it_is_asked_for_and_arrays_are_read_at_once() -> None:
+def test_a_step_computes_when_it_is_read_and_arrays_are_copied_at_once() -> None:
     under_test, batch, carried = executor(), decode(7, 0), NONE.copy()
     step = under_test.submit(batch, GREEDY, carried)
     batch.input_ids[0], batch.block_tables[0, 0], carried[0] = 9, 5, 0
@@ -55,7 +55,7 @@ def test_nothing_is_computed_before_it_is_asked_for_and_arrays_are_read_at_once(
     assert moved.tokens().tolist() != [-1], "the copy was made after both steps, so the history is there"
 
 
-def test_a_drawn_token_is_that_of_the_host_sampler() -> None:
+def test_a_sampled_token_is_that_of_the_host_sampler() -> None:
     params = SamplingParams(temperature=0.5, top_k=40, top_p=0.75, seed=3)
     sampler = Sampler(params, [])
     logits = FakeExecutor().forward(decode(7, 0))[0]
@@ -75,10 +75,10 @@ def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) 
             return logits
 
     under_test = LossyExecutor()
-    draws = sampling_arrays([Sampler(SamplingParams(temperature=temperature), [])], [0])
-    first = under_test.submit(decode(7, 0), draws, NONE)
-    behind = under_test.submit(decode(0, 1), draws, FIRST)
-    assert first.tokens().tolist() == behind.tokens().tolist() == [-1]
+    sampling = sampling_arrays([Sampler(SamplingParams(temperature=temperature), [])], [0])
+    first = under_test.submit(decode(7, 0), sampling, NONE)
+    after = under_test.submit(decode(0, 1), sampling, FIRST)
+    assert first.tokens().tolist() == after.tokens().tolist() == [-1]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) 
     [
         (decode(0, 1), np.array([1], np.int32), "from a row that the step before does not have"),
         (decode(0, 1), np.array([-2], np.int32), "from a row that the step before does not have"),
-        (decode(3, 1), FIRST, "has a token id already"),
+        (decode(3, 1), FIRST, "already has a token id"),
         (decode(0, 2), FIRST, "does not follow the position"),
         (batch_of([0, 0], 1, [0]), np.array([0, 0], np.int32), "carried to two places"),
         (decode(0, 1), np.array([0, 0], np.int32), r"not \[T\] int32"),
@@ -97,11 +97,11 @@ def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) 
 def test_a_wrongly_carried_token_is_refused(batch: ForwardBatch, carried: Int32Array, message: str) -> None:
     under_test = executor()
     under_test.submit(decode(7, 0), GREEDY, NONE)
-    draws = sampling_arrays(
+    sampling = sampling_arrays(
         [Sampler(SamplingParams(), [])] * len(batch.logits_indices), [0] * len(batch.logits_indices)
     )
     with pytest.raises(EngineError, match=message):
-        under_test.submit(batch, draws, carried)
+        under_test.submit(batch, sampling, carried)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_a_wrongly_carried_token_is_refused(batch: ForwardBatch, carried: Int32A
         ({"uniforms": np.zeros(2, np.float32)}, r"uniforms are not \[1\] float32"),
     ],
 )
-def test_draws_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
-    draws: SamplingArrays = replace(GREEDY, **change)
+def test_sampling_parameters_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
+    sampling: SamplingArrays = replace(GREEDY, **change)
     with pytest.raises(EngineError, match=message):
-        executor().submit(decode(7, 0), draws, NONE)
+        executor().submit(decode(7, 0), sampling, NONE)
 
 
-def test_forward_is_refused_while_a_step_is_in_flight_and_carries_nothing_on() -> None:
+def test_forward_is_refused_while_a_step_is_in_flight_and_carries_no_token() -> None:
     under_test = executor()
     step = under_test.submit(decode(7, 0), GREEDY, NONE)
     with pytest.raises(EngineError, match="while a step is in flight"):
@@ -132,11 +132,11 @@ def test_forward_is_refused_while_a_step_is_in_flight_and_carries_nothing_on() -
         under_test.submit(decode(0, 2), GREEDY, FIRST)
 
 
-def test_a_failure_is_told_by_the_step_that_failed() -> None:
+def test_the_step_that_failed_raises_its_error() -> None:
     under_test = executor()
-    failing = under_test.submit(batch_of([7], 4, [2, 3]), GREEDY, NONE)  # nobody wrote the positions before
-    behind = under_test.submit(decode(7, 0), GREEDY, NONE)
-    assert behind.tokens().tolist() == [FakeExecutor().forward(decode(7, 0)).argmax()]
+    failing = under_test.submit(batch_of([7], 4, [2, 3]), GREEDY, NONE)  # the positions before were never written
+    after = under_test.submit(decode(7, 0), GREEDY, NONE)
+    assert after.tokens().tolist() == [FakeExecutor().forward(decode(7, 0)).argmax()]
     with pytest.raises(EngineError, match="never written"):
         failing.tokens()
 

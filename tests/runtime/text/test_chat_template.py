@@ -1,4 +1,4 @@
-"""Chat templates: the environment of transformers, its sandbox, and errors in words."""
+"""Chat templates: the environment of transformers, the sandbox, and error messages."""
 
 import datetime
 from typing import Any
@@ -23,11 +23,11 @@ def test_messages_special_tokens_and_the_generation_prompt_are_variables() -> No
     assert render(source, add_generation_prompt=False).endswith("False")
 
 
-def test_blocks_take_their_line_with_them() -> None:
+def test_a_block_tag_removes_its_whole_line() -> None:
     assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
 
 
-def test_tojson_is_json_and_escapes_no_html() -> None:
+def test_tojson_does_not_escape_html() -> None:
     assert render("{{ messages[1].content | tojson }}") == '"Hi <b>&"'
     assert render("{{ 'é' | tojson }}") == '"é"'
     assert render("{{ {'b': 1, 'a': [1]} | tojson(indent=1, sort_keys=true) }}") == '{\n "a": [\n  1\n ],\n "b": 1\n}'
@@ -56,7 +56,7 @@ def test_tools_documents_and_own_variables_reach_the_template() -> None:
     assert render("{{ tools is none }}{{ documents is none }}") == "TrueTrue"
 
 
-def test_what_the_template_raises_is_the_callers_to_read() -> None:
+def test_the_templates_own_error_reaches_the_caller() -> None:
     with pytest.raises(RequestError, match=r"chat_template\.jinja: .* refuses this conversation: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
@@ -72,7 +72,7 @@ def test_what_the_template_raises_is_the_callers_to_read() -> None:
         "{{ messages | tojson(indent={}) }}",
     ],
 )
-def test_a_conversation_that_does_not_fit_the_template_is_an_error_in_words(source: str) -> None:
+def test_a_conversation_that_does_not_fit_the_template_is_refused(source: str) -> None:
     with pytest.raises(RequestError, match=r"chat_template\.jinja: the chat template"):
         render(source)
 
@@ -97,7 +97,7 @@ def test_the_sandbox_holds(source: str) -> None:
 
 
 def test_a_broken_template_is_named_with_its_line() -> None:
-    with pytest.raises(RequestError, match=r"chat_template\.jinja, line 2: the chat template is no valid jinja2"):
+    with pytest.raises(RequestError, match=r"chat_template\.jinja, line 2: the chat template is not valid jinja2"):
         ChatTemplate("a\n{% if %}", "chat_template.jinja")
 
 
@@ -107,14 +107,14 @@ def test_a_message_without_a_role_is_refused_by_its_number(message: object) -> N
         render("", [MESSAGES[0], message])
 
 
-def test_what_is_no_plain_data_is_refused_and_never_reaches_the_template() -> None:
+def test_only_plain_data_reaches_the_template() -> None:
     with pytest.raises(RequestError, match="message 0 holds a object"):
         render("{{ messages }}", [{"role": "user", "content": object()}])
     with pytest.raises(RequestError, match="tools holds a function"):
         render("", tools=[render])
 
 
-def test_rendering_leaves_the_callers_messages_alone() -> None:
+def test_rendering_does_not_change_the_callers_messages() -> None:
     messages = [{"role": "user", "content": ["a", {"type": "text"}]}]
     assert render("{{ messages[0].content[1].type }}", messages) == "text"
     assert messages == [{"role": "user", "content": ["a", {"type": "text"}]}]

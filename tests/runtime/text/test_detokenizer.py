@@ -43,7 +43,7 @@ def stream(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
 
 @settings(deadline=None)
 @given(st.text())
-def test_the_stream_of_any_text_adds_up_to_what_the_tokenizers_package_decodes(
+def test_the_stream_of_any_text_equals_what_the_tokenizers_package_decodes(
     tokenizer: Tokenizer, decoded_at_once: Backend, text: str
 ) -> None:
     token_ids = decoded_at_once.encode(text).ids
@@ -56,7 +56,7 @@ def test_the_stream_of_any_text_adds_up_to_what_the_tokenizers_package_decodes(
 def test_any_tokens_stream_to_what_they_decode_to_at_once(
     tokenizer: Tokenizer, decoded_at_once: Backend, numbers: list[int]
 ) -> None:
-    """Random bytes too. Only runs of byte tokens that are no UTF-8 may read better than in the package."""
+    """Random bytes too. Only runs of byte tokens that are not UTF-8 may differ from the package, by keeping more."""
     token_ids = [number % (tokenizer.vocab_size + 3) for number in numbers]
     text = "".join(stream(tokenizer.detokenizer(), token_ids))
     assert text == tokenizer.decode(token_ids)
@@ -68,7 +68,7 @@ def test_any_tokens_stream_to_what_they_decode_to_at_once(
 
 @settings(deadline=None)
 @given(st.text(max_size=20), st.text(max_size=20))
-def test_after_a_prompt_the_stream_goes_on_where_the_prompt_ends(
+def test_after_a_prompt_the_stream_continues_where_the_prompt_ends(
     tokenizer: Tokenizer, decoded_at_once: Backend, prompt: str, answer: str
 ) -> None:
     before = decoded_at_once.encode(prompt).ids
@@ -84,12 +84,12 @@ def test_the_prompts_last_space_is_not_lost() -> None:
     assert tokenizer.decode(upon) == "upon"
 
 
-def test_no_part_of_a_stream_holds_half_a_character(tokenizer: Tokenizer) -> None:
+def test_no_piece_of_a_stream_contains_half_a_character(tokenizer: Tokenizer) -> None:
     parts = stream(tokenizer.detokenizer(), tokenizer.encode(TEXT, add_special_tokens=False))
     assert not any("\ufffd" in part for part in parts)
 
 
-def test_a_character_comes_with_its_last_byte_and_not_before() -> None:
+def test_a_character_appears_with_its_last_byte() -> None:
     tokenizer = Tokenizer.load(model_folder("stories260K"))
     bytes_of = {byte: index for index in range(512) if (byte := tokenizer.token(index)) is not None}
     token_ids = [bytes_of[f"<0x{byte:02X}>"] for byte in "€\n".encode()]
@@ -106,7 +106,7 @@ def test_byte_fallback_keeps_the_good_characters_around_a_wrong_byte() -> None:
     assert stream(decoder, [0, 1, 2, 0, 3]) == ["", "é", "\ufffd", "", "\ufffdx", ""]
 
 
-def test_special_and_unknown_tokens_give_no_text_unless_wanted() -> None:
+def test_unknown_tokens_and_skipped_special_tokens_give_no_text() -> None:
     tokenizer = Tokenizer.load(DEMO_MODEL)
     assert tokenizer.decode([0, 10**6]) == ""
     assert tokenizer.decode([0], skip_special_tokens=False) == "<|endoftext|>"
@@ -183,7 +183,7 @@ REFERENCES = [
 
 @pytest.mark.parametrize(("spec", "package"), REFERENCES, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize("token_ids", [[0, 1, 2], [1, 0], [7, 2, 6], [3, 4, 5, 0], [10, 2], [9, 9, 2], []])
-def test_a_known_decoder_gives_what_the_package_gives(spec: object, package: Any, token_ids: list[int]) -> None:
+def test_a_known_decoder_equals_the_package(spec: object, package: Any, token_ids: list[int]) -> None:
     backend = backend_of(VOCABULARY, package)
     detokenizer = Detokenizer(TextDecoder.parse(spec, "tokenizer.json"), VOCABULARY.__getitem__)
     assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == backend.decode(token_ids)

@@ -1,4 +1,4 @@
-"""Tokenizer: a folder's files, its ends, and the error for each file that is missing or damaged."""
+"""Tokenizer: the files of its folder, tokens added at both ends, and errors for missing or damaged files."""
 
 import json
 import shutil
@@ -30,14 +30,14 @@ def change_tokenizer(folder: Path, **entries: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **entries}), encoding="utf-8")
 
 
-def test_the_demo_models_tokenizer_reads_its_ends_and_size() -> None:
+def test_the_demo_models_tokenizer_has_its_size_and_end_tokens() -> None:
     tokenizer = Tokenizer.load(DEMO_MODEL)
     assert (tokenizer.vocab_size, tokenizer.bos_token_id) == (4096, 0)
     assert tokenizer.eos_token_ids == {0}
     assert tokenizer.decode(tokenizer.encode("def f(x):\n    return x")) == "def f(x):\n    return x"
 
 
-def test_end_tokens_are_those_of_generation_config_and_tokenizer_together(folder: Path) -> None:
+def test_end_tokens_come_from_generation_config_and_tokenizer(folder: Path) -> None:
     write_config(folder, {"eos_token": {"content": "<|endoftext|>"}})
     write_config(folder, {"eos_token_id": [5, 7]}, "generation_config.json")
     assert Tokenizer.load(folder).eos_token_ids == {0, 5, 7}
@@ -77,19 +77,19 @@ def test_add_bos_token_without_a_bos_token_adds_nothing(folder: Path) -> None:
     assert Tokenizer.load(folder).encode("x") == Tokenizer.load(folder).encode("x", add_special_tokens=False)
 
 
-def test_where_the_config_is_silent_tokenizer_json_decides() -> None:
+def test_without_flags_in_the_config_tokenizer_json_decides() -> None:
     tokenizer = Tokenizer.load(shared_data("models/stories260K"))
     assert tokenizer.encode("Once")[0] == tokenizer.bos_token_id == 1
     assert 1 not in tokenizer.encode("Once", add_special_tokens=False)
 
 
-def test_truncation_and_padding_of_tokenizer_json_do_not_touch_prompts(folder: Path) -> None:
+def test_truncation_and_padding_of_tokenizer_json_are_ignored(folder: Path) -> None:
     truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     change_tokenizer(folder, truncation=truncation)
     assert len(Tokenizer.load(folder).encode("one two three four five six seven")) > 4
 
 
-def test_a_prompt_that_is_no_unicode_text_is_refused() -> None:
+def test_a_prompt_must_be_unicode_text() -> None:
     tokenizer = Tokenizer.load(DEMO_MODEL)
     with pytest.raises(RequestError, match="half a surrogate pair at character 1"):
         tokenizer.encode("a\ud800")
@@ -141,11 +141,11 @@ def test_a_wrong_value_is_refused_with_file_and_key(
 
 def test_a_bos_token_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
     write_config(folder, {"bos_token": "<s>"})
-    with pytest.raises(ArtifactError, match=r"bos_token is '<s>', which tokenizer\.json does not hold"):
+    with pytest.raises(ArtifactError, match=r"bos_token is '<s>', which tokenizer\.json does not contain"):
         Tokenizer.load(folder)
 
 
-def test_messages_without_a_chat_template_are_refused_with_what_to_do() -> None:
+def test_messages_without_a_chat_template_are_refused() -> None:
     with pytest.raises(RequestError, match=r"no chat template.*plain text, or put a chat_template\.jinja"):
         Tokenizer.load(DEMO_MODEL).encode_chat(MESSAGES)
 
@@ -164,7 +164,7 @@ def test_the_template_file_wins_over_the_configs(folder: Path) -> None:
     assert Tokenizer.load(folder).render_chat(MESSAGES) == "file"
 
 
-def test_a_template_for_tools_is_taken_when_there_are_tools(folder: Path) -> None:
+def test_the_template_for_tools_is_used_when_there_are_tools(folder: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
     write_config(folder, {"chat_template": named})
     tokenizer = Tokenizer.load(folder)

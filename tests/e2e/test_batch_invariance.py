@@ -1,7 +1,7 @@
-"""The promise on real logits: what a request gets depends on its prompt alone, to the last bit.
+"""Batch invariance on real logits: the output of a request depends on its prompt and parameters alone, bit for bit.
 
-Sixty-four requests with shared prefixes run at once through a KV pool that is too small for them, so that they are
-batched, chunked, preempted and served from the prefix cache; each must get what it gets alone.
+Sixty-four requests with shared prefixes run at once in a KV pool that is too small for them, so that they are batched,
+chunked, preempted and served from the prefix cache. Each must get the same logits as alone.
 """
 
 import os
@@ -31,7 +31,7 @@ RECIPES: list[tuple[str, tuple[str, ...]]] = [
 
 
 def requests(artifact: Artifact, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts of 1 to 90 tokens, half of them with a common beginning; greedy and sampled."""
+    """Prompts of 1 to 90 tokens, half of them with a common prefix; greedy and sampled."""
     rng = np.random.default_rng(seed)
     vocabulary = artifact.manifest.model.vocab_size
     common = rng.integers(3, vocabulary, 40).tolist()
@@ -75,15 +75,15 @@ def test_64_requests_through_a_small_pool_get_what_each_gets_alone(
 
 
 @pytest.mark.parametrize(("recipe", "overrides"), RECIPES)
-def test_whatever_computes_the_layers(
+def test_every_kind_of_layer_is_batch_invariant(
     build_unmeasured: BuildArtifact, two_layers: Path, recipe: str, overrides: tuple[str, ...]
 ) -> None:
-    """Two layers have every kernel that six have."""
+    """Two layers run every kernel that six run."""
     check(build_unmeasured(recipe, two_layers, *overrides), num_blocks=24, max_batch_tokens=72)
 
 
 @pytest.mark.parametrize("recipe", WHOLE)
-def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
+def test_an_ffn_width_that_no_vector_width_divides_is_batch_invariant(
     build_unmeasured: BuildArtifact, recipe: str
 ) -> None:
     artifact = build_unmeasured(recipe, shared_data("models/stories260K"))
@@ -91,13 +91,13 @@ def test_the_promise_holds_for_an_ffn_that_no_vector_width_divides(
 
 
 @pytest.mark.parametrize("recipe", WHOLE)
-def test_the_promise_holds_with_two_threads(build_unmeasured: BuildArtifact, two_layers: Path, recipe: str) -> None:
-    """In a process of its own: the pool's size stands until a process ends, and a worker's is one thread."""
+def test_two_threads_are_batch_invariant(build_unmeasured: BuildArtifact, two_layers: Path, recipe: str) -> None:
+    """In a process of its own: the thread pool keeps its size for the life of a process, and a worker's has one."""
     path = build_unmeasured(recipe, two_layers).path
     code = f"""
 from ingot.artifact import open_artifact
 from ingot.runtime.cpu.segment_runner import use_thread_pool
-from tests.e2e.test_promise import check
+from tests.e2e.test_batch_invariance import check
 check(open_artifact({str(path)!r}), num_blocks=24, max_batch_tokens=72)
 assert use_thread_pool(None) == 2
 """
