@@ -30,7 +30,7 @@ from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Operands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import attention_backend, make_attention
-from ingot.runtime.cpu.native.numpy_attention import ReferenceAttention
+from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 
 BLOCK_TOKENS = 16
 
@@ -134,7 +134,7 @@ def _ours(data: Data, threads: int) -> Run:
 
 
 def _reference(data: Data) -> Run:
-    attention, output = ReferenceAttention(data.pool), np.zeros_like(data.query)
+    attention, output = NumpyAttention(data.pool), np.zeros_like(data.query)
     attention.begin(data.batch)
     attend = attention.bind(data.step, Operands(data.query, data.key, data.value), output)
     return lambda: (attend(), output)[1]

@@ -1,20 +1,17 @@
-"""Where an attention's operands lie in the program's buffers, and what this executor asks of them.
+"""What an attention step reads: views of its operands in the program's buffers, and its rotary tables.
 
-The program's tables of the rotary embedding, mapped from its weights file once for all layers.
-
-What attention is bound to: its operands, and the tables of its rotary embedding.
+The rotary tables are mapped from the program's weights file once for all layers. `check_attention` refuses a manifest
+whose numbers would make the kernel read or write out of bounds, because the kernel does not check them.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables
+from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.cpu.buffers import ValueBuffers
@@ -23,7 +20,7 @@ from ingot.runtime.cpu.buffers import ValueBuffers
 class Operands(NamedTuple):
     """query [rows, heads * dim], key and value [rows, kv heads * dim], float32.
 
-    Columns lie side by side; rows may be further apart, so that all three may be parts of one matrix.
+    Columns are contiguous; rows need not be, so that all three may be slices of one matrix.
     """
 
     query: FloatArray
@@ -44,11 +41,11 @@ class Rotation:
 
     @property
     def rotary_dim(self) -> int:
-        """Leading elements of a head that are turned."""
+        """Number of leading elements of a head that are rotated."""
         return 2 * int(self.cos.shape[1])
 
-    def turn(self, heads: FloatArray, positions: Int64Array) -> FloatArray:
-        """Turn heads [n, ..., dim] of the tokens at `positions` [n]: elements d and d + rotary_dim / 2 are a pair."""
+    def apply(self, heads: FloatArray, positions: Int64Array) -> FloatArray:
+        """Rotate heads [n, ..., dim] of the tokens at `positions` [n]: elements d and d + rotary_dim / 2 are a pair."""
         half = self.rotary_dim // 2
         ones = (1,) * (heads.ndim - 2)
         cos, sin = (table[positions].reshape(-1, *ones, half) for table in (self.cos, self.sin))
@@ -57,47 +54,54 @@ class Rotation:
 
 
 class Rotations:
-    """Rotations of one artifact, by what a step says of its tables.
+    """The rotations of an artifact, by the tables that a step names.
 
-    Raises EngineError for tables that are missing, of another width, or too short for the context.
+    Raises ArtifactError for tables that are missing, EngineError for tables of another type or width, or that are too
+    short for the context.
     """
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
+        self._files: dict[str, MappedTensors] = {}
         self._made: dict[RotaryTables, Rotation] = {}
 
     def __getitem__(self, tables: RotaryTables) -> Rotation:
         if tables not in self._made:
-            file = self._artifact.file(tables.file)
+            if tables.file not in self._files:
+                self._files[tables.file] = MappedTensors(self._artifact.file(tables.file))
             shape = (self._artifact.manifest.model.context_tokens, tables.rotary_dim // 2)
-            cos, sin = (_table(file, name, shape) for name in (tables.cos, tables.sin))
+            cos, sin = (_table(self._files[tables.file], name, shape) for name in (tables.cos, tables.sin))
             self._made[tables] = Rotation(cos, sin)
         return self._made[tables]
 
 
-def _table(file: Path, name: str, shape: tuple[int, int]) -> FloatArray:
-    """The tensor `name` of the file, which has at least shape[0] rows and shape[1] columns."""
-    begin, header = _header(file)
-    entry = header.get(name)
-    if not isinstance(entry, dict):
-        raise EngineError(f"{file}: holds no tensor {name!r}; build the artifact again")
-    found, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
-    if entry["dtype"] != "F32" or len(found) != 2 or found[0] < shape[0] or found[1] != shape[1]:
+def _table(mapped: MappedTensors, name: str, shape: tuple[int, int]) -> FloatArray:
+    """The tensor `name`, which must have at least shape[0] rows and exactly shape[1] columns."""
+    content = mapped.view(name)
+    stored = mapped.tensors[name]
+    rows, columns = shape
+    if stored.dtype != "F32" or len(stored.shape) != 2 or stored.shape[0] < rows or stored.shape[1] != columns:
         raise EngineError(
-            f"{file}: {name!r} is {entry['dtype']} {list(found)}; the rotary embedding needs F32 with at least "
-            f"{shape[0]} rows of {shape[1]}; build the artifact again"
+            f"{mapped.file}: {name!r} is {stored.dtype} {list(stored.shape)}; the rotary embedding needs F32 with at "
+            f"least {rows} rows of {columns}; build the artifact again"
         )
-    if last - first != 4 * prod(found) or begin + last > file.stat().st_size:
-        raise EngineError(f"{file}: {name!r} reaches beyond its bytes; build the artifact again")
-    return np.asarray(np.memmap(file, np.float32, "r", begin + first, found))
+    return content.view(np.float32).reshape(stored.shape)
 
 
-def _header(file: Path) -> tuple[int, dict[str, object]]:
-    """Where the file's data begins, and its JSON header (format: github.com/huggingface/safetensors)."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header: dict[str, object] = json.loads(stream.read(length))
-    return 8 + length, header
+def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> Operands:
+    """Views of the step's query, key and value."""
+    return Operands(*(buffers.floats(at.value)[:, at.first : at.first + at.width] for at in _operands(step)))
+
+
+def check_attention(program: Program, kv: KVGeometry) -> None:
+    """Raise EngineError for attention steps that would leave their values or the KV pool."""
+    for step in program.steps:
+        if isinstance(step, AttentionStep):
+            _check_heads(step, kv)
+            operands = list(_operands(step))
+            for name in dict.fromkeys(at.value for at in operands):
+                _check_value(step, program, name, [at for at in operands if at.value == name])
+            _check_value(step, program, step.output, [_Columns(step.output, 0, step.num_heads * step.head_dim)])
 
 
 @dataclass(frozen=True)
@@ -109,24 +113,8 @@ class _Columns:
     width: int
 
 
-def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> Operands:
-    """Views of the step's query, key and value."""
-    return Operands(*(buffers.floats(at.value)[:, at.first : at.first + at.width] for at in _operands(step)))
-
-
-def check_attention(program: Program, kv: KVGeometry) -> None:
-    """Refuse what the kernel would read or write out of bounds: it trusts the manifest's numbers."""
-    for step in program.steps:
-        if isinstance(step, AttentionStep):
-            _check_heads(step, kv)
-            operands = list(_operands(step))
-            for name in dict.fromkeys(at.value for at in operands):
-                _check_value(step, program, name, [at for at in operands if at.value == name])
-            _check_value(step, program, step.output, [_Columns(step.output, 0, step.num_heads * step.head_dim)])
-
-
 def _operands(step: AttentionStep) -> Iterator[_Columns]:
-    """Query, key and value."""
+    """Columns of query, key and value."""
     yield _Columns(step.query, step.query_column, step.num_heads * step.head_dim)
     yield _Columns(step.key, step.key_column, step.num_kv_heads * step.head_dim)
     yield _Columns(step.value, step.value_column, step.num_kv_heads * step.head_dim)
@@ -142,13 +130,13 @@ def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
         )
     if step.rotary is not None and step.rotary.rotary_dim > step.head_dim:
         raise EngineError(
-            f"attention of layer {step.layer}: turns {step.rotary.rotary_dim} of a head's {step.head_dim} dimensions; "
-            "build the artifact again"
+            f"attention of layer {step.layer}: rotates {step.rotary.rotary_dim} of a head's {step.head_dim} dimensions;"
+            " build the artifact again"
         )
 
 
 def _check_value(step: AttentionStep, program: Program, name: str, parts: Sequence[_Columns]) -> None:
-    """The parts, which lie in the value `name`, are float32 over tokens, and fill its columns."""
+    """Raise EngineError unless the value is float32 over tokens, and the parts are all of its columns."""
     facts = program.values[name]
     if facts.dtype != "float32" or facts.rows != "tokens":
         raise EngineError(

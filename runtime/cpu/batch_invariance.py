@@ -1,8 +1,8 @@
-"""Start-up check: does a row's result depend on how many rows are computed with it on this CPU?
+"""Batch invariance of segments on this CPU: the padding that makes a row's result independent of the other rows.
 
 onnxruntime chooses matmul kernels by instruction set and row count. Where a row's last bits depend on the count,
-padding the rows to a multiple can make them equal again (4-bit weights in blocks of 64: even counts). The smallest
-multiple that does is found here by running segments on seeded rows and comparing bit for bit.
+padding the rows to a multiple can make them equal again (4-bit weights in blocks of 64: even counts). At start-up the
+segments run on seeded rows, and the smallest multiple that gives equal bits is chosen.
 """
 
 import logging
@@ -14,22 +14,23 @@ import numpy as np
 from ingot.artifact import ModelFacts
 from ingot.runtime.cpu.buffers import Buffer, ValueBuffers
 from ingot.runtime.cpu.segment_runner import SegmentRunner
+from ingot.sizes import round_up
 
 logger = logging.getLogger(__name__)
 
 MULTIPLES = (1, 2, 4, 8, 16)
-"""Paddings tried, smallest first; buffers hold a multiple of the last."""
+"""Multiples to try, smallest first; buffers hold a multiple of the last."""
 
 _FEW = ((0, 1), (0, 2), (0, 3), (0, 4))
 _MANY = (*_FEW, (0, 5), (0, 7), (0, 8), (0, 16), (0, 33), (5, 7), (31, 1))
-"""Runs as (first row, rows): prefixes of the reference's rows, and pieces from its middle."""
+"""Runs as (first row, number of rows) of the reference's rows."""
 
 _REFERENCE_ROWS = 64
 
 
 @dataclass(frozen=True)
 class RowFinding:
-    """What the check found. `reason` is a sentence for the log."""
+    """Result of the check. `reason` is a sentence for the log."""
 
     row_multiple: int
     batch_invariant: bool
@@ -37,9 +38,9 @@ class RowFinding:
 
 
 def find_row_multiple(runners: Sequence[SegmentRunner], buffers: ValueBuffers, model: ModelFacts) -> RowFinding:
-    """Find the smallest row multiple that makes every segment's rows independent of their company.
+    """Find the smallest row multiple that makes every segment's rows independent of each other.
 
-    The first two segments and the last are run at many row counts, the others (alike but for their weights) at a few.
+    The first two segments and the last run at many row counts, the others (which differ in weights only) at a few.
     Leaves random values in the buffers.
     """
     probes = [_Probe(runner, buffers, model, _runs(index, len(runners))) for index, runner in enumerate(runners)]
@@ -48,18 +49,13 @@ def find_row_multiple(runners: Sequence[SegmentRunner], buffers: ValueBuffers, m
         refusals = (probe.refusal(multiple) for probe in probes)
         refusal = next(filter(None, refusals), "")
         if not refusal:
-            finding = RowFinding(multiple, True, reason or "rows are independent of their number as they are")
+            finding = RowFinding(multiple, True, reason or "rows are independent of their number without padding")
             logger.info("rows are padded to a multiple of %d: %s", multiple, finding.reason)
             return finding
         reason = refusal
     finding = RowFinding(1, False, f"no padding makes rows independent of their number: {reason}")
     logger.warning("results may depend on the batch in their last bits: %s", finding.reason)
     return finding
-
-
-def padded(rows: int, multiple: int) -> int:
-    """`rows` rounded up to a multiple."""
-    return -(-rows // multiple) * multiple
 
 
 def _runs(index: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -81,15 +77,15 @@ class _Probe:
         self._reference = self._run(0, rows, rows)
 
     def refusal(self, multiple: int) -> str:
-        """A sentence on the first difference from the reference with rows padded to `multiple`; empty for none."""
+        """Describe the first difference from the reference with rows padded to `multiple`; empty for none."""
         for first, count in self._runs:
-            outputs = self._run(first, count, padded(count, multiple))
+            outputs = self._run(first, count, round_up(count, multiple))
             for name, output in outputs.items():
                 expected = self._reference[name][first : first + count]
                 if output[:count].tobytes() != expected.tobytes():
                     worst = np.abs(output[:count] - expected).max()
                     file = self._runner.step.file
-                    return f"{file} with {padded(count, multiple)} rows differs from itself by {worst:.1e} in {name}"
+                    return f"{file} with {round_up(count, multiple)} rows differs from itself by {worst:.1e} in {name}"
         return ""
 
     def _run(self, first: int, count: int, rows: int) -> dict[str, Buffer]:
@@ -103,7 +99,7 @@ class _Probe:
 
 
 def _seeded(rng: np.random.Generator, name: str, buffer: Buffer, rows: int, model: ModelFacts) -> Buffer:
-    """Random rows for an input: token numbers, positions, or normally distributed activations."""
+    """Make random rows for an input: token ids, positions, or normally distributed activations."""
     shape = (rows, *buffer.shape[1:])
     if np.issubdtype(buffer.dtype, np.integer):
         limits = {"input_ids": model.vocab_size, "position_ids": model.context_tokens}

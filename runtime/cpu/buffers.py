@@ -1,4 +1,4 @@
-"""Memory for the values that pass between a program's steps: made once, shared by values that never live together."""
+"""Buffers for the values between a program's steps: made once, shared by values whose lifetimes do not overlap."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _FIRST_LOGITS_ROWS = 64
 class ValueBuffers:
     """One array per value, [rows, columns] or [rows], 64-byte aligned and zeroed.
 
-    Token values hold `token_rows` rows for good. Values with a row per wanted logit begin small and grow on demand.
+    Token values have `token_rows` rows. Values with a row per wanted logit start small and grow on demand.
     """
 
     def __init__(self, program: Program, token_rows: int) -> None:
@@ -34,16 +34,16 @@ class ValueBuffers:
         """The buffer of a float32 value."""
         buffer = self[name]
         assert buffer.dtype == np.float32
-        return buffer  # type: ignore[return-value]  # just asserted
+        return buffer  # type: ignore[return-value]  # asserted above
 
     def integers(self, name: str) -> NDArray[np.int64]:
         """The buffer of an int64 value."""
         buffer = self[name]
         assert buffer.dtype == np.int64
-        return buffer  # type: ignore[return-value]  # just asserted
+        return buffer  # type: ignore[return-value]  # asserted above
 
     def grow_logits(self, rows: int) -> bool:
-        """Make room for `rows` rows of logits; True when buffers moved, so that bindings to them are void."""
+        """Make room for `rows` rows of logits; True when buffers moved and bindings to them are invalid."""
         if rows <= self.logits_rows:
             return False
         self.logits_rows = min(self.token_rows, max(rows, 2 * self.logits_rows))
@@ -63,15 +63,15 @@ class ValueBuffers:
 
 
 def plan_slots(program: Program) -> dict[str, int]:
-    """Slot number of every value. Two values share a slot when they have one shape and the first is dead by then.
+    """Assign a slot to every value. Two values of equal shape share a slot when their lifetimes do not overlap.
 
-    A step's outputs never share with its inputs, nor with anything that a later step reads.
+    A step's outputs never share a slot with its inputs, nor with values that later steps read.
     """
     last_use = {name: index for index, step in enumerate(program.steps) for name in inputs_of(step)}
     slots: dict[str, int] = {}
     free: dict[ValueFacts, list[int]] = {}
     made = {name for step in program.steps for name in outputs_of(step)}
-    for name in [name for name in program.values if name not in made]:  # the program's inputs, and its alone
+    for name in [name for name in program.values if name not in made]:  # the program's inputs have slots of their own
         slots[name] = len(slots)
     count = len(slots)
     for index, step in enumerate(program.steps):
@@ -93,12 +93,12 @@ def inputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
 
 
 def outputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
-    """Names of the values that a step makes."""
+    """Names of the values that a step writes."""
     return step.outputs if isinstance(step, SegmentStep) else (step.output,)
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> Buffer:
-    """Zeros at a 64-byte boundary; pages that are never written cost nothing."""
+    """Make zeros at a 64-byte boundary; pages that are never written use no memory."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + 64, np.uint8)
     offset = -raw.ctypes.data % 64

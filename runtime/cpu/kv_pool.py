@@ -1,7 +1,7 @@
-"""The KV pool: one array [blocks, layer, k|v, kv head, token, dim], float32, that all executors on the CPU share.
+"""The KV pool of the CPU: one float32 array [blocks, layer, k|v, kv head, token, dim].
 
-A block holds all layers contiguously, so that copying or moving it is one copy. The operating system gives pages as
-they are first written: a large pool costs nothing until it is used.
+A block holds all layers contiguously, so that moving it is one copy. The operating system allocates pages on their
+first write: a large pool uses no memory until it is filled.
 """
 
 import mmap
@@ -15,11 +15,13 @@ from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray
 from ingot.sizes import format_bytes
 
+_REMEDY = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
+
 
 class KVPool:
     """Memory for `num_blocks` blocks of keys and values, zeroed, page-aligned.
 
-    Raises EngineError when the machine cannot hold it.
+    Raises EngineError when the machine has too little memory.
     """
 
     def __init__(self, geometry: KVGeometry, num_blocks: int) -> None:
@@ -49,22 +51,19 @@ def _map(pool: KVPool) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, pool.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(f"{_asked(pool)}, and the operating system refused it ({error}); {_WAY_OUT}") from error
+        raise EngineError(f"{_description(pool)}, and the operating system refused it ({error}); {_REMEDY}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages: slower by a little, otherwise the same
+        with suppress(OSError):  # a kernel without huge pages: only a little slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def _refuse_more_than_memory(pool: KVPool) -> None:
-    """An address space larger than the machine would be granted and end in a kill later."""
+    """Raise EngineError: the system would grant more address space than memory, and kill the process later."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if pool.num_bytes > physical:
-        raise EngineError(f"{_asked(pool)}, and this machine has {format_bytes(physical)}; {_WAY_OUT}")
+        raise EngineError(f"{_description(pool)}, and this machine has {format_bytes(physical)}; {_REMEDY}")
 
 
-_WAY_OUT = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
-
-
-def _asked(pool: KVPool) -> str:
+def _description(pool: KVPool) -> str:
     return f"a KV pool of {pool.num_blocks} blocks ({pool.num_tokens} tokens) needs {format_bytes(pool.num_bytes)}"

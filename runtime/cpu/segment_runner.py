@@ -1,19 +1,14 @@
 """One ONNX segment in an onnxruntime session, bound to the program's buffers without copies.
 
-Weights are external data that onnxruntime maps into memory. A binding is made once per row count and kept: a step then
-costs one call into onnxruntime, about 7 us.
+Weights are external data that onnxruntime maps into memory. A binding is made once per row count and cached: a step
+then costs one call into onnxruntime, about 7 us.
 
-Does onnxruntime multiply uint8 by int8 exactly on this CPU?
+All sessions of a process share one thread pool and one scratch allocator: with pools of their own, thirty segments ran
+thirty times slower on a busy machine, because idle threads spin. onnxruntime fixes the pool's size when it is made.
 
-x86 CPUs without VNNI add pairs of such products in 16 bits, which saturate: 255 * 127 + 255 * 127 comes out as 32767.
-onnxruntime can compute with unsigned weights there, exactly and more slowly; elsewhere that would only cost speed. So
-one product is computed to see. Its model is written byte by byte here (onnx.proto: tags of ModelProto, GraphProto,
-NodeProto, ValueInfoProto), because the runtime does without the package onnx.
-
-onnxruntime's thread pool and scratch allocator: one of each for the whole process.
-
-Sessions with pools of their own would each keep idle threads that spin: thirty segments ran thirty times slower on a
-busy machine. onnxruntime lets the pool be made once; its size then stands until the process ends.
+x86 CPUs without VNNI add pairs of uint8 x int8 terms in 16 bits, which saturate: 255 * 127 + 255 * 127 gives 32767.
+There onnxruntime can compute with unsigned weights, which is exact and slower. `integer_matmuls_saturate` runs
+integer_matmul.onnx once to find out.
 """
 
 import logging
@@ -33,98 +28,19 @@ from ingot.runtime.cpu.buffers import ValueBuffers
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
-_size: int | None = None
-
-
-def use_thread_pool(num_threads: int | None) -> int:
-    """Make the process-wide pool on first use; return how many threads compute, the caller's included.
-
-    None takes the pool as it is, else INGOT_THREADS, else the cores of the process. Raises EngineError for a number
-    out of range, when a pool of another size exists already, or when something else made onnxruntime's pool.
-    """
-    global _size
-    if num_threads is not None and not 1 <= num_threads <= settings.MAX_THREADS:
-        raise EngineError(f"num_threads is {num_threads}; it must be from 1 to {settings.MAX_THREADS}")
-    with _lock:
-        if _size is None:
-            _size = _make_pool(num_threads or settings.num_threads())
-        if num_threads not in (None, _size):
-            raise EngineError(
-                f"num_threads is {num_threads}, but this process already computes with {_size}, and onnxruntime's "
-                f"pool cannot be changed; ask for {_size} or none, or set INGOT_THREADS before the first engine"
-            )
-        return _size
-
-
-def _make_pool(num_threads: int) -> int:
-    try:
-        onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
-    except Exception as error:
-        raise EngineError(f"onnxruntime's process-wide thread pool cannot be made: {error}") from error
-    memory = onnxruntime.OrtMemoryInfo(
-        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-    )
-    onnxruntime.create_and_register_allocator(memory, None)  # one arena for the segments' intermediate tensors
-    logger.info("onnxruntime: one pool of %d threads for the process", num_threads)
-    return num_threads
-
+INTEGER_MATMUL = Path(__file__).with_name("integer_matmul.onnx")
+"""y [1, 16] int32 = MatMulInteger(a [1, 16] uint8, b [16, 16] int8); see test_segment_runner.py."""
 
 PRECISION_OPTION = "session.x64quantprecision"
-
-_UINT8, _INT8, _INT32 = 2, 3, 6  # TensorProto.DataType
-_WIDTH = 16
-_IR_VERSION, _OPSET = 10, 21
-
-
-@cache
-def products_saturate() -> bool:
-    """Whether 16 products of the largest codes, summed up, are not what they should be."""
-    options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(product_model(), options, providers=["CPUExecutionProvider"])
-    largest, weights = np.full((1, _WIDTH), 255, np.uint8), np.full((_WIDTH, _WIDTH), 127, np.int8)
-    (found,) = session.run(None, {"a": largest, "b": weights})
-    return bool((found != _WIDTH * 255 * 127).any())
-
-
-def product_model() -> bytes:
-    """y [1, 16] int32 = MatMulInteger(a [1, 16] uint8, b [16, 16] int8) as an ONNX file."""
-    node = _text(1, "a") + _text(1, "b") + _text(2, "y") + _text(4, "MatMulInteger")
-    a, b = _value("a", _UINT8, (1, _WIDTH)), _value("b", _INT8, (_WIDTH, _WIDTH))
-    graph = _message(1, node) + _text(2, "product") + _message(11, a) + _message(11, b)
-    graph += _message(12, _value("y", _INT32, (1, _WIDTH)))
-    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _text(1, "") + _number(2, _OPSET))
-
-
-def _value(name: str, dtype: int, shape: tuple[int, ...]) -> bytes:
-    dimensions = b"".join(_message(1, _number(1, size)) for size in shape)
-    return _text(1, name) + _message(2, _message(1, _number(1, dtype) + _message(2, dimensions)))
-
-
-def _number(tag: int, value: int) -> bytes:
-    """A varint below 128."""
-    return bytes((tag << 3, value))
-
-
-def _text(tag: int, value: str) -> bytes:
-    return _message(tag, value.encode())
-
-
-def _message(tag: int, content: bytes) -> bytes:
-    """A field with its length, of up to 14 bits."""
-    size = len(content)
-    length = bytes((size,)) if size < 128 else bytes((size & 127 | 128, size >> 7))
-    return bytes((tag << 3 | 2,)) + length + content
-
-
 _KEPT_BINDINGS = 64
-_FATAL_ONLY = 4
+_FATAL_ONLY = 4  # errors are raised as exceptions; nothing is printed
+
+_lock = threading.Lock()
+_pool_threads: int | None = None  # of the process-wide pool, once it is made
 
 
 class SegmentRunner:
-    """Runs one segment. Raises EngineError, naming the segment, when onnxruntime refuses the file."""
+    """Runs one segment. Raises EngineError, naming the segment, when onnxruntime cannot load the file."""
 
     def __init__(self, file: Path, step: SegmentStep, values: dict[str, ValueFacts], buffers: ValueBuffers) -> None:
         self.step = step
@@ -141,7 +57,7 @@ class SegmentRunner:
         self._check_names(file)
 
     def bind(self, tokens: int, logits: int) -> Callable[[], None]:
-        """Return the call that runs the segment on the first `tokens` rows, and `logits` rows of wanted logits."""
+        """Return the call that runs the segment on the first `tokens` token rows and `logits` logit rows."""
         key = (tokens, logits if self._uses_logits else 0)
         call = self._bound.get(key)
         if call is None:
@@ -163,7 +79,7 @@ class SegmentRunner:
                 buffer = self._buffers[name]
                 rows = tokens if self._values[name].rows == "tokens" else logits
                 bind(name, "cpu", 0, buffer.dtype.type, [rows, *buffer.shape[1:]], buffer.ctypes.data)
-        # The session behind onnxruntime's Python wrapper: the wrapper's checks cost more than a small segment.
+        # The C++ session under the Python wrapper: the wrapper's checks cost more than a small segment.
         run = partial(self._session._sess.run_with_iobinding, binding._iobinding, None)
 
         def call() -> None:
@@ -179,17 +95,63 @@ class SegmentRunner:
         outputs = sorted(value.name for value in self._session.get_outputs())
         if inputs != sorted(self.step.inputs) or outputs != sorted(self.step.outputs):
             raise EngineError(
-                f"{file}: reads {inputs} and makes {outputs}, but the manifest says {sorted(self.step.inputs)} "
+                f"{file}: reads {inputs} and writes {outputs}, but the manifest says {sorted(self.step.inputs)} "
                 f"and {sorted(self.step.outputs)}; build the artifact again"
             )
 
 
 def session_options() -> onnxruntime.SessionOptions:
-    """Options of every segment's session: the process's pool and arena, no messages on stderr."""
+    """Options of every segment's session: the process's pool and allocator, nothing on stderr."""
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
     options.add_session_config_entry("session.use_env_allocators", "1")
-    if products_saturate():
+    if integer_matmuls_saturate():
         options.add_session_config_entry(PRECISION_OPTION, "1")
-    options.log_severity_level = _FATAL_ONLY  # errors come as exceptions; nothing is printed beside them
+    options.log_severity_level = _FATAL_ONLY
     return options
+
+
+@cache
+def integer_matmuls_saturate() -> bool:
+    """Whether a sum of 16 terms of the largest codes is wrong on this CPU."""
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = _FATAL_ONLY
+    session = onnxruntime.InferenceSession(str(INTEGER_MATMUL), options, providers=["CPUExecutionProvider"])
+    codes, weights = np.full((1, 16), 255, np.uint8), np.full((16, 16), 127, np.int8)
+    (found,) = session.run(None, {"a": codes, "b": weights})
+    return bool((found != 16 * 255 * 127).any())
+
+
+def use_thread_pool(num_threads: int | None) -> int:
+    """Make the process-wide pool on first use; return its number of threads, the caller's included.
+
+    None means the existing pool's, else INGOT_THREADS, else one per core. Raises EngineError for a number out of range,
+    when a pool of another size exists already, or when other code made onnxruntime's pool.
+    """
+    global _pool_threads
+    if num_threads is not None and not 1 <= num_threads <= settings.MAX_THREADS:
+        raise EngineError(f"num_threads is {num_threads}; it must be from 1 to {settings.MAX_THREADS}")
+    with _lock:
+        if _pool_threads is None:
+            _pool_threads = _make_pool(num_threads or settings.num_threads())
+        if num_threads not in (None, _pool_threads):
+            raise EngineError(
+                f"num_threads is {num_threads}, but this process already computes with {_pool_threads} threads, and "
+                f"onnxruntime's pool cannot be changed; ask for {_pool_threads} or leave it out, or set INGOT_THREADS "
+                "before the first engine"
+            )
+        return _pool_threads
+
+
+def _make_pool(num_threads: int) -> int:
+    try:
+        onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
+    except Exception as error:
+        raise EngineError(f"onnxruntime's process-wide thread pool cannot be made: {error}") from error
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    onnxruntime.create_and_register_allocator(memory, None)  # one arena for the segments' intermediate tensors
+    logger.info("onnxruntime: one pool of %d threads for the process", num_threads)
+    return num_threads

@@ -1,1 +1,3 @@
-"""The CPU attention kernel in C and its binding; the numpy form stands in where it was not built."""
+"""Attention over the paged KV pool: the kernel in C with its binding, and the numpy implementation that replaces it
+where it was not built; `attention.py` chooses.
+"""

@@ -1,6 +1,6 @@
-"""Which attention runs: the C kernel where it was built, else the numpy form. Chosen once, said once in the log.
+"""Choice of the attention backend: the C kernel where it was built, else numpy. Chosen and logged once per process.
 
-INGOT_ATTENTION=numpy takes the numpy form all the same: to compare, or where the kernel is suspected of a fault.
+INGOT_ATTENTION=numpy forces numpy, for comparisons or when a fault of the kernel is suspected.
 """
 
 import logging
@@ -15,7 +15,7 @@ from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library
-from ingot.runtime.cpu.native.numpy_attention import ReferenceAttention
+from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Attention(Protocol):
     """Attention over one KV pool: `begin` once per step, then each bound call once."""
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Take over the step's sequences."""
+        """Set the step's sequences."""
         ...
 
     def bind(
@@ -32,20 +32,20 @@ class Attention(Protocol):
     ) -> Callable[[], None]:
         """Return the call that writes key and value into the pool, attends, and fills `output` [rows, heads * dim].
 
-        `rotation` turns queries and keys; its tables reach as far as any position of a batch.
+        `rotation` is applied to queries and keys; its tables must cover all positions of a batch.
         """
         ...
 
 
 @cache
 def attention_backend() -> str:
-    """What computes attention in this process: "native-avx512", "native-avx2", "native-baseline" or "numpy".
+    """Return this process's backend: "native-avx512", "native-avx2", "native-baseline" or "numpy".
 
-    INGOT_ATTENTION decides, else whether the kernel was built. Raises EngineError when it is asked for but not there.
+    INGOT_ATTENTION decides, else whether the kernel was built. EngineError when it requires a missing kernel.
     """
     asked = settings.attention()
     if asked == "numpy":
-        logger.info("attention: numpy, as INGOT_ATTENTION says")
+        logger.info("attention: numpy, set by INGOT_ATTENTION")
         return "numpy"
     if native_library() is None:
         if asked == "native":
@@ -58,7 +58,7 @@ def attention_backend() -> str:
 
 
 def make_attention(pool: KVPool, num_threads: int) -> Attention:
-    """Attention over `pool` by the backend in use."""
+    """Make the attention over `pool` with the backend in use."""
     if attention_backend() == "numpy":
-        return ReferenceAttention(pool)
+        return NumpyAttention(pool)
     return NativeAttention(pool, num_threads)

@@ -1,7 +1,7 @@
-"""ctypes binding of paged_attention.c. `attention.py` chooses between it and the numpy form.
+"""ctypes binding of paged_attention.c. `attention.py` chooses between it and the numpy implementation.
 
-The library is an ordinary shared object that setuptools builds as an optional extension; it is loaded by path and holds
-no Python module.
+The library is a plain shared object, not a Python module; setuptools builds it as an optional extension, and it is
+loaded by path.
 """
 
 import ctypes
@@ -61,14 +61,14 @@ class _Step(Structure):
 
 @cache
 def native_library() -> ctypes.CDLL | None:
-    """The loaded library; None when it was not built. Raises EngineError when it is there but does not load."""
+    """Load the library; None when it was not built. Raises EngineError when it exists but does not load."""
     spec = find_spec("ingot.runtime.cpu.native._paged_attention")
     if spec is None or spec.origin is None:
         return None
     try:
         library = ctypes.CDLL(spec.origin)
     except OSError as error:
-        message = f"{spec.origin}: does not load ({error}); build it again, or remove it to use the numpy form"
+        message = f"{spec.origin}: does not load ({error}); build it again, or remove it to use numpy"
         raise EngineError(message) from error
     if _layer_bytes(library) != sizeof(_Layer):
         raise EngineError(f"{spec.origin}: was built from another version of its source; install Ingot again")
@@ -80,7 +80,7 @@ def native_library() -> ctypes.CDLL | None:
 
 
 def _layer_bytes(library: ctypes.CDLL) -> int | None:
-    """What the library takes for the size of struct layer; None for one that does not say."""
+    """Size of struct layer in the library; None for a library without that function."""
     try:
         return int(library.paged_attention_layer_bytes())
     except AttributeError:
@@ -114,11 +114,11 @@ class NativeAttention:
         self._held: tuple[Int32Array, ...] = ()
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Take over the step's sequences; valid for every call until the next `begin`."""
+        """Set the step's sequences, for every call until the next `begin`."""
         starts = np.ascontiguousarray(batch.query_starts, np.int32)
         lens = np.ascontiguousarray(batch.context_lens, np.int32)
         tables = np.ascontiguousarray(batch.block_tables, np.int32)
-        self._held = (starts, lens, tables)  # the kernel keeps addresses
+        self._held = (starts, lens, tables)  # the kernel keeps their addresses
         step = self._step
         step.query_starts, step.context_lens = starts.ctypes.data, lens.ctypes.data
         step.block_tables = tables.ctypes.data
@@ -144,6 +144,6 @@ class NativeAttention:
 
         def attend(_held: tuple[object, ...] = (layer, arrays, rotation, self)) -> None:
             if call(layer_at, step_at) != 0:
-                raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some")
+                raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some memory")
 
         return attend

@@ -1,4 +1,4 @@
-"""Attention over the paged pool in numpy: the kernel's semantics and promise, slower; used where it was not built.
+"""Attention over the paged pool in numpy: same semantics as the C kernel, but slower; used where it was not built.
 
 Every token is computed by matmuls of one shape, [kv head, group, dim] @ [kv head, dim, tile], over tiles at fixed
 positions, so that its result depends on its own sequence alone, bit for bit, as the kernel's does.
@@ -14,21 +14,21 @@ from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 
 TILE = 64
-"""Tokens of a tile; the same as the kernel's."""
+"""Tokens of a tile; the same as in the C kernel."""
 
 _MASKED = np.float32(-1e30)
-_CHUNK_TOKENS = 32  # query tokens of one numpy call; bounds the memory of the scores
+_CHUNK_TOKENS = 32  # query tokens of one numpy call; limits the memory of the scores
 
 
-class ReferenceAttention:
-    """Attention by numpy over one KV pool. Implements `attention.Attention`."""
+class NumpyAttention:
+    """Attention in numpy over one KV pool. Implements `attention.Attention`."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._batch: ForwardBatch | None = None
 
     def begin(self, batch: ForwardBatch) -> None:
-        """Take over the step's sequences; valid for every call until the next `begin`."""
+        """Set the step's sequences, for every call until the next `begin`."""
         self._batch = batch
 
     def bind(
@@ -41,7 +41,7 @@ class ReferenceAttention:
             for s in range(len(self._batch.context_lens)):
                 rows = slice(int(self._batch.query_starts[s]), int(self._batch.query_starts[s + 1]))
                 positions = self._positions(s, rows.stop - rows.start)
-                query, key = (_turned(step, x[rows], positions, rotation) for x in operands[:2])
+                query, key = (_rotated(step, x[rows], positions, rotation) for x in operands[:2])
                 self._write(step, s, key, operands.value[rows])
                 self._attend(step, s, query, output[rows])
 
@@ -60,7 +60,7 @@ class ReferenceAttention:
             output[chunk] = self._attend_chunk(step, s, query[chunk], positions[chunk])
 
     def _attend_chunk(self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array) -> FloatArray:
-        """Attend for tokens [n] at `positions`; query and result [n, heads * dim]."""
+        """Compute attention for tokens [n] at `positions`; query and result are [n, heads * dim]."""
         n, heads, dim = len(query), step.num_heads, step.head_dim
         q: FloatArray = (query * step.scale).reshape(n, step.num_kv_heads, -1, dim)
         top: FloatArray = np.full((*q.shape[:3], 1), _MASKED)  # [n, kv heads, group, 1]
@@ -79,7 +79,7 @@ class ReferenceAttention:
         return output
 
     def _tile(self, step: AttentionStep, s: int, start: int, oldest: int, stop: int) -> tuple[FloatArray, FloatArray]:
-        """Keys and values [kv heads, TILE, dim] of positions start ...; zeros outside oldest .. stop."""
+        """Keys and values [kv heads, TILE, dim] of the positions from start on; zeros outside oldest .. stop."""
         tile = np.zeros((2, step.num_kv_heads, TILE, step.head_dim), np.float32)
         positions = np.arange(max(start, oldest), min(start + TILE, stop))
         block, slot = self._places(s, positions)
@@ -99,11 +99,11 @@ class ReferenceAttention:
         return self._batch.block_tables[s][index].astype(np.int64), slot
 
 
-def _turned(step: AttentionStep, x: FloatArray, positions: Int64Array, rotation: Rotation | None) -> FloatArray:
+def _rotated(step: AttentionStep, x: FloatArray, positions: Int64Array, rotation: Rotation | None) -> FloatArray:
     """Rotate rows [n, heads * dim] of the tokens at `positions`."""
     if rotation is None:
         return x
-    return rotation.turn(x.reshape(len(x), -1, step.head_dim), positions).reshape(x.shape)
+    return rotation.apply(x.reshape(len(x), -1, step.head_dim), positions).reshape(x.shape)
 
 
 def _softcapped(scores: FloatArray, softcap: float) -> FloatArray:
@@ -114,7 +114,7 @@ def _softcapped(scores: FloatArray, softcap: float) -> FloatArray:
 
 
 def _visible(positions: Int64Array, start: int, window: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """[n, 1, 1, TILE]: whether each token sees each place of the tile."""
+    """Whether each token attends to each position of the tile: [n, 1, 1, TILE]."""
     tokens = np.arange(start, start + TILE)
     distance = positions[:, None] - tokens  # [n, TILE]
     seen = (distance >= 0) & (distance < window) if window else distance >= 0

@@ -1,9 +1,9 @@
 /* Attention over a paged KV pool, float32, for the CPU engine. Plain C, called through ctypes (binding.py).
  *
  * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. Queries
- * and keys may be turned by the rotary embedding as they are read. What a
- * row costs and how it is summed is in paged_attention_kernel.h, compiled here once per instruction set and chosen when
- * first used; thread_pool.h shares the work. A row's result depends on its own sequence alone, bit for bit.
+ * and keys may be rotated by the rotary embedding as they are read. The arithmetic is in paged_attention_kernel.h, which is
+ * compiled here once per instruction set and chosen on first use; thread_pool.h distributes the work. A row's result
+ * depends on its own sequence alone, bit for bit.
  *
  * Algorithm: online softmax over tiles (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) with tiles at fixed
  * absolute positions, whatever the block size. All query heads of a KV head share its keys and values in cache.
@@ -18,7 +18,7 @@
 #include "thread_pool.h"
 
 #define TILE 64            /* tokens of a tile; part of the arithmetic */
-#define MASKED (-1e30f)    /* score of a token out of sight; finite, so that differences are never NaN */
+#define MASKED (-1e30f)    /* score of a token that is not visible; finite, so that differences are never NaN */
 #define ROWS_PER_ITEM 64   /* query rows that share a tile's transposed keys */
 #define MIN_PARALLEL 1.0e6 /* multiply-adds below which waking threads costs more than it saves */
 
@@ -29,7 +29,7 @@ struct layer {
     float *output;                    /* [rows, num_heads, dim] */
     const float *cos, *sin;           /* [positions, rotary_dim / 2] */
     int64_t query_stride, key_stride, value_stride;
-    int32_t rotary_dim;               /* leading elements of a head that are turned; 0 for none */
+    int32_t rotary_dim;               /* leading elements of a head that are rotated; 0 for none */
     int32_t layer, num_layers, num_heads, num_kv_heads, dim, block_tokens, window;
     float scale, softcap;
 };
@@ -45,10 +45,10 @@ struct rows {
     const float *query;                /* [dim, rows], times scale */
     float *output, *maximum, *sums;    /* [rows, columns], [rows], [rows, 16] */
     const int32_t *position;           /* [rows] */
-    int first, last;                   /* tokens of the tile that any of them sees */
+    int first, last;                   /* tokens of the tile that any of the rows attends to */
 };
 
-/* Where the tokens of a tile lie in the pool: rows of `dim` floats. */
+/* Addresses of a tile's tokens in the pool: rows of `dim` floats. */
 struct places {
     const float *keys[TILE], *values[TILE];
 };
@@ -56,7 +56,7 @@ struct places {
 struct tile {
     const float *keys;          /* [dim, TILE] */
     const float *const *values; /* [TILE] rows of `columns` floats */
-    const struct places *next;  /* what comes after it, to be fetched meanwhile; NULL for nothing */
+    const struct places *next;  /* the next tile, to be prefetched; NULL for none */
     int start, dim, columns, window;
     float softcap, inverse_softcap;
 };
@@ -75,8 +75,8 @@ static inline int larger(int a, int b) { return a > b ? a : b; }
 
 /* Work shared by the threads: items of (sequence, chunk of its tokens, a few KV heads).
  *
- * An item takes as many heads as keep its rows in cache: a block holds a layer's heads side by side, and memory is read
- * two to three times as fast in pieces of 32 KiB as in pieces of 4. */
+ * An item takes as many heads as keep its rows in cache: a block holds a layer's heads next to each other, and reading
+ * memory in pieces of 32 KiB is two to three times as fast as in pieces of 4. */
 struct job {
     const struct isa *isa;
     const struct layer *layer;
@@ -147,8 +147,8 @@ static float *pool_row(const struct job *job, int s, int position, int head, int
     return l->pool + (heads * l->block_tokens + position % l->block_tokens) * l->dim;
 }
 
-/* target[d * step] = scale * the head's element d, turned by its position: elements d and d + rotary_dim / 2 are a pair
- * (RoFormer, Su et al. 2021, with halves as pairs). Every product and sum is rounded, so the bits are the same anywhere. */
+/* target[d * step] = scale * the head's element d, rotated by its position: elements d and d + rotary_dim / 2 are a pair
+ * (RoFormer, Su et al. 2021, with halves as pairs). Every multiplication and addition is rounded, so the bits are the same on all CPUs. */
 static inline void turn(const struct layer *l, const float *restrict head, int position, float scale, int step,
                         float *restrict target)
 {
@@ -229,7 +229,7 @@ static void finish_rows(const struct job *job, const struct scratch *m, int firs
     }
 }
 
-/* Find tokens first .. last of the tile. Out of that range any row that exists will do. */
+/* Find tokens first .. last of the tile. Outside of that range any valid row may be used. */
 static void find_tile(const struct job *job, int s, int head, int start, int first, int last, struct places *places)
 {
     const struct layer *l = job->layer;
@@ -323,7 +323,7 @@ static void attend_chunk(const struct job *job, struct scratch *m, int s, int ch
         finish_rows(job, &parts[h], first_row, first_head + h, rows);
 }
 
-/* Item `index` of the job, longest contexts of a sequence first. Returns -1 when there is no memory. */
+/* Item `index` of the job, longest contexts of a sequence first. Returns -1 when memory runs out. */
 static int run_item(void *argument, int index)
 {
     const struct job *job = argument;
@@ -353,10 +353,10 @@ static double multiply_adds(const struct job *job)
     return 2.0 * scores * job->layer->num_heads * job->layer->dim;
 }
 
-/* Bytes of struct layer, by which the binding knows a library that was built from another source. */
+/* Bytes of struct layer, by which the binding detects a library that was built from another version. */
 int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
 
-/* Write keys and values into the pool, then attend. Returns 0, or -1 when there is no memory for the scratch space. */
+/* Write keys and values into the pool, then attend. Returns 0, or -1 when there is too little memory for the scratch space. */
 int paged_attention(const struct layer *layer, const struct step *step)
 {
     const int group = layer->num_heads / layer->num_kv_heads;
@@ -365,7 +365,7 @@ int paged_attention(const struct layer *layer, const struct step *step)
     int chunks = 0, items = 0;
     for (int s = 0; s < step->num_sequences; s++)
         chunks += chunks_of(&job, s);
-    if (chunks < threads) /* too few sequences to keep the threads busy: share out the heads */
+    if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
         job.max_heads = larger(1, layer->num_kv_heads * chunks / threads);
     for (int s = 0; s < step->num_sequences; s++)
         items += items_of(&job, s);

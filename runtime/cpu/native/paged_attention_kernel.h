@@ -14,7 +14,7 @@
  *     per tile of TILE tokens at absolute positions: running maximum, 16 partial sums (lane t % 16), and
  *     output[d]  output * alpha, then fma over tokens in order of probability and value
  * Masked tokens add an exact zero, and tiles without an unmasked token multiply by an exact one, so that a tile's
- * bounds, the chunking and the grouping of rows never reach the result. No path may reorder this: not for speed either.
+ * bounds, the chunking and the grouping of rows never reach the result. No path may change this order, not even for speed.
  */
 
 typedef float NAME(vec) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
@@ -105,7 +105,7 @@ INLINE void NAME(score)(const struct rows *g, const struct tile *tile, int rows,
     }
 }
 
-/* All ones where the row at `position` may see the token: causal, and inside the window if there is one. */
+/* All ones where the row at `position` attends to the token: causal, and inside the window if there is one. */
 INLINE ivec NAME(visible)(const struct tile *tile, int position, int token)
 {
     ivec lanes;
@@ -113,7 +113,7 @@ INLINE ivec NAME(visible)(const struct tile *tile, int position, int token)
         lanes[i] = i;
     ivec t = lanes + token;
     int last = position - tile->start;
-    int first = tile->window ? last - tile->window : -1; /* the last one out of sight */
+    int first = tile->window ? last - tile->window : -1; /* the last token that is not visible */
     return (t <= last) & (t > first);
 }
 

@@ -1,8 +1,8 @@
 /* A small persistent thread pool: run_parallel(function, argument, items, threads).
  *
- * Threads take items by counter, so a slow one holds nobody up. A thread that wakes when all items are taken goes back to
- * sleep, and the caller waits for those alone that took part. When another call has the pool, or threads cannot be made,
- * the caller does the work itself: results never depend on who ran an item. A forked child starts with an empty pool.
+ * Threads take items from a counter, so that a slow thread delays no other. A thread that wakes when all items are taken
+ * goes back to sleep, and the caller waits only for threads that took an item. When another call uses the pool, or threads
+ * cannot be made, the caller does the work itself: results never depend on the thread. A forked child has an empty pool.
  */
 
 #include <pthread.h>
@@ -22,7 +22,7 @@ struct shared_work {
 };
 
 static struct {
-    pthread_mutex_t callers, lock; /* callers: one parallel call at a time; lock: all below */
+    pthread_mutex_t callers, lock; /* callers: one parallel call at a time; lock: all fields below */
     pthread_cond_t wake, done;
     int workers, wanted, joined, running;
     struct shared_work *work;

@@ -1,4 +1,4 @@
-"""Tables of the rotary embedding: mapped once, and refused where they do not fit."""
+"""Rotary tables are mapped once, and refused when they do not fit the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ingot.artifact import Artifact, FileEntry, RotaryTables
-from ingot.errors import EngineError
+from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.attention_operands import Rotations
 from tests.runtime.programs import make_artifact
 
@@ -26,7 +26,7 @@ def artifact_with(folder: Path, *shape: int, dtype: type = np.float32) -> Artifa
     return replace(artifact, manifest=artifact.manifest.model_copy(update={"files": files}))
 
 
-def test_tables_are_read_as_they_are_stored_and_shared_by_all_who_ask(tmp_path: Path) -> None:
+def test_tables_are_read_as_they_are_stored_and_shared_by_all_steps(tmp_path: Path) -> None:
     rotations = Rotations(artifact_with(tmp_path, 300, 4))
     rotation = rotations[TABLES]
     np.testing.assert_array_equal(rotation.cos, np.random.default_rng(0).random((300, 4)).astype(np.float32))
@@ -36,7 +36,7 @@ def test_tables_are_read_as_they_are_stored_and_shared_by_all_who_ask(tmp_path: 
 
 
 def test_tables_that_are_missing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"weights.safetensors: holds no tensor 'tan'; build the artifact again"):
+    with pytest.raises(ArtifactError, match=r"weights.safetensors: holds no tensor 'tan'; build the artifact again"):
         Rotations(artifact_with(tmp_path, 300, 4))[TABLES.model_copy(update={"sin": "tan"})]
 
 

@@ -1,4 +1,4 @@
-"""The start-up check finds the padding that makes rows independent, and says so when there is none."""
+"""The start-up check finds the padding that makes rows independent of each other, and warns when none does."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact import ModelFacts, Program, SegmentStep, ValueFacts
-from ingot.runtime.cpu.batch_invariance import RowFinding, find_row_multiple, padded
+from ingot.runtime.cpu.batch_invariance import RowFinding, find_row_multiple
 from ingot.runtime.cpu.buffers import ValueBuffers
 from ingot.runtime.cpu.segment_runner import SegmentRunner
 
@@ -23,8 +23,8 @@ PROGRAM = Program(
 )
 
 
-class Kernel(SegmentRunner):
-    """A segment whose rows change in their last bit when `depends(rows)`; it runs without onnxruntime."""
+class DependentSegment(SegmentRunner):
+    """A segment whose last row changes in its last bit when `depends(rows)`; it runs without onnxruntime."""
 
     def __init__(self, buffers: ValueBuffers, depends: Callable[[int], bool]) -> None:
         self.step = STEP
@@ -45,11 +45,11 @@ class Kernel(SegmentRunner):
 
 def find(depends: Callable[[int], bool], token_rows: int = 512) -> tuple[RowFinding, Sequence[int]]:
     buffers = ValueBuffers(PROGRAM, token_rows)
-    kernel = Kernel(buffers, depends)
-    return find_row_multiple([kernel], buffers, MODEL), sorted(kernel.row_counts)
+    segment = DependentSegment(buffers, depends)
+    return find_row_multiple([segment], buffers, MODEL), sorted(segment.row_counts)
 
 
-def test_kernels_that_do_not_mind_need_no_padding() -> None:
+def test_independent_rows_need_no_padding() -> None:
     finding, counts = find(lambda rows: False)
     assert finding.row_multiple == 1
     assert finding.batch_invariant
@@ -57,9 +57,7 @@ def test_kernels_that_do_not_mind_need_no_padding() -> None:
 
 
 @pytest.mark.parametrize("multiple", [2, 4, 8, 16])
-def test_the_smallest_multiple_that_helps_is_found_and_explained(
-    multiple: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_smallest_multiple_that_helps_is_chosen_and_logged(multiple: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     finding, _ = find(lambda rows: rows % multiple != 0)
     assert finding.row_multiple == multiple
@@ -68,7 +66,7 @@ def test_the_smallest_multiple_that_helps_is_found_and_explained(
     assert f"rows are padded to a multiple of {multiple}" in caplog.text
 
 
-def test_no_padding_that_helps_is_a_warning_and_no_promise(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_no_padding_makes_independent_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     finding, _ = find(lambda rows: rows < 40)
     assert (finding.row_multiple, finding.batch_invariant) == (1, False)
     assert "no padding makes rows independent" in finding.reason
@@ -79,7 +77,3 @@ def test_row_counts_beyond_the_largest_batch_are_not_tried() -> None:
     finding, counts = find(lambda rows: False, token_rows=16)
     assert finding.row_multiple == 1
     assert counts[-1] == 16
-
-
-def test_rows_are_rounded_up_to_the_multiple() -> None:
-    assert [padded(n, 4) for n in (0, 1, 4, 5)] == [0, 4, 4, 8]

@@ -1,4 +1,4 @@
-"""The CPU executor: logits are a function of the sequence alone, buffers hold, and what fails says where."""
+"""The CPU executor: logits depend on the sequence alone, buffers are reused, and errors name what failed."""
 
 import weakref
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_batches_chunks_and_blocks_do_not_change_a_bit_of_the_logits(weights: We
         assert same_bits(mixed(executor, seed), expected)
 
 
-def test_the_numpy_form_gives_the_same_logits_and_keeps_the_promise(
+def test_numpy_attention_gives_the_same_logits_and_is_batch_invariant(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = alone(make_executor(artifact))
@@ -156,7 +156,7 @@ def test_more_wanted_rows_than_the_first_buffer_holds_make_it_grow(artifact: Art
     assert alone(executor)[3].tobytes() == expected.tobytes()
 
 
-def test_facts_of_the_artifact_are_shown(artifact: Artifact) -> None:
+def test_the_executor_has_the_artifacts_facts(artifact: Artifact) -> None:
     executor = make_executor(artifact)
     assert executor.model == artifact.manifest.model
     assert executor.kv_geometry == artifact.manifest.kv
@@ -177,7 +177,7 @@ def test_a_closed_executor_does_not_run_and_closes_again(artifact: Artifact) -> 
         Sequences(executor, 0).advance([(0, 1)])
 
 
-def test_a_closed_executor_that_is_held_on_to_gives_back_the_pool(artifact: Artifact) -> None:
+def test_a_closed_executor_frees_the_pool_while_references_remain(artifact: Artifact) -> None:
     executor = make_executor(artifact)
     Sequences(executor, 0).advance([(0, 1)])
     pool = weakref.ref(executor._pool)
@@ -198,7 +198,7 @@ def test_a_closed_executor_that_is_held_on_to_gives_back_the_pool(artifact: Arti
         ({"key": "q.0"}, "q.0 has 64 columns, but its heads take 32"),
         ({"key_column": 1}, "k.1 has 32 columns, but its heads take 32 from 1 on"),
         ({"key": "q.1", "value": "q.1"}, "q.1 has 64 columns, but its heads take 128 from 0, 0, 0 on"),
-        ({"rotary": RotaryTables(file="f", cos="c", sin="s", rotary_dim=18)}, "turns 18 of a head's 16 dimensions"),
+        ({"rotary": RotaryTables(file="f", cos="c", sin="s", rotary_dim=18)}, "rotates 18 of a head's 16 dimensions"),
     ],
 )
 def test_attention_that_would_leave_its_memory_is_refused(
@@ -213,10 +213,10 @@ def test_attention_that_would_leave_its_memory_is_refused(
         make_executor(replace(artifact, manifest=manifest.model_copy(update={"program": program})))
 
 
-def test_another_number_of_threads_is_refused_once_the_pool_stands(artifact: Artifact) -> None:
+def test_another_number_of_threads_is_refused_once_the_pool_exists(artifact: Artifact) -> None:
     threads = make_executor(artifact).num_threads
     assert use_thread_pool(threads) == use_thread_pool(None) == threads
-    with pytest.raises(EngineError, match=f"already computes with {threads}.*INGOT_THREADS"):
+    with pytest.raises(EngineError, match=f"already computes with {threads} threads.*INGOT_THREADS"):
         use_thread_pool(threads + 1)
     with pytest.raises(EngineError, match="num_threads is 0; it must be from 1 to 256"):
         use_thread_pool(0)
@@ -230,7 +230,7 @@ def test_a_broken_segment_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_segment_with_other_names_than_the_manifest_is_refused(tmp_path: Path) -> None:
+def test_a_segment_with_other_names_than_the_manifests_is_refused(tmp_path: Path) -> None:
     first = PROGRAM.steps[0]
     assert isinstance(first, SegmentStep)
     renamed = first.model_copy(update={"inputs": ("position_ids",)})
@@ -246,7 +246,7 @@ def test_attention_in_another_precision_is_refused(tmp_path: Path) -> None:
         make_executor(make_artifact(tmp_path / "artifact", program=program))
 
 
-def test_values_share_a_slot_only_when_they_never_live_together() -> None:
+def test_values_share_a_slot_only_when_their_lifetimes_do_not_overlap() -> None:
     slots = plan_slots(PROGRAM)
     assert slots["a.1"] != slots["x.1"]
     assert len(set(slots.values())) < len(slots)

@@ -1,4 +1,4 @@
-"""The KV pool: its layout, its copies, and a clear refusal when it cannot be had."""
+"""The KV pool: its layout, its copies, and the error when it does not fit into memory."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_the_pool_is_aligned_zeroed_and_counted() -> None:
     assert pool.num_tokens == 20
 
 
-def test_copying_a_block_copies_every_layer_and_touches_no_other() -> None:
+def test_copying_a_block_copies_every_layer_and_changes_no_other_block() -> None:
     pool = KVPool(GEOMETRY, 3)
     pool.blocks[:] = np.arange(pool.blocks.size).reshape(pool.blocks.shape)
     before = pool.blocks.copy()
@@ -34,6 +34,6 @@ def test_copying_a_block_copies_every_layer_and_touches_no_other() -> None:
     assert (pool.blocks[1:] == before[1:]).all()
 
 
-def test_a_pool_larger_than_the_machine_is_refused_with_a_way_out() -> None:
+def test_a_pool_larger_than_the_machine_is_refused_with_advice() -> None:
     with pytest.raises(EngineError, match=r"KV pool of 100000000000 blocks .* needs .* TB, .*fewer blocks"):
         KVPool(GEOMETRY, 100_000_000_000)

@@ -1,4 +1,4 @@
-"""Random attention problems and a float64 oracle, shared by the tests of the kernel and of the numpy form."""
+"""Random attention problems and a float64 reference, shared by the tests of the C kernel and of numpy attention."""
 
 from dataclasses import dataclass, field
 
@@ -27,8 +27,8 @@ class Sequence:
 class Case:
     """One layer's shape, and sequences to attend over. The step is the second of two layers.
 
-    rotary_dim   leading elements of each head that the rotary embedding turns; 0 for none
-    packed       query, key and value lie side by side in one matrix
+    rotary_dim   leading elements of each head that are rotated; 0 for none
+    packed       query, key and value are columns of one matrix
     """
 
     heads: int = 4
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def rotation(self) -> Rotation | None:
-        """The tables, reaching as far as the longest sequence and no further."""
+        """The rotary tables, exactly as long as the longest sequence."""
         return Rotation(np.cos(self.angles), np.sin(self.angles)) if self.rotary_dim else None
 
     def pool(self) -> KVPool:
@@ -83,7 +83,7 @@ class Case:
 
 
 def expected(case: Case, sequence: Sequence) -> FloatArray:
-    """Attention of one sequence in float64, by the definition."""
+    """Compute attention of one sequence in float64, by the definition."""
     group, tokens = case.heads // case.kv_heads, len(sequence.query)
     q = sequence.query.reshape(tokens, case.heads, case.dim).astype(np.float64)
     k, v = (
@@ -91,7 +91,7 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
         for x in (sequence.key, sequence.value)
     )
     if case.rotary_dim:
-        q, k = turned(case, q), turned(case, k)
+        q, k = rotated(case, q), rotated(case, k)
     scores = np.einsum("ihd,jhd->hij", q, k) * case.dim**-0.5
     if case.softcap:
         scores = np.tanh(scores / case.softcap) * case.softcap
@@ -104,8 +104,8 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
     return output
 
 
-def turned(case: Case, heads: DoubleArray) -> DoubleArray:
-    """Heads [tokens, heads, dim] from position 0 on, as complex numbers times exp(i * angle), in float64."""
+def rotated(case: Case, heads: DoubleArray) -> DoubleArray:
+    """Rotate heads [tokens, heads, dim] from position 0 on in float64: complex numbers times exp(i * angle)."""
     half = case.rotary_dim // 2
     angles = case.angles.astype(np.float64)[: len(heads), None]
     pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * np.exp(1j * angles)
@@ -123,13 +123,13 @@ def tables(case: Case, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def run_alone(case: Case, attention: Attention) -> list[FloatArray]:
-    """Each sequence in one piece, by itself."""
+    """Run each sequence in one piece, alone in its batch."""
     plan = [[(s, len(sequence.query))] for s, sequence in enumerate(case.sequences)]
     return run_plan(case, attention, plan, tables(case))
 
 
 def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray]:
-    """All sequences in steps of random chunks, batched in a random order, on shuffled blocks."""
+    """Run all sequences in steps of random chunks, batched in a random order, on shuffled blocks."""
     rng = np.random.default_rng(seed)
     left = list(case.lengths)
     plan = []
@@ -143,7 +143,7 @@ def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray
 
 
 def operands(case: Case, query: FloatArray, key: FloatArray, value: FloatArray) -> Operands:
-    """The arrays as they are, or as columns of one matrix."""
+    """Return the arrays as they are, or as columns of one matrix."""
     if not case.packed:
         return Operands(query, key, value)
     matrix = np.concatenate((query, key, value), axis=1)

@@ -1,4 +1,4 @@
-"""The attention kernel and its numpy form: right, and independent of batch, chunks, blocks and threads."""
+"""The attention kernel and numpy attention: correct, and independent of batch, chunks, blocks and threads."""
 
 import os
 import threading
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import Attention, attention_backend, make_attention
 from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library, use_isa
-from ingot.runtime.cpu.native.numpy_attention import ReferenceAttention
-from tests.runtime.cpu.native.attention_cases import Case, expected, run_alone, run_shuffled, tables, turned
+from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+from tests.runtime.cpu.native.attention_cases import Case, expected, rotated, run_alone, run_shuffled, tables
 
 Backend = Callable[[KVPool], Attention]
 TOLERANCE = 2e-6  # float32 sums of up to 300 terms against float64
@@ -46,7 +46,7 @@ def native(threads: int) -> Backend:
 
 @pytest.fixture(params=["numpy", "native"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    return native(1) if request.param == "native" else ReferenceAttention
+    return native(1) if request.param == "native" else NumpyAttention
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_an_unknown_instruction_set_is_refused_and_changes_nothing(first_isa: st
 
 def test_numpy_and_kernel_agree_within_1e_6() -> None:
     for case in SHAPES:
-        ours, theirs = run_alone(case, native(1)(case.pool())), run_alone(case, ReferenceAttention(case.pool()))
+        ours, theirs = run_alone(case, native(1)(case.pool())), run_alone(case, NumpyAttention(case.pool()))
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
 
@@ -151,23 +151,23 @@ def test_rotation_and_packing_give_the_same_bits_as_rotating_and_splitting_first
     for sequence, source_of in zip(plain.sequences, case.sequences, strict=True):
         positions = np.arange(len(source_of.query))
         for target, source in ((sequence.query, source_of.query), (sequence.key, source_of.key)):
-            target[:] = rotation.turn(source.reshape(len(positions), -1, 24), positions).reshape(target.shape)
+            target[:] = rotation.apply(source.reshape(len(positions), -1, 24), positions).reshape(target.shape)
     before, after = run_alone(plain, backend(plain.pool())), run_alone(case, backend(case.pool()))
     assert [x.tobytes() for x in before] == [x.tobytes() for x in after]
 
 
-def test_the_pool_holds_turned_keys_and_values_as_they_came(backend: Backend) -> None:
+def test_the_pool_holds_rotated_keys_and_unchanged_values(backend: Backend) -> None:
     case = Case(lengths=(5,), rotary_dim=16, packed=True)
     pool = case.pool()
     run_alone(case, backend(pool))
     block = int(tables(case)[0, 0])
     keys, values = pool.blocks[block, 1, :, :, :5].transpose(0, 2, 1, 3)  # [tokens, kv heads, dim] each
-    expected_keys = turned(case, case.sequences[0].key.reshape(5, case.kv_heads, case.dim).astype(np.float64))
+    expected_keys = rotated(case, case.sequences[0].key.reshape(5, case.kv_heads, case.dim).astype(np.float64))
     np.testing.assert_allclose(keys, expected_keys, atol=1e-6, rtol=0)
     np.testing.assert_array_equal(values.reshape(5, -1), case.sequences[0].value)
 
 
-def test_keys_and_values_land_in_their_layer_and_slot_alone(backend: Backend) -> None:
+def test_keys_and_values_are_written_to_their_layer_and_slot_only(backend: Backend) -> None:
     case = Case(lengths=(5,), block_tokens=4)
     pool = case.pool()
     run_alone(case, backend(pool))
@@ -215,5 +215,5 @@ def test_a_forked_child_attends_with_threads_of_its_own() -> None:
 def test_the_backend_in_use_is_named() -> None:
     expected_name = "numpy" if native_library() is None else f"native-{isa_in_use()}"
     assert attention_backend() == expected_name
-    kind = ReferenceAttention if native_library() is None else NativeAttention
+    kind = NumpyAttention if native_library() is None else NativeAttention
     assert isinstance(make_attention(Case().pool(), 1), kind)
