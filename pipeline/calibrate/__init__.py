@@ -1,4 +1,7 @@
-"""Runs an IR on calibration data, one stage of linear layers at a time, in onnxruntime and numpy alone."""
+"""Runs an IR on calibration data, one stage of linear layers at a time, with onnxruntime and numpy only.
+
+Passes use it through passes/calibration.py; what they do with the statistics is in passes/.
+"""
 
 from ingot.pipeline.calibrate.data import CalibrationData, read_calibration_data
 from ingot.pipeline.calibrate.engine import CalibrationEngine

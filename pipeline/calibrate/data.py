@@ -1,14 +1,15 @@
-"""Calibration data: documents as tokens, made into sequences, of which some are drawn by a seed.
+"""Reads calibration data: tokenizes documents, forms sequences and chooses some of them at random by a seed.
 
-    packed       documents end to end, cut into sequences of exactly `sequence_tokens`; between two documents stand the
-                 EOS and BOS tokens where the tokenizer has and wants them
-    documents    each document a sequence of its own, cut off at `sequence_tokens`; short ones stay short
+    packed       documents end to end, cut into sequences of exactly `sequence_tokens`; documents are separated by the
+                 EOS token, if the tokenizer has one, and the BOS token, if it adds one
+    documents    one sequence per document, truncated to `sequence_tokens`; short ones stay short
 
-Each sequence begins with the BOS token where the tokenizer wants one. A chat template writes all special tokens itself:
-none is added to what it renders.
+Each sequence begins with the BOS token if the tokenizer adds one. A chat template writes its own special tokens: none is
+added to rendered text. Text in an alphabet that the tokenizer does not cover is refused.
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +20,25 @@ from numpy.typing import NDArray
 
 from ingot.errors import DataError, RequestError
 from ingot.passes.calibration import CalibrationFacts
-from ingot.pipeline.calibrate.data_checks import check_alphabet
 from ingot.pipeline.calibrate.documents import Corpus, Document, read_corpus
 from ingot.runtime import Tokenizer
 
 Packing = Literal["packed", "documents"]
 Tokens = NDArray[np.int64]
 
+# Share of tokens that do not stand for a whole character.
+_REFUSED_SHARE = 0.5
+_WARNED_SHARE = 0.1
+
+_log = logging.getLogger("ingot.pipeline")
+
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """Token ids and where they come from.
+    """Token ids and their source.
 
-    sequences [sequences, longest]; what stands in a row behind its length is no token of the data
-    lengths   [sequences], tokens of each; None where all are as long as the row
+    sequences [sequences, longest]; the rest of a row after its length is padding
+    lengths   [sequences], tokens of each; None when every sequence fills its row
     """
 
     facts: CalibrationFacts
@@ -41,12 +47,22 @@ class CalibrationData:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Number of tokens in all sequences."""
         return self.sequences.size if self.lengths is None else int(self.lengths.sum())
 
+    @property
+    def fixed_tokens(self) -> int | None:
+        """The length of every sequence; None when lengths differ."""
+        return self.sequences.shape[1] if self.lengths is None else None
+
+    @property
+    def row_lengths(self) -> Tokens:
+        """Tokens of each sequence [sequences]."""
+        return np.full(len(self.sequences), self.sequences.shape[1]) if self.lengths is None else self.lengths
+
     def digest(self) -> str:
-        """SHA-256 over every token and where its sequence ends."""
-        lengths = np.full(len(self.sequences), self.sequences.shape[1]) if self.lengths is None else self.lengths
+        """SHA-256 over every token and every length."""
+        lengths = self.row_lengths
         digest = hashlib.sha256(lengths.astype("<i8").tobytes())
         for row, length in zip(self.sequences, lengths, strict=True):
             digest.update(row[:length].astype("<i8").tobytes())
@@ -65,10 +81,10 @@ def read_calibration_data(
     chat_template: bool = False,
     field: str | None = None,
 ) -> CalibrationData:
-    """Draw that many sequences from a text file, a JSONL file or a folder, without overlap and in order.
+    """Choose `sequences` sequences from a text file, a JSONL file or a folder, without overlap and in order.
 
     packing, chat_template and field are those of the recipe's section `calibration`. DataError when the text cannot be
-    read, is too short or in an alphabet that the tokenizer does not know, or its tokens are not the model's.
+    read, is too short or in an alphabet that the tokenizer does not cover, or a token exceeds the model's vocabulary.
     """
     corpus, tokenizer = read_corpus(text, field), Tokenizer.load(tokenizer_folder)
     documents = [_tokens(document, tokenizer, chat_template) for document in corpus.documents if document.is_filled]
@@ -76,21 +92,21 @@ def read_calibration_data(
     whole = np.concatenate([np.zeros(0, np.int64), *documents])
     if whole.size and whole.max() >= vocab_size:
         raise DataError(
-            f"{text.name}: the tokenizer made token {whole.max()}, the model knows {vocab_size}; "
-            "tokenizer and weights are not of the same checkpoint"
+            f"{text.name}: the tokenizer produced token {whole.max()}, but the model's vocabulary has {vocab_size}; "
+            "tokenizer and weights are from different checkpoints"
         )
-    check_alphabet(text.name, whole, tokenizer)
+    _check_alphabet(text.name, whole, tokenizer)
     opening = [] if chat_template else [t for t in tokenizer.encode("") if t == tokenizer.bos_token_id][:1]
-    asked = _Asked(corpus, len(whole), sequences, sequence_tokens, seed)
+    choice = _Choice(corpus, len(whole), sequences, sequence_tokens, seed)
     if packing == "documents":
-        return asked.by_document(documents, opening)
+        return choice.by_document(documents, opening)
     closing = [] if chat_template or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return asked.packed(documents, opening, [*closing, *opening])
+    return choice.packed(documents, opening, [*closing, *opening])
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What was asked for, of a corpus of that many tokens."""
+class _Choice:
+    """How many sequences to choose from a corpus of `text_tokens` tokens, how long, by which seed."""
 
     corpus: Corpus
     text_tokens: int
@@ -100,32 +116,32 @@ class _Asked:
 
     def packed(self, documents: Sequence[Tokens], opening: list[int], between: list[int]) -> CalibrationData:
         """Sequences of one length."""
-        parts = [part for document in documents for part in (between, document)][1:]
-        stream = np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+        pieces = [piece for document in documents for piece in (between, document)][1:]
+        stream = np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
         taken = self.sequence_tokens - len(opening)
         available = len(stream) // max(taken, 1)
         if taken < 1 or available < self.sequences:
             raise DataError(self._too_short(f"{available} sequences of {self.sequence_tokens}", available))
-        starts = self._drawn(available) * taken
-        drawn = np.stack([np.concatenate([opening, stream[at : at + taken]]) for at in starts]).astype(np.int64)
-        return CalibrationData(self._facts("packed", len(documents), drawn.size), drawn)
+        starts = self._chosen(available) * taken
+        rows = np.stack([np.concatenate([opening, stream[at : at + taken]]) for at in starts]).astype(np.int64)
+        return CalibrationData(self._facts("packed", len(documents), rows.size), rows)
 
     def by_document(self, documents: Sequence[Tokens], opening: list[int]) -> CalibrationData:
-        """Sequences of their own lengths, the shortest first, so that those that run together are about as long."""
+        """Sequences of different lengths, sorted from short to long, so that sequences batched together are alike."""
         if len(documents) < self.sequences:
             raise DataError(self._too_short(f"{len(documents)} documents", len(documents)))
-        cut = [np.concatenate([opening, documents[at]])[: self.sequence_tokens] for at in self._drawn(len(documents))]
+        cut = [np.concatenate([opening, documents[at]])[: self.sequence_tokens] for at in self._chosen(len(documents))]
         cut.sort(key=len)
         lengths = np.array([len(sequence) for sequence in cut], np.int64)
-        drawn = np.zeros((len(cut), lengths.max()), np.int64)
-        for row, sequence in zip(drawn, cut, strict=True):
+        rows = np.zeros((len(cut), lengths.max()), np.int64)
+        for row, sequence in zip(rows, cut, strict=True):
             row[: len(sequence)] = sequence
-        return CalibrationData(self._facts("documents", len(documents), int(lengths.sum())), drawn, lengths)
+        return CalibrationData(self._facts("documents", len(documents), int(lengths.sum())), rows, lengths)
 
-    def _drawn(self, available: int) -> Tokens:
-        """Which of so many, in their order."""
-        drawn: Tokens = np.sort(np.random.default_rng(self.seed).permutation(available)[: self.sequences])
-        return drawn
+    def _chosen(self, available: int) -> Tokens:
+        """Sorted indices of the chosen sequences."""
+        chosen: Tokens = np.sort(np.random.default_rng(self.seed).permutation(available)[: self.sequences])
+        return chosen
 
     def _facts(self, packing: Packing, documents: int, tokens: int) -> CalibrationFacts:
         return CalibrationFacts(
@@ -146,20 +162,20 @@ class _Asked:
             f"set calibration.sequences to {available} or less" if available else "lower calibration.sequence_tokens"
         )
         return (
-            f"{self.corpus.name}: the text has {self.text_tokens} tokens, {found}; calibration asks for "
+            f"{self.corpus.name}: the text has {self.text_tokens} tokens, {found}; calibration needs "
             f"{self.sequences}. Give a longer text, or {lower}"
         )
 
 
 def _tokens(document: Document, tokenizer: Tokenizer, chat_template: bool) -> Tokens:
-    """A document's tokens, without what the tokenizer adds at its ends."""
+    """A document's tokens, without the special tokens that the tokenizer adds."""
     return np.asarray(tokenizer.encode(_text(document, tokenizer, chat_template), add_special_tokens=False), np.int64)
 
 
 def _text(document: Document, tokenizer: Tokenizer, chat_template: bool) -> str:
     if not chat_template and document.text is None:
         raise DataError(
-            f"{document.place}: holds messages, which only a chat template turns into text; "
+            f"{document.place}: the record has messages, which need the chat template; "
             "set calibration.chat_template=true"
         )
     if not chat_template:
@@ -167,10 +183,40 @@ def _text(document: Document, tokenizer: Tokenizer, chat_template: bool) -> str:
         return document.text
     if document.messages is None:
         raise DataError(
-            f"{document.place}: calibration.chat_template is true and this is plain text; give JSONL records with "
+            f"{document.place}: calibration.chat_template is true, but this is plain text; give JSONL records with "
             "messages, or prompt and completion, or set calibration.chat_template=false"
         )
     try:
         return tokenizer.render_chat(document.messages, add_generation_prompt=False)
     except RequestError as error:
         raise DataError(f"{document.place}: calibration.chat_template is true: {error}") from error
+
+
+def _check_alphabet(name: str, tokens: Tokens, tokenizer: Tokenizer) -> None:
+    """Refuse (DataError) or warn of a text with many tokens that do not stand for a whole character.
+
+    Such a token is the unknown token, or a single byte of a character that is not in the vocabulary (a byte-fallback
+    piece such as <0xD0>, or a byte of a byte-level BPE). Every tokenizer covers white space, which does not count.
+    """
+    ids, counts = np.unique(tokens, return_counts=True)
+    texts = [_whole_text(int(token), tokenizer) for token in ids]
+    unknown = sum(int(count) for text, count in zip(texts, counts, strict=True) if text is None)
+    covered = sum(int(count) for text, count in zip(texts, counts, strict=True) if text and not text.isspace())
+    share = unknown / max(1, unknown + covered)
+    if share <= _WARNED_SHARE:
+        return
+    found = (
+        f"{name}: {share:.0%} of the text's tokens ({unknown:,} of {unknown + covered:,}, not counting white space) are "
+        "unknown to the tokenizer or single bytes of a character"
+    )
+    if share > _REFUSED_SHARE:
+        raise DataError(
+            f"{found}; refused above {_REFUSED_SHARE:.0%}. Give text in the languages that the model was trained on"
+        )
+    _log.warning("%s; text in languages that the model was not trained on is poor calibration data", found)
+
+
+def _whole_text(token: int, tokenizer: Tokenizer) -> str | None:
+    """The token's text; None for the unknown token and for part of a character."""
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    return None if token == tokenizer.unk_token_id or "\ufffd" in text else text

@@ -1,17 +1,15 @@
-"""Records of a JSONL file as documents: one JSON object a line, in one of three shapes.
+"""Reads calibration text as documents: a text file, a JSONL file, or a folder of both, with one digest.
+
+A file whose name ends in one of JSONL_ENDINGS holds one record per line; any other file is one document of text. In a
+folder, every file with a known ending is read, in order of its path; hidden ones are skipped. A record is a JSON object:
 
     {"text": "..."}                                                     a document
     {"messages": [{"role": "user", "content": "..."}, ...]}             a conversation, for the chat template
-    {"prompt": "...", "completion": "..."}                              one after the other; a question and its answer
-                                                                        where the chat template is asked for
+    {"prompt": "...", "completion": "..."}                              both concatenated; with a chat template, a
+                                                                        question and its answer
 
-Other keys are left alone. A key of another name is given by the recipe's `calibration.field`; what it holds, a text or
-a list of messages, decides which of the first two it is.
-
-Where calibration text comes from: a text file, a JSONL file, or a folder of both, as documents and one digest.
-
-What a file is, its ending says: JSONL_ENDINGS hold one record a line (documents.py), anything else is one document of
-text. Of a folder every file with a known ending is read, in order of its path; hidden ones are left out.
+Other keys are ignored. The recipe's `calibration.field` names a different key; its value, a string or a list of
+messages, decides between the first two.
 """
 
 import hashlib
@@ -24,7 +22,11 @@ from typing import Literal
 
 from ingot.errors import DataError, did_you_mean, one_of
 
+Kind = Literal["text", "jsonl", "folder"]
 Message = Mapping[str, object]
+
+TEXT_ENDINGS = (".markdown", ".md", ".rst", ".text", ".txt")
+JSONL_ENDINGS = (".jsonl", ".ndjson")
 KEYS = ("text", "messages", "prompt", "completion")
 
 
@@ -38,93 +40,8 @@ class Document:
 
     @property
     def is_filled(self) -> bool:
-        """Whether there is more than white space in it."""
+        """Whether it contains more than white space."""
         return bool(self.messages) or bool(self.text and not self.text.isspace())
-
-
-def read_records(name: str, text: str, field: str | None = None) -> Iterator[Document]:
-    """Documents of a JSONL file, line by line; blank lines are none. DataError with file and line for a bad record."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _document(f"{name}:{number}", line, field)
-
-
-def _document(place: str, line: str, field: str | None) -> Document:
-    record = _parse(place, line)
-    if field is not None:
-        return _single(place, record, _known(place, record, (field,), "calibration.field names it"))
-    if "prompt" in record or "completion" in record:
-        return _pair(place, record)
-    return _single(place, record, _known(place, record, KEYS, "set calibration.field to the key that holds the text"))
-
-
-def _parse(place: str, line: str) -> Mapping[str, object]:
-    try:
-        record: object = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise DataError(f"{place}{where}: no valid JSON: {what}; a JSONL file holds one object a line") from error
-    if not isinstance(record, dict):
-        raise DataError(f'{place}: a record is a JSON object such as {{"text": "..."}}; this is {_shown(record)}')
-    return record
-
-
-def _known(place: str, record: Mapping[str, object], wanted: Sequence[str], advice: str) -> str:
-    """The first wanted key that the record has; DataError with its keys and the nearest."""
-    found = next((key for key in wanted if key in record), None)
-    if found is None:
-        near = next(filter(None, (did_you_mean(key, record) for key in wanted)), "")
-        lacking = f"no key {wanted[0]!r}" if len(wanted) == 1 else f"none of the keys {', '.join(wanted)}"
-        keys = one_of(record) or "none"
-        raise DataError(f"{place}: the record has {lacking}; its keys: {keys}.{near} ({advice})")
-    return found
-
-
-def _single(place: str, record: Mapping[str, object], key: str) -> Document:
-    """A text or a conversation, by what the key holds."""
-    value = record[key]
-    if key != "messages" and isinstance(value, str):
-        return Document(place, text=value)
-    if key != "text" and isinstance(value, list):
-        return Document(place, messages=_messages(place, key, value))
-    allowed = {"text": "a text", "messages": "a list of messages"}.get(key, "a text or a list of messages")
-    raise DataError(f"{place}: {key} is {_shown(value)}; it must be {allowed}")
-
-
-def _pair(place: str, record: Mapping[str, object]) -> Document:
-    """A prompt and its completion: texts both, or lists of messages both."""
-    prompt, completion = (record[_known(place, record, (key,), "both are needed")] for key in ("prompt", "completion"))
-    if isinstance(prompt, str) and isinstance(completion, str):
-        turns = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
-        return Document(place, text=prompt + completion, messages=turns)
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return Document(place, messages=_messages(place, "prompt and completion", [*prompt, *completion]))
-    raise DataError(
-        f"{place}: prompt is {_shown(prompt)}, completion is {_shown(completion)}; "
-        "both must be texts, or both lists of messages"
-    )
-
-
-def _messages(place: str, key: str, values: Sequence[object]) -> Sequence[Message]:
-    messages = [value for value in values if isinstance(value, dict) and isinstance(value.get("role"), str)]
-    if len(messages) < len(values):
-        wrong = next(value for value in values if value not in messages)
-        example = '{"role": "user", "content": "..."}'
-        raise DataError(f"{place}: {key} holds {_shown(wrong)}; a message is an object such as {example}")
-    return messages
-
-
-def _shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-Kind = Literal["text", "jsonl", "folder"]
-
-TEXT_ENDINGS = (".markdown", ".md", ".rst", ".text", ".txt")
-JSONL_ENDINGS = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -138,9 +55,9 @@ class Corpus:
 
 
 def read_corpus(path: Path, field: str | None = None) -> Corpus:
-    """Read the text at `path`; `field` names the key of a JSONL record, None takes the usual ones.
+    """Read the text at `path`; `field` names the key of a JSONL record, None accepts the default keys.
 
-    DataError when something cannot be read, is not UTF-8, is no such record, or when there is no text at all.
+    DataError for a file that cannot be read or is not UTF-8, for an invalid record, and for a corpus without text.
     """
     if not path.is_dir():
         raw, kind = _read(path), _kind(path)
@@ -163,7 +80,7 @@ def _read_folder(folder: Path, field: str | None) -> Corpus:
 
 
 def _usable(folder: Path) -> list[Path]:
-    """The folder's text files by path; DataError that counts what is there instead when there is none."""
+    """The folder's text files by path; DataError, with a count of other files, when it has none."""
     shown = [path for path in folder.rglob("*") if not any(p.startswith(".") for p in path.relative_to(folder).parts)]
     files = sorted((path for path in shown if path.is_file()), key=lambda path: path.relative_to(folder).as_posix())
     usable = [file for file in files if file.suffix.lower() in TEXT_ENDINGS + JSONL_ENDINGS]
@@ -172,7 +89,7 @@ def _usable(folder: Path) -> list[Path]:
     endings = Counter(file.suffix.lower() or "no ending" for file in files)
     found = ", ".join(f"{count} with {ending}" for ending, count in endings.most_common(5)) or "nothing"
     allowed = ", ".join(TEXT_ENDINGS + JSONL_ENDINGS)
-    raise DataError(f"{folder}: the folder holds no calibration text; read are files with {allowed}; found: {found}")
+    raise DataError(f"{folder}: the folder has no calibration text; files with {allowed} are read; found: {found}")
 
 
 def _kind(file: Path) -> Kind:
@@ -182,7 +99,7 @@ def _kind(file: Path) -> Kind:
 def _documents(file: Path, name: str, raw: bytes, field: str | None) -> Iterator[Document]:
     text = _decode(file, raw)
     if _kind(file) == "jsonl":
-        return read_records(name, text, field)
+        return _read_records(name, text, field)
     return iter([Document(name, text=text)])
 
 
@@ -201,3 +118,82 @@ def _decode(file: Path, raw: bytes) -> str:
         raise DataError(
             f"{file}:{line}: byte {error.start} is not UTF-8 ({error.reason}); convert the text to UTF-8"
         ) from error
+
+
+def _read_records(name: str, text: str, field: str | None = None) -> Iterator[Document]:
+    """Documents of a JSONL file; blank lines are skipped. DataError with file and line for an invalid record."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _document(f"{name}:{number}", line, field)
+
+
+def _document(place: str, line: str, field: str | None) -> Document:
+    record = _parse(place, line)
+    if field is not None:
+        return _single(place, record, _present_key(place, record, (field,), "calibration.field names it"))
+    if "prompt" in record or "completion" in record:
+        return _pair(place, record)
+    return _single(place, record, _present_key(place, record, KEYS, "set calibration.field to the key of the text"))
+
+
+def _parse(place: str, line: str) -> Mapping[str, object]:
+    try:
+        record: object = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise DataError(f"{place}{where}: invalid JSON: {what}; a JSONL file has one object per line") from error
+    if not isinstance(record, dict):
+        raise DataError(f'{place}: a record is a JSON object such as {{"text": "..."}}; this is {_shown(record)}')
+    return record
+
+
+def _present_key(place: str, record: Mapping[str, object], wanted: Sequence[str], advice: str) -> str:
+    """The first wanted key that the record has; DataError with its keys and the nearest one."""
+    found = next((key for key in wanted if key in record), None)
+    if found is None:
+        near = next(filter(None, (did_you_mean(key, record) for key in wanted)), "")
+        lacking = f"no key {wanted[0]!r}" if len(wanted) == 1 else f"none of the keys {', '.join(wanted)}"
+        keys = one_of(record) or "none"
+        raise DataError(f"{place}: the record has {lacking}; its keys: {keys}.{near} ({advice})")
+    return found
+
+
+def _single(place: str, record: Mapping[str, object], key: str) -> Document:
+    """A text or a conversation, depending on the key's value."""
+    value = record[key]
+    if key != "messages" and isinstance(value, str):
+        return Document(place, text=value)
+    if key != "text" and isinstance(value, list):
+        return Document(place, messages=_messages(place, key, value))
+    allowed = {"text": "a string", "messages": "a list of messages"}.get(key, "a string or a list of messages")
+    raise DataError(f"{place}: {key} is {_shown(value)}; it must be {allowed}")
+
+
+def _pair(place: str, record: Mapping[str, object]) -> Document:
+    """A prompt and its completion: two strings, or two lists of messages."""
+    prompt, completion = (record[_present_key(place, record, (key,), "both are required")] for key in ("prompt", "completion"))
+    if isinstance(prompt, str) and isinstance(completion, str):
+        turns = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
+        return Document(place, text=prompt + completion, messages=turns)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return Document(place, messages=_messages(place, "prompt and completion", [*prompt, *completion]))
+    raise DataError(
+        f"{place}: prompt is {_shown(prompt)}, completion is {_shown(completion)}; "
+        "both must be strings, or both lists of messages"
+    )
+
+
+def _messages(place: str, key: str, values: Sequence[object]) -> Sequence[Message]:
+    messages = [value for value in values if isinstance(value, dict) and isinstance(value.get("role"), str)]
+    if len(messages) < len(values):
+        wrong = next(value for value in values if value not in messages)
+        example = '{"role": "user", "content": "..."}'
+        raise DataError(f"{place}: {key} contains {_shown(wrong)}; a message is an object such as {example}")
+    return messages
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, truncated to 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

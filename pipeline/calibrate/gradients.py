@@ -1,9 +1,9 @@
-"""Gradients of standard ONNX graphs, as more nodes of the same graph: reverse-mode differentiation, one rule per op.
+"""Reverse-mode differentiation of standard ONNX graphs: adds gradient nodes to the same graph, by one rule per op.
 
-A rule is given a node and the gradients of its outputs (None for an output that nothing depends on), and gives those of
-its inputs. Only inputs that depend on what is asked for are called for. Shapes are read at run time. Not told apart:
-an operand that is broadcast to the other's shape must be constant, except for the keys and values of an attention,
-whose heads are shared along axis 2 (attention.py).
+A rule takes a node and the gradients of its outputs (None for an output that the loss does not depend on), and returns
+the gradients of its inputs. Only active inputs, which depend on a wanted value, need one. Shapes are read at run time.
+Broadcasting is not supported: an operand that is broadcast must be constant, except for the keys and values of an
+attention, whose heads are shared along axis 2 (sequences.py).
 """
 
 import math
@@ -19,7 +19,7 @@ Gradient = ir.Value | None
 
 
 class Tape:
-    """The gradients known so far, and the ops that rules are written in."""
+    """The gradients accumulated so far, and the ops with which rules are written."""
 
     def __init__(self, copy: GraphCopy, wanted: Iterable[ir.Value]) -> None:
         self.copy = copy
@@ -31,7 +31,7 @@ class Tape:
                 self._active.update(node.outputs)
 
     def add(self, op_type: str, *inputs: Gradient, **attributes: object) -> ir.Value:
-        """The output of a new node."""
+        """Add a node; return its output."""
         return self.copy.add(op_type, list(inputs), **attributes)
 
     def number(self, number: float) -> ir.Value:
@@ -43,20 +43,20 @@ class Tape:
         return self.copy.constant(np.array(axes, np.int64))
 
     def is_active(self, value: Gradient) -> bool:
-        """Whether a gradient of the value is called for."""
+        """Whether the value depends on a wanted value, so that its gradient is needed."""
         return value in self._active
 
     def like(self, gradient: ir.Value, value: Gradient) -> ir.Value:
-        """The gradient in the shape of the value."""
+        """The gradient reshaped to the shape of the value."""
         return self.add("Reshape", gradient, self.add("Shape", value))
 
     def accumulate(self, value: ir.Value, gradient: ir.Value) -> None:
-        """Add to what is known of a value's gradient."""
-        known = self._gradients.get(value)
-        self._gradients[value] = gradient if known is None else self.add("Add", known, gradient)
+        """Add to a value's gradient."""
+        found = self._gradients.get(value)
+        self._gradients[value] = gradient if found is None else self.add("Add", found, gradient)
 
     def backward(self) -> Mapping[ir.Value, ir.Value]:
-        """Go through the nodes from the last to the first. PassError for an op without a rule."""
+        """Differentiate the nodes from the last to the first. PassError for an op without a rule."""
         for node in reversed(self._forward):
             gradients = [self._gradients.get(value) for value in node.outputs]
             if any(gradients) and any(map(self.is_active, node.inputs)):
@@ -73,7 +73,7 @@ Rule = Callable[[Tape, ir.Node, Sequence[Gradient]], Mapping[int, ir.Value]]
 def _rule(node: ir.Node) -> Rule:
     rule = _RULES.get(node.op_type)
     if rule is None:
-        raise PassError(f"{node.name!r}: no gradient is known of {node.op_type}; those known: {one_of(sorted(_RULES))}")
+        raise PassError(f"{node.name!r}: no gradient rule for {node.op_type}; rules exist for {one_of(sorted(_RULES))}")
     return rule
 
 
@@ -113,16 +113,16 @@ def _norm(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[i
     rate = tape.add("Reciprocal", tape.add("Sqrt", tape.add("Add", mean(tape.add("Mul", x, x)), epsilon)))
     normed, scaled = tape.add("Mul", x, rate), tape.add("Mul", g, weight)
     along = tape.add("Mul", normed, mean(tape.add("Mul", scaled, normed)))
-    product = tape.add("Mul", g, normed)
+    per_row = tape.add("Mul", g, normed)
     width = tape.add("Concat", tape.axes(-1), tape.add("Shape", weight), axis=0)
     return {
         0: tape.add("Mul", rate, tape.add("Sub", scaled, along)),
-        1: tape.add("ReduceSum", tape.add("Reshape", product, width), tape.axes(0), keepdims=0),
+        1: tape.add("ReduceSum", tape.add("Reshape", per_row, width), tape.axes(0), keepdims=0),
     }
 
 
 def _rotary(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[int, ir.Value]:
-    """A rotation's transpose is the rotation by the negative angle."""
+    """The transpose of a rotation is the rotation by the negative angle."""
     (g,), (_, cos, sin, *positions) = gradients, node.inputs
     assert g is not None
     turned = tape.like(g, node.outputs[0])
@@ -130,7 +130,7 @@ def _rotary(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping
 
 
 def _again(tape: Tape, node: ir.Node, inputs: Sequence[Gradient]) -> ir.Value:
-    """The same op with the same attributes on other inputs."""
+    """Add the same op with the same attributes on other inputs."""
     made = tape.add(node.op_type, *inputs)
     producer = made.producer()
     assert producer is not None
@@ -146,7 +146,7 @@ def _split(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[
 
 
 def _gather(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[int, ir.Value]:
-    """Rows x[i]: their gradients are added up where they came from."""
+    """y = x[i]: the gradients of the rows are added to the rows of x that they were read from."""
     (g,), (x, rows) = gradients, node.inputs
     assert g is not None
     zeros = tape.add("Mul", x, tape.number(0))
@@ -155,7 +155,7 @@ def _gather(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping
 
 
 def _softmax(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[int, ir.Value]:
-    """Along the last axis: y (g - sum(g y))."""
+    """Along the last axis: dx = y (g - sum(g y))."""
     (g,), y = gradients, node.outputs[0]
     total = tape.add("ReduceSum", tape.add("Mul", g, y), tape.axes(-1), keepdims=1)
     return {0: tape.add("Mul", y, tape.add("Sub", g, total))}
@@ -187,9 +187,9 @@ def _mul(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[in
 
 
 def _div(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[int, ir.Value]:
-    """By a constant."""
+    """y = x / c with a constant c."""
     if tape.is_active(node.inputs[1]):
-        raise PassError(f"{node.name!r}: no gradient is known of a divisor that is no constant")
+        raise PassError(f"{node.name!r}: no gradient rule for a divisor that is not constant")
     return {0: tape.add("Div", gradients[0], node.inputs[1])}
 
 
@@ -208,7 +208,7 @@ def _sigmoid(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mappin
 
 
 def _swish(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[int, ir.Value]:
-    """y = x s(a x): s + a y (1 - s). QuickGelu is the same, with another default."""
+    """y = x s(a x): dx = g (s + a y (1 - s)). QuickGelu has a different default of a."""
     default = 1.702 if node.op_type == "QuickGelu" else 1.0
     alpha = tape.number(node.attributes.get_float("alpha", default) or 0.0)
     gate = tape.add("Sigmoid", tape.add("Mul", node.inputs[0], alpha))
@@ -218,7 +218,7 @@ def _swish(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[
 
 
 def _gelu(tape: Tape, node: ir.Node, gradients: Sequence[Gradient]) -> Mapping[int, ir.Value]:
-    """y = x P(x): P + x P'."""
+    """y = x P(x): dx = g (P + x P')."""
     x, one, half = node.inputs[0], tape.number(1), tape.number(0.5)
     square = tape.add("Mul", x, x)
     if node.attributes.get_string("approximate", "none") == "tanh":

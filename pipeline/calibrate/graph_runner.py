@@ -1,11 +1,11 @@
-"""Runs some nodes of an IR in onnxruntime. Weights are fed like activations, so that none is copied into a session.
+"""Runs some nodes of an IR in onnxruntime. Weights are inputs like activations, so that no session copies them.
 
-What the nodes read is told apart by where it comes from:
+An operand of the nodes becomes one of these, by its source:
 
-    a small initializer that is no matrix                   a constant of the session
-    another initializer, or one behind Cast, Dequantize     fed in float32 (`weights`)
-    a node that depends on no token id                      made again inside
-    anything else                                           fed (`activations`)
+    a small initializer that is not a matrix                    a constant of the session
+    any other initializer, also through Cast, Dequantize        an input in float32 (`weights`)
+    a node that does not depend on token ids                    computed inside the session
+    anything else                                               an input (`activations`)
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
+from ingot.passes.lowering.fuse_rotary_attention import put_tokens_on_batch_axis
 from ingot.passes.weights import is_stored
 from ingot.pipeline.calibrate.sequences import FixedLayout, RaggedLayout, expand_attention
 from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
@@ -27,12 +27,12 @@ _SMALL_ELEMENTS = 4096
 
 
 class GraphRunner:
-    """A session over `nodes` (in graph order) that gives `outputs`; see the module's docstring for what it is fed.
+    """A session over `nodes` (in graph order) that computes `outputs`.
 
-    weights        stored values that are fed in float32
-    activations    names of the values that are fed
+    weights        stored values that are inputs, in float32
+    activations    names of the other inputs
 
-    `sequence_tokens` is the length of all sequences; None where it differs, see sequences.py for what is fed then.
+    `sequence_tokens` is the length of all sequences; None if lengths differ (sequences.py has the inputs for that).
     """
 
     def __init__(
@@ -49,23 +49,27 @@ class GraphRunner:
         for node in nodes:
             copy.node(node)
         self.weights, self.activations = tuple(copy.weights), tuple(copy.activations)
-        model = copy.model(outputs, nodes[0].graph)
-        try:
-            proto = ir.to_proto(model).SerializeToString()
-            self._session = onnxruntime.InferenceSession(proto, session_options(), providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise PassError(f"onnxruntime cannot run {nodes[0].name!r} ... {nodes[-1].name!r}: {error}") from error
+        self._session = make_session(copy.model(outputs, nodes[0].graph), f"{nodes[0].name!r} ... {nodes[-1].name!r}")
 
     def run(self, activations: Mapping[str, AnyArray], weights: Mapping[ir.Value, AnyArray]) -> list[AnyArray]:
-        """The outputs, in order. Names that the graph does not read are left out of the feed."""
+        """Compute the outputs, in order. Activations that the nodes do not read are ignored."""
         feeds = {name: activations[name] for name in self.activations}
         feeds |= {value.name or "": weights[value] for value in self.weights}
         results: list[AnyArray] = self._session.run(None, feeds)
         return results
 
 
+def make_session(model: ir.Model, what: str) -> onnxruntime.InferenceSession:
+    """A session of the model; PassError when onnxruntime refuses it."""
+    try:
+        proto = ir.to_proto(model).SerializeToString()
+        return onnxruntime.InferenceSession(proto, session_options(), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise PassError(f"onnxruntime cannot run {what}: {error}") from error
+
+
 class GraphCopy:
-    """Copies of nodes and of what they read, as they are met. `fed`: stored values that are inputs, however small."""
+    """Copies nodes and their operands in the order given. `fed`: stored values that become inputs, however small."""
 
     def __init__(
         self,
@@ -89,18 +93,18 @@ class GraphCopy:
         self.initializers: list[ir.Value] = []
 
     def model(self, outputs: Sequence[ir.Value], source: ir.Graph | ir.Function | None) -> ir.Model:
-        """The copies as a model."""
+        """A model of the copies."""
         assert source is not None
         opsets = {domain: version for domain, version in source.opset_imports.items() if domain != "ingot"}
         graph = ir.Graph(
             self.inputs, [], nodes=self.nodes, initializers=self.initializers, opset_imports=opsets, name="stage"
         )
         graph.outputs.extend(self.values[value] for value in outputs)
-        put_tokens_on_batch_axis(graph)  # onnxruntime limits the tokens of a row to the positions of the table
+        put_tokens_on_batch_axis(graph)  # onnxruntime limits a row's tokens to the positions of the table
         return ir.Model(graph, ir_version=11, producer_name="ingot")
 
     def node(self, node: ir.Node) -> None:
-        """Copy a node and whatever constant it needs."""
+        """Copy a node and the constants it reads."""
         inputs = [None if value is None else self._value(value) for value in node.inputs]
         if (node.domain, node.op_type) == ("ingot", "PagedAttention"):
             attended = expand_attention(node, inputs, self._layout, self.add, self.constant)
@@ -117,7 +121,7 @@ class GraphCopy:
         return self.values[value]
 
     def _outside(self, value: ir.Value) -> ir.Value:
-        """A value that no copied node makes."""
+        """The copy of a value that no copied node computes."""
         producer = value.producer()
         if is_stored(value):
             return self._stored(value)
@@ -138,27 +142,27 @@ class GraphCopy:
         return self.input(value, ir.DataType.FLOAT)
 
     def input(self, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-        """An input of the session, of that name and shape."""
+        """Add an input of the session with this value's name and shape."""
         copy = _copy(value, dtype)
         self.inputs.append(copy)
         return copy
 
     def _read(self, name: str, dtype: ir.DataType) -> ir.Value:
-        """An input that the chunk has and the model does not."""
+        """Add an input that comes from the chunk and is not in the model."""
         if name not in self._read_values:
             self.activations.append(name)
             self._read_values[name] = self.input(ir.Value(name=name), dtype)
         return self._read_values[name]
 
     def add(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        """The output of a new node."""
+        """Add a node; return its output."""
         node = ir.node(op_type, inputs, attributes, name=f"expanded.{len(self.nodes)}")
         node.outputs[0].name = node.name
         self.nodes.append(node)
         return node.outputs[0]
 
     def constant(self, array: np.ndarray[tuple[int, ...], np.dtype[Any]]) -> ir.Value:
-        """A constant of the session."""
+        """Add a constant of the session."""
         tensor = ir.tensor(array, name=f"expanded.constant.{len(self.initializers)}")
         copy = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
         copy.shape = ir.Shape(array.shape)
@@ -167,12 +171,12 @@ class GraphCopy:
 
 
 def _is_constant(tensor: ir.TensorProtocol) -> bool:
-    """Small, and no matrix: a pass may want to run its nodes with another one."""
+    """Whether it is small and not a matrix, which a pass may replace."""
     is_matrix = tensor.dtype.is_floating_point() and len(tensor.shape) == 2
     return tensor.dtype == ir.DataType.INT64 or (tensor.size <= _SMALL_ELEMENTS and not is_matrix)
 
 
 def _copy(value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-    """A value of that name and shape, sharing nothing."""
+    """A new value with the same name and shape."""
     shape = None if value.shape is None else value.shape.copy()
     return ir.Value(name=value.name, type=None if dtype is None else ir.TensorType(dtype), shape=shape)

@@ -1,18 +1,18 @@
-"""What a build that was cut off has done already: a folder of records in the cache, so that the next one goes on there.
+"""Journals a build's calibration in the cache, so that the next build resumes where an interrupted one stopped.
 
-    CACHE/calibration/KEY/walk-0.stage-0007-DIGEST.safetensors      what a pass remembered of a stage
-    CACHE/calibration/KEY/walk-0.level-0012.activations/            activations before a level: the newest only
+    CACHE/calibration/KEY/run-0.stage-0007-DIGEST.safetensors      what a pass recorded for one stage
+    CACHE/calibration/KEY/run-0.step-0012.activations/             snapshot of the activations before a step: the newest
 
-KEY is a digest over all that decides the bits of a pass: the checkpoint, the passes up to it with their options, every
-calibration token, the versions of the tools and the code of the passes. So a record is either right or not found. Every
-file appears whole, by renaming; one that is damaged is left out with a warning. Activations that were not kept are made
-again, bit for bit.
+KEY is a digest of everything that determines the bits of a pass: the checkpoint, the passes up to it with their options,
+every calibration token, the versions of the tools and the code of the passes. So a record is either valid or not found.
+Files are written under another name and renamed; a damaged one is ignored with a warning. Activations without a snapshot
+are recomputed, bit for bit.
 
     with resumable():
-        ...                                     # opens a journal
+        ...                                     # open_journal() returns a journal
 
-A build that ends well removes its records; one that fails or is cut off leaves them, for STALE_DAYS at most. A disk
-that is full ends the journal and not the build.
+A build that succeeds removes its records; one that fails or is interrupted leaves them, for at most STALE_DAYS. On a full
+disk the build continues without a journal.
 """
 
 import json
@@ -30,8 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from ingot.passes.calibration import Arrays
 from ingot.passes.manager import passes_so_far
@@ -46,12 +46,51 @@ _log = logging.getLogger("ingot.pipeline")
 
 
 @dataclass
-class BuildJournal:
-    """The records of one build. `root` is the folder of all journals; `build` says what all keys of it have in common.
+class _Resumable:
+    """The block of a `resumable`, and the journals opened in it."""
 
-    resume              whether to go on where an earlier build stopped; else its records are removed
-    snapshot_seconds    time between two copies of the activations
-    snapshot_bytes      most that such a copy may take on disk
+    resume: bool
+    journals: "list[BuildJournal]" = field(default_factory=list)
+
+
+_block: ContextVar[_Resumable | None] = ContextVar("ingot.pipeline.journal", default=None)
+
+
+@contextmanager
+def resumable(resume: bool = True) -> Iterator[None]:
+    """Journal every calibration within the block, and remove the records when it ends without an error.
+
+    `resume=False` discards the records of an earlier build and starts over.
+    """
+    block = _Resumable(resume)
+    token = _block.set(block)
+    try:
+        yield
+    finally:
+        _block.reset(token)
+    for journal in block.journals:
+        journal.remove()
+
+
+def open_journal(
+    checkpoint_digest: Callable[[], str], data: CalibrationData, tools: Mapping[str, str]
+) -> "BuildJournal | None":
+    """Open the journal of a build of this checkpoint on this data; None outside of `resumable`."""
+    block = _block.get()
+    if block is None:
+        return None
+    root = cache_dir() / "calibration"
+    block.journals.append(BuildJournal.open(root, checkpoint_digest(), data, tools, block.resume))
+    return block.journals[-1]
+
+
+@dataclass
+class BuildJournal:
+    """The records of one build. `root` is the folder of all journals; `build` is the part that its keys share.
+
+    resume              whether to use the records of an earlier build; otherwise they are removed
+    snapshot_seconds    minimum time between two snapshots
+    snapshot_bytes      maximum size of a snapshot
     """
 
     root: Path
@@ -59,98 +98,66 @@ class BuildJournal:
     resume: bool = True
     snapshot_seconds: float = SNAPSHOT_SECONDS
     snapshot_bytes: int = SNAPSHOT_BYTES
-    _walks: Counter[Path] = field(default_factory=Counter)
+    _num_runs: Counter[Path] = field(default_factory=Counter)
 
     @classmethod
     def open(
         cls, root: Path, checkpoint_digest: str, data: CalibrationData, tools: Mapping[str, str], resume: bool = True
     ) -> "BuildJournal":
-        """The journal of a build of this checkpoint on this data; stale ones in `root` are removed."""
+        """Open the journal of a build of this checkpoint on this data, and remove stale journals in `root`."""
         _remove_stale(root)
         parts = [checkpoint_digest, data.digest(), asdict(data.facts), dict(tools), code_digest()]
         return cls(root, sha256(json.dumps(parts).encode()).hexdigest(), resume)
 
-    def begin_walk(self) -> "WalkJournal | None":
-        """The records of the pass that runs now; None when none runs within a PassManager."""
+    def begin_run(self) -> "RunJournal | None":
+        """The records of the next run of the current pass over the model; None outside of a PassManager."""
         history = passes_so_far()
         if not history:
             return None
         key = sha256(json.dumps([self.build, history]).encode()).hexdigest()[:32]
         folder = self.root / key
-        if not self.resume and not self._walks[folder]:
+        if not self.resume and not self._num_runs[folder]:
             shutil.rmtree(folder, ignore_errors=True)
-        number = self._walks[folder]
-        self._walks[folder] += 1
+        run = f"run-{self._num_runs[folder]}"
+        self._num_runs[folder] += 1
         name = re.split("[^a-z0-9-]", history[-1])[0]
-        snapshots = Snapshots(folder, f"walk-{number}", self.snapshot_seconds, self.snapshot_bytes)
-        return WalkJournal(folder, f"walk-{number}", name, snapshots)
+        return RunJournal(folder, run, name, Snapshots(folder, run, self.snapshot_seconds, self.snapshot_bytes))
 
     def remove(self) -> None:
-        """The build ended well: forget what it kept."""
-        for folder in self._walks:
+        """Remove the records of a build that succeeded."""
+        for folder in self._num_runs:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-_opened: ContextVar[tuple[bool, list[BuildJournal]] | None] = ContextVar("ingot.pipeline.journal", default=None)
-
-
-@contextmanager
-def resumable(resume: bool = True) -> Iterator[None]:
-    """What is calibrated within the block is journaled, and forgotten when the block ends without an error.
-
-    `resume=False` throws away what an earlier build left, and starts afresh.
-    """
-    journals: list[BuildJournal] = []
-    token = _opened.set((resume, journals))
-    try:
-        yield
-    finally:
-        _opened.reset(token)
-    for journal in journals:
-        journal.remove()
-
-
-def open_journal(
-    checkpoint_digest: Callable[[], str], data: CalibrationData, tools: Mapping[str, str]
-) -> BuildJournal | None:
-    """The journal of a build of this checkpoint on this data; None outside of `resumable`."""
-    opened = _opened.get()
-    if opened is None:
-        return None
-    resume, journals = opened
-    journals.append(BuildJournal.open(cache_dir() / "calibration", checkpoint_digest(), data, tools, resume))
-    return journals[-1]
 
 
 @dataclass
-class WalkJournal:
-    """The records of one way of a pass, called `name`, through the stages."""
+class RunJournal:
+    """The records of one run of the pass `name` over the stages."""
 
     folder: Path
-    walk: str
+    run: str
     name: str
     snapshots: Snapshots
     is_writing: bool = True
 
-    def recall(self, stage: int) -> Arrays | None:
-        """What was remembered; None when nothing was, or it is damaged."""
-        for file in self.folder.glob(f"{self.walk}.stage-{stage:04}-*.safetensors"):
+    def load(self, stage: int) -> Arrays | None:
+        """The saved results of a stage; None when there are none or they are damaged."""
+        for file in self.folder.glob(f"{self.run}.stage-{stage:04}-*.safetensors"):
             try:
                 content = file.read_bytes()
                 if _digest(content) == file.stem.rpartition("-")[2]:
-                    return load(content)
+                    return safetensors.numpy.load(content)
             except (OSError, SafetensorError):
                 pass
-            _log.warning("%s: the calibration record %s is damaged; stage %d is done again", self.name, file, stage)
+            _log.warning("%s: the calibration record %s is damaged; stage %d is computed again", self.name, file, stage)
             file.unlink(missing_ok=True)
         return None
 
-    def remember(self, stage: int, arrays: Arrays) -> None:
-        """Keep what a pass decided. A disk that takes no more ends the journal with a warning."""
+    def save(self, stage: int, arrays: Arrays) -> None:
+        """Save the results of a stage. When the disk refuses, warn and save nothing more."""
         if not self.is_writing:
             return
-        content = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-        final = self.folder / f"{self.walk}.stage-{stage:04}-{_digest(content)}.safetensors"
+        content = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+        final = self.folder / f"{self.run}.stage-{stage:04}-{_digest(content)}.safetensors"
         part = final.with_suffix(".part")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -160,11 +167,11 @@ class WalkJournal:
             self.is_writing = False
             with suppress(OSError):
                 part.unlink()
-            _log.warning("%s: %s: %s; this build cannot be resumed from here on", self.name, final, error.strerror)
+            _log.warning("%s: %s: %s; the build continues, but cannot be resumed after this point", self.name, final, error.strerror)
 
 
 def code_digest() -> str:
-    """SHA-256 over the code of passes and pipeline."""
+    """SHA-256 of the code of passes and pipeline."""
     digest = sha256()
     for package in _CODE:
         spec = find_spec(package)

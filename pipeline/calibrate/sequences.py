@@ -1,21 +1,18 @@
-"""Attention over whole sequences in standard ONNX: what calibration runs in place of ingot::PagedAttention.
+"""Batches whole sequences into chunks, and expands ingot::PagedAttention into standard ONNX over them.
 
-Sequences lie end to end. Where all have the same length S, nothing but shapes tells them apart; where they differ, rows
-are first laid out as sequences of the longest's length, and taken back behind it (sequences.py has these inputs):
+The tokens of a chunk's sequences are concatenated; only attention needs their boundaries:
 
     q, k, v      [B * S, heads * D] -> [B, KV, group, S, D], [B, KV, 1, D, S], [B, KV, 1, S, D]
-    attended     Softmax(softcap(q @ k * scale) + mask) @ v                       mask [S, S]: 0, or -inf where not seen
+    attended     Softmax(softcap(q @ k * scale) + mask) @ v                       mask [S, S]: 0, or -inf where masked
 
-Whole sequences that run together, their tokens end to end: nothing but attention knows where one ends.
+If all sequences have the same length S, a reshape is enough. If lengths differ, attention pads its rows to the longest
+sequence and removes the padding afterwards, by four more inputs; padding exists nowhere else:
 
-Sequences of one length need nothing more. Where lengths differ, attention is given four more inputs, and only there do
-rows exist that are no tokens of the data:
-
-    sequences.tokens       [1]              S, the longest of the chunk
-    sequences.padded       [B * S]          row of the chunk for every place of B sequences of S; a short one's last row
-                                            stands for what it lacks, where its own tokens do not see it
-    sequences.real         [tokens]         place of every row of the chunk
-    sequences.mask.WINDOW  [S, S]           see attention.causal_mask
+    sequences.tokens       [1]              S, the longest sequence of the chunk
+    sequences.padded       [B * S]          row of the chunk for every position of B sequences of S; a short sequence is
+                                            padded with its last row, which its own tokens do not attend to
+    sequences.real         [tokens]         position of every row of the chunk
+    sequences.mask.WINDOW  [S, S]           see causal_mask
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +32,13 @@ AddOp = Callable[..., ir.Value]
 AddConstant = Callable[[np.ndarray[tuple[int, ...], np.dtype[np.generic]]], ir.Value]
 AddInput = Callable[[str, ir.DataType], ir.Value]
 
+CHUNK_TOKENS = 2048
 LAYOUT_TOKENS, PADDED_ROWS, REAL_ROWS = "sequences.tokens", "sequences.padded", "sequences.real"
 _MASK = "sequences.mask."
 
 
 def causal_mask(sequence_tokens: int, window: int) -> Float32Array:
-    """[S, S]: 0 where a token (row) sees another: itself and those before it, or the last `window` of these."""
+    """Mask [S, S]: 0 where a token (row) attends to itself and earlier ones, or the last `window` of these; else -inf."""
     at = np.arange(sequence_tokens)
     distance = at[:, None] - at
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
@@ -48,39 +46,39 @@ def causal_mask(sequence_tokens: int, window: int) -> Float32Array:
 
 
 def window_of_mask(name: str) -> int | None:
-    """The window of the mask that an input of this name is; None for another input."""
+    """The window of the mask input of this name; None for other inputs."""
     return int(name.removeprefix(_MASK)) if name.startswith(_MASK) else None
 
 
 @dataclass(frozen=True)
 class FixedLayout:
-    """All sequences have so many tokens."""
+    """Layout of sequences that all have `tokens` tokens."""
 
     tokens: int
     add: AddOp
     constant: AddConstant
 
     def shaped(self, x: ir.Value | None, *columns: int) -> ir.Value:
-        """x [B * S, columns' product] as [B, S, *columns]."""
+        """Reshape x [B * S, prod(columns)] to [B, S, *columns]."""
         return self.add("Reshape", [x, self.constant(np.array([-1, self.tokens, *columns], np.int64))])
 
     def flat(self, x: ir.Value, columns: int) -> ir.Value:
-        """The way back: [B * S, columns]."""
+        """Reshape back to [B * S, columns]."""
         return self.add("Reshape", [x, self.constant(np.array([-1, columns], np.int64))])
 
     def mask(self, window: int) -> ir.Value:
-        """[S, S]."""
+        """The causal mask [S, S], a constant."""
         return self.constant(causal_mask(self.tokens, window))
 
 
 @dataclass(frozen=True)
 class RaggedLayout(FixedLayout):
-    """Each chunk says how long its sequences are; `tokens` is not used."""
+    """Layout of sequences of different lengths, which are inputs of each chunk; `tokens` is unused."""
 
     read: AddInput
 
     def shaped(self, x: ir.Value | None, *columns: int) -> ir.Value:
-        """x [tokens, columns' product] as [B, S, *columns], with S that of the chunk's longest."""
+        """Pad x [tokens, prod(columns)] to [B, S, *columns], S the length of the chunk's longest sequence."""
         padded = self.add("Gather", [x, self.read(PADDED_ROWS, ir.DataType.INT64)], axis=0)
         sizes = [np.array([-1], np.int64), np.array(columns, np.int64)]
         first, last = map(self.constant, sizes)
@@ -88,21 +86,21 @@ class RaggedLayout(FixedLayout):
         return self.add("Reshape", [padded, shape])
 
     def flat(self, x: ir.Value, columns: int) -> ir.Value:
-        """The way back, without the rows that are no tokens: [tokens, columns]."""
+        """Remove the padding: [tokens, columns]."""
         return self.add("Gather", [super().flat(x, columns), self.read(REAL_ROWS, ir.DataType.INT64)], axis=0)
 
     def mask(self, window: int) -> ir.Value:
-        """[S, S], fed."""
+        """The causal mask [S, S], an input."""
         return self.read(f"{_MASK}{window}", ir.DataType.FLOAT)
 
 
 def expand_attention(
     node: ir.Node, inputs: list[ir.Value | None], layout: FixedLayout, add: AddOp, constant: AddConstant
 ) -> ir.Value:
-    """Add the nodes; return what stands for the node's output, [tokens, heads * D]."""
+    """Add the nodes; return the value that replaces the node's output, [tokens, heads * D]."""
     query, key, value = (*inputs, None, None)[:3]
     if None in (query, key, value) or any(extra is not None for extra in inputs[3:]):
-        raise PassError(f"{node.name!r} reads more than query, key and value; run calibrated passes before its fusions")
+        raise PassError(f"{node.name!r} has more inputs than query, key and value; run calibrated passes before attention fusions")
     heads, kv_heads, dim, window = (_int(node, name) for name in ("num_heads", "num_kv_heads", "head_dim", "window"))
     group = heads // kv_heads
 
@@ -112,8 +110,8 @@ def expand_attention(
     def scalar(number: float | None) -> ir.Value:
         return constant(np.array(number, np.float32))
 
-    product = add("MatMul", [by_head(query, group, (0, 2, 3, 1, 4)), by_head(key, 1, (0, 2, 3, 4, 1))])
-    scores = add("Mul", [product, scalar(node.attributes.get_float("scale"))])
+    logits = add("MatMul", [by_head(query, group, (0, 2, 3, 1, 4)), by_head(key, 1, (0, 2, 3, 4, 1))])
+    scores = add("Mul", [logits, scalar(node.attributes.get_float("scale"))])
     if softcap := node.attributes.get_float("softcap", 0.0):
         scores = add("Mul", [add("Tanh", [add("Div", [scores, scalar(softcap)])]), scalar(softcap)])
     masked = add("Add", [scores, layout.mask(window)])
@@ -128,8 +126,6 @@ def _int(node: ir.Node, name: str) -> int:
     return number
 
 
-CHUNK_TOKENS = 2048
-
 
 @dataclass(frozen=True)
 class Chunk:
@@ -140,12 +136,12 @@ class Chunk:
 
     @property
     def tokens(self) -> int:
-        """Rows of every activation."""
+        """Number of tokens: the rows of every activation."""
         return len(self.ids)
 
     @cached_property
     def rows(self) -> Mapping[str, NDArray[Any]]:
-        """What the graph reads that depends on the lengths alone, masks apart."""
+        """Inputs of the graph by name, except masks."""
         starts, longest = np.cumsum(self.lengths) - self.lengths, int(self.lengths.max())
         places = np.arange(longest)
         real = places < self.lengths[:, None]
@@ -159,15 +155,14 @@ class Chunk:
         }
 
     def feed(self, name: str) -> NDArray[Any] | None:
-        """The input of that name; None when it is no input of the model."""
+        """The input of this name; None for the name of an activation."""
         window = window_of_mask(name)
         return self.rows.get(name) if window is None else causal_mask(int(self.lengths.max()), window)
 
 
 def chunks_of(data: CalibrationData, most_tokens: int = CHUNK_TOKENS) -> Sequence[Chunk]:
-    """The sequences in order, as many together as `most_tokens` hold with the longest of them, and at least one."""
-    width = data.sequences.shape[1]
-    lengths = np.full(len(data.sequences), width) if data.lengths is None else data.lengths
+    """Batch the sequences in order: at most `most_tokens` tokens, padding included, but at least one sequence."""
+    width, lengths = data.sequences.shape[1], data.row_lengths
     chunks, start = [], 0
     for stop in range(1, len(lengths) + 1):
         if stop == len(lengths) or (stop + 1 - start) * lengths[start : stop + 1].max() > most_tokens:

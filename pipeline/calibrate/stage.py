@@ -1,4 +1,4 @@
-"""What a calibrated pass sees of one level: sums over its inputs, runs of its block, and what was done in it before."""
+"""What a calibrated pass sees of one step: statistics of its inputs, runs of its block, and its journaled results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,111 +6,83 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.calibration import (
-    Arrays,
-    BlockRun,
-    Float32Array,
-    Float64Array,
-    LinearGroup,
-    Trial,
-)
+from ingot.passes.calibration import Arrays, BlockRun, Float32Array, Float64Array, LinearGroup, Trial
 from ingot.passes.weights import float32_values
-from ingot.pipeline.calibrate.data_checks import Reach, ReachLog
-from ingot.pipeline.calibrate.trials import TrialRuns
-from ingot.pipeline.calibrate.walk import Level, Walk
+from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
+from ingot.pipeline.calibrate.steps import StepRunner
+from ingot.pipeline.calibrate.trials import Trials
 from ingot.progress import note
 
-_REACH = "ingot.reach."  # beside what a pass remembers: how much data its layers were fed
-
-
-@dataclass
-class Trials:
-    """The trials of a walk, by the tokens that they run on; the same ones each time."""
-
-    walk: Walk
-    _runs: dict[int, TrialRuns] = field(default_factory=dict)
-
-    def on(self, tokens: int) -> TrialRuns:
-        """Trials on about so many tokens."""
-        if tokens not in self._runs:
-            self._runs[tokens] = TrialRuns(self.walk, tuple(self.walk.spread(tokens)))
-        return self._runs[tokens]
-
-    def close(self) -> None:
-        """Drop what is kept."""
-        for runs in self._runs.values():
-            runs.close()
+_COVERAGE = "ingot.coverage."  # prefix of the coverage arrays that are recorded with a pass's own
 
 
 @dataclass
 class Stage:
-    """Implements passes.calibration.CalibrationStage for the level `level_number`.
+    """Implements passes.calibration.CalibrationStage for step `step_number`.
 
-    place    the how manyeth level with layers it is, and of how many
+    place    number of the stage, from 1, among the steps with linear layers, and the number of these steps
     """
 
-    walk: Walk
-    level_number: int
+    step_runner: StepRunner
+    step_number: int
     place: tuple[int, int]
-    log: ReachLog
+    coverage_log: CoverageLog
     trials: Trials
-    is_recalled: bool = False
-    is_kept: bool = False
-    _reach: dict[str, Reach] = field(default_factory=dict)
-
-    @property
-    def level(self) -> Level:
-        """The level itself."""
-        return self.walk.levels[self.level_number]
+    is_resumed: bool = False
+    is_recorded: bool = False
+    _coverage: dict[str, Coverage] = field(default_factory=dict)
 
     @property
     def groups(self) -> Sequence[LinearGroup]:
-        """The level's linear layers."""
-        return self.level.groups
+        """The step's linear layers."""
+        return self.step_runner.steps[self.step_number].groups
 
     def recorded(self) -> Arrays | None:
-        """What the journal has of this stage."""
-        journal = self.walk.journal
-        found = None if journal is None else journal.recall(self.place[0])
+        """Load the results of this stage from the journal."""
+        journal = self.step_runner.journal
+        found = None if journal is None else journal.load(self.place[0])
         if found is None:
-            self._tell_resumed()
+            self._note_resumed()
             return None
-        self.is_recalled = self.is_kept = True
-        for name in [name for name in found if name.startswith(_REACH)]:
-            self.log.add(Reach(name.removeprefix(_REACH), *map(int, found[name])))
-        return {name: array for name, array in found.items() if not name.startswith(_REACH)}
+        self.is_resumed = self.is_recorded = True
+        for name in [name for name in found if name.startswith(_COVERAGE)]:
+            self.coverage_log.add(Coverage(name.removeprefix(_COVERAGE), *map(int, found[name])))
+        return {name: array for name, array in found.items() if not name.startswith(_COVERAGE)}
 
     def record(self, arrays: Arrays) -> None:
-        """Into the journal, with what reached the layers."""
-        if self.walk.journal is not None:
-            reach = {f"{_REACH}{r.layer}": np.array([r.tokens, r.channels, r.silent]) for r in self._reach.values()}
-            self.walk.journal.remember(self.place[0], {**arrays, **reach})
-            self.is_kept = True
+        """Save the results, and the coverage of the layers, to the journal."""
+        if self.step_runner.journal is not None:
+            coverage = {
+                f"{_COVERAGE}{one.layer}": np.array([one.tokens, one.channels, one.zero_channels])
+                for one in self._coverage.values()
+            }
+            self.step_runner.journal.save(self.place[0], {**arrays, **coverage})
+            self.is_recorded = True
 
     def gram(self, source: ir.Value) -> Float64Array:
-        """X^T X: float32 products within a chunk, float64 sums over chunks."""
+        """X^T X: float32 matmuls within a chunk, float64 sums over chunks."""
         total: Float64Array = np.zeros(())
         for x in self._inputs(source):
             total = total + (x.T @ x).astype(np.float64)
-        self._seen(source, np.diagonal(total))
+        self._record_coverage(source, np.diagonal(total))
         return total
 
     def mean_absolute(self, source: ir.Value) -> Float64Array:
         """Mean |x| of each channel."""
         sums = [np.abs(x).sum(axis=0, dtype=np.float64) for x in self._inputs(source)]
-        mean: Float64Array = np.sum(sums, axis=0) / self._rows(source)
-        self._seen(source, mean)
+        mean: Float64Array = np.sum(sums, axis=0) / self._num_rows(source)
+        self._record_coverage(source, mean)
         return mean
 
     def max_absolute(self, source: ir.Value) -> Float64Array:
         """Largest |x| of each channel."""
         largest: Float64Array = np.max([np.abs(x).max(axis=0) for x in self._inputs(source)], axis=0).astype(np.float64)
-        self._seen(source, largest)
+        self._record_coverage(source, largest)
         return largest
 
     def rows(self, source: ir.Value, count: int) -> Float32Array:
         """Evenly spread rows."""
-        total = self._rows(source)
+        total = self._num_rows(source)
         wanted, taken, start = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)), [], 0
         for x in self._inputs(source):
             inside = wanted[(wanted >= start) & (wanted < start + len(x))]
@@ -119,42 +91,44 @@ class Stage:
         return np.concatenate(taken)
 
     def block(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], tokens: int) -> BlockRun:
-        """A session over the nodes, and chunks that make up so many tokens, evenly spread."""
-        walk = self.walk
-        walk.reach(self.level_number)
-        runner = walk.runner(nodes, outputs)
+        """Build a session over the nodes, and choose evenly spread chunks of about this many tokens."""
+        steps = self.step_runner
+        steps.advance_to(self.step_number)
+        runner = steps.graph_runner(nodes, outputs)
         own = {value: float32_values(value) for value in runner.weights}
-        feeds = [walk.feeds(runner.activations, chunk) for chunk in walk.spread(tokens)]
+        feeds = [steps.feeds(runner.activations, chunk) for chunk in steps.spread_chunks(tokens)]
 
         def run(weights: Mapping[ir.Node, Float32Array]) -> Sequence[Float32Array]:
             replaced = {node.inputs[1]: array for node, array in weights.items()}
             fed = {value: replaced.get(value, array) for value, array in own.items()}
             results = [runner.run(feed, fed) for feed in feeds]
-            return [np.concatenate(parts) for parts in zip(*results, strict=True)]
+            return [np.concatenate(chunks) for chunks in zip(*results, strict=True)]
 
         return run
 
     def divergences(self, trials: Sequence[Trial], tokens: int) -> Sequence[float]:
-        """Runs from here to the end."""
-        self.walk.reach(self.level_number)
-        return self.trials.on(tokens).divergences(self.level_number, trials)
+        """Run each trial from this step to the end."""
+        self.step_runner.advance_to(self.step_number)
+        return self.trials.on(tokens).divergences(self.step_number, trials)
 
-    def _tell_resumed(self) -> None:
-        """Tell the user where the work goes on."""
-        if self.walk.journal is not None and self.walk.is_recalled and self.place[0] > 1:
-            note(f"{self.walk.journal.name}: resumed at stage {self.place[0]} of {self.place[1]}")
+    def _note_resumed(self) -> None:
+        """Report the stage at which an interrupted build resumes."""
+        if self.step_runner.journal is not None and self.step_runner.is_resumed and self.place[0] > 1:
+            note(f"{self.step_runner.journal.name}: resumed at stage {self.place[0]} of {self.place[1]}")
 
     def _inputs(self, source: ir.Value) -> Iterator[Float32Array]:
         """Rows of a group's input, chunk by chunk."""
-        self.walk.reach(self.level_number)
-        return (self.walk.store.get(source.name or "", chunk) for chunk in range(len(self.walk.chunks)))
+        self.step_runner.advance_to(self.step_number)
+        return (
+            self.step_runner.store.get(source.name or "", chunk) for chunk in range(len(self.step_runner.chunks))
+        )
 
-    def _rows(self, source: ir.Value) -> int:
+    def _num_rows(self, source: ir.Value) -> int:
         return sum(len(x) for x in self._inputs(source))
 
-    def _seen(self, source: ir.Value, sizes: Float64Array) -> None:
-        """Note how much data reaches the layers that read the source."""
+    def _record_coverage(self, source: ir.Value, sizes: Float64Array) -> None:
+        """Record how much data reached the layers that read the source."""
         readers = [group.linears[0].name for group in self.groups if group.source is source]
         layer = (readers or [source.name])[0] or ""
-        self._reach[layer] = Reach.of(layer, self._rows(source), sizes)
-        self.log.add(self._reach[layer])
+        self._coverage[layer] = Coverage.of(layer, self._num_rows(source), sizes)
+        self.coverage_log.add(self._coverage[layer])

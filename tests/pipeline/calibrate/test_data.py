@@ -129,9 +129,9 @@ def test_a_prompt_and_its_completion_are_one_text_without_a_template(tmp_path: P
 
 def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("import os\n" * 100)
-    with pytest.raises(DataError, match=r"short.txt: the text has \d+ tokens, 4 sequences of 64; .* asks for 16"):
+    with pytest.raises(DataError, match=r"short.txt: the text has \d+ tokens, 4 sequences of 64; .* needs 16"):
         read(tmp_path / "short.txt", 16, 64)
-    with pytest.raises(DataError, match=r"300 tokens, 1 documents; calibration asks for 16. .* set .*sequences to 1"):
+    with pytest.raises(DataError, match=r"300 tokens, 1 documents; calibration needs 16. .* set .*sequences to 1"):
         read(tmp_path / "short.txt", 16, 64, packing="documents")
 
 
@@ -146,20 +146,20 @@ def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> 
         (
             "a.jsonl",
             b'{"text": "x"}\n{"text": x}\n',
-            r"^a\.jsonl:2, column 10: no valid JSON: Expecting value",
+            r"^a\.jsonl:2, column 10: invalid JSON: Expecting value",
         ),
         ("a.jsonl", b'["x"]\n', r'^a\.jsonl:1: a record is a JSON object such as {"text": "..."}; this is \["x"\]$'),
         ("a.jsonl", b'{"txt": "x", "id": 1}\n', r"a\.jsonl:1: .* its keys: id, txt\. Did you mean 'txt'\? \(set calib"),
         ("a.jsonl", b"{}\n", r"none of the keys text, messages, prompt, completion; its keys: none\."),
-        ("a.jsonl", b'\n{"text": 5}\n', r"^a\.jsonl:2: text is 5; it must be a text$"),
+        ("a.jsonl", b'\n{"text": 5}\n', r"^a\.jsonl:2: text is 5; it must be a string$"),
         ("a.jsonl", b'{"messages": "hi"}\n', r'messages is "hi"; it must be a list of messages'),
-        ("a.jsonl", b'{"messages": [{"content": "hi"}]}\n', r'messages holds {"content": "hi"}; a message is an obj'),
-        ("a.jsonl", b'{"prompt": "hi"}\n', r"no key 'completion'; its keys: prompt\. \(both are needed\)"),
-        ("a.jsonl", b'{"prompt": "hi", "completion": 1}\n', r'prompt is "hi", completion is 1; both must be texts'),
+        ("a.jsonl", b'{"messages": [{"content": "hi"}]}\n', r'messages contains {"content": "hi"}; a message is an obj'),
+        ("a.jsonl", b'{"prompt": "hi"}\n', r"no key 'completion'; its keys: prompt\. \(both are required\)"),
+        ("a.jsonl", b'{"prompt": "hi", "completion": 1}\n', r'prompt is "hi", completion is 1; both must be strings'),
         (
             "a.jsonl",
             b'{"messages": [{"role": "user", "content": "a"}]}',
-            r"a\.jsonl:1: holds messages, which only a ch",
+            r"a\.jsonl:1: the record has messages, wh",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_field_that_no_record_has_names_the_nearest(tmp_path: Path) -> None:
 def test_a_folder_without_text_says_what_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"")
     (tmp_path / "b.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"no calibration text; read are files with .*\.txt.*; found: 2 with .bin"):
+    with pytest.raises(DataError, match=r"no calibration text; files with .*\.txt.* are read; found: 2 with .bin"):
         read(tmp_path, 1)
 
 
@@ -191,7 +191,7 @@ def test_a_template_that_is_missing_and_a_text_that_has_no_messages_are_refused(
     chat = write(tmp_path / "c.jsonl", {"messages": [{"role": "user", "content": WORDS}]})
     with pytest.raises(DataError, match=r"c\.jsonl:1: calibration\.chat_template is true: the model has no chat templ"):
         read(chat, 1, chat_template=True)
-    with pytest.raises(DataError, match=r"is true and this is plain text; give JSONL records with messages"):
+    with pytest.raises(DataError, match=r"is true, but this is plain text; give JSONL records with messages"):
         read(TEXT, 1, chat_template=True, tokenizer=chat_tokenizer)
 
 

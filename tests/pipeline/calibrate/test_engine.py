@@ -13,7 +13,7 @@ from ingot.artifact import ModelFacts
 from ingot.errors import RecipeError, UsageError
 from ingot.passes import weights as weight_values
 from ingot.passes.fusion.pack_projections import PackProjections
-from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, walk
+from ingot.pipeline.calibrate import (CalibrationData, CalibrationEngine, steps as walk)
 from ingot.pipeline.calibrate.activations import Activations
 from ingot.pipeline.calibrate.sequences import causal_mask
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint

@@ -12,8 +12,8 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
-from ingot.pipeline.calibrate.divergence import pieces
-from ingot.pipeline.calibrate.walk import shared_nodes
+from ingot.pipeline.calibrate.divergence import blocks_of
+from ingot.pipeline.calibrate.steps import shared_nodes
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.parity import CHECKPOINTS
@@ -97,7 +97,7 @@ def test_a_model_equal_to_its_reference_has_no_divergence_and_no_gradient() -> N
 
 def test_a_model_is_cut_where_one_value_is_left() -> None:
     graph = TinyDecoder(tied=False).model.graph
-    found = pieces(graph, shared_nodes(graph))
+    found = blocks_of(graph, shared_nodes(graph))
     gemms = [[node.name for node in piece.nodes if node.op_type == "Gemm"] for piece in found]
     assert [len(names) for names in gemms] == [0, 4, 3, 4, 3, 1]
     assert [piece.source for piece in found[1:]] == [piece.output for piece in found[:-1]]
@@ -116,6 +116,6 @@ def test_an_op_without_a_rule_is_refused_by_name() -> None:
 
 def test_without_a_reference_the_service_says_what_it_lacks() -> None:
     model = TinyDecoder(tied=False).model
-    with pytest.raises(PassError, match="given no reference model"):
+    with pytest.raises(PassError, match="has no reference model"):
         with CalibrationEngine(calibration_data(4, 16)).divergence(model, [], 64):
             pass

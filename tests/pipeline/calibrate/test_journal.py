@@ -22,8 +22,8 @@ from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.mixed_precision import MixedPrecision
 from ingot.passes.quantization.smooth_quant import SmoothQuant
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, WalkJournal
-from ingot.pipeline.calibrate.walk import Walk
+from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, RunJournal
+from ingot.pipeline.calibrate.steps import StepRunner
 from tests.passes.calibration_data import calibration_data
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -79,18 +79,18 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Any:
     """kill_at(passes, root, stage, written): cut a build off when that stage, of all passes', ends."""
 
     def kill(passes: Sequence[Pass], kept: BuildJournal, stage: int, written: bool) -> None:
-        remember, calls = WalkJournal.remember, 0
+        save, calls = RunJournal.save, 0
 
-        def cut_off(self: WalkJournal, number: int, arrays: Any) -> None:
+        def cut_off(self: RunJournal, number: int, arrays: Any) -> None:
             nonlocal calls
             calls += 1
             if calls < stage or written:
-                remember(self, number, arrays)
+                save(self, number, arrays)
             if calls == stage:
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(WalkJournal, "remember", cut_off)
+            patch.setattr(RunJournal, "save", cut_off)
             with pytest.raises(Killed):
                 built(passes, kept)
 
@@ -98,16 +98,16 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def levels_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def steps_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Which levels are run, as they are."""
     seen: list[int] = []
-    run = Walk._run
+    run = StepRunner._run
 
-    def counted(self: Walk, number: int) -> None:
+    def counted(self: StepRunner, number: int) -> None:
         seen.append(number)
         run(self, number)
 
-    monkeypatch.setattr(Walk, "_run", counted)
+    monkeypatch.setattr(StepRunner, "_run", counted)
     return seen
 
 
@@ -123,26 +123,26 @@ def test_cut_off_at_any_stage_it_ends_in_the_same_bits(name: str, tmp_path: Path
 
 
 def test_a_resumed_build_does_nothing_twice_and_says_where_it_goes_on(
-    tmp_path: Path, kill_at: Any, levels_run: list[int], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kill_at: Any, steps_run: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_at(CHAINS["gptq"], journal(tmp_path), 3, written=True)
-    assert levels_run == [0, 1, 2]
-    levels_run.clear()
+    assert steps_run == [0, 1, 2]
+    steps_run.clear()
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["gptq"], journal(tmp_path))
     assert told(caplog) == ["gptq: resumed at stage 4 of 5"]
-    assert levels_run == [3, 4]
+    assert steps_run == [3, 4]
 
 
 def test_a_build_that_was_cut_off_behind_its_passes_runs_no_level_at_all(
-    tmp_path: Path, levels_run: list[int], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, steps_run: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     built(CHAINS["awq+gptq"], journal(tmp_path))
-    levels_run.clear()
+    steps_run.clear()
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq+gptq"], journal(tmp_path))
     assert told(caplog) == ["awq: all 5 stages were done already", "gptq: all 5 stages were done already"]
-    assert not levels_run
+    assert not steps_run
 
 
 def test_a_pass_behind_another_goes_on_without_the_other_s_work(
@@ -188,18 +188,18 @@ def test_a_damaged_record_and_damaged_activations_are_done_again_with_a_warning(
     tmp_path: Path, kill_at: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_at(CHAINS["gptq"], journal(tmp_path), 4, written=True)
-    (record,) = tmp_path.glob("*/walk-0.stage-0003-*.safetensors")
+    (record,) = tmp_path.glob("*/run-0.stage-0003-*.safetensors")
     record.write_bytes(record.read_bytes()[:-3])
-    (copy,) = tmp_path.glob("*/walk-0.level-*.activations")
-    copy = copy.rename(copy.with_name("walk-0.level-0002.activations"))
+    (copy,) = tmp_path.glob("*/run-0.step-*.activations")
+    copy = copy.rename(copy.with_name("run-0.step-0002.activations"))
     (copy / "1.npy").write_bytes(b"nothing")
     with caplog.at_level(logging.WARNING, "ingot.pipeline"):
         found = bits(built(CHAINS["gptq"], journal(tmp_path)))
     assert found == bits(built(CHAINS["gptq"], None))
     damaged, again = warned(caplog)
     assert "stage-0003" in damaged
-    assert damaged.endswith("is damaged; stage 3 is done again")
-    assert "level-0002.activations are damaged" in again
+    assert damaged.endswith("is damaged; stage 3 is computed again")
+    assert "step-0002.activations are damaged" in again
 
 
 def test_to_start_afresh_what_was_kept_is_thrown_away(
@@ -235,7 +235,7 @@ def test_a_disk_that_is_full_ends_the_journal_and_not_the_build(
         found = bits(built(CHAINS["gptq"], BuildJournal(root / "journals", "build")))
     assert found == bits(built(CHAINS["gptq"], None))
     (message,) = warned(caplog)
-    assert message.endswith("this build cannot be resumed from here on")
+    assert message.endswith("but cannot be resumed after this point")
 
 
 def test_copies_of_activations_are_no_larger_than_allowed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.pruning.prune_structure import PruneStructure
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.calibrate.journal import WalkJournal
+from ingot.pipeline.calibrate.journal import RunJournal
 from tests.passes.calibration_data import calibration_data
 from tests.passes.tiny_decoder import TinyDecoder
 from tests.pipeline.calibrate.test_journal import Killed, bits, journal
@@ -29,17 +29,17 @@ def built(root: Path | None) -> dict[str, object]:
 def test_cut_off_at_any_stage_it_ends_in_the_same_bits(
     stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remember, calls = WalkJournal.remember, 0
+    save, calls = RunJournal.save, 0
 
-    def cut_off(self: WalkJournal, number: int, arrays: Any) -> None:
+    def cut_off(self: RunJournal, number: int, arrays: Any) -> None:
         nonlocal calls
         calls += 1
-        remember(self, number, arrays)
+        save(self, number, arrays)
         if calls == stage:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(WalkJournal, "remember", cut_off)
+        patch.setattr(RunJournal, "save", cut_off)
         with pytest.raises(Killed):
             built(tmp_path)
     assert built(tmp_path) == built(None)
