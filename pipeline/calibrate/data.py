@@ -4,8 +4,8 @@
                  EOS token, if the tokenizer has one, and the BOS token, if it adds one
     documents    one sequence per document, truncated to `sequence_tokens`; short ones stay short
 
-Each sequence begins with the BOS token if the tokenizer adds one. A chat template writes its own special tokens: none is
-added to rendered text. Text in an alphabet that the tokenizer does not cover is refused.
+Each sequence begins with the BOS token if the tokenizer adds one. A chat template writes its own special tokens: none
+is added to rendered text. Text in an alphabet that the tokenizer does not cover is refused.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from ingot.runtime import Tokenizer
 Packing = Literal["packed", "documents"]
 Tokens = NDArray[np.int64]
 
-# Share of tokens that do not stand for a whole character.
+# Share of tokens that do not decode to a whole character.
 _REFUSED_SHARE = 0.5
 _WARNED_SHARE = 0.1
 
@@ -193,7 +193,7 @@ def _text(document: Document, tokenizer: Tokenizer, chat_template: bool) -> str:
 
 
 def _check_alphabet(name: str, tokens: Tokens, tokenizer: Tokenizer) -> None:
-    """Refuse (DataError) or warn of a text with many tokens that do not stand for a whole character.
+    """Refuse (DataError) or warn of a text with many tokens that do not decode to a whole character.
 
     Such a token is the unknown token, or a single byte of a character that is not in the vocabulary (a byte-fallback
     piece such as <0xD0>, or a byte of a byte-level BPE). Every tokenizer covers white space, which does not count.
@@ -206,7 +206,7 @@ def _check_alphabet(name: str, tokens: Tokens, tokenizer: Tokenizer) -> None:
     if share <= _WARNED_SHARE:
         return
     found = (
-        f"{name}: {share:.0%} of the text's tokens ({unknown:,} of {unknown + covered:,}, not counting white space) are "
+        f"{name}: {share:.0%} of the text's tokens ({unknown:,} of {unknown + covered:,}, white space not counted) are "
         "unknown to the tokenizer or single bytes of a character"
     )
     if share > _REFUSED_SHARE:

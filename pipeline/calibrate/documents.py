@@ -1,7 +1,8 @@
 """Reads calibration text as documents: a text file, a JSONL file, or a folder of both, with one digest.
 
 A file whose name ends in one of JSONL_ENDINGS holds one record per line; any other file is one document of text. In a
-folder, every file with a known ending is read, in order of its path; hidden ones are skipped. A record is a JSON object:
+folder, every file with a known ending is read, in order of its path; hidden ones are skipped. A record is a JSON
+object:
 
     {"text": "..."}                                                     a document
     {"messages": [{"role": "user", "content": "..."}, ...]}             a conversation, for the chat template
@@ -172,7 +173,9 @@ def _single(place: str, record: Mapping[str, object], key: str) -> Document:
 
 def _pair(place: str, record: Mapping[str, object]) -> Document:
     """A prompt and its completion: two strings, or two lists of messages."""
-    prompt, completion = (record[_present_key(place, record, (key,), "both are required")] for key in ("prompt", "completion"))
+    prompt, completion = (
+        record[_present_key(place, record, (key,), "both are required")] for key in ("prompt", "completion")
+    )
     if isinstance(prompt, str) and isinstance(completion, str):
         turns = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
         return Document(place, text=prompt + completion, messages=turns)

@@ -2,7 +2,8 @@
 
 The input of a linear layer is made an output of the graph of the step that computes it, and accumulated from there. One
 step's weights are in memory at a time, in float32; activations are kept between steps (activations.py). The result
-depends only on the data, onnxruntime and numpy. An interrupted build resumes at the stage where it stopped (journal.py).
+depends only on the data, onnxruntime and numpy. An interrupted build resumes at the stage where it stopped
+(journal.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -17,7 +17,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.lowering.fuse_rotary_attention import put_tokens_on_batch_axis
+from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
 from ingot.passes.weights import is_stored
 from ingot.pipeline.calibrate.sequences import FixedLayout, RaggedLayout, expand_attention
 from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool

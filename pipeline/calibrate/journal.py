@@ -3,16 +3,16 @@
     CACHE/calibration/KEY/run-0.stage-0007-DIGEST.safetensors      what a pass recorded for one stage
     CACHE/calibration/KEY/run-0.step-0012.activations/             snapshot of the activations before a step: the newest
 
-KEY is a digest of everything that determines the bits of a pass: the checkpoint, the passes up to it with their options,
-every calibration token, the versions of the tools and the code of the passes. So a record is either valid or not found.
-Files are written under another name and renamed; a damaged one is ignored with a warning. Activations without a snapshot
-are recomputed, bit for bit.
+KEY is a digest of everything that determines the bits of a pass: the checkpoint, the passes up to it with their
+options, every calibration token, the versions of the tools and the code of the passes. So a record is either valid or
+not found. Files are written under another name and renamed; a damaged one is ignored with a warning. Activations
+without a snapshot are recomputed, bit for bit.
 
     with resumable():
         ...                                     # open_journal() returns a journal
 
-A build that succeeds removes its records; one that fails or is interrupted leaves them, for at most STALE_DAYS. On a full
-disk the build continues without a journal.
+A build that succeeds removes its records; one that fails or is interrupted leaves them, for at most STALE_DAYS. On a
+full disk the build continues without a journal.
 """
 
 import json
@@ -140,7 +140,7 @@ class RunJournal:
     is_writing: bool = True
 
     def load(self, stage: int) -> Arrays | None:
-        """The saved results of a stage; None when there are none or they are damaged."""
+        """The saved results of a stage; None if nothing was saved or it is damaged."""
         for file in self.folder.glob(f"{self.run}.stage-{stage:04}-*.safetensors"):
             try:
                 content = file.read_bytes()
@@ -167,7 +167,12 @@ class RunJournal:
             self.is_writing = False
             with suppress(OSError):
                 part.unlink()
-            _log.warning("%s: %s: %s; the build continues, but cannot be resumed after this point", self.name, final, error.strerror)
+            _log.warning(
+                "%s: %s: %s; the build continues, but cannot be resumed after this point",
+                self.name,
+                final,
+                error.strerror,
+            )
 
 
 def code_digest() -> str:

@@ -38,7 +38,8 @@ _MASK = "sequences.mask."
 
 
 def causal_mask(sequence_tokens: int, window: int) -> Float32Array:
-    """Mask [S, S]: 0 where a token (row) attends to itself and earlier ones, or the last `window` of these; else -inf."""
+    """Mask [S, S]: 0 where a token (row) attends to itself and earlier ones, or the last `window` of these; else
+    -inf."""
     at = np.arange(sequence_tokens)
     distance = at[:, None] - at
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
@@ -100,7 +101,9 @@ def expand_attention(
     """Add the nodes; return the value that replaces the node's output, [tokens, heads * D]."""
     query, key, value = (*inputs, None, None)[:3]
     if None in (query, key, value) or any(extra is not None for extra in inputs[3:]):
-        raise PassError(f"{node.name!r} has more inputs than query, key and value; run calibrated passes before attention fusions")
+        raise PassError(
+            f"{node.name!r} has more inputs than query, key and value; run calibrated passes before attention fusions"
+        )
     heads, kv_heads, dim, window = (_int(node, name) for name in ("num_heads", "num_kv_heads", "head_dim", "window"))
     group = heads // kv_heads
 
@@ -124,7 +127,6 @@ def _int(node: ir.Node, name: str) -> int:
     number = node.attributes.get_int(name, 0)
     assert number is not None
     return number
-
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,7 @@ class Stage:
     def _inputs(self, source: ir.Value) -> Iterator[Float32Array]:
         """Rows of a group's input, chunk by chunk."""
         self.step_runner.advance_to(self.step_number)
-        return (
-            self.step_runner.store.get(source.name or "", chunk) for chunk in range(len(self.step_runner.chunks))
-        )
+        return (self.step_runner.store.get(source.name or "", chunk) for chunk in range(len(self.step_runner.chunks)))
 
     def _num_rows(self, source: ir.Value) -> int:
         return sum(len(x) for x in self._inputs(source))

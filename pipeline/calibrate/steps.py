@@ -2,8 +2,8 @@
 
     step 0    embedding, first norm          step 1    q, k, v, rope, attention       step 2    o, residual, norm ...
 
-A node's step is the number of Gemms on the longest path to it, itself included. So no Gemm of a step reads the result of
-another, and running the steps in order runs every node once. Nodes that do not depend on the token ids (positions, a
+A node's step is the number of Gemms on the longest path to it, itself included. So no Gemm of a step reads the result
+of another, and running the steps in order runs every node once. Nodes that do not depend on the token ids (positions, a
 norm weight plus one) belong to no step: they are shared, and computed again wherever they are read.
 
 A step runs when the inputs of a later one are needed, with the weights that the IR then has. Steps that a journal has

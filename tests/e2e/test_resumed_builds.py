@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a calibration: the next build goes on there and ends in the same artifact."""
+"""kill -9 during calibration: the next build resumes there and produces the same artifact."""
 
 import json
 import os
@@ -16,20 +16,20 @@ from ingot.cli.main import run
 from ingot.runtime import Tokenizer
 from tests.conftest import UNMEASURED
 
-STAGES = 9  # four of each of two layers, and the head; so many for awq and so many for gptq
+STAGES = 9  # per pass (awq, gptq): four in each of two layers, and the head
 DATA = ["calibration.text=checkpoint:heldout.txt", "calibration.sequences=8", "calibration.sequence_tokens=64"]
 PASSES = ["passes.awq.rounding=nearest", "passes.awq.steps=1", "passes.gptq.refine=0"]
-KILLS = (4, STAGES + 4)  # records on disk when a build is killed: among awq's, among gptq's
+KILLS = (4, STAGES + 4)  # records on disk when a build is killed: during awq, during gptq
 
 
 def arguments(checkpoint: Path, output: Path) -> list[str]:
-    """A build that calibrates twice."""
+    """A build with two calibrated passes."""
     settings = [f"checkpoint={checkpoint}", "generate=null", *UNMEASURED, *DATA, *PASSES]
     return ["build", "int4-awq-gptq-cpu", "-o", str(output), *(part for each in settings for part in ("--set", each))]
 
 
 def build_and_kill(checkpoint: Path, output: Path, cache: Path, records: int) -> None:
-    """Build in a process of its own; kill it as soon as so many records are on disk."""
+    """Build in a child process; kill it as soon as this many records are on disk."""
     environment = {**os.environ, "INGOT_CACHE": str(cache)}
     child = subprocess.Popen([sys.executable, "-m", "ingot", *arguments(checkpoint, output)], env=environment)
     while len(list(cache.glob("calibration/*/*.safetensors"))) < records:
@@ -39,7 +39,7 @@ def build_and_kill(checkpoint: Path, output: Path, cache: Path, records: int) ->
     assert child.wait() == -signal.SIGKILL
 
 
-def test_killed_twice_a_build_ends_in_the_same_artifact(
+def test_a_build_killed_twice_produces_the_same_artifact(
     two_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(arguments(two_layers, tmp_path / "whole")) == 0
@@ -60,11 +60,11 @@ def test_killed_twice_a_build_ends_in_the_same_artifact(
     assert run(["inspect", str(tmp_path / "killed")]) == 0
     tokens = len(Tokenizer.load(two_layers).encode((two_layers / "heldout.txt").read_text(), add_special_tokens=False))
     assert f"on 512 of {tokens:,} tokens of heldout.txt (SHA-256" in capsys.readouterr().out
-    assert not list(cache.glob("calibration/*")), "what a build kept goes when it ends well"
+    assert not list(cache.glob("calibration/*")), "a successful build removes its records"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cache", "killed", "whole"]
 
 
-def test_no_resume_starts_afresh(
+def test_no_resume_starts_over(
     two_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_and_kill(two_layers, tmp_path / "killed", tmp_path / "cache", 2)

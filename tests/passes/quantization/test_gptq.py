@@ -214,8 +214,8 @@ def test_a_layer_that_never_fires_is_rounded_to_the_nearest_and_named(caplog: py
     assert found["reason"] == "its inputs are zero on all of the calibration data"
     assert statistics(model)["layers.0.down_proj"]["method"] == "gptq"
     (record,) = caplog.records
-    assert "nothing but zeros reaches layers.1.down_proj (172 channels)" in record.getMessage()
-    assert "5 input channels are zero on all of the data, in layers.0.down_proj (5 of 172)" in record.getMessage()
+    assert "only zeros reach layers.1.down_proj (172 channels)" in record.getMessage()
+    assert "5 input channels are zero for all tokens, in layers.0.down_proj (5 of 172)" in record.getMessage()
 
 
 def test_inputs_that_are_not_finite_are_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Calibration data: every kind of text, both packings, and one clear error for each text that cannot serve."""
+"""Calibration data: every kind of text, both packings, and a clear error for each unusable text."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ def chat_tokenizer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_sequences_are_drawn_by_the_seed_without_overlap() -> None:
+def test_sequences_are_chosen_by_the_seed_without_overlap() -> None:
     first, again = (read(TEXT, 50, 64, seed=1) for _ in range(2))
     other = read(TEXT, 50, 64, seed=2)
     np.testing.assert_array_equal(first.sequences, again.sequences)
@@ -50,7 +50,7 @@ def test_sequences_are_drawn_by_the_seed_without_overlap() -> None:
     assert first.facts.tokens == first.tokens == 3200
 
 
-def test_records_are_packed_end_to_end_with_the_end_token_between(tmp_path: Path) -> None:
+def test_packed_documents_are_separated_by_the_eos_token(tmp_path: Path) -> None:
     text = write(tmp_path / "t.jsonl", {"text": WORDS, "id": 1}, "", {"text": WORDS}, {"text": " "})
     encode = Tokenizer.load(DEMO_MODEL).encode
     once = encode(WORDS)
@@ -60,7 +60,7 @@ def test_records_are_packed_end_to_end_with_the_end_token_between(tmp_path: Path
     assert data.facts.text_tokens == 2 * len(once)
 
 
-def test_a_sequence_opens_with_the_token_that_the_tokenizer_wants_there(tmp_path: Path) -> None:
+def test_a_sequence_begins_with_the_bos_token_if_the_tokenizer_adds_one(tmp_path: Path) -> None:
     stories = shared_data("models/stories260K")
     tokenizer = Tokenizer.load(stories)
     story = tokenizer.encode("Once upon a time", add_special_tokens=False)
@@ -72,7 +72,7 @@ def test_a_sequence_opens_with_the_token_that_the_tokenizer_wants_there(tmp_path
     assert by_document.sequences.tolist() == [[start, *story]] * 3
 
 
-def test_documents_stay_by_themselves_the_shortest_first_cut_at_the_longest(tmp_path: Path) -> None:
+def test_documents_become_sequences_sorted_by_length_and_truncated(tmp_path: Path) -> None:
     text = write(tmp_path / "t.jsonl", {"text": WORDS * 9}, {"text": "import os"}, {"text": WORDS})
     data = read(text, 3, 64, packing="documents")
     assert data.lengths is not None
@@ -84,7 +84,7 @@ def test_documents_stay_by_themselves_the_shortest_first_cut_at_the_longest(tmp_
     assert data.facts.packing == "documents"
 
 
-def test_a_folder_is_read_in_the_order_of_its_paths_whatever_the_order_on_disk(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_path_order(tmp_path: Path) -> None:
     for folder, names in (("a", ("b.txt", "a/z.md", "c.jsonl")), ("b", ("c.jsonl", "b.txt", "a/z.md"))):
         for name in names:
             file = tmp_path / folder / name
@@ -100,7 +100,7 @@ def test_a_folder_is_read_in_the_order_of_its_paths_whatever_the_order_on_disk(t
     assert read(tmp_path / "b").facts.sha256 != first.facts.sha256
 
 
-def test_another_field_holds_text_or_messages(tmp_path: Path, chat_tokenizer: Path) -> None:
+def test_the_field_option_names_a_text_or_messages(tmp_path: Path, chat_tokenizer: Path) -> None:
     text = write(tmp_path / "t.jsonl", {"body": WORDS, "text": "no"})
     assert read(text, 1, field="body").facts.text_tokens == len(Tokenizer.load(DEMO_MODEL).encode(WORDS))
     chat = write(tmp_path / "c.jsonl", {"turns": [{"role": "user", "content": WORDS}]})
@@ -108,7 +108,7 @@ def test_another_field_holds_text_or_messages(tmp_path: Path, chat_tokenizer: Pa
     assert rendered.sequences[0, 0] == END
 
 
-def test_conversations_are_rendered_by_the_checkpoint_s_template_and_nothing_is_added(
+def test_conversations_are_rendered_by_the_chat_template_without_additions(
     tmp_path: Path, chat_tokenizer: Path
 ) -> None:
     turns = [{"role": "user", "content": "import"}, {"role": "assistant", "content": "os"}]
@@ -122,7 +122,7 @@ def test_conversations_are_rendered_by_the_checkpoint_s_template_and_nothing_is_
     assert packed.sequences[0].tolist() == once + once
 
 
-def test_a_prompt_and_its_completion_are_one_text_without_a_template(tmp_path: Path) -> None:
+def test_a_prompt_and_its_completion_form_one_text_without_a_template(tmp_path: Path) -> None:
     text = write(tmp_path / "t.jsonl", {"prompt": "import ", "completion": "os"})
     assert read(text, 1, packing="documents").sequences[0].tolist() == Tokenizer.load(DEMO_MODEL).encode("import os")
 
@@ -153,7 +153,11 @@ def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> 
         ("a.jsonl", b"{}\n", r"none of the keys text, messages, prompt, completion; its keys: none\."),
         ("a.jsonl", b'\n{"text": 5}\n', r"^a\.jsonl:2: text is 5; it must be a string$"),
         ("a.jsonl", b'{"messages": "hi"}\n', r'messages is "hi"; it must be a list of messages'),
-        ("a.jsonl", b'{"messages": [{"content": "hi"}]}\n', r'messages contains {"content": "hi"}; a message is an obj'),
+        (
+            "a.jsonl",
+            b'{"messages": [{"content": "hi"}]}\n',
+            r'messages contains {"content": "hi"}; a message is an obj',
+        ),
         ("a.jsonl", b'{"prompt": "hi"}\n', r"no key 'completion'; its keys: prompt\. \(both are required\)"),
         ("a.jsonl", b'{"prompt": "hi", "completion": 1}\n', r'prompt is "hi", completion is 1; both must be strings'),
         (
@@ -163,7 +167,7 @@ def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_text_that_cannot_serve_is_refused_by_its_place(
+def test_an_unusable_text_is_refused_with_its_place(
     tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
@@ -172,22 +176,20 @@ def test_a_text_that_cannot_serve_is_refused_by_its_place(
         read(tmp_path / name, 1)
 
 
-def test_a_field_that_no_record_has_names_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_field_is_refused_with_the_nearest_key(tmp_path: Path) -> None:
     text = write(tmp_path / "t.jsonl", {"content": WORDS})
     with pytest.raises(DataError, match=r"no key 'contents'; its keys: content\. Did you mean 'content'\?"):
         read(text, 1, field="contents")
 
 
-def test_a_folder_without_text_says_what_is_in_it(tmp_path: Path) -> None:
+def test_a_folder_without_text_is_refused_with_what_it_contains(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"")
     (tmp_path / "b.bin").write_bytes(b"")
     with pytest.raises(DataError, match=r"no calibration text; files with .*\.txt.* are read; found: 2 with .bin"):
         read(tmp_path, 1)
 
 
-def test_a_template_that_is_missing_and_a_text_that_has_no_messages_are_refused(
-    tmp_path: Path, chat_tokenizer: Path
-) -> None:
+def test_a_missing_template_and_a_text_without_messages_are_refused(tmp_path: Path, chat_tokenizer: Path) -> None:
     chat = write(tmp_path / "c.jsonl", {"messages": [{"role": "user", "content": WORDS}]})
     with pytest.raises(DataError, match=r"c\.jsonl:1: calibration\.chat_template is true: the model has no chat templ"):
         read(chat, 1, chat_template=True)
@@ -196,9 +198,7 @@ def test_a_template_that_is_missing_and_a_text_that_has_no_messages_are_refused(
 
 
 @pytest.mark.parametrize("model", ["stories260K", "babyllama-105", "stdlib-llama-6m"])
-def test_a_text_in_an_alphabet_that_the_tokenizer_does_not_know_is_refused_with_the_numbers(
-    tmp_path: Path, model: str
-) -> None:
+def test_a_text_in_an_alphabet_that_the_tokenizer_does_not_cover_is_refused(tmp_path: Path, model: str) -> None:
     """Byte fallback, an unknown token, and a byte-level BPE."""
     text = tmp_path / "georgian.txt"
     text.write_text("ყველა ბედნიერი ოჯახი ერთმანეთს ჰგავს, ყველა უბედური ოჯახი თავისებურად უბედურია. " * 9)
@@ -206,7 +206,7 @@ def test_a_text_in_an_alphabet_that_the_tokenizer_does_not_know_is_refused_with_
         read_calibration_data(text, shared_data(f"models/{model}"), 1, 16, 0, 4096)
 
 
-def test_a_text_with_some_of_another_alphabet_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_partly_in_another_alphabet_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = tmp_path / "mixed.txt"
     text.write_text((WORDS * 5 + "ყველა ბედნიერი ოჯახი\n") * 5)
     with caplog.at_level(logging.WARNING, "ingot.pipeline"):

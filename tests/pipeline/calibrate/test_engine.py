@@ -1,4 +1,4 @@
-"""The calibration engine: what it sums up, what it runs, what it keeps in memory, and the text that it reads."""
+"""The calibration engine: its statistics, logits, memory use and data."""
 
 import weakref
 from dataclasses import replace
@@ -10,12 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from ingot.artifact import ModelFacts
-from ingot.errors import RecipeError, UsageError
 from ingot.passes import weights as weight_values
 from ingot.passes.fusion.pack_projections import PackProjections
-from ingot.pipeline.calibrate import (CalibrationData, CalibrationEngine, steps as walk)
-from ingot.pipeline.calibrate.activations import Activations
-from ingot.pipeline.calibrate.sequences import causal_mask
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, steps
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe
 from ingot.pipeline.model.importer import import_checkpoint
@@ -30,7 +27,7 @@ from tests.tolerances import within
 TEXT = DEMO_MODEL / "heldout.txt"
 
 
-def test_the_gram_matrix_is_x_transposed_times_x_of_what_the_layer_reads() -> None:
+def test_statistics_are_those_of_the_layer_s_inputs() -> None:
     model = TinyDecoder().model
     stages = calibration().stages(model)
     stage = next(stages)
@@ -45,7 +42,7 @@ def test_the_gram_matrix_is_x_transposed_times_x_of_what_the_layer_reads() -> No
     np.testing.assert_allclose(stage.rows(group.source, 3), inputs[[0, 639, 1279]], rtol=1e-4, atol=1e-5)
 
 
-def test_logits_are_those_of_the_paged_reference() -> None:
+def test_logits_equal_those_of_the_paged_reference() -> None:
     data = calibration_data(sequences=3)
     logits = np.concatenate(list(CalibrationEngine(data).logits(TinyDecoder().model)))
     reference = ReferenceRunner(TinyDecoder().model).run_ragged(data.sequences.tolist(), [(16, 16, 16)])
@@ -53,7 +50,7 @@ def test_logits_are_those_of_the_paged_reference() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "olmo2", "phi3", "qwen2", "granite"])
-def test_logits_of_every_kind_of_family_are_those_of_the_paged_reference(family: str) -> None:
+def test_logits_of_every_kind_of_family_equal_those_of_the_paged_reference(family: str) -> None:
     def imported() -> ir.Model:
         return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
 
@@ -65,7 +62,7 @@ def test_logits_of_every_kind_of_family_are_those_of_the_paged_reference(family:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
-def test_sequences_of_different_lengths_run_together_as_each_does_alone(family: str) -> None:
+def test_sequences_of_different_lengths_have_the_same_logits_together_as_alone(family: str) -> None:
     def imported() -> ir.Model:
         return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
 
@@ -82,7 +79,7 @@ def test_sequences_of_different_lengths_run_together_as_each_does_alone(family: 
     assert within("parity.float32", float(np.abs(logits - reference).max()), scale=max(1.0, np.abs(reference).max()))
 
 
-def test_what_stands_behind_a_sequence_s_end_reaches_no_observer() -> None:
+def test_padding_after_a_sequence_affects_no_statistic() -> None:
     whole, lengths = calibration_data(sequences=4), np.array([5, 9, 17, 30])
     other = whole.sequences.copy()
     other[np.arange(32) >= lengths[:, None]] = 7
@@ -101,14 +98,14 @@ def test_what_stands_behind_a_sequence_s_end_reaches_no_observer() -> None:
     np.testing.assert_allclose(seen[0][0], rows.T @ rows, rtol=1e-4, atol=1e-4)
 
 
-def test_every_linear_layer_comes_once_in_the_order_of_the_graph() -> None:
+def test_stages_have_every_linear_layer_once_in_graph_order() -> None:
     model = TinyDecoder().model
     PackProjections()(model)
     seen = [node for stage in calibration().stages(model) for group in stage.groups for node in group.linears]
     assert seen == [node for node in model.graph if node.op_type == "Gemm"]
 
 
-def test_a_stage_is_fed_by_weights_as_the_pass_left_them() -> None:
+def test_a_stage_s_inputs_come_from_the_weights_that_the_pass_changed() -> None:
     model = TinyDecoder().model
     grams = []
     for stage in calibration().stages(model):
@@ -124,7 +121,7 @@ def test_a_stage_is_fed_by_weights_as_the_pass_left_them() -> None:
     assert not grams[1].any()
 
 
-def test_no_more_than_one_level_of_weights_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_step_of_weights_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[tuple[weakref.ref[Any], int]] = []
     most: list[int] = []
 
@@ -135,13 +132,13 @@ def test_no_more_than_one_level_of_weights_is_in_memory(monkeypatch: pytest.Monk
         return result
 
     engine_values = weight_values.float32_values
-    monkeypatch.setattr(walk, "float32_values", counted)
+    monkeypatch.setattr(steps, "float32_values", counted)
     for stage in calibration().stages(TinyDecoder(layers=6).model):
         stage.gram(stage.groups[0].source)
     assert max(most) <= 2 * 172 * 64 * 4  # gate and up of one layer
 
 
-def test_activations_beyond_the_limit_go_to_disk_and_change_nothing() -> None:
+def test_activations_on_disk_give_the_same_statistics() -> None:
     model = TinyDecoder().model
     kept = [stage.gram(stage.groups[0].source) for stage in calibration().stages(model)]
     spilled = [stage.gram(stage.groups[0].source) for stage in calibration(memory_bytes=0).stages(model)]
@@ -149,41 +146,7 @@ def test_activations_beyond_the_limit_go_to_disk_and_change_nothing() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_is_spilled_is_read_back_and_its_place_is_used_again() -> None:
-    with Activations(memory_bytes=100) as store:
-        store.put("small", 0, np.ones(10, np.float32))
-        store.put("large", 0, np.arange(100.0))
-        store.put("large", 1, np.arange(100.0).reshape(4, 25) * 2)
-        assert (store.held_bytes, store.spilled_bytes) == (40, 1600)
-        np.testing.assert_array_equal(store.get("large", 0), np.arange(100.0))
-        np.testing.assert_array_equal(store.get("large", 1), np.arange(100.0).reshape(4, 25) * 2)
-        store.keep_only({"small"}, 0)
-        assert store.spilled_bytes == 800
-        store.put("other", 0, np.arange(100.0) + 5)
-        assert {(name, chunk) for name, chunk, _ in store.items()} == {("small", 0), ("large", 1), ("other", 0)}
-        np.testing.assert_array_equal(store.get("other", 0), np.arange(100.0) + 5)
-        np.testing.assert_array_equal(store.get("large", 1), np.arange(100.0).reshape(4, 25) * 2)
-        store.keep_only({"small"})
-        assert (store.held_bytes, store.spilled_bytes) == (40, 0)
-
-
-def test_the_mask_shows_a_token_itself_and_the_window_before_it() -> None:
-    np.testing.assert_array_equal(causal_mask(3, 0) == 0, np.tri(3, dtype=bool))
-    np.testing.assert_array_equal(causal_mask(4, 2)[3] == 0, [False, False, True, True])
-
-
-def test_a_recipe_with_a_calibrated_pass_and_no_data_is_refused_naming_both(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("passes: [gptq]\n")
-    with pytest.raises(RecipeError, match=r"r.yaml:1: passes: gptq needs the section `calibration`"):
-        load_recipe(tmp_path / "r.yaml")
-
-
-def test_a_recipe_that_names_no_calibration_text_says_how_to_give_one() -> None:
-    with pytest.raises(UsageError, match=r"names no calibration text; set it with --set calibration\.text=FILE"):
-        load_recipe("int4-gptq-cpu").calibration_text()
-
-
-def test_the_recipe_s_data_reaches_the_pass_and_stands_in_the_facts(tmp_path: Path) -> None:
+def test_the_recipe_s_data_reaches_the_pass_and_is_recorded_in_the_facts(tmp_path: Path) -> None:
     overrides = [f"checkpoint={DEMO_MODEL}", f"calibration.text={TEXT}"]
     overrides += ["calibration.sequences=4", "calibration.sequence_tokens=64", "passes.gptq.refine=0"]
     recipe = load_recipe("int4-gptq-cpu", overrides)

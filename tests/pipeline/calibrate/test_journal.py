@@ -1,4 +1,4 @@
-"""A calibration that was cut off goes on at the stage where it stopped, and ends in the same bits."""
+"""An interrupted calibration resumes at the stage where it stopped, and ends in the same bits."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ NEVER = 1e9
 
 
 class Killed(BaseException):
-    """No handler of ours catches it."""
+    """Not caught by any handler."""
 
 
 def journal(root: Path, **options: Any) -> BuildJournal:
@@ -49,8 +49,8 @@ def journal(root: Path, **options: Any) -> BuildJournal:
     return replace(opened, **{"snapshot_seconds": 0.0, **options})
 
 
-def built(passes: Sequence[Pass], kept: BuildJournal | None, sequences: int = 40) -> ir.Model:
-    model = TinyDecoder(tied=False, layers=1).model
+def built(passes: Sequence[Pass], kept: BuildJournal | None, sequences: int = 40, layers: int = 1) -> ir.Model:
+    model = TinyDecoder(tied=False, layers=layers).model
     data = calibration_data(sequences)
     with calibrate_with(CalibrationEngine(data, journal=kept)):
         PassManager(passes).run(model)
@@ -58,27 +58,27 @@ def built(passes: Sequence[Pass], kept: BuildJournal | None, sequences: int = 40
 
 
 def bits(model: ir.Model) -> dict[str, object]:
-    """Everything that the model is made of."""
+    """All weights, the graph and the metadata of the model."""
     values = {name: value.const_value for name, value in model.graph.initializers.items()}
     tensors: dict[str, object] = {name: tensor.tobytes() for name, tensor in values.items() if tensor is not None}
     return {**tensors, "": model_to_text(model), **model.metadata_props}
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Warnings about records; a command line that ran before may have made other logs talkative."""
+    """Warnings about records; an earlier command line may have enabled other loggers."""
     return [one.getMessage() for one in caplog.records if one.name == "ingot.pipeline" and one.levelname == "WARNING"]
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the user is told of resuming."""
+def noted(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Notes to the user about resuming."""
     return [message for message in caplog.messages if "stage" in message]
 
 
 @pytest.fixture
 def kill_at(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """kill_at(passes, root, stage, written): cut a build off when that stage, of all passes', ends."""
+    """kill_at(passes, journal, stage, written): interrupt a build at the end of this stage, counted over all passes."""
 
-    def kill(passes: Sequence[Pass], kept: BuildJournal, stage: int, written: bool) -> None:
+    def kill(passes: Sequence[Pass], kept: BuildJournal, stage: int, written: bool, layers: int = 1) -> None:
         save, calls = RunJournal.save, 0
 
         def cut_off(self: RunJournal, number: int, arrays: Any) -> None:
@@ -92,14 +92,14 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(RunJournal, "save", cut_off)
             with pytest.raises(Killed):
-                built(passes, kept)
+                built(passes, kept, layers=layers)
 
     return kill
 
 
 @pytest.fixture
 def steps_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Which levels are run, as they are."""
+    """The numbers of the steps that run, in order."""
     seen: list[int] = []
     run = StepRunner._run
 
@@ -112,8 +112,8 @@ def steps_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_cut_off_at_any_stage_it_ends_in_the_same_bits(name: str, tmp_path: Path, kill_at: Any) -> None:
-    """With copies of the activations and without, before what was decided is on disk and behind it."""
+def test_a_build_interrupted_at_any_stage_ends_in_the_same_bits(name: str, tmp_path: Path, kill_at: Any) -> None:
+    """With and without snapshots, before and after the stage's record is on disk."""
     passes = CHAINS[name]
     whole = bits(built(passes, None))
     for stage in range(1, STAGES * len(passes) + 1):
@@ -122,7 +122,17 @@ def test_cut_off_at_any_stage_it_ends_in_the_same_bits(name: str, tmp_path: Path
         assert bits(built(passes, journal(tmp_path / str(stage), snapshot_seconds=seconds))) == whole, stage
 
 
-def test_a_resumed_build_does_nothing_twice_and_says_where_it_goes_on(
+@pytest.mark.parametrize("stage", range(1, 2 + STAGES + 1))
+def test_dropping_layers_interrupted_in_either_run_ends_in_the_same_bits(
+    stage: int, tmp_path: Path, kill_at: Any
+) -> None:
+    """The first run measures the influence of two layers, the second one prunes the layer that is left."""
+    passes = [PruneStructure(layers=1, ffn=0.5)]
+    kill_at(passes, journal(tmp_path), stage, written=True, layers=2)
+    assert bits(built(passes, journal(tmp_path), layers=2)) == bits(built(passes, None, layers=2))
+
+
+def test_a_resumed_build_repeats_no_step_and_reports_its_stage(
     tmp_path: Path, kill_at: Any, steps_run: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_at(CHAINS["gptq"], journal(tmp_path), 3, written=True)
@@ -130,32 +140,32 @@ def test_a_resumed_build_does_nothing_twice_and_says_where_it_goes_on(
     steps_run.clear()
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["gptq"], journal(tmp_path))
-    assert told(caplog) == ["gptq: resumed at stage 4 of 5"]
+    assert noted(caplog) == ["gptq: resumed at stage 4 of 5"]
     assert steps_run == [3, 4]
 
 
-def test_a_build_that_was_cut_off_behind_its_passes_runs_no_level_at_all(
+def test_a_build_interrupted_after_its_passes_runs_no_step(
     tmp_path: Path, steps_run: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     built(CHAINS["awq+gptq"], journal(tmp_path))
     steps_run.clear()
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq+gptq"], journal(tmp_path))
-    assert told(caplog) == ["awq: all 5 stages were done already", "gptq: all 5 stages were done already"]
+    assert noted(caplog) == ["awq: all 5 stages were done already", "gptq: all 5 stages were done already"]
     assert not steps_run
 
 
-def test_a_pass_behind_another_goes_on_without_the_other_s_work(
+def test_a_later_pass_resumes_without_repeating_the_earlier_one(
     tmp_path: Path, kill_at: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_at(CHAINS["awq+gptq"], journal(tmp_path), STAGES + 3, written=True)
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq+gptq"], journal(tmp_path))
-    assert told(caplog) == ["awq: all 5 stages were done already", "gptq: resumed at stage 4 of 5"]
+    assert noted(caplog) == ["awq: all 5 stages were done already", "gptq: resumed at stage 4 of 5"]
 
 
 @pytest.mark.parametrize("change", ["option", "pass before", "data", "checkpoint"])
-def test_nothing_is_recalled_for_another_build(
+def test_a_different_build_uses_no_record(
     change: str, tmp_path: Path, kill_at: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_at(CHAINS["gptq"], journal(tmp_path), 4, written=True)
@@ -171,20 +181,18 @@ def test_nothing_is_recalled_for_another_build(
         kept = BuildJournal.open(tmp_path, "another", calibration_data(), {"tool": "1"})
     with caplog.at_level(logging.INFO, "ingot.notes"):
         found = bits(built(passes, kept, sequences))
-    assert not told(caplog)
+    assert not noted(caplog)
     assert found == bits(built(passes, None, sequences))
 
 
-def test_a_pass_that_follows_changes_nothing_for_those_before_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_added_pass_keeps_the_records_of_earlier_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     built(CHAINS["awq"], journal(tmp_path))
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["awq"] + CHAINS["gptq"], journal(tmp_path))
-    assert told(caplog) == ["awq: all 5 stages were done already"]
+    assert noted(caplog) == ["awq: all 5 stages were done already"]
 
 
-def test_a_damaged_record_and_damaged_activations_are_done_again_with_a_warning(
+def test_a_damaged_record_or_snapshot_is_recomputed_with_a_warning(
     tmp_path: Path, kill_at: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_at(CHAINS["gptq"], journal(tmp_path), 4, written=True)
@@ -202,16 +210,14 @@ def test_a_damaged_record_and_damaged_activations_are_done_again_with_a_warning(
     assert "step-0002.activations are damaged" in again
 
 
-def test_to_start_afresh_what_was_kept_is_thrown_away(
-    tmp_path: Path, kill_at: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_resume_false_discards_the_records(tmp_path: Path, kill_at: Any, caplog: pytest.LogCaptureFixture) -> None:
     kill_at(CHAINS["gptq"], journal(tmp_path), 4, written=True)
     with caplog.at_level(logging.INFO, "ingot.notes"):
         built(CHAINS["gptq"], journal(tmp_path, resume=False))
-    assert not told(caplog)
+    assert not noted(caplog)
 
 
-def test_a_build_that_ends_well_removes_what_it_kept_and_old_folders_go(tmp_path: Path) -> None:
+def test_a_successful_build_removes_its_records_and_stale_folders(tmp_path: Path) -> None:
     kept = journal(tmp_path)
     built(CHAINS["awq+gptq"], kept)
     assert len(list(tmp_path.iterdir())) == 2
@@ -226,9 +232,7 @@ def test_a_build_that_ends_well_removes_what_it_kept_and_old_folders_go(tmp_path
     assert [folder.name for folder in tmp_path.iterdir()] == ["new"]
 
 
-def test_a_disk_that_is_full_ends_the_journal_and_not_the_build(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_ends_the_journal_but_not_the_build(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "file"
     root.write_text("no folder can be made in a file")
     with caplog.at_level(logging.WARNING, "ingot.pipeline"):
@@ -238,20 +242,20 @@ def test_a_disk_that_is_full_ends_the_journal_and_not_the_build(
     assert message.endswith("but cannot be resumed after this point")
 
 
-def test_copies_of_activations_are_no_larger_than_allowed(tmp_path: Path) -> None:
+def test_snapshots_respect_their_size_limit(tmp_path: Path) -> None:
     built(CHAINS["gptq"], journal(tmp_path, snapshot_bytes=1000))
     assert list(tmp_path.glob("*/*.safetensors"))
     assert not list(tmp_path.glob("*/*.activations"))
 
 
-def test_without_a_manager_nothing_is_kept(tmp_path: Path) -> None:
+def test_nothing_is_recorded_without_a_pass_manager(tmp_path: Path) -> None:
     model = TinyDecoder().model
     with calibrate_with(CalibrationEngine(calibration_data(), journal=journal(tmp_path))):
         Gptq(refine=0)(model)
     assert not list(tmp_path.iterdir())
 
 
-def test_data_differ_by_their_tokens_and_lengths_alone() -> None:
+def test_the_data_digest_covers_tokens_and_lengths() -> None:
     data = calibration_data()
     same = replace(data, lengths=np.full(40, 32))
     shorter = replace(data, lengths=np.array([31] + [32] * 39))

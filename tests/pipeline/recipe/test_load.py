@@ -290,3 +290,8 @@ def test_assigned_bits_that_no_later_pass_applies_are_refused(tmp_path: Path) ->
     )
     written(tmp_path, text.replace("mixed-precision", "mixed-precision, gptq"))
     assert [entry.name for entry in load_recipe(tmp_path / "mine.yaml").passes][1:] == ["mixed-precision", "gptq"]
+
+
+def test_a_calibrated_pass_without_calibration_data_is_refused(tmp_path: Path) -> None:
+    problem = the_problem(tmp_path, "passes: [gptq]\n")
+    assert problem.startswith("mine.yaml:1: passes: gptq requires the section `calibration`")

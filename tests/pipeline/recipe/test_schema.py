@@ -65,6 +65,11 @@ def test_a_missing_checkpoint_or_text_is_named(tmp_path: Path) -> None:
         recipe.evaluation_text()
 
 
+def test_a_recipe_without_calibration_text_says_how_to_give_one() -> None:
+    with pytest.raises(UsageError, match=r"names no calibration text; set it with --set calibration\.text=FILE"):
+        load_recipe("int4-gptq-cpu").calibration_text()
+
+
 def test_the_output_folder_is_named_after_the_recipe_unless_it_is_set() -> None:
     assert load_recipe("int4-cpu").output_folder == Path("artifacts/int4-cpu")
     assert load_recipe("int4-cpu", ["output=out/x"]).output_folder == Path("out/x")

@@ -21,7 +21,7 @@ from tests.passes.calibration_data import calibration_data
 from tests.passes.test_fusions_on_families import FAMILIES
 from tests.passes.tiny_decoder import TinyDecoder
 
-STEP = 1e-2  # of a weight's norm: the curvature's share is far below that of the slope
+STEP = 1e-2  # relative to a weight's norm; second-order terms are far smaller than the slope
 VARIANTS = ("gemma2-tight-softcaps", "qwen2-rope-yarn")
 
 
@@ -37,11 +37,11 @@ def wanted_of(model: ir.Model) -> list[ir.Value]:
 
 
 def compare(make: Callable[[], ir.Model], data: CalibrationData) -> None:
-    """The gradient along a random direction, all weights at once and each alone, against two values."""
+    """Compare gradients along random directions, of all weights and of single ones, with central differences."""
     model, random = make(), np.random.default_rng(0)
     engine, wanted = CalibrationEngine(data, reference=make), wanted_of(model)
     base = {value: float32_values(value) for value in wanted}
-    base = {value: array + _noise(random, array, 0.2) for value, array in base.items()}  # at the reference it is zero
+    base = {value: array + _noise(random, array, 0.2) for value, array in base.items()}  # the reference has no gradient
     found: dict[ir.Value, Float32Array] = {}
     with engine.divergence(model, wanted, data.tokens) as divergence:
         loss = divergence.gradients(0, base.get, found.__setitem__)
@@ -58,12 +58,12 @@ def _check(
     directions: dict[ir.Value, Float32Array],
     found: dict[ir.Value, Float32Array],
 ) -> None:
-    ahead, behind = (
+    plus, minus = (
         value(0, {**base, **{key: base[key] + sign * way for key, way in directions.items()}}.get) for sign in (1, -1)
     )
     slope = sum(float((found[key] * way).sum()) for key, way in directions.items())
     bound = sum(float(np.linalg.norm(found[key]) * np.linalg.norm(way)) for key, way in directions.items())
-    assert (ahead - behind) / 2 == pytest.approx(slope, abs=0.02 * bound + 1e-7), [key.name for key in directions]
+    assert (plus - minus) / 2 == pytest.approx(slope, abs=0.02 * bound + 1e-7), [key.name for key in directions]
 
 
 def _noise(random: np.random.Generator, array: Float32Array, size: float) -> Float32Array:
@@ -72,7 +72,7 @@ def _noise(random: np.random.Generator, array: Float32Array, size: float) -> Flo
 
 
 @pytest.mark.parametrize("name", FAMILIES + VARIANTS)
-def test_gradients_are_the_slopes_of_the_divergence_on_every_family(name: str) -> None:
+def test_gradients_match_finite_differences_on_every_family(name: str) -> None:
     model = family(name)
     table = next(node for node in model.graph if node.op_type == "Gather").inputs[0]
     assert table is not None
@@ -80,7 +80,7 @@ def test_gradients_are_the_slopes_of_the_divergence_on_every_family(name: str) -
     compare(lambda: family(name), calibration_data(2, 12, int(table.shape.numpy()[0])))
 
 
-def test_sequences_of_different_lengths_have_gradients_too() -> None:
+def test_gradients_match_finite_differences_on_sequences_of_different_lengths() -> None:
     data = calibration_data(4, 16)
     ragged = CalibrationData(data.facts, data.sequences, np.array([16, 5, 9, 16]))
     compare(lambda: TinyDecoder(tied=False, weight_dtype=np.float32).model, ragged)
@@ -95,12 +95,12 @@ def test_a_model_equal_to_its_reference_has_no_divergence_and_no_gradient() -> N
     assert max(float(np.abs(array).max()) for array in found.values()) < 1e-6
 
 
-def test_a_model_is_cut_where_one_value_is_left() -> None:
+def test_the_graph_is_cut_where_one_value_is_live() -> None:
     graph = TinyDecoder(tied=False).model.graph
     found = blocks_of(graph, shared_nodes(graph))
-    gemms = [[node.name for node in piece.nodes if node.op_type == "Gemm"] for piece in found]
+    gemms = [[node.name for node in block.nodes if node.op_type == "Gemm"] for block in found]
     assert [len(names) for names in gemms] == [0, 4, 3, 4, 3, 1]
-    assert [piece.source for piece in found[1:]] == [piece.output for piece in found[:-1]]
+    assert [block.source for block in found[1:]] == [block.output for block in found[:-1]]
     assert found[-1].output is graph.outputs[0]
 
 
@@ -109,12 +109,12 @@ def test_an_op_without_a_rule_is_refused_by_name() -> None:
     silu = next(node for node in model.graph if node.name == "layers.1.silu")
     silu.op_type = "Softplus"
     engine = CalibrationEngine(calibration_data(4, 16), reference=lambda: TinyDecoder(tied=False).model)
-    with pytest.raises(PassError, match=r"layers\.1\.silu.*no gradient is known of Softplus; those known: Add, Div"):
+    with pytest.raises(PassError, match=r"layers\.1\.silu.*no gradient rule for Softplus; rules exist for Add, Div"):
         with engine.divergence(model, wanted_of(model), 64):
             pass
 
 
-def test_without_a_reference_the_service_says_what_it_lacks() -> None:
+def test_a_divergence_without_a_reference_model_is_refused() -> None:
     model = TinyDecoder(tied=False).model
     with pytest.raises(PassError, match="has no reference model"):
         with CalibrationEngine(calibration_data(4, 16)).divergence(model, [], 64):
