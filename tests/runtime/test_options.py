@@ -1,14 +1,16 @@
 """Options of an engine: the size of the KV pool, and limits that the artifact or the caller sets."""
 
+import inspect
 import logging
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import UsageError
-from ingot.runtime import Engine
-from ingot.runtime.options import free_memory_bytes, resolve_pool_size
+from ingot.runtime import AsyncEngine, Engine
+from ingot.runtime.options import EngineOptions, free_memory_bytes, resolve_pool_size
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
@@ -62,3 +64,20 @@ def test_max_batch_tokens_comes_from_the_recipe_unless_the_caller_sets_it(
         assert engine.max_batch_tokens == 96
     with Engine.load(artifact, kv_blocks=16, max_batch_tokens=32) as engine:
         assert engine.max_batch_tokens == 32
+
+
+@pytest.mark.parametrize("engine", [Engine, AsyncEngine])
+def test_load_takes_the_fields_of_engine_options_as_keywords(engine: type[Engine | AsyncEngine]) -> None:
+    assert list(inspect.signature(engine.load).parameters) == [
+        "artifact",
+        *(each.name for each in fields(EngineOptions)),
+    ]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kv_block'"):
+        engine.load("artifact", kv_block=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("limit", ["max_batch_tokens", "max_sequences"])
+@pytest.mark.parametrize("value", [0, 10**12])
+def test_limits_out_of_range_are_refused_before_anything_is_loaded(limit: str, value: int) -> None:
+    with pytest.raises(UsageError, match=f"{limit} is {value}; it must be from 1 to 1048576"):
+        Engine.load("no such artifact", **{limit: value})  # type: ignore[arg-type]  # the limits are integers
