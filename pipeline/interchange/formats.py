@@ -1,7 +1,7 @@
 """The formats that Ingot writes, in one table: export, transcode, import and the command line read their facts here.
 
 To add a format: a module in writers/ with a `plan` function, its row below, a section of docs/formats.md. A format
-that Ingot also reads has a class in ../checkpoint/formats/quant_methods.py.
+that Ingot also reads has a class in ../checkpoint/formats/, and its line of METHODS in quantized_folder.py.
 """
 
 from collections.abc import Callable, Collection, Mapping

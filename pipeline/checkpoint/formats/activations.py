@@ -1,4 +1,4 @@
-"""How a layer's inputs are quantized: said in config.json, beside scales that were measured on a calibration text."""
+"""How a layer's inputs are quantized, as config.json or a node's metadata records it."""
 
 import json
 from collections.abc import Mapping
@@ -7,20 +7,21 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 KEY = "ingot.activations"  # metadata_props of a node whose input is quantized
 
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """One layer's inputs.
+    """How one layer's inputs are quantized.
 
-    kind          int8, or fp8 e4m3
-    dynamic       scales are made anew for every token; otherwise `scale` was measured
+    kind          "int" for int8, "float" for fp8 e4m3
+    dynamic       scales are computed for every token; otherwise they were measured on a calibration text
     strategy      one scale per token or per tensor
-    scale         of a static scheme, float32; None where the checkpoint keeps it in a tensor of its own
-    zero_point    of an asymmetric static scheme
-    outliers      input channels that are kept in floats
+    scale         a static scheme's scale, float32; None if the checkpoint stores it in a tensor of its own
+    zero_point    an asymmetric static scheme's zero point
+    outliers      number of input channels that stay in floats
     """
 
     bits: int
@@ -34,12 +35,12 @@ class ActivationScheme:
 
     @property
     def words(self) -> str:
-        """For messages and reports."""
+        """The scheme as text, for messages and reports."""
         how = "dynamic" if self.dynamic else "static"
         return f"{'int' if self.kind == 'int' else 'fp'}{self.bits} {how} per {self.strategy}"
 
     def config(self) -> dict[str, Any]:
-        """input_activations of compressed-tensors."""
+        """Return the scheme as compressed-tensors' input_activations."""
         return {
             "num_bits": self.bits,
             "type": self.kind,
@@ -50,7 +51,7 @@ class ActivationScheme:
         }
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """input_scale and input_zero_point of a static scheme whose scale is known here."""
+        """Return input_scale and input_zero_point of a static scheme; nothing if `scale` is None."""
         if self.dynamic or self.scale is None:
             return {}
         found: dict[str, NDArray[Any]] = {"input_scale": np.array([self.scale], np.float32)}
@@ -59,24 +60,27 @@ class ActivationScheme:
         return found
 
 
-def activations_of_config(values: Any) -> ActivationScheme | None:
-    """compressed-tensors' input_activations; None for none. ValueError when the value is not understood."""
-    if values is None:
-        return None
-    match values:
-        case {"num_bits": int(bits), "type": ("int" | "float") as kind}:
-            dynamic = bool(values.get("dynamic"))
-            symmetric = bool(values.get("symmetric", True))
-            match values.get("strategy") or ("token" if dynamic else "tensor"):
-                case "token":
-                    return ActivationScheme(bits, kind, dynamic, "token", symmetric)
-                case "tensor":
-                    return ActivationScheme(bits, kind, dynamic, "tensor", symmetric)
-    raise ValueError(f"input_activations is {values!r}; per token and per tensor are known, of type int or float")
+class InputActivations(BaseModel):
+    """compressed-tensors' input_activations."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    num_bits: int
+    type: Literal["int", "float"]
+    dynamic: bool | str | None = False
+    symmetric: bool = True
+    strategy: Literal["token", "tensor"] | None = None
+
+    @property
+    def scheme(self) -> ActivationScheme:
+        """The scheme; without a strategy, dynamic scales are per token and static ones per tensor."""
+        dynamic = bool(self.dynamic)
+        strategy = self.strategy or ("token" if dynamic else "tensor")
+        return ActivationScheme(self.num_bits, self.type, dynamic, strategy, self.symmetric)
 
 
 def activations_of_node(metadata: Mapping[str, str]) -> ActivationScheme | None:
-    """What a quantization pass left on a node under "ingot.activations"; None when it left nothing."""
+    """Return the scheme that a quantization pass recorded in a node's metadata; None if there is no record."""
     if KEY not in metadata:
         return None
     known = {field.name for field in fields(ActivationScheme)}

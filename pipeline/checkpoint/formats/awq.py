@@ -1,26 +1,55 @@
 """AWQ checkpoints in the gemm layout: 4 bits, eight columns to a word in the order of ORDER.
 
     qweight   int32 [in, out / 8]        nibble i of word c holds output column 8 * c + ORDER[i]
-    qzeros    int32 [groups, out / 8]    likewise, the zero points as they are
+    qzeros    int32 [groups, out / 8]    likewise, the zero points
     scales    float [groups, out]
 
 (Source: AutoAWQ awq/modules/linear/gemm.py.)
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
 from ingot.pipeline.checkpoint.formats.codes import pack_words, unpack_words
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
+from ingot.pipeline.checkpoint.formats.quant_method import Arrays, GroupSize, QuantMethod, Stored, pick
 
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
+def _gemm(value: Any) -> str:
+    if str(value).lower() != "gemm":
+        raise ValueError("Ingot reads 'gemm' and no other layout of AWQ")
+    return "gemm"
+
+
+class Awq(QuantMethod):
+    """quant_method awq in the gemm layout."""
+
+    marks = ("qweight",)
+
+    bits: Literal[4]
+    group_size: GroupSize
+    version: Annotated[Any, AfterValidator(_gemm)] = "gemm"
+    zero_point: Literal[True] = True
+
+    def reads(self, leaves: Stored) -> Stored:
+        return pick(leaves, ("qweight", "qzeros", "scales"))
+
+    def shape(self, leaves: Stored) -> tuple[int, int]:
+        columns, words = leaves["qweight"].shape
+        return words * len(ORDER), columns
+
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
+        return decode(arrays["qweight"], arrays["qzeros"], arrays["scales"], group_size=self.group_size)
+
+
 def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *, group_size: int) -> DecodedWeight:
-    """The weight of one layer. group_size is -1 for one group. ValueError when the tensors contradict one another."""
+    """Return the weight of one layer. group_size: -1 for whole rows. ValueError when the tensors do not fit."""
     columns, rows = qweight.shape[0], qweight.shape[1] * len(ORDER)
     group_columns = columns if group_size == -1 else group_size
     groups = -(-columns // max(group_columns, 1))
@@ -39,7 +68,7 @@ def decode(qweight: NDArray[Any], qzeros: NDArray[Any], scales: NDArray[Any], *,
 
 
 def encode(weight: DecodedWeight) -> dict[str, NDArray[Any]]:
-    """The tensors of one layer by their leaf names; the caller has checked that the format holds the weight."""
+    """Return the tensors of one layer by leaf name; the caller has checked that the format holds the weight."""
     assert weight.zero_points is not None
     return {
         "qweight": _pack(weight.codes.T),

@@ -1,4 +1,4 @@
-"""compressed-tensors (llm-compressor): one decoder per storage format of a layer's weight.
+"""compressed-tensors (llm-compressor): one decoder for each storage format of a layer's weight.
 
     pack-quantized         weight_packed int32 [out, words]     LSB-first stream along `in`, code + 2 ** (bits - 1)
                            weight_zero_point int32 [words, groups], packed likewise along `out`; symmetric: absent
@@ -13,12 +13,16 @@ weight_scale is [1] per tensor, [out, 1] per channel, [out, groups] per group, [
 Stored fp8 tensors come as their bytes (uint8). (Source: compressed_tensors/compressors/quantized_compressors.)
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, InputActivations
 from ingot.pipeline.checkpoint.formats.codes import (
     from_e2m1,
     from_e4m3,
@@ -29,7 +33,17 @@ from ingot.pipeline.checkpoint.formats.codes import (
     unpack_nibbles,
     unpack_words,
 )
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray, load
+from ingot.pipeline.checkpoint.formats.quant_method import (
+    CONTRADICTION,
+    Arrays,
+    QuantMethod,
+    Settings,
+    Stored,
+    pick,
+    readable,
+    unsupported,
+)
 
 Tensors = Mapping[str, NDArray[Any]]
 FORMATS = (
@@ -41,12 +55,147 @@ FORMATS = (
     "mxfp4-pack-quantized",
 )
 PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)
+_LEAVES = {"pack-quantized": ("weight_shape",), "nvfp4-pack-quantized": ("weight_global_scale",)}
+
+
+def _dense(value: Any) -> Any:
+    if value and value.get("format", "dense") != "dense":
+        raise ValueError("Ingot reads no sparse formats, only 'dense'")
+    return value
+
+
+class _WeightSettings(Settings):
+    """config_groups.NAME.weights."""
+
+    num_bits: int
+    strategy: str | None = None
+    group_size: int | None = None
+    block_structure: Any = None
+
+
+class ConfigGroup(Settings):
+    """One of config_groups: the layers that share a scheme."""
+
+    format: Annotated[str, readable(FORMATS)]
+    targets: list[str]
+    weights: _WeightSettings
+    input_activations: InputActivations | None = None
+
+    @model_validator(mode="after")
+    def _readable_widths(self) -> Self:
+        bits, eight = self.weights.num_bits, ("int-quantized", "float-quantized", "naive-quantized")
+        if self.format == "pack-quantized" and bits not in PACKED_BITS:
+            raise PydanticCustomError(CONTRADICTION, f"num_bits is {bits}; pack-quantized is read with 2 to 8 bits")
+        if self.format in eight and bits != 8:
+            raise PydanticCustomError(CONTRADICTION, f"num_bits is {bits}; {self.format} is read with 8 bits")
+        return self
+
+    @model_validator(mode="after")
+    def _readable_block(self) -> Self:
+        match self.weights.strategy, self.weights.block_structure:
+            case "block", [int(rows), int(columns)] if rows > 0 and columns > 0:
+                return self
+            case "block", value:
+                raise PydanticCustomError(CONTRADICTION, f"block_structure is {value!r}; it must be [rows, columns]")
+        return self
+
+    @property
+    def group_size(self) -> int | None:
+        """Columns that share a scale; None when config.json leaves it to the shape of the scales."""
+        return self.weights.group_size if self.weights.strategy == "group" else None
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns that share a scale."""
+        if self.weights.strategy != "block":
+            return None
+        rows, columns = self.weights.block_structure
+        return rows, columns
+
+    @property
+    def names_modules(self) -> bool:
+        """Whether the targets are names of modules, which come before the class Linear."""
+        return "Linear" not in self.targets
+
+    def covers(self, module: str) -> bool:
+        """Return whether a target matches: the class (every layer is Linear), a regular expression, or the name."""
+        return any(
+            re.match(target.removeprefix("re:"), module) if target.startswith("re:") else target in ("Linear", module)
+            for target in self.targets
+        )
+
+
+class CompressedTensors(QuantMethod):
+    """quant_method compressed-tensors: a scheme for each group of layers."""
+
+    marks = ("weight_packed", "weight_scale")
+
+    config_groups: dict[str, ConfigGroup]
+    transform_config: Annotated[Any, unsupported("transforms that run with the model are not supported")] = None
+    sparsity_config: Annotated[dict[str, Any] | None, AfterValidator(_dense)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_format(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the model's format to the groups without their own."""
+        match values.get("config_groups"):
+            case dict(groups):
+                shared = {
+                    name: {**group, "format": group.get("format") or values.get("format")}
+                    if isinstance(group, dict)
+                    else group
+                    for name, group in groups.items()
+                }
+                return {**values, "config_groups": shared}
+        return values
+
+    @field_validator("config_groups")
+    @classmethod
+    def _at_least_one(cls, groups: dict[str, ConfigGroup]) -> dict[str, ConfigGroup]:
+        if not groups:
+            raise ValueError("it must hold at least one group")
+        return groups
+
+    def reads(self, leaves: Stored) -> Stored:
+        body = "weight_packed" if "weight_packed" in leaves else "weight"
+        optional = ("weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_shape")
+        return pick(leaves, (body, "weight_scale"), optional)
+
+    def shape(self, leaves: Stored) -> tuple[int, int]:
+        if "weight_shape" in leaves:
+            rows, columns = (int(size) for size in load(leaves["weight_shape"]))
+            return rows, columns
+        packed = "weight_packed" in leaves
+        rows, columns = leaves["weight_packed" if packed else "weight"].shape
+        return rows, columns * 2 if packed else columns
+
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
+        group = self._group(module)
+        for leaf in ("weight_packed" if "pack" in group.format else "weight", *_LEAVES.get(group.format, ())):
+            if leaf not in arrays:
+                raise ValueError(f"has no {leaf!r}, which {group.format} needs")
+        bits, size, block = group.weights.num_bits, group.group_size, group.block
+        return decode(arrays, group.format, bits=bits, group_size=size, block=block)
+
+    def storage_of(self, module: str) -> str:
+        return self._group(module).format
+
+    def activations_of(self, module: str) -> ActivationScheme | None:
+        inputs = self._group(module).input_activations
+        return inputs.scheme if inputs else None
+
+    def _group(self, module: str) -> ConfigGroup:
+        groups = sorted(self.config_groups.values(), key=lambda group: not group.names_modules)
+        group = next((group for group in groups if group.covers(module)), None)
+        if group is None:
+            raise ValueError("is quantized, but no config group targets it")
+        return group
 
 
 def decode(
     tensors: Tensors, storage: str, *, bits: int, group_size: int | None, block: tuple[int, int] | None
 ) -> DecodedWeight:
-    """The weight of one layer, by its leaf names. ValueError when the tensors contradict one another."""
+    """Return the weight of one layer from its leaves. ValueError when the tensors contradict one another."""
     if storage == "pack-quantized":
         return _packed(tensors, bits, group_size)
     if storage == "nvfp4-pack-quantized":
@@ -59,7 +208,7 @@ def decode(
 
 
 def encode(weight: DecodedWeight, bits: int) -> dict[str, NDArray[Any]]:
-    """The tensors of one pack-quantized layer; codes are signed, [-2 ** (bits - 1), 2 ** (bits - 1))."""
+    """Return the tensors of a pack-quantized layer, whose codes are in [-2 ** (bits - 1), 2 ** (bits - 1))."""
     half = 1 << (bits - 1)
     tensors: dict[str, NDArray[Any]] = {
         "weight_packed": pack_words((weight.codes.astype(np.int16) + half).astype(np.uint8), bits),
@@ -75,7 +224,7 @@ def encode(weight: DecodedWeight, bits: int) -> dict[str, NDArray[Any]]:
 
 
 def encode_bytes(weight: DecodedWeight, strategy: str) -> dict[str, NDArray[Any]]:
-    """The tensors of one int-quantized layer, codes int8."""
+    """Return the tensors of an int-quantized layer, whose codes are int8."""
     tensors: dict[str, NDArray[Any]] = {"weight": weight.codes.astype(np.int8)}
     tensors["weight_scale"] = _shared(weight.scales, strategy, weight.group_size)
     if weight.zero_points is not None:
@@ -84,7 +233,7 @@ def encode_bytes(weight: DecodedWeight, strategy: str) -> dict[str, NDArray[Any]
 
 
 def encode_floats(weight: DecodedWeight, strategy: str) -> dict[str, NDArray[Any]]:
-    """The tensors of one float-quantized layer, codes as the bytes of e4m3."""
+    """Return the tensors of a float-quantized layer, codes as e4m3 bytes."""
     return {
         "weight": to_e4m3(weight.codes),
         "weight_scale": _shared(weight.scales, strategy, weight.group_size),
@@ -92,7 +241,7 @@ def encode_floats(weight: DecodedWeight, strategy: str) -> dict[str, NDArray[Any
 
 
 def _shared(values: NDArray[Any], strategy: str, group_size: int) -> NDArray[Any]:
-    """[out, groups] without what the strategy says is repeated: [1] per tensor, every group_size-th row per block."""
+    """Return [out, groups] without repetitions: [1] per tensor, every group_size-th row per block."""
     if strategy == "tensor":
         return np.ascontiguousarray(values[:1, 0])
     return np.ascontiguousarray(values[::group_size]) if strategy == "block" else values
@@ -112,14 +261,14 @@ def _packed(tensors: Tensors, bits: int, group_size: int | None) -> DecodedWeigh
         zero_points = np.ascontiguousarray(unpack_words(stored, bits, rows).T.astype(np.int16) - np.int16(half))
     g_idx = tensors.get("weight_g_idx")
     if g_idx is not None and (g_idx.shape != (columns,) or g_idx.min() < 0 or g_idx.max() >= scales.shape[1]):
-        raise ValueError(f"weight_g_idx must hold {columns} numbers of groups from 0 to {scales.shape[1] - 1}")
+        raise ValueError(f"weight_g_idx must hold {columns} group numbers from 0 to {scales.shape[1] - 1}")
     codes = (unpack_words(packed, bits, columns).astype(np.int16) - half).astype(np.int8)
     order = None if g_idx is None else g_idx.astype(np.int32)
     return DecodedWeight(codes, scales, group_columns, zero_points, g_idx=order, bits=bits).without_trivial_order()
 
 
 def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | None) -> DecodedWeight:
-    """int8 or fp8 codes, one to a byte; fp8 comes as uint8."""
+    """Decode codes of one byte: int8, or fp8 as uint8."""
     stored = tensors["weight"]
     codes = from_e4m3(stored) if stored.dtype == np.uint8 else stored
     rows, columns = codes.shape
@@ -141,7 +290,7 @@ def _fp4(packed: NDArray[Any], scales: FloatArray, group_size: int) -> DecodedWe
 
 
 def _group_scales(scales: NDArray[Any], rows: int, columns: int, group_size: int | None) -> tuple[FloatArray, int]:
-    """Scales as [out, groups] float32, and the columns of a group."""
+    """Return scales as [out, groups] float32, and the columns of a group."""
     values = scales.astype(np.float32)
     if values.size == 1:
         return np.full((rows, 1), values.reshape(-1)[0], np.float32), columns

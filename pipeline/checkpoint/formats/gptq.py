@@ -1,4 +1,4 @@
-"""GPTQ checkpoints: qweight, qzeros, scales, g_idx of every linear layer, packed along the input axis.
+"""GPTQ checkpoints: qweight, qzeros, scales and g_idx of every linear layer, packed along the input axis.
 
     qweight   int32 [in * bits / 32, out]      LSB-first stream along `in`
     qzeros    int32 [groups, out * bits / 32]  LSB-first stream along `out`
@@ -9,15 +9,65 @@ Version 1 ("gptq") stores the zero point minus one, so that a zero point may rea
 stores it as it is. (Sources: AutoGPTQ qlinear_cuda_old.py, GPTQModel utils/model.py convert_gptq_v1_to_v2_format.)
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
+from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.formats.codes import WORD_BITS, pack_words, unpack_words
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
+from ingot.pipeline.checkpoint.formats.quant_method import (
+    Arrays,
+    GroupSize,
+    QuantMethod,
+    Stored,
+    pick,
+    readable,
+    unsupported,
+)
 
 BITS = (2, 3, 4, 8)
+
+
+class Gptq(QuantMethod):
+    """quant_method gptq."""
+
+    marks = ("qweight",)
+
+    bits: Literal[2, 3, 4, 8]
+    group_size: GroupSize
+    desc_act: bool = False
+    checkpoint_format: Annotated[str, readable(("gptq", "gptq_v2"))]
+    pack_dtype: Literal["int32"] = "int32"
+    is_marlin_format: Annotated[Any, unsupported("Marlin's layout is not read; use the plain checkpoint")] = None
+    dynamic: Annotated[Any, unsupported("settings per layer are not read")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_key(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        layout = values.get("checkpoint_format") or values.get("format") or "gptq"
+        return {**values, "checkpoint_format": layout}
+
+    @property
+    def version(self) -> int:
+        """1 stores zero points minus one, 2 as they are."""
+        return 2 if self.checkpoint_format == "gptq_v2" else 1
+
+    def reads(self, leaves: Stored) -> Stored:
+        if self.desc_act and "g_idx" not in leaves:
+            raise ConfigError("desc_act is true but there is no g_idx, so the columns' groups are unknown")
+        return pick(leaves, ("qweight", "qzeros", "scales"), ("g_idx",))
+
+    def shape(self, leaves: Stored) -> tuple[int, int]:
+        words, rows = leaves["qweight"].shape
+        return rows, words * WORD_BITS // self.bits
+
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
+        parts = arrays["qweight"], arrays["qzeros"], arrays["scales"], arrays.get("g_idx")
+        return decode(*parts, bits=self.bits, group_size=self.group_size, version=self.version)
 
 
 def decode(
@@ -30,7 +80,7 @@ def decode(
     group_size: int,
     version: int,
 ) -> DecodedWeight:
-    """The weight of one layer. group_size is -1 for one group. ValueError when the tensors contradict one another."""
+    """Return the weight of one layer. group_size: -1 for whole rows. ValueError when the tensors do not fit."""
     columns = qweight.shape[0] * WORD_BITS // bits
     groups, rows = scales.shape
     if qweight.shape[1] != rows or qzeros.shape != (groups, rows * bits // WORD_BITS):
@@ -52,7 +102,7 @@ def decode(
 
 
 def encode(weight: DecodedWeight, bits: int, version: int) -> dict[str, NDArray[Any]]:
-    """The tensors of one layer by their leaf names; the caller has checked that the format holds the weight."""
+    """Return the tensors of one layer by leaf name; the caller has checked that the format holds the weight."""
     assert weight.zero_points is not None
     stored_zeros = weight.zero_points.astype(np.int32) - (2 - version)
     assert stored_zeros.min() >= 0
@@ -68,4 +118,4 @@ def _check_groups(columns: int, groups: int, group_columns: int, g_idx: NDArray[
     if group_columns < 1 or groups != -(-columns // group_columns):
         raise ValueError(f"{columns} columns in groups of {group_columns} do not make {groups} groups")
     if g_idx is not None and (g_idx.shape != (columns,) or g_idx.min() < 0 or g_idx.max() >= groups):
-        raise ValueError(f"g_idx must hold {columns} numbers of groups from 0 to {groups - 1}")
+        raise ValueError(f"g_idx must hold {columns} group numbers from 0 to {groups - 1}")

@@ -1,19 +1,20 @@
-"""NVIDIA ModelOpt (TensorRT-LLM's checkpoints): one decoder per quant_algo. No fixture of the package's own is at hand.
+"""NVIDIA ModelOpt (TensorRT-LLM's checkpoints): one decoder for each quant_algo. Not tested with the package's files.
 
     W4A16_AWQ, W4A8_AWQ          weight uint8 [out / 2, in], low half the even row, two's complement
                                  weight_scale [out, groups], times weight_scale_2 where there is one
     FP8                          weight e4m3 [out, in]; weight_scale a scalar
     FP8_PER_CHANNEL_PER_TOKEN    the same; weight_scale [out]
-    FP8_PB_WO                    the same; weight_scale [out / n, in / n], perhaps with axes of 1 between
+    FP8_PB_WO                    the same; weight_scale [out / n, in / n] or [out / n, 1, in / n, 1]
     NVFP4                        weight uint8 [out, in / 2], e2m1, low half first; weight_scale e4m3 [out, in / 16],
                                  times weight_scale_2
 
-pre_quant_scale [in] multiplies the layer's input; here it multiplies the weight's columns, which makes floats of codes.
+pre_quant_scale [in] multiplies the layer's input; Ingot multiplies the weight's columns by it instead, so that codes
+become floats.
 kv_cache_quant_algo FP8 adds k_scale and v_scale. (Source: modelopt/torch/export/quant_utils.py.)
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import from_e2m1, from_e4m3, unpack_nibbles
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, Stored, pick, readable
 
 _PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")
 _FP8 = {
@@ -34,8 +36,29 @@ ALGORITHMS = (*_PACKED_ROWS, *_FP8, _NVFP4)
 Tensors = Mapping[str, NDArray[Any]]
 
 
+class ModelOpt(QuantMethod):
+    """quant_method modelopt: one quant_algo for all layers."""
+
+    marks = ("weight_scale",)
+
+    quant_algo: Annotated[str, readable(ALGORITHMS, " of ModelOpt")]
+
+    def reads(self, leaves: Stored) -> Stored:
+        return pick(leaves, ("weight", "weight_scale"), ("weight_scale_2", "pre_quant_scale"))
+
+    def shape(self, leaves: Stored) -> tuple[int, int]:
+        rows, columns = leaves["weight"].shape
+        return shape((rows, columns), self.quant_algo)
+
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
+        return decode(arrays, self.quant_algo)
+
+    def activations_of(self, module: str) -> ActivationScheme | None:
+        return _FP8.get(self.quant_algo)
+
+
 def decode(tensors: Tensors, algorithm: str) -> DecodedWeight | FloatArray:
-    """The weight of one layer, by its leaf names; floats where its input is scaled per column.
+    """Return the weight of one layer from its leaves; as floats if its input is scaled per column.
 
     ValueError when the tensors contradict one another.
     """
@@ -48,13 +71,8 @@ def decode(tensors: Tensors, algorithm: str) -> DecodedWeight | FloatArray:
     return weight.dequantize() * scale.astype(np.float32)
 
 
-def activations(algorithm: str) -> ActivationScheme | None:
-    """How layers of an algorithm have their inputs quantized."""
-    return _FP8.get(algorithm)
-
-
 def shape(stored: tuple[int, int], algorithm: str) -> tuple[int, int]:
-    """[out, in] of a weight that is stored in that shape."""
+    """Return [out, in] of a weight that is stored in the given shape."""
     rows, columns = stored
     if algorithm in _PACKED_ROWS:
         return rows * 2, columns

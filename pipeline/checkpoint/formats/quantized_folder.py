@@ -6,71 +6,95 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of
+from ingot.pipeline.checkpoint.formats.awq import Awq
+from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, FloatArray, load
-from ingot.pipeline.checkpoint.formats.quant_methods import IGNORED_LEAVES, Method, Stored, read_method
+from ingot.pipeline.checkpoint.formats.gptq import Gptq
+from ingot.pipeline.checkpoint.formats.modelopt import ModelOpt
+from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod, Stored
 from ingot.pipeline.checkpoint.json_files import read_json_object
 
+METHODS: Mapping[str, type[QuantMethod]] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "compressed-tensors": CompressedTensors,
+    "modelopt": ModelOpt,
+}
 KEYS = ("quantization_config", "compression_config")
 SIDE_FILE = "quantize_config.json"  # GPTQ
 MODELOPT_FILE = "hf_quant_config.json"
 SIDE_FILES = (SIDE_FILE, MODELOPT_FILE)
+IGNORED_LEAVES = frozenset({"input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", "output_scale"})
 _KV_CACHE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json, or one of SIDE_FILES beside it, says of quantization; None when nothing does.
+    """Return the quantization_config of config.json or of a side file; None when the folder is not quantized.
 
-    ConfigError when both speak and contradict each other.
+    ConfigError when both files have one and they contradict each other.
     """
-    inside = next((config[key] for key in KEYS if config.get(key) is not None), None)
-    if inside is None and (folder / MODELOPT_FILE).is_file():
-        inside = {"quant_method": "modelopt", **read_json_object(folder / MODELOPT_FILE).get("quantization", {})}
-    if inside is not None and inside.get("quant_method") == "modelopt":
-        return _of_modelopt(inside)
+    own = next((config[key] for key in KEYS if config.get(key) is not None), None)
+    if own is None and (folder / MODELOPT_FILE).is_file():
+        own = {"quant_method": "modelopt", **read_json_object(folder / MODELOPT_FILE).get("quantization", {})}
+    if own is not None and own.get("quant_method") == "modelopt":
+        return _in_names_of_compressed_tensors(own)
     file = folder / SIDE_FILE
     if not file.is_file():
-        return inside
-    beside = read_json_object(file)
+        return own
+    side = read_json_object(file)
     for key in ("bits", "group_size", "desc_act", "checkpoint_format"):
-        if inside and key in inside and key in beside and inside[key] != beside[key]:
+        if own and key in own and key in side and own[key] != side[key]:
             raise ConfigError(
-                f"{file}: {key} is {beside[key]!r}, but config.json says {inside[key]!r}; remove the one that is wrong"
+                f"{file}: {key} is {side[key]!r}, but config.json says {own[key]!r}; remove the wrong one"
             )
-    return {"quant_method": "gptq", **beside, **(inside or {})}
+    return {"quant_method": "gptq", **side, **(own or {})}
 
 
-def _of_modelopt(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With the keys that compressed-tensors has for the same: ignore, kv_cache_scheme."""
-    found = dict(values)
-    if values.get("kv_cache_quant_algo") == "FP8":
+def _in_names_of_compressed_tensors(modelopt: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the keys `ignore` and `kv_cache_scheme`, which ModelOpt names differently."""
+    found = dict(modelopt)
+    if modelopt.get("kv_cache_quant_algo") == "FP8":
         found["kv_cache_scheme"] = _KV_CACHE
-    if "exclude_modules" in values:
-        found["ignore"] = list(values["exclude_modules"] or ())
+    if "exclude_modules" in modelopt:
+        found["ignore"] = list(modelopt["exclude_modules"] or ())
     return found
 
 
 def split_tensors(
     tensors: Mapping[str, StoredTensor], quantization: Mapping[str, Any], place: str
 ) -> tuple[dict[str, StoredTensor], dict[str, EncodedTensor]]:
-    """Plain tensors, and quantized weights by the name `<module>.weight`.
+    """Return plain tensors, and quantized weights by the name `<module>.weight`.
 
     Scales of activations and of the KV cache are left out: Ingot computes both in the engine's own precision. Raises
-    CheckpointError naming a module that lacks a tensor, or a checkpoint without a quantized layer.
+    CheckpointError for a module that lacks a tensor, and for a checkpoint without a quantized layer.
     """
-    method = read_method(quantization, place)
+    method = _read_method(quantization, place)
     plain: dict[str, StoredTensor] = {}
     encoded: dict[str, EncodedTensor] = {}
     for module, leaves in _modules(tensors).items():
         kept = {leaf: stored for leaf, stored in leaves.items() if leaf not in IGNORED_LEAVES}
         if method.owns(kept):
-            tensor, used = _layer(method, module, kept)
+            tensor = _layer(method, module, kept)
             encoded[tensor.name] = tensor
-            kept = {leaf: stored for leaf, stored in kept.items() if leaf not in used}
+            kept = {leaf: stored for leaf, stored in kept.items() if leaf not in tensor.parts}
         plain.update({stored.name: stored for stored in kept.values()})
     if not encoded:
         raise CheckpointError(f"{place}: announces a quantized checkpoint, but no layer is; config and weights differ")
     return plain, encoded
+
+
+def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the scales of activations and of the KV cache, which belong to no weight."""
+    return {name: stored for name, stored in tensors.items() if name.rpartition(".")[2] in IGNORED_LEAVES}
+
+
+def _read_method(config: Mapping[str, Any], place: str) -> QuantMethod:
+    name = str(config.get("quant_method") or config.get("method"))
+    if name not in METHODS:
+        near = did_you_mean(name, METHODS)
+        raise ConfigError(f"{place}: quant_method is {name!r}; Ingot reads {one_of(METHODS)} and GGUF files.{near}")
+    return METHODS[name].read(config, place)
 
 
 def _modules(tensors: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
@@ -81,22 +105,16 @@ def _modules(tensors: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredT
     return found
 
 
-def _layer(method: Method, module: str, leaves: Stored) -> tuple[EncodedTensor, Stored]:
+def _layer(method: QuantMethod, module: str, leaves: Stored) -> EncodedTensor:
     file = next(iter(leaves.values())).file
     try:
-        used = method.reads(leaves)
-        shape = method.shape(used)
-        storage, activations = method.says(module)
+        parts = method.reads(leaves)
+        shape, storage, activations = method.shape(parts), method.storage_of(module), method.activations_of(module)
     except (ConfigError, ValueError) as error:
         raise CheckpointError(f"{file}: the quantized layer {module!r}: {error}") from error
-    decode = partial(_decode, method, module, used)
-    return EncodedTensor(f"{module}.weight", shape, file, decode, used, storage, activations), used
+    decode = partial(_decode, method, module, parts)
+    return EncodedTensor(f"{module}.weight", shape, file, decode, parts, storage, activations)
 
 
-def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Scales of activations and of the KV cache, which belong to no weight."""
-    return {name: stored for name, stored in tensors.items() if name.rpartition(".")[2] in IGNORED_LEAVES}
-
-
-def _decode(method: Method, module: str, leaves: Stored) -> DecodedWeight | FloatArray:
+def _decode(method: QuantMethod, module: str, leaves: Stored) -> DecodedWeight | FloatArray:
     return method.decode(module, {leaf: load(stored) for leaf, stored in leaves.items()})

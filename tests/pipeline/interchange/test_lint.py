@@ -118,7 +118,7 @@ def test_the_gemv_layout_is_a_finding(tmp_path: Path) -> None:
     folder = exported(tmp_path, "awq")
     edit_quantization(folder, {"version": "gemv"})
     [(_, _, message)] = found(folder)
-    assert "version is 'gemv', another layout of AWQ; Ingot reads 'gemm'" in message
+    assert "version is 'gemv'; Ingot reads 'gemm' and no other layout of AWQ" in message
 
 
 @pytest.mark.parametrize(("offset", "value"), [(8, 10**12), (8, 3), (16, 10**9)])

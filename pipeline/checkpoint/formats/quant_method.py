@@ -1,0 +1,119 @@
+"""The base class of quantization methods: how a quantization_config says that a checkpoint's layers are stored.
+
+A method's fields are the settings of its quantization_config, read strictly: a setting that would change the result and
+that Ingot does not support is refused by its key. To add a method: a class in a module of its own, and its line of
+METHODS in quantized_folder.py.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from ingot.artifact.safetensors import StoredTensor
+from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+
+CONTRADICTION = "contradiction"  # type of a PydanticCustomError about several keys of an object
+Arrays = Mapping[str, NDArray[Any]]  # leaf name -> values
+Stored = Mapping[str, StoredTensor]  # leaf name -> place in a file
+
+
+class Settings(BaseModel):
+    """An object of a quantization_config. Keys without a field are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class QuantMethod(Settings, ABC):
+    """How the layers of one checkpoint are decoded."""
+
+    marks: ClassVar[tuple[str, ...]]
+    """A module with one of these leaves is a quantized layer."""
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], place: str) -> Self:
+        """Return the method with its settings. ConfigError names the first wrong key, its value and what is allowed."""
+        try:
+            return cls.model_validate(dict(config))
+        except ValidationError as error:
+            raise ConfigError(f"{place}: {_message(error)}") from error
+
+    def owns(self, leaves: Collection[str]) -> bool:
+        """Return whether a module with these leaves is a quantized layer."""
+        return any(mark in leaves for mark in self.marks)
+
+    @abstractmethod
+    def reads(self, leaves: Stored) -> Stored:
+        """Return the leaves that the weight is decoded from. ConfigError when one is missing."""
+
+    @abstractmethod
+    def shape(self, leaves: Stored) -> tuple[int, int]:
+        """Return [out, in] of the layer."""
+
+    @abstractmethod
+    def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
+        """Return the layer's weight; ValueError when its tensors contradict one another."""
+
+    def storage_of(self, module: str) -> str:
+        """Return the storage format of a layer; "" for a method that has only one."""
+        return ""
+
+    def activations_of(self, module: str) -> ActivationScheme | None:
+        """Return how a layer's inputs are quantized; None when they are not."""
+        return None
+
+
+def pick(leaves: Stored, needed: Collection[str], optional: Collection[str] = ()) -> Stored:
+    """Return the needed leaves and those of the optional ones that exist; ConfigError when a needed one is missing."""
+    for leaf in needed:
+        if leaf not in leaves:
+            raise ConfigError(f"has no {leaf!r}; it holds {one_of(leaves)}")
+    return {leaf: leaves[leaf] for leaf in (*needed, *optional) if leaf in leaves}
+
+
+def unsupported(reason: str) -> AfterValidator:
+    """Return the validator of a setting that must be absent, null, false or empty."""
+
+    def check(value: Any) -> Any:
+        if value:
+            raise ValueError(reason)
+        return value
+
+    return AfterValidator(check)
+
+
+def readable(names: Collection[str], owner: str = "") -> BeforeValidator:
+    """Return the validator of a setting that must be one of the names; the refusal lists them with their owner."""
+
+    def check(value: Any) -> Any:
+        if value not in names:
+            raise ValueError(f"Ingot reads {one_of(names)}{owner}.{did_you_mean(str(value), names)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _group_size(value: int) -> int:
+    if value < 1 and value != -1:
+        raise ValueError("it must be a number from 1, or -1 for whole rows")
+    return value
+
+
+GroupSize = Annotated[int, AfterValidator(_group_size)]
+
+
+def _message(error: ValidationError) -> str:
+    """Return the first problem as key, value and what is allowed."""
+    details = error.errors(include_url=False)[0]
+    key, value, kind = ".".join(map(str, details["loc"])), details["input"], details["type"]
+    if kind == "missing":
+        return f"{key} is missing, and has no default"
+    if kind == CONTRADICTION:
+        return f"{key}: {details['msg']}"
+    if kind == "value_error":
+        return f"{key} is {value!r}; {details['ctx']['error']}"
+    return f"{key} is {value!r}; {details['msg'].replace('Input should be', 'it must be')}"
