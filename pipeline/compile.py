@@ -3,26 +3,25 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
 import onnx_ir as ir
 
-from ingot.artifact import CALIBRATION_FILE, KVGeometry, ModelFacts, Program
+from ingot.artifact import CALIBRATION_FILE, KVGeometry, ModelFacts
 from ingot.errors import UsageError
 from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.registry import make_pass
-from ingot.pipeline.calibrate import CalibrationEngine, open_journal, read_calibration_data
+from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, open_journal, read_calibration_data
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
-from ingot.pipeline.model.importer import import_checkpoint
-from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.model.importer import ModelSource
+from ingot.pipeline.recipe.schema import CalibrationOptions, Recipe
 from ingot.pipeline.targets.table import Target, get_target, require_kv_type
-from ingot.pipeline.targets.writers import program_writer, require_packages
+from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 
 Observer = Callable[[ir.Model, PassRecord], None]
 TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
@@ -30,80 +29,82 @@ TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tok
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program on disk and what its manifest will say of it."""
+    """A program on disk, and the facts of it for manifest and evidence."""
 
     model: ModelFacts
-    kv: KVGeometry
     target: Target
-    program: Program
-    weight_bytes: Mapping[str, int]  # of the program, see Written
-    tools: tuple[str, ...]  # packages that took part beside TOOLS
+    written: Written
     passes: tuple[PassRecord, ...]
     facts: Mapping[str, str]  # the IR's metadata as the passes left it, quantization statistics among it
 
 
-def compile_recipe(recipe: Recipe, folder: Path, observe: Observer | None = None) -> Compiled:
+def compile_recipe(
+    recipe: Recipe, folder: Path, observe: Observer | None = None, source: ModelSource | None = None
+) -> Compiled:
     """Compile the recipe's checkpoint into `folder`: program/, tokenizer/ and recipe.yaml, and calibration.json where a
-    pass looked at data.
+    pass read calibration data.
 
-    `observe` is called after every pass with the IR as it then is. Raises CheckpointError, PassError or BuildError;
-    the folder is the caller's to remove.
+    observe    called after every pass with the IR as it then is
+    source     the recipe's checkpoint, where the caller has opened it
+
+    Raises CheckpointError, PassError or BuildError; the caller removes the folder.
     """
     target = get_target(recipe.target)
     require_packages(target)
-    checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    model, records = import_and_pass(recipe, checkpoint, observe)
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    if geometry.is_quantized:
-        require_kv_type(target, geometry.dtype)
-    written = program_writer(target)(model, folder, recipe, target)
-    seal_checkpoint(as_pruned(checkpoint, model), folder)
-    (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
-    if CALIBRATION_KEY in model.metadata_props:
-        facts = json.dumps(json.loads(model.metadata_props[CALIBRATION_KEY]), indent=2)
-        (folder / CALIBRATION_FILE).write_text(f"{facts}\n", encoding="utf-8")
+    source = source or open_source(recipe)  # checkpoint -> model
+    model, records = run_passes(recipe, source, observe)  # model -> passes
+    _require_kv_type(target, model)
+    written = program_writer(target)(model, folder, recipe, target)  # passes -> segments -> program
+    _write_sources(recipe, as_pruned(source.checkpoint, model), model, folder)  # program -> artifact
     return Compiled(
         model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
-        kv=written.kv,
         target=target,
-        program=written.program,
-        weight_bytes=written.weight_bytes,
-        tools=written.tools,
+        written=written,
         passes=tuple(records),
         facts=dict(model.metadata_props),
     )
 
 
-def import_and_pass(
-    recipe: Recipe, checkpoint: Checkpoint, observe: Observer | None = None
+def open_source(recipe: Recipe) -> ModelSource:
+    """Open the recipe's checkpoint."""
+    return ModelSource.open(recipe.require_checkpoint(), recipe.context_tokens)
+
+
+def run_passes(
+    recipe: Recipe, source: ModelSource, observe: Observer | None = None
 ) -> tuple[ir.Model, list[PassRecord]]:
-    """The IR as the recipe's passes and its target's lowering leave it, and what each pass did."""
-    model = import_checkpoint(checkpoint, recipe.context_tokens)
+    """Check the weights, run the recipe's passes and the target's lowering; return the IR and what each pass did."""
+    source.check_weights()
+    model = source.copy()
     passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
-    with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
+    with calibrate_with(calibration_engine(recipe, source, passes)):
         return model, PassManager(passes, observe).run(model)
 
 
-def tool_versions(beside: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of all that took part in the build: TOOLS, and what else is named."""
-    return {"python": python_version(), **{name: version(name) for name in (*TOOLS, *beside)}}
+def tool_versions(others: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of Python, of TOOLS and of the other packages that took part in the build."""
+    return {"python": python_version(), **{name: version(name) for name in (*TOOLS, *others)}}
 
 
-def calibration_engine(
-    recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, passes: Sequence[Pass]
-) -> CalibrationEngine | None:
-    """The service for passes that need one, on the recipe's data."""
+def calibration_engine(recipe: Recipe, source: ModelSource, passes: Sequence[Pass]) -> CalibrationEngine | None:
+    """The service that runs the model on the recipe's calibration data; None where no pass needs it."""
     if recipe.calibration is None or not any(pass_.needs_calibration for pass_ in passes):
         return None
-    options, facts = recipe.calibration, ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    data = _read_calibration(recipe, recipe.calibration, source)
+    journal = open_journal(lambda: source.checkpoint.digest, data, tool_versions())
+    return CalibrationEngine(data, threads=recipe.threads, journal=journal, reference=source.copy)
+
+
+def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: ModelSource) -> CalibrationData:
+    facts = source.facts
     if options.sequence_tokens > facts.context_tokens:
         raise UsageError(
             f"calibration.sequence_tokens is {options.sequence_tokens}; the model's context holds "
             f"{facts.context_tokens}: set it to that or less"
         )
-    data = read_calibration_data(
+    return read_calibration_data(
         recipe.calibration_text(),
-        checkpoint.folder,
+        source.checkpoint.folder,
         options.sequences,
         options.sequence_tokens,
         options.seed,
@@ -112,6 +113,18 @@ def calibration_engine(
         chat_template=options.chat_template,
         field=options.field,
     )
-    start = partial(import_checkpoint, checkpoint, recipe.context_tokens, check_weights=False)
-    journal = open_journal(checkpoint.digest, data, tool_versions())
-    return CalibrationEngine(data, threads=recipe.threads, journal=journal, reference=start)
+
+
+def _require_kv_type(target: Target, model: ir.Model) -> None:
+    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    if geometry.is_quantized:
+        require_kv_type(target, geometry.dtype)
+
+
+def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, folder: Path) -> None:
+    """What the program was made from: configuration and tokenizer, the recipe, facts of the calibration data."""
+    seal_checkpoint(checkpoint, folder)
+    (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
+    if CALIBRATION_KEY in model.metadata_props:
+        facts = json.dumps(json.loads(model.metadata_props[CALIBRATION_KEY]), indent=2)
+        (folder / CALIBRATION_FILE).write_text(f"{facts}\n", encoding="utf-8")

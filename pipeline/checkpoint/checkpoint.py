@@ -15,6 +15,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -181,6 +182,7 @@ class Checkpoint:
             done += tensor.num_bytes
             report_progress("checking weights", done, total)
 
+    @cached_property
     def digest(self) -> str:
         """SHA-256 over config.json, generation_config.json and every weight file, whatever the folder's name."""
         digest = hashlib.sha256()

@@ -17,17 +17,16 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import resumable
-from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.sealed import as_pruned, sealed_checkpoint
-from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
-from ingot.pipeline.compile import calibration_engine
+from ingot.pipeline.checkpoint.tensors import tensor_names
+from ingot.pipeline.compile import calibration_engine, open_source
 from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.folder import AS_IT_IS, Contents, Source, WriteOptions, new_folder, write_checkpoint
 from ingot.pipeline.interchange.formats import CHECKPOINT_FORMATS, FORMATS, Format, formats_that_hold, get_format
 from ingot.pipeline.interchange.weight_sources import weights_before_passes, weights_of_model
 from ingot.pipeline.interchange.writers.refusals import SchemeError
-from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import Recipe
 
 Note = Callable[[str], None]
@@ -59,14 +58,14 @@ def export_checkpoint(
     and before calibration if the scheme alone shows it) or the folder exists, CheckpointError, PassError or BuildError.
     """
     row = get_format(format_name)
-    checkpoint = Checkpoint.open(recipe.require_checkpoint())
+    model_source = open_source(recipe)
     passes = [made for made in recipe.make_passes() if made.is_lossy]
     passes += [make_pass("round-scales")] if round_scales else []
     options = WriteOptions(widen=widen)
     if not row.needs_graph:
-        _refuse_early(checkpoint, recipe, passes, row, options)
+        _refuse_early(model_source, passes, row, options)
     with resumable(resume):
-        source = _quantized(checkpoint, recipe, passes, row)
+        source = _quantized(model_source, recipe, passes, row)
         return _write(source, folder, row, options, note)
 
 
@@ -96,29 +95,26 @@ def export_artifact(
     return _write(source, folder, row, WriteOptions(widen=widen, lossy=round_scales), note)
 
 
-def _refuse_early(
-    checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], row: Format, options: WriteOptions
-) -> None:
+def _refuse_early(source: ModelSource, passes: Sequence[Pass], row: Format, options: WriteOptions) -> None:
     """Refuse what the format cannot hold before weights are checked and calibration data is read."""
-    names = check_tensors(checkpoint, read_config(checkpoint))
-    model = import_checkpoint(checkpoint, recipe.context_tokens, check_weights=False)
-    weights = weights_before_passes(model, passes, names)
+    names = tensor_names(read_config(source.checkpoint))
+    weights = weights_before_passes(source.copy(), passes, names)
     if weights is not None:
-        _plan(Source(checkpoint, weights), row, options)
+        _plan(Source(source.checkpoint, weights), row, options)
 
 
-def _quantized(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass], row: Format) -> Source:
-    model = _quantized_model(checkpoint, recipe, passes)
-    pruned = as_pruned(checkpoint, model)
+def _quantized(source: ModelSource, recipe: Recipe, passes: Sequence[Pass], row: Format) -> Source:
+    model = _quantized_model(source, recipe, passes)
+    pruned = as_pruned(source.checkpoint, model)
     if row.needs_graph:
         return Source(pruned, graph=model)
     return Source(pruned, list(weights_of_model(model, tensor_names(read_config(pruned))).values()))
 
 
-def _quantized_model(checkpoint: Checkpoint, recipe: Recipe, passes: Sequence[Pass]) -> ir.Model:
-    check_tensors(checkpoint, read_config(checkpoint))
-    model = import_checkpoint(checkpoint, recipe.context_tokens)
-    with calibrate_with(calibration_engine(recipe, checkpoint, model, passes)):
+def _quantized_model(source: ModelSource, recipe: Recipe, passes: Sequence[Pass]) -> ir.Model:
+    source.check_weights()
+    model = source.copy()
+    with calibrate_with(calibration_engine(recipe, source, passes)):
         PassManager(passes).run(model)
     return model
 

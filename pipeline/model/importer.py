@@ -2,7 +2,9 @@
 
 import json
 import math
-from typing import Literal
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
 
 import onnx_ir as ir
 
@@ -10,9 +12,46 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
-from ingot.pipeline.checkpoint.tensors import check_tensors
+from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
 from ingot.pipeline.model.decoder import DecoderBuilder
 from ingot.pipeline.model.graph_builder import IR_VERSION, GraphBuilder
+
+
+class ModelSource:
+    """A checkpoint that is opened, checked and imported once, however many models a build makes of it.
+
+    Passes change a model in place, so each of candidate, baseline and reference starts from a copy of the graph; the
+    tensors are shared. `context_tokens` as in `import_checkpoint`, whose errors `copy` and `check_weights` raise.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, context_tokens: int | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.context_tokens = context_tokens
+        self._is_checked = False
+
+    @classmethod
+    def open(cls, path: Path | str, context_tokens: int | None = None) -> Self:
+        """Open a checkpoint; CheckpointError as Checkpoint.open."""
+        return cls(Checkpoint.open(path), context_tokens)
+
+    def copy(self) -> ir.Model:
+        """The imported model before any pass, for the caller to change."""
+        return self._imported.clone()
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Facts of the imported model."""
+        return ModelFacts.model_validate_json(self._imported.metadata_props["ingot.model"])
+
+    def check_weights(self) -> None:
+        """Read every weight, the first time that this is called, and refuse NaN and Inf."""
+        if not self._is_checked:
+            self.checkpoint.check_finite(tensor_names(read_config(self.checkpoint)))
+            self._is_checked = True
+
+    @cached_property
+    def _imported(self) -> ir.Model:
+        return import_checkpoint(self.checkpoint, self.context_tokens, check_weights=False)
 
 
 def import_checkpoint(

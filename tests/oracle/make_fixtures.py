@@ -29,7 +29,7 @@ def main(folder: Path = CHECKPOINTS) -> None:
         tokens = make_tokens(case)
         logits = reference_logits(folder / case.name, tokens)
         save_logits(folder / case.name / LOGITS, tokens, logits)
-        digests[case.name] = Checkpoint.open(folder / case.name).digest()
+        digests[case.name] = Checkpoint.open(folder / case.name).digest
         print(f"{case.name}: largest logit {max(np.abs(rows).max() for rows in logits):.2f}")
     (folder / DIGESTS).write_text(json.dumps(digests, indent=1) + "\n")
 

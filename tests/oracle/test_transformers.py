@@ -36,7 +36,7 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
     fixtures.make_checkpoint(case, tmp_path)
     tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
     assert fixtures.make_tokens(case) == tokens
-    assert Checkpoint.open(tmp_path).digest() == Checkpoint.open(CHECKPOINTS / case.name).digest()
+    assert Checkpoint.open(tmp_path).digest == Checkpoint.open(CHECKPOINTS / case.name).digest
     fresh = fixtures.reference_logits(tmp_path, tokens)
     parity = compare(fresh, committed)
     assert parity.worst <= parity.limit

@@ -25,6 +25,6 @@ def test_program_tokenizer_and_recipe_are_written(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["program", "recipe.yaml", "tokenizer"]
     assert (tmp_path / "tokenizer/tokenizer.json").read_bytes() == (DEMO_MODEL / "tokenizer.json").read_bytes()
     assert (tmp_path / "recipe.yaml").read_text() == recipe.resolved_yaml()
-    assert compiled.kv.block_tokens == 32
+    assert compiled.written.kv.block_tokens == 32
     lowering = list(compiled.target.lowering)
     assert [record.name for record in compiled.passes][-len(lowering) :] == lowering

@@ -12,32 +12,34 @@ from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.options import describe_artifact, is_measured, measure_options
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.compile import compile_recipe, tool_versions
+from ingot.pipeline.compile import compile_recipe, open_source, tool_versions
+from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.settings import cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 
 
-def baseline_artifact(recipe: Recipe) -> Path:
-    """Folder of the recipe's baseline artifact, built when the cache does not hold it.
+def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path:
+    """Build the recipe's baseline artifact, unless the cache holds it, and return its folder.
 
-    The key covers the baseline's recipe, the checkpoint's bytes, the tokenizer and the tools' versions. A cached
-    baseline that is incomplete or damaged is built again. INGOT_CACHE moves the cache.
+    `source` is the recipe's checkpoint where the caller has opened it. The cache's key covers the baseline's recipe,
+    the checkpoint's bytes, the tokenizer and the tools' versions. A cached baseline that is incomplete or damaged is
+    built again. INGOT_CACHE moves the cache.
     """
     unquantized = recipe.baseline()
-    folder = cache_dir() / "baselines" / _key(unquantized)[:32]
+    source = source or open_source(unquantized)
+    folder = cache_dir() / "baselines" / _key(unquantized, source.checkpoint)[:32]
     if _is_whole(folder):
         return folder
     with ArtifactWriter(folder) as writer:
-        compiled = compile_recipe(unquantized, writer.path)
+        compiled = compile_recipe(unquantized, writer.path, source=source)
         describe_artifact(writer, unquantized, compiled)
         return writer.seal()
 
 
-def _key(recipe: Recipe) -> str:
-    checkpoint = Checkpoint.open(recipe.require_checkpoint())
-    digest = hashlib.sha256(f"{recipe.resolved_yaml()}\0{checkpoint.digest()}\0{tool_versions()}".encode())
+def _key(recipe: Recipe, checkpoint: Checkpoint) -> str:
+    digest = hashlib.sha256(f"{recipe.resolved_yaml()}\0{checkpoint.digest}\0{tool_versions()}".encode())
     for file in checkpoint.tokenizer_files:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()

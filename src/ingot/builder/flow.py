@@ -7,10 +7,7 @@ NAME.rejected, so that its report can be read.
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-import onnx_ir as ir
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
@@ -19,9 +16,8 @@ from ingot.builder.notes import WeightWatch, quantization_of, write_pass_facts
 from ingot.builder.options import describe_artifact, is_measured, measure_options
 from ingot.errors import DataError, GateError
 from ingot.pipeline.calibrate import resumable
-from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.compile import Compiled, Observer, compile_recipe
-from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.compile import Compiled, Observer, compile_recipe, open_source
+from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.runtime import Tokenizer
@@ -76,23 +72,20 @@ def build(
     _require_text(recipe)
     require_card(recipe)
     with ArtifactWriter(target) as writer, resumable(resume):
-        watch = WeightWatch(partial(_import, recipe), observers.after_pass)
-        compiled = compile_recipe(recipe, writer.path, watch)
+        opened = open_source(recipe)
+        watch = WeightWatch(opened.copy, observers.after_pass)
+        compiled = compile_recipe(recipe, writer.path, watch, opened)
         notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, watch, writer.path))
         write_quantization(notes.quantization, writer.path / "evidence")
         write_pass_facts(compiled.facts, writer.path / "evidence")
         describe_artifact(writer, recipe, compiled)
-        evidence = _measure(recipe, writer, observers, notes) if is_measured(recipe) else None
+        evidence = _measure(recipe, opened, writer, notes) if is_measured(recipe) else None
         if evidence:
             _admit(evidence, writer, observers)
             describe_artifact(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
     return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
-
-
-def _import(recipe: Recipe) -> ir.Model:
-    return import_checkpoint(Checkpoint.open(recipe.require_checkpoint()), recipe.context_tokens, check_weights=False)
 
 
 def _require_text(recipe: Recipe) -> None:
@@ -116,10 +109,8 @@ def rejected_folder(target: Path) -> Path:
     return target.with_name(f"{target.name}.rejected")
 
 
-def _measure(recipe: Recipe, writer: ArtifactWriter, observers: Observers, notes: BuildNotes) -> Evidence:
-    baseline = baseline_artifact(recipe)
-    options = measure_options(recipe)
-    return measure(writer.path, baseline, options, notes)
+def _measure(recipe: Recipe, source: ModelSource, writer: ArtifactWriter, notes: BuildNotes) -> Evidence:
+    return measure(writer.path, baseline_artifact(recipe, source), measure_options(recipe), notes)
 
 
 def _admit(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:

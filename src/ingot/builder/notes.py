@@ -102,7 +102,7 @@ def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, fold
     rows = json.loads(compiled.facts.get(QUANTIZATION_KEY, '{"weights": []}'))["weights"]
     if not rows:
         return Quantization()
-    weights = tuple(_weight(row, compiled.weight_bytes) for row in rows)
+    weights = tuple(_weight(row, compiled.written.weight_bytes) for row in rows)
     reason = _why_no_kl(recipe, watch)
     if reason:
         return Quantization(weights, kl_absent=reason)

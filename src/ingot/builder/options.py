@@ -23,11 +23,11 @@ def describe_artifact(
     return writer.describe(
         name=recipe.name,
         model=compiled.model,
-        kv=compiled.kv,
+        kv=compiled.written.kv,
         target=compiled.target.name,
         engine=compiled.target.engine,
-        program=compiled.program,
-        versions=tool_versions(compiled.tools),
+        program=compiled.written.program,
+        versions=tool_versions(compiled.written.tools),
         max_batch_tokens=recipe.engine.max_batch_tokens,
         gates=gates,
     )

@@ -69,12 +69,12 @@ def test_tokenizer_files_are_those_that_are_there(tmp_path: Path) -> None:
 
 
 def test_the_digest_follows_the_bytes_and_not_the_folder(tmp_path: Path) -> None:
-    original = Checkpoint.open(CHECKPOINTS / "llama").digest()
+    original = Checkpoint.open(CHECKPOINTS / "llama").digest
     folder = copy_fixture(tmp_path)
     shutil.copy(CHECKPOINTS / "llama" / "config.json", folder / "config.json")
-    assert Checkpoint.open(folder).digest() == original
+    assert Checkpoint.open(folder).digest == original
     edit_tensors(folder, {"model.norm.weight": ones(32)})
-    assert Checkpoint.open(folder).digest() != original
+    assert Checkpoint.open(folder).digest != original
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

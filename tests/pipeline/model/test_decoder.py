@@ -28,7 +28,7 @@ def test_logits_equal_transformers(case: Any, record_property: Any) -> None:
 
 def test_every_fixture_is_the_one_that_was_made() -> None:
     digests = json.loads((CHECKPOINTS / DIGESTS).read_text())
-    assert digests == {case.name: Checkpoint.open(CHECKPOINTS / case.name).digest() for case in CASES}
+    assert digests == {case.name: Checkpoint.open(CHECKPOINTS / case.name).digest for case in CASES}
 
 
 @pytest.mark.parametrize("name", ["stories260K", "babyllama-105"])

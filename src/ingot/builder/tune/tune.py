@@ -23,8 +23,7 @@ from ingot.artifact.launch_program import CudaProgram, Kernel, read_cuda_program
 from ingot.builder.tune.candidates import Product, candidates, cut_of, library_tiles, products_of, with_tile
 from ingot.builder.tune.measure import ROUNDS, ProductTimer
 from ingot.errors import EngineError, UsageError
-from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.compile import import_and_pass
+from ingot.pipeline.compile import open_source, run_passes
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
@@ -72,7 +71,7 @@ class TuneSource:
 def _of_recipe(recipe: Recipe) -> CudaProgram:
     """Passes and lowering as in a build; nothing is compiled or written."""
     target = get_target(recipe.target)
-    model, _records = import_and_pass(recipe, Checkpoint.open(recipe.require_checkpoint()))
+    model, _records = run_passes(recipe, open_source(recipe))
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     return lower_by_recipe(model, recipe, TileTable(sm=target.sms[0])).cuda_program(facts, target.sms, {})
 
