@@ -15,7 +15,8 @@ import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.activation_quantization import ActivationScheme, insert_activation_quantization
+from ingot.passes.numerics.activation_rounding import ActivationScheme
+from ingot.passes.quantization.activation_nodes import insert_activation_quantization
 from ingot.passes.registry import make_pass
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 100, 101, 128, 257, 511, 512)

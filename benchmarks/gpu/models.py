@@ -20,10 +20,10 @@ from benchmarks.gpu.packing import write_hollow_tensors
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.synthetic import hf_config, tensor_shapes, weights_header
 from ingot.passes.base import Pass
-from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
-from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.quantization.weight_nodes import float_value
 from ingot.passes.rewriting import add_initializer
 from ingot.passes.weights import drop_if_unused
 from ingot.pipeline.recipe.load import load_recipe

@@ -1,6 +1,6 @@
 """Linear layers over int8 activations and 8-bit weights as integer matmuls; a part of lower-onnxruntime-cpu.
 
-    Matched         x' = DequantizeLinear(QuantizeLinear(x, s, ...), s)            int8, see activation_quantization.py
+    Matched         x' = DequantizeLinear(QuantizeLinear(x, s, ...), s)            int8, see activation_nodes.py
                     W' = DequantizeLinear(W [out, in] int8 | uint8, w [out], z?)   8 bits per channel
                     y  = Gemm(x', W', b?, transB=1)
 
@@ -26,8 +26,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme, constant
-from ingot.passes.quantization.quantized_tensors import float_value
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, activation_scheme, constant
+from ingot.passes.quantization.weight_nodes import float_value
 from ingot.passes.rewriting import add_initializer, require_plain_gemm
 from ingot.passes.weights import drop_if_unused
 

@@ -10,7 +10,7 @@
     Gemm(x', DequantizeLinear(int8 per channel), b?)         com.microsoft::QGemm, where x' is quantized to int8 too,
                                                              see integer_matmul.py
     DequantizeLinear(float8, s), a weight                    Mul(Cast(float8), s), which the engine computes at load,
-                                                             see fp8.py
+                                                             see weight_nodes.py
 
 A table and a head that share one quantized tensor keep sharing its bytes. Where the last block is partial,
 GatherBlockQuantized makes whole blocks of columns and a Slice drops the padding. onnxruntime has no CPU kernels for
@@ -42,10 +42,9 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.lowering.integer_matmul import lower_integer_matmuls
 from ingot.passes.lowering.nbits_packing import BLOCKS_KEY, PER_CHANNEL, UnpackedWeight
 from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
-from ingot.passes.quantization.fp8 import widen_float8_weights
-from ingot.passes.quantization.quantized_tensors import BITS_KEY, float_value
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
 from ingot.passes.quantization.schemes import require_used_schemes
+from ingot.passes.quantization.weight_nodes import BITS_KEY, float_value, widen_float8_weights
 from ingot.passes.rewriting import add_initializer, require_plain_gemm
 from ingot.passes.weights import apply_to_array, drop_if_unused
 

@@ -29,7 +29,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.quantization.quantized_tensors import BITS_KEY, pack_nibbles, weight_bits
+from ingot.passes.quantization.weight_nodes import BITS_KEY, pack_nibbles, weight_bits
 from ingot.passes.weights import apply_to_array
 
 ENGINE_BLOCKS = (16, 32, 64, 128, 256)

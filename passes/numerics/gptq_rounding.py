@@ -1,20 +1,21 @@
-"""GPTQ: rounds a weight matrix so that the layer's output changes least, given the Gram matrix of its inputs.
+"""GPTQ: round a weight matrix so that the layer's output changes least, given the Gram matrix of its inputs.
 
-For W [out, in] and inputs X [tokens, in] with H = X^T X + damping, each row w of W wants codes whose w' makes
+For W [out, in] and inputs X [tokens, in] with H = X^T X + damping, GPTQ looks for codes of each row w of W whose w'
+makes the squared error of the row's outputs small:
 
     (w - w') H (w - w')^T
 
-small: the squared error of the row's outputs. Columns are rounded one after the other; the error of each is made up for
-by those that follow, by the Cholesky factor U of the inverse, H^-1 = U^T U:
+Columns are rounded one after the other. Those that follow compensate for the error of each, by the Cholesky factor U of
+the inverse, H^-1 = U^T U:
 
     e_i = (w_i - w'_i) / U_ii          w_j -= e_i U_ij   for every j > i
 
-(Frantar et al., GPTQ, arXiv:2210.17323.) All rows go at once; columns beyond a panel are updated by one matmul. With
-act_order the columns with the largest H_ii go first. Groups are static: scales and zero points are fixed beforehand on
-contiguous columns, so that the order of the work leaves no trace in what is stored.
+(Frantar et al., GPTQ, arXiv:2210.17323.) All rows are rounded together; columns after a panel are updated by one
+matmul. With act_order the columns with the largest H_ii are rounded first. Groups are static: scales and zero points
+are fixed beforehand on contiguous columns, so that the stored layout does not depend on the order of rounding.
 
-`refine` rounds then improve the same objective, and never worsen it: scales are fitted to the codes by least squares
-under H, all blocks of a row together; then each code is chosen anew with all others fixed (coordinate descent, as in
+`refine` further rounds improve the same objective, and never worsen it: scales are fitted to the codes by least squares
+under H, all blocks of a row together; then each code is chosen again with all others fixed (coordinate descent, as in
 QuantEase, arXiv:2309.01885).
 """
 
@@ -24,10 +25,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.passes.numerics.rounding import RoundedWeight, dequantize
-from ingot.passes.numerics.scale_search import FloatArray, Scheme
-
-Float64Array = NDArray[np.float64]
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.rounding import RoundedWeight
+from ingot.passes.numerics.scheme import Scheme
 
 _PANEL_COLUMNS = 64
 _FIT_BYTES = 64 << 20  # normal equations held at once by the fit of scales
@@ -39,13 +39,13 @@ _RIDGE = 1e-6
 class DampedGram:
     """H = X^T X + damping * mean(diagonal), and the factor U of its inverse (upper, in the order of `order`)."""
 
-    gram: FloatArray
-    factor: FloatArray
+    gram: Float32Array
+    factor: Float32Array
     order: NDArray[np.int64]
     damping: float
 
-    def scaled(self, scale: FloatArray) -> "DampedGram":
-        """That of the inputs x / s, in the same order, from the same factorisation: U^T U turns into s U^T U s."""
+    def scaled(self, scale: Float32Array) -> "DampedGram":
+        """The Gram matrix of the inputs x / s, by the same factorization: U^T U becomes s U^T U s; same order."""
         gram = self.gram / np.outer(scale, scale)
         return replace(self, gram=gram, factor=self.factor * scale[self.order])
 
@@ -53,8 +53,8 @@ class DampedGram:
 def damped_gram(gram: Float64Array, damping: float, act_order: bool) -> DampedGram:
     """Damp and factor a Gram matrix; where Cholesky fails, with 10, 100, 1000 times the damping.
 
-    A channel that never fires gets a diagonal of its own, so that its weights are rounded to the nearest. ValueError
-    when no damping helps: the inputs are not finite, or all zero.
+    The diagonal of a channel that is always zero is set to the mean, so that its weights are rounded to nearest.
+    ValueError when no damping helps, or the inputs are not finite or all zero.
     """
     diagonal = np.diagonal(gram)
     mean = float(diagonal.mean())
@@ -83,10 +83,9 @@ def _inverse_factor(matrix: Float64Array) -> Float64Array | None:
 
 
 def gptq_round(
-    weight: FloatArray, grid: RoundedWeight, damped: DampedGram, scheme: Scheme, refine: int
+    weight: Float32Array, grid: RoundedWeight, damped: DampedGram, scheme: Scheme, refine: int
 ) -> RoundedWeight:
-    """Codes by GPTQ on the scales and zero points of `grid`, then `refine` rounds of improvement."""
-    columns = weight.shape[1]
+    """Round weight [out, in] by GPTQ on the scales and zero points of `grid`, then refine it that many times."""
     state = _State.of(weight, grid, scheme)
     _sequential(state, damped)
     for _ in range(refine):
@@ -96,33 +95,33 @@ def gptq_round(
         _fit_scales(state, damped.gram)
     codes = state.codes.T.astype(grid.codes.dtype)
     rounded = replace(grid, codes=codes, scale=np.ascontiguousarray(state.scale.T))
-    error = weight - dequantize(codes, rounded.scale, grid.zero_point, scheme.block_columns(columns))
+    error = weight - rounded.restored(scheme)
     return replace(rounded, squared_error=float(np.square(error, dtype=np.float64).sum()))
 
 
-def output_error(error: FloatArray, gram: FloatArray) -> float:
+def output_error(error: Float32Array, gram: Float32Array) -> float:
     """Sum over rows of e H e^T: the squared error of the outputs, with error = W - W'."""
     return float(np.einsum("oi,oi->", error @ gram, error, dtype=np.float64))
 
 
 @dataclass
 class _State:
-    """Everything with columns first: weight, codes, zeros [in, out]; scale, zero [blocks, out].
+    """All arrays with columns first: weight, codes, zeros [in, out]; scale, zero [blocks, out].
 
-    zeros    where the weight is exactly zero, which it stays: somebody pruned it
+    zeros    where the weight is exactly zero: it was pruned, and stays zero
     """
 
-    weight: FloatArray
-    codes: FloatArray
-    scale: FloatArray
-    zero: FloatArray
+    weight: Float32Array
+    codes: Float32Array
+    scale: Float32Array
+    zero: Float32Array
     block_columns: int
     low: np.float32
     high: np.float32
     zeros: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, weight: FloatArray, grid: RoundedWeight, scheme: Scheme) -> "_State":
+    def of(cls, weight: Float32Array, grid: RoundedWeight, scheme: Scheme) -> "_State":
         scale = np.ascontiguousarray(grid.scale.T)
         zero = np.zeros_like(scale) if grid.zero_point is None else grid.zero_point.T.astype(np.float32)
         low, high = map(np.float32, scheme.code_range)
@@ -130,18 +129,18 @@ class _State:
         block = scheme.block_columns(weight.shape[1])
         return cls(columns, np.empty_like(columns), scale, zero, block, low, high, columns == 0)
 
-    def nearest(self, column: int, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Codes of a column's values [out], and what they stand for."""
+    def nearest(self, column: int, values: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Codes of a column's values [out], and the values that they represent."""
         block = column // self.block_columns
         scale, zero = self.scale[block], self.zero[block]
         codes = np.clip(np.rint(values / scale) + zero, self.low, self.high)
         codes = np.where(self.zeros[column], zero, codes)
         return codes, (codes - zero) * scale
 
-    def rounded(self) -> FloatArray:
+    def rounded(self) -> Float32Array:
         """w' [in, out]."""
         block = np.arange(len(self.codes)) // self.block_columns
-        restored: FloatArray = (self.codes - self.zero[block]) * self.scale[block]
+        restored: Float32Array = (self.codes - self.zero[block]) * self.scale[block]
         return restored
 
 
@@ -150,8 +149,8 @@ def _panels(columns: int) -> Iterator[slice]:
 
 
 def _sequential(state: _State, damped: DampedGram) -> None:
-    """The codes of GPTQ."""
-    left = state.weight[damped.order]  # [in, out], what is still to be represented
+    """Choose the codes by GPTQ's pass over the columns."""
+    left = state.weight[damped.order]  # [in, out], with the errors of earlier columns compensated
     for panel in _panels(len(left)):
         factor, values = damped.factor[panel, panel], left[panel]
         errors = np.empty_like(values)
@@ -163,7 +162,7 @@ def _sequential(state: _State, damped: DampedGram) -> None:
 
 
 def _descend(state: _State, damped: DampedGram) -> None:
-    """Each code anew, the others fixed: w'_j + (H e)_j / H_jj is where the error would be least."""
+    """Choose each code again with the others fixed: the error is least at w'_j + (H e)_j / H_jj."""
     order = damped.order
     gram = damped.gram[np.ix_(order, order)]
     restored = state.rounded()
@@ -179,19 +178,19 @@ def _descend(state: _State, damped: DampedGram) -> None:
         slope[panel.stop :] -= gram[panel.stop :, panel] @ change
 
 
-def _fit_scales(state: _State, gram: FloatArray) -> None:
-    """The scales of each row with the least error for its codes: normal equations under H, [blocks, blocks] per row."""
+def _fit_scales(state: _State, gram: Float32Array) -> None:
+    """Fit the scales of each row to its codes: normal equations under H, [blocks, blocks] per row."""
     blocks, rows = state.scale.shape
     step = max(1, _FIT_BYTES // (8 * blocks * max(blocks, len(gram))))
     for at in range(0, rows, step):
         part = slice(at, min(at + step, rows))
         fitted = _fitted(state, gram, part)
         usable = np.isfinite(fitted) & (fitted > 0)
-        whole = usable.all(axis=0)  # a row is taken over as a whole: its scales were fitted together
+        whole = usable.all(axis=0)  # a row's scales were fitted together: take all of them or none
         state.scale[:, part] = np.where(whole, fitted, state.scale[:, part])
 
 
-def _fitted(state: _State, gram: FloatArray, part: slice) -> FloatArray:
+def _fitted(state: _State, gram: Float32Array, part: slice) -> Float32Array:
     """Fitted scales [blocks, rows] of some rows."""
     columns, size = len(gram), state.block_columns
     starts = np.arange(0, columns, size)
@@ -205,6 +204,6 @@ def _fitted(state: _State, gram: FloatArray, part: slice) -> FloatArray:
     diagonal = np.einsum("rbb->rb", left)
     scale = state.scale[:, part].T.astype(np.float64)
     ridge = _RIDGE * diagonal.mean(axis=1, keepdims=True) + np.where(diagonal > 0, 0, 1.0)
-    diagonal += ridge  # in place: towards the scale that is there, where the codes say nothing
-    fitted: FloatArray = np.linalg.solve(left, (right + ridge * scale)[..., None])[..., 0].T.astype(np.float32)
+    diagonal += ridge  # in place: keeps the old scale where the codes do not determine one
+    fitted: Float32Array = np.linalg.solve(left, (right + ridge * scale)[..., None])[..., 0].T.astype(np.float32)
     return fitted

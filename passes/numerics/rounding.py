@@ -1,4 +1,4 @@
-"""Round-to-nearest quantization of a weight matrix with an error-minimising clip, in numpy alone.
+"""Round-to-nearest quantization of a weight matrix, with a search for the scales of least squared error.
 
 A row [in] is cut into blocks of `block_size` columns (the last may be shorter; per channel: one block), and a block
 shares one scale s and, when asymmetric, one zero point z:
@@ -6,28 +6,29 @@ shares one scale s and, when asymmetric, one zero point z:
     code = clip(round(w / s) + z, low, high)        w' = (code - z) * s
 
 Plain round-to-nearest takes s from the block's largest value. The clip tries smaller s, which cut off the extremes and
-round everything else more finely, and keeps the one with the smallest sum of (w - w')^2; a closing least-squares step
-then fits s to the codes found. (AWQ, arXiv:2306.00978, searches a clip likewise, by the error of
-the layer's output; here it is the error of the weights alone.)
+round everything else more finely, and keeps the one with the smallest sum of (w - w')^2; a final least-squares step
+fits s to the chosen codes. AWQ (arXiv:2306.00978) searches a clip by the error of the layer's output; this search uses
+the error of the weights alone.
 
 Only elementwise IEEE operations and numpy's sums are used, so that neither the number of threads nor numpy's choice of
-instructions changes a bit: tested from x86-64-v2 to AVX-512; other architectures were not compared.
+instructions changes a bit: tested from x86-64-v2 to AVX-512, not on other architectures.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.passes.numerics.scale_search import FloatArray, Scheme, best_fit, unclipped
+from ingot.passes.numerics.arrays import CodeArray, Float32Array
+from ingot.passes.numerics.scheme import Scheme
 
-CodeArray = NDArray[np.integer[Any]]  # int8 or uint8
-
-_CHUNK_ELEMENTS = 1 << 16  # what a chunk's temporaries need stays in the L2 cache
+_CHUNK_ELEMENTS = 1 << 16  # a chunk's temporaries fit in the L2 cache
 _ZERO_BELOW = 1e-30  # a block whose every weight is smaller is zero: its scale would leave float32's normal range
+_SHRINK_FACTORS = tuple(1.0 - 0.05 * step for step in range(11))  # 1.0 (no clip) down to 0.5
+_NO_CLIP = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RoundedWeight:
     """
 
     codes: CodeArray
-    scale: FloatArray
+    scale: Float32Array
     zero_point: CodeArray | None
     squared_error: float
     squared_norm: float
@@ -55,11 +56,15 @@ class RoundedWeight:
         """Mean of (w - w')^2."""
         return self.squared_error / self.codes.size
 
+    def restored(self, scheme: Scheme) -> Float32Array:
+        """w' [out, in], for the scheme that the weight was rounded with."""
+        return dequantize(self.codes, self.scale, self.zero_point, scheme.block_columns(self.codes.shape[1]))
+
 
 def round_weight(weight: NDArray[Any], scheme: Scheme, num_threads: int = 1) -> RoundedWeight:
-    """Quantize weight [out, in] of any float dtype; memory beyond the result stays at a few chunks.
+    """Quantize weight [out, in] of any float dtype; temporaries take the memory of a few chunks.
 
-    Raises ValueError when a value is NaN or infinite; the caller knows the weight's name.
+    Raises ValueError without the weight's name when a value is NaN or infinite.
     """
     rows, columns = weight.shape
     blocks = scheme.num_blocks(columns)
@@ -81,7 +86,17 @@ def round_weight(weight: NDArray[Any], scheme: Scheme, num_threads: int = 1) -> 
     return RoundedWeight(codes, scale, zero_point, error, norm, clipped / (rows * blocks))
 
 
-def dequantize(codes: CodeArray, scale: FloatArray, zero_point: CodeArray | None, block_columns: int) -> FloatArray:
+def round_per_tensor(weight: Float32Array, clip: bool) -> RoundedWeight:
+    """Quantize weight [out, in] to symmetric 8-bit codes with one scale for all rows, repeated per row: scale [out, 1].
+
+    Raises ValueError when a value is NaN or infinite.
+    """
+    whole = round_weight(weight.reshape(1, -1), Scheme(8, 0, True, clip))
+    codes, scale = whole.codes.reshape(weight.shape), np.repeat(whole.scale, len(weight), axis=0)
+    return replace(whole, codes=codes, scale=scale)
+
+
+def dequantize(codes: CodeArray, scale: Float32Array, zero_point: CodeArray | None, block_columns: int) -> Float32Array:
     """(codes - zero_point) * scale as ONNX DequantizeLinear defines it: [out, in] float32."""
     columns = codes.shape[1]
     shifted = codes.astype(np.float32)  # [out, in]
@@ -94,7 +109,7 @@ def dequantize(codes: CodeArray, scale: FloatArray, zero_point: CodeArray | None
 @dataclass(frozen=True)
 class _Chunk:
     codes: NDArray[Any]
-    scale: FloatArray
+    scale: Float32Array
     zero_point: NDArray[Any]
     squared_error: float
     squared_norm: float
@@ -106,8 +121,8 @@ def _chunks(rows: int, padded_columns: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _round_chunk(weight: FloatArray, scheme: Scheme) -> _Chunk:
-    """Quantize a few rows [r, in] at once."""
+def _round_chunk(weight: Float32Array, scheme: Scheme) -> _Chunk:
+    """Quantize a few rows [r, in]."""
     rows, columns = weight.shape
     axis, values = _in_blocks(weight, scheme)
     peak = np.abs(values).max(axis, keepdims=True)
@@ -115,7 +130,7 @@ def _round_chunk(weight: FloatArray, scheme: Scheme) -> _Chunk:
         raise ValueError("NaN or infinite")
     is_zero = peak < _ZERO_BELOW
     values = np.where(is_zero, np.float32(0), values / np.where(is_zero, np.float32(1), peak))
-    fit = best_fit(values, axis, scheme)
+    fit = _best_fit(values, axis, scheme)
     codes = np.clip(np.rint(values / fit.step), fit.low, fit.high)
     peak = np.where(is_zero, np.float32(1), peak)
     first = scheme.code_range[0]
@@ -127,14 +142,16 @@ def _round_chunk(weight: FloatArray, scheme: Scheme) -> _Chunk:
         zero_point=zero_point.reshape(rows, -1),
         squared_error=float((fit.error * size).sum()),
         squared_norm=float((np.square(values).sum(axis, keepdims=True) * size).sum()),
-        clipped_blocks=int((fit.step < unclipped(values, axis, scheme).step * np.float32(0.975)).sum()),
+        clipped_blocks=int((fit.step < _unclipped(values, axis, scheme).step * np.float32(0.975)).sum()),
     )
 
 
-def _in_blocks(weight: FloatArray, scheme: Scheme) -> tuple[int, FloatArray]:
-    """The axis of a block's elements, and the rows cut into blocks: [block, r * blocks] (axis 0), so that numpy's inner
-    loops are long; per channel, where rows are long already, [r, in] (axis 1). A partial block is filled with zeros,
-    which every fit represents exactly."""
+def _in_blocks(weight: Float32Array, scheme: Scheme) -> tuple[int, Float32Array]:
+    """Cut rows into blocks; return the axis of a block's elements, and the blocks.
+
+    Blocks are [block, r * blocks] (axis 0), so that numpy's inner loops are long; per channel, where rows are long
+    already, [r, in] (axis 1). A partial block is filled with zeros, which every fit represents exactly.
+    """
     if scheme.block_size == 0:
         return 1, weight
     columns = weight.shape[1]
@@ -146,3 +163,85 @@ def _in_blocks(weight: FloatArray, scheme: Scheme) -> tuple[int, FloatArray]:
 def _in_rows(blocks: NDArray[Any], axis: int, rows: int) -> NDArray[Any]:
     """Undo _in_blocks: [r, padded in]."""
     return (blocks.T if axis == 0 else blocks).reshape(rows, -1)
+
+
+# Search for the scales of blocks. Values are in units of their block's largest magnitude, so that no square over- or
+# underflows; `axis` runs along a block's elements, and arrays with one value per block keep that axis at length 1.
+
+
+@dataclass
+class _Fit:
+    """Per block: step in units of the block's peak, code bounds less the zero point, squared error in peak^2."""
+
+    step: Float32Array
+    low: Float32Array
+    high: Float32Array
+    error: Float32Array
+
+
+def _unclipped(values: Float32Array, axis: int, scheme: Scheme) -> _Fit:
+    """The fit whose largest code is the block's largest value; its error is not computed."""
+    return _shrunk(*_extremes(values, axis, scheme), np.float32(1), scheme)
+
+
+def _extremes(values: Float32Array, axis: int, scheme: Scheme) -> tuple[Float32Array, Float32Array]:
+    """Smallest and largest value to represent, widened to include zero. Zero blocks get [0, 1]."""
+    if scheme.symmetric:
+        ones = np.ones_like(values.max(axis, keepdims=True))  # values are in units of the block's peak
+        return -ones, ones
+    lowest = np.minimum(values.min(axis, keepdims=True), np.float32(0))
+    highest = np.maximum(values.max(axis, keepdims=True), np.float32(0))
+    return lowest, np.where(lowest == highest, np.float32(1), highest)
+
+
+def _shrunk(lowest: Float32Array, highest: Float32Array, factor: np.float32, scheme: Scheme) -> _Fit:
+    """The fit that represents `factor` times the range."""
+    first, last = scheme.code_range
+    error = np.full_like(lowest, np.inf)
+    if scheme.symmetric:
+        step = highest * factor / np.float32(last)
+        return _Fit(step, np.full_like(step, first), np.full_like(step, last), error)
+    step = (highest - lowest) * factor / np.float32(last)
+    zero_point = np.rint(-lowest * factor / step)
+    return _Fit(step, -zero_point, last - zero_point, error)
+
+
+def _best_fit(values: Float32Array, axis: int, scheme: Scheme) -> _Fit:
+    """Search the shrink factors; then fit the scale to the codes by least squares, and keep it where it is better."""
+    lowest, highest = _extremes(values, axis, scheme)
+    best = _shrunk(lowest, highest, np.float32(1), scheme)
+    for factor in _SHRINK_FACTORS if scheme.clip else _NO_CLIP:
+        trial = _shrunk(lowest, highest, np.float32(factor), scheme)
+        trial.error, _ = _measure(values, axis, trial)
+        _keep_better(best, trial)
+    if scheme.clip:
+        _keep_better(best, _refitted(values, axis, best))
+    return best
+
+
+def _refitted(values: Float32Array, axis: int, fit: _Fit) -> _Fit:
+    """argmin over s of sum (w - code * s)^2 for the codes of `fit`; its error is that of the codes rounded again."""
+    _, codes = _measure(values, axis, fit)
+    weight = np.square(codes).sum(axis, keepdims=True)
+    step = (codes * values).sum(axis, keepdims=True) / np.where(weight == 0, np.float32(1), weight)
+    refit = _Fit(np.where(step > 0, step, fit.step), fit.low, fit.high, fit.error)
+    refit.error, _ = _measure(values, axis, refit)
+    return refit
+
+
+def _measure(values: Float32Array, axis: int, fit: _Fit) -> tuple[Float32Array, Float32Array]:
+    """Squared error of each block under a fit, and the codes less their zero point, as float32."""
+    exact = values / fit.step
+    codes = np.rint(exact)
+    np.maximum(codes, fit.low, out=codes)
+    np.minimum(codes, fit.high, out=codes)
+    np.subtract(exact, codes, out=exact)
+    np.square(exact, out=exact)
+    return exact.sum(axis, keepdims=True) * np.square(fit.step), codes
+
+
+def _keep_better(best: _Fit, trial: _Fit) -> None:
+    """Copy the blocks whose error in the trial is strictly smaller."""
+    better = trial.error < best.error
+    for field in ("step", "low", "high", "error"):
+        np.copyto(getattr(best, field), getattr(trial, field), where=better)

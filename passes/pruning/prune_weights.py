@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import Arrays, CalibrationStage, Float64Array, LinearGroup, require_calibration
+from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.numerics.arrays import Float64Array
 from ingot.passes.numerics.gptq_rounding import damped_gram
 from ingot.passes.numerics.masks import Sparsity, sparse_gpt, wanda
 from ingot.passes.progress import report_kept

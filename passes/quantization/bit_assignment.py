@@ -1,15 +1,15 @@
-"""Which scheme each weight gets: an exact knapsack over losses and stored bytes, and the table that explains it.
+"""Assignment of a scheme to each weight: an exact knapsack over losses and stored bytes, and its explanation.
 
-The loss of an assignment is the sum of the losses of each weight alone. That holds as far as errors of different layers
-have nothing to do with each other; docs/log.md has predicted beside measured losses. Weights that engines pack into one
-matmul get one scheme, packed or not, so that an export loads where they are packed.
+The loss of an assignment is the sum of the losses of each weight alone, which assumes that errors of different layers
+are independent; docs/log.md compares predicted and measured losses. Weights that engines pack into one matmul get one
+scheme, packed or not, so that an export loads where they are packed.
 
-Bytes that a weight [rows, columns] takes under a scheme, without making it.
+The bytes that a weight takes are computed without quantizing it, and counted as one of
 
-engine     as the artifact stores it: codes in the engine's container (3 bits in 4, whole blocks), scales in float32,
-           zero points in the container's bits; a weight that stays is widened to float32 (nbits_packing.py)
-nominal    as GPTQ and compressed-tensors files do: codes and zero points in their own bits, scales in float16; a
-           weight that stays keeps its type
+    engine     the artifact's: codes in the engine's container (3 bits in 4, whole blocks), scales in float32, zero
+               points in the container's bits; an unquantized weight is widened to float32 (nbits_packing.py)
+    nominal    those of GPTQ and compressed-tensors files: codes and zero points in their own bits, scales in float16;
+               an unquantized weight keeps its type
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from ingot.errors import PassError
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.lowering.nbits_packing import container_bits, engine_block_size
 from ingot.passes.numerics.knapsack import best_choice, cheapest
-from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.sensitivity import Sensitivity
 
 Count = Literal["engine", "nominal"]
@@ -31,7 +31,7 @@ _ENGINE_SCALE_BYTES, _NOMINAL_SCALE_BYTES, _FLOAT_BYTES = 4, 2, 4
 
 
 def stored_bytes(rows: int, columns: int, scheme: Scheme, count: Count) -> int:
-    """Codes, scales and zero points of a quantized weight."""
+    """Bytes of the codes, scales and zero points of a quantized weight [rows, columns]."""
     if count == "nominal":
         blocks = scheme.num_blocks(columns)
         zero_points = 0 if scheme.symmetric else _bytes_of(rows * blocks, scheme.bits)
@@ -43,7 +43,7 @@ def stored_bytes(rows: int, columns: int, scheme: Scheme, count: Count) -> int:
 
 
 def unquantized_bytes(tensor: ir.TensorProtocol, count: Count, is_table: bool) -> int:
-    """A weight that stays as it is. Of what is a table and nothing else, the engine widens rows as it reads them."""
+    """Bytes of an unquantized weight. A weight that is only a table keeps its type: the engine widens the rows read."""
     return tensor.nbytes if count == "nominal" or is_table else tensor.size * _FLOAT_BYTES
 
 
@@ -56,7 +56,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A weight under one scheme, None for a weight that stays."""
+    """A weight under one scheme; None: unquantized."""
 
     scheme: Scheme | None
     bytes: int
@@ -64,7 +64,7 @@ class Candidate:
     is_measured: bool
 
     def facts(self) -> Row:
-        """As JSON."""
+        """The candidate as JSON."""
         bits = 16 if self.scheme is None else self.scheme.bits
         block = {} if self.scheme is None else {"block_size": self.scheme.block_size}
         return {"bits": bits, **block, "bytes": self.bytes, "kl": self.kl, "measured": self.is_measured}
@@ -72,7 +72,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Budget:
-    """What an assignment may take: bytes, or KL in nats per token; one of the two."""
+    """The limit of an assignment: bytes, or KL in nats per token; one of the two."""
 
     bytes: int | None = None
     kl: float | None = None
@@ -93,16 +93,16 @@ class Assignment:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all weights."""
+        """Total bytes."""
         return sum(candidate.bytes for candidate in self.picked)
 
     @property
     def kl(self) -> float:
-        """The predicted KL: the sum over weights."""
+        """Predicted KL: the sum over weights."""
         return sum(candidate.kl for candidate in self.picked)
 
     def facts(self) -> Row:
-        """As JSON: totals, and of each weight what it got, what that costs, and what else there was."""
+        """The assignment as JSON: totals, and each weight's scheme, cost and alternatives."""
         rows = zip(self.weights, self.picked, self.candidates, strict=True)
         return {
             "bytes": self.bytes,
@@ -120,13 +120,13 @@ def _facts(candidates: Sequence[Candidate]) -> list[Row]:
 
 
 def elements_of(weight: Sensitivity) -> int:
-    """Weights of a weight matrix."""
+    """Elements of a weight matrix."""
     rows, columns = weight.shape
     return rows * columns
 
 
 def candidates_of(weight: Sensitivity, count: Count, may_stay: bool) -> list[Candidate]:
-    """The measured schemes, and the weight as it is where it may stay."""
+    """The measured schemes, and the unquantized weight where that is allowed."""
     found = [
         Candidate(scheme, stored_bytes(*weight.shape, scheme, count), kl, scheme in weight.measured)
         for scheme, kl in weight.kl.items()
@@ -140,9 +140,9 @@ def candidates_of(weight: Sensitivity, count: Count, may_stay: bool) -> list[Can
 
 
 def assign(weights: Sequence[Sensitivity], budget: Budget, count: Count, may_stay: bool) -> Assignment:
-    """The assignment with the least KL within the budget's bytes, or the fewest bytes within its KL.
+    """Find the assignment with the least KL within the budget's bytes, or the fewest bytes within its KL.
 
-    PassError when there is none: it says what can be reached.
+    Raises PassError with the smallest reachable bytes or KL when no assignment meets the budget.
     """
     candidates = [candidates_of(weight, count, may_stay) for weight in weights]
     groups = together(weights)
@@ -157,9 +157,9 @@ def assign(weights: Sequence[Sensitivity], budget: Budget, count: Count, may_sta
 
 
 def together(weights: Sequence[Sensitivity]) -> list[list[int]]:
-    """Places of the weights that get one scheme: those that engines pack into one matmul, and each other alone.
+    """Indices of the weights that share a scheme: those that engines pack into one matmul; each other weight alone.
 
-    They are told by name, as pack-projections tells them: q, k and v of one module, gate and up of one module.
+    They are recognized by name, as in pack-projections: q, k and v of one module, gate and up of one module.
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for at, weight in enumerate(weights):
@@ -170,7 +170,7 @@ def together(weights: Sequence[Sensitivity]) -> list[list[int]]:
 
 
 def _options(members: Sequence[Sequence[Candidate]], budget: Budget) -> list[tuple[float, float]]:
-    """Cost and loss of a group under each scheme."""
+    """Cost and loss of a group under each scheme, in the order that the budget limits."""
     sums = [(sum(c.bytes for c in one), sum(c.kl for c in one)) for one in zip(*members, strict=True)]
     return [(float(size), kl) if budget.bytes is not None else (kl, float(size)) for size, kl in sums]
 
@@ -189,7 +189,7 @@ def _out_of_reach(least: float, budget: Budget, elements: int) -> str:
 
 
 def assignment_table(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Rows to print: a header, one row per weight, a total. KL in nats per token, each weight alone."""
+    """Rows of the printed table: a header, one row per weight, a total. KL in nats per token, each weight alone."""
     rows: list[tuple[str, ...]] = [("weight", "bits", "block", "KB", "KL alone", "one step coarser", "one step finer")]
     for row in facts["weights"]:
         block = str(row["block_size"] or "channel") if "block_size" in row else ""
@@ -201,7 +201,7 @@ def assignment_table(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _neighbours(row: Mapping[str, Any]) -> tuple[str, str]:
-    """What the next smaller and the next larger choice would have been, of those that trade KL for bytes."""
+    """The next smaller and the next larger alternative, of those that trade KL for bytes."""
     useful = [one for one in row["alternatives"] if not any(_is_better(other, one) for other in row["alternatives"])]
     smaller = max((one for one in useful if one["bytes"] < row["bytes"]), key=lambda one: one["bytes"], default=None)
     larger = min((one for one in useful if one["bytes"] > row["bytes"]), key=lambda one: one["bytes"], default=None)

@@ -1,18 +1,17 @@
-"""The pass gptq: weight matrices to 2, 3, 4 or 8 bits, each rounded for the inputs that it is fed on calibration data.
+"""The pass gptq: weight matrices to 2, 3, 4 or 8 bits, each rounded for the inputs that it gets on calibration data.
 
-Matched and Replacement are those of quantize-weights, whose options and statistics this pass has, too. How a weight is
-rounded is told in gptq_rounding.py (Frantar et al., GPTQ, arXiv:2210.17323).
+Matched and Replacement are those of quantize-weights, and so are the options and statistics, which this pass extends.
+See gptq_rounding.py for the algorithm (Frantar et al., GPTQ, arXiv:2210.17323).
 
-Layers are taken in the order in which they run, and every input is made by what stands before it as it is by then:
-already quantized. A layer so makes up for the errors of those before it. The embedding is quantized first.
+Layers are rounded in the order in which they run, on inputs that the already quantized layers before them make. So a
+layer compensates for the errors of those before it. The embedding is quantized first.
 
-What no calibration data can reach is rounded to the nearest, with the clip: the embedding table, a head that shares the
-table's tensor, a tensor that several layers share, a layer whose inputs are zero on all of the data. Statistics of a
-weight gain
+Rounded to nearest, with the clip: the embedding table, a head that shares the table's tensor, a tensor that several
+layers share, a layer whose inputs are zero on all of the data. The statistics of a weight gain
 
     method           "gptq", or "round-to-nearest" with a `reason`
     output_error     ||X (W - W')^T|| / ||X W^T|| on the calibration data, damped as for the rounding;
-                     output_error_nearest: the same of the weight rounded to the nearest
+                     output_error_nearest: the same for the weight rounded to nearest
     damping          share of the mean diagonal that was added to X^T X
     tokens           calibration tokens that reached the layer
 
@@ -30,11 +29,12 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import PassKind
 from ingot.passes.calibration import CalibrationStage, RecordedWeight, require_calibration, weight_arrays
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
-from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
-from ingot.passes.numerics.scale_search import FloatArray, Scheme
+from ingot.passes.numerics.rounding import RoundedWeight, round_weight
+from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.progress import note_errors, report_error
-from ingot.passes.quantization.quantize_weights import Group, QuantizeWeights, append_statistics
+from ingot.passes.quantization.quantize_weights import Groups, QuantizeWeights, append_statistics, num_elements
 from ingot.passes.weights import WeightSite, weight_sites
 from ingot.progress import report_progress
 from ingot.settings import num_threads
@@ -45,11 +45,11 @@ Statistics = dict[str, object]
 
 @dataclass(frozen=True)
 class Gptq(QuantizeWeights):
-    """Options, beside those of QuantizeWeights:
+    """Options, in addition to those of QuantizeWeights:
 
-    act_order    columns with the largest inputs are rounded first; what is stored has their own order
+    act_order    round columns with the largest inputs first; the stored order stays
     damping      share of the mean diagonal of X^T X that is added to it; ten times as much where Cholesky fails
-    refine       rounds of fitting scales and choosing codes anew after GPTQ's own; 0 for plain GPTQ
+    refine       rounds of fitting scales and choosing codes again after GPTQ; 0 for plain GPTQ
     """
 
     name: ClassVar[str] = "gptq"
@@ -69,7 +69,7 @@ class Gptq(QuantizeWeights):
             raise UsageError(f"{self.name}: refine is {self.refine}; allowed: 0 or more")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """First what needs no data, then layer by layer."""
+        """Round the weights that need no data; then the others, layer by layer."""
         calibration = require_calibration(self.name)
         work = _Work(self._groups(weight_sites(model)))
         statistics = [self._nearest(model.graph, key, reason, work) for key, reason in work.unreachable()]
@@ -85,62 +85,65 @@ class Gptq(QuantizeWeights):
         return ir.passes.PassResult(model, modified=bool(statistics))
 
     def _nearest(self, graph: ir.Graph, key: Key, reason: str, work: "_Work") -> Statistics:
-        """Round to nearest what gptq cannot do."""
+        """Round to nearest a weight that gptq cannot round."""
         found = self._quantize(graph, *key, work.take(key, self.name))
         return {**found, "method": "round-to-nearest", "reason": reason}
 
     def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
-        """Quantize the stage's layers; those that read one input share its factorisation."""
-        known, made = stage.recorded(), dict[str, NDArray[Any]]()
+        """Quantize the stage's layers; those that read one input share its factorization."""
+        recorded, made = stage.recorded(), dict[str, NDArray[Any]]()
         for group in stage.groups:
             keys = work.keys_of(group.linears)
-            damped = self._damped(stage, group.source) if keys and known is None else None
+            damped = self._damped(stage, group.source) if keys and recorded is None else None
             for key in keys:
                 sites = work.take(key, self.name)
                 name = sites[0].node.name or ""
-                rounder = (
-                    _Rounder(damped, key[1], self.refine, tokens) if known is None else RecordedWeight(known, name)
-                )
+                rounder: _Rounder | RecordedWeight = _Rounder(damped, key[1], self.refine, tokens)
+                if recorded is not None:
+                    rounder = RecordedWeight(recorded, name)
                 found = self._quantize(graph, *key, sites, rounder)
                 if isinstance(rounder, _Rounder):
                     made |= weight_arrays(name, rounder.rounded, rounder.facts)
                 if pair := _errors(rounder.facts):
                     report_error(self.name, name, *pair)
                 yield {**found, **rounder.facts}
-        if known is None:
+        if recorded is None:
             stage.record(made)
 
     def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram | None:
-        """The factorised X^T X; None where all inputs are zero."""
+        """The factored X^T X; None where all inputs are zero."""
         gram = stage.gram(source)
-        if not gram.any():
-            return None
-        try:
-            return damped_gram(gram, self.damping, self.act_order)
-        except ValueError as error:
-            raise PassError(f"{source.name!r} gives its linear layers {error}; give other calibration text") from error
+        return factored_gram(gram, source, self.damping, self.act_order) if gram.any() else None
+
+
+def factored_gram(gram: Float64Array, source: ir.Value, damping: float, act_order: bool) -> DampedGram:
+    """Damp and factor X^T X of the layers that read `source`; PassError when it is zero, not finite or singular."""
+    try:
+        return damped_gram(gram, damping, act_order)
+    except ValueError as error:
+        raise PassError(f"{source.name!r} gives its linear layers {error}; give other calibration text") from error
 
 
 class _Work:
-    """Weights still to be quantized."""
+    """The weights that are left to quantize."""
 
-    def __init__(self, groups: Group) -> None:
+    def __init__(self, groups: Groups) -> None:
         self.groups = groups
-        self._total = sum(_elements(weight) for weight, _ in groups)
+        self._total = sum(num_elements(weight) for weight, _ in groups)
         self._done = 0
 
     def unreachable(self) -> list[tuple[Key, str]]:
-        """Those that gptq does not do, and why."""
+        """Weights that gptq does not round, and why."""
         return [(key, reason) for key, sites in self.groups.items() if (reason := _why_not(sites))]
 
     def keys_of(self, nodes: Iterable[ir.Node]) -> list[Key]:
-        """The weights of these layers, as far as they are still to be quantized."""
+        """The weights of these layers that are left to quantize."""
         wanted = set(nodes)
         return [key for key, sites in self.groups.items() if sites[0].node in wanted]
 
     def take(self, key: Key, name: str) -> list[WeightSite]:
-        """The sites of a weight, which is then done."""
-        self._done += _elements(key[0])
+        """Remove a weight from the work; return its sites."""
+        self._done += num_elements(key[0])
         report_progress(name, self._done, self._total)
         return self.groups.pop(key)
 
@@ -153,7 +156,7 @@ def _why_not(sites: list[WeightSite]) -> str | None:
 
 @dataclass
 class _Rounder:
-    """Rounds one weight, and remembers what it made of it."""
+    """Rounds one weight and keeps the result."""
 
     damped: DampedGram | None
     scheme: Scheme
@@ -171,26 +174,20 @@ class _Rounder:
         self.rounded = gptq_round(weight, grid, self.damped, self.scheme, self.refine)
         self.facts = {
             "method": "gptq",
-            "output_error": self._output_error(weight, self.rounded, self.damped),
-            "output_error_nearest": self._output_error(weight, grid, self.damped),
+            "output_error": self._relative_error(weight, self.rounded, self.damped),
+            "output_error_nearest": self._relative_error(weight, grid, self.damped),
             "damping": self.damped.damping,
             "tokens": self.tokens,
         }
         return self.rounded
 
-    def _output_error(self, weight: FloatArray, rounded: RoundedWeight, damped: DampedGram) -> float:
-        block = self.scheme.block_columns(weight.shape[1])
-        error = weight - dequantize(rounded.codes, rounded.scale, rounded.zero_point, block)
+    def _relative_error(self, weight: Float32Array, rounded: RoundedWeight, damped: DampedGram) -> float:
+        error = weight - rounded.restored(self.scheme)
         norm = output_error(weight, damped.gram)
         return float((output_error(error, damped.gram) / norm) ** 0.5) if norm else 0.0
 
 
 def _errors(facts: Statistics) -> tuple[float, float] | None:
-    """Output errors, to the nearest and as rounded; None for what was rounded to the nearest."""
+    """Output errors rounded to nearest and by gptq; None for a weight that gptq did not round."""
     nearest, after = facts.get("output_error_nearest"), facts.get("output_error")
     return (nearest, after) if isinstance(nearest, float) and isinstance(after, float) else None
-
-
-def _elements(weight: ir.Value) -> int:
-    assert weight.const_value is not None
-    return weight.const_value.size

@@ -1,24 +1,24 @@
-"""The pass mixed-precision: 2, 3, 4, 8 or 16 bits and a block size for each weight, by what each costs the model.
+"""The pass mixed-precision: 2, 3, 4, 8 or 16 bits and a block size for each weight, by the loss that each causes.
 
     Matched         Gemm(x, W, b?, transB=1)
     Replacement     the same node, with its scheme in metadata_props["ingot.scheme"]: schemes.py
 
-For each weight and each scheme the loss is measured: the mean KL of the model's logits on calibration tokens when this
-weight alone is quantized so (sensitivity.py). An exact knapsack (knapsack.py) then finds the assignment with the
-smallest sum of losses within a budget of bytes, or the fewest bytes within a budget of KL. No weight is rounded here:
-quantize-weights or gptq must follow, and takes each weight's bits, block size and symmetry from it; the embedding and
-the head have that pass's own options unless they are asked for. All readers of one tensor get one scheme, and so do q,
-k and v, or gate and up, of one module, which engines pack.
+The loss of each weight under each scheme is measured: the mean KL of the model's logits on calibration tokens when only
+this weight is quantized (sensitivity.py). An exact knapsack (knapsack.py) then finds the assignment with the smallest
+sum of losses within a budget of bytes, or the fewest bytes within a budget of KL. No weight is rounded here:
+quantize-weights or gptq must follow, and takes each weight's bits, block size and symmetry from the assignment; the
+embedding and the head have that pass's own options unless `embedding` or `lm_head` is set. All readers of one tensor
+get one scheme, and so do q, k and v, or gate and up, of one module, which engines pack.
 
 Choosing bits by a measured sensitivity and an integer program follows HAWQ-V3 (Yao et al., arXiv:2011.10680), with the
-measured KL in the place of its Hessian trace.
+measured KL instead of its Hessian trace.
 
-The table stands in the model's metadata "ingot.mixed-precision" as JSON: {options, budget, bytes, bits_per_weight,
+The table is in the model's metadata "ingot.mixed-precision" as JSON: {options, budget, bytes, bits_per_weight,
 predicted_kl, uniform: [{bits, block_size, bytes, kl}, ...], weights: [{name, shape, bits, block_size, bytes, kl,
-measured, alternatives}, ...]}. predicted_kl is the sum of the losses. `measured` is
-whether a loss was run or inferred from the error of the weight's outputs (sensitivity.py).
+measured, alternatives}, ...]}. predicted_kl is the sum of the losses. `measured` is false for a loss that was not run
+but inferred from the error of the weight's outputs (sensitivity.py).
 
-Refuses: a budget that no assignment meets, with what can be reached; a model without a weight to choose for.
+Refuses: a budget that no assignment meets, with the smallest reachable one; a model without a weight to choose for.
 """
 
 import json
@@ -31,7 +31,7 @@ import onnx_ir as ir
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import require_calibration
-from ingot.passes.numerics.scale_search import Scheme, WeightBits
+from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.quantization.bit_assignment import Assignment, Budget, Count, assign, elements_of, stored_bytes
 from ingot.passes.quantization.schemes import assign_scheme, parse_overrides
 from ingot.passes.quantization.sensitivity import Points, Rounding, Sensitivity, weight_sensitivities
@@ -46,22 +46,22 @@ _SAME_SIZE: Mapping[str, object] = {"bits": 4, "block_size": 128}
 
 @dataclass(frozen=True)
 class MixedPrecision(Pass):
-    """Options. At most one budget is given; without any it is the size of 4 bits in blocks of 128:
+    """Options. Give at most one budget; the default is the size of 4 bits in blocks of 128:
 
     same_size_as    {bits, block_size}: the size that all weights have under one scheme
     budget_bits     mean bits per weight, scales and zero points included
     budget_bytes    bytes of the weights that are assigned
     budget_kl       nats per token; the assignment with the fewest bytes
-    bits            bits to choose from; 16 leaves a weight as it is
+    bits            bits to choose from; 16 leaves a weight unquantized
     block_sizes     block sizes to choose from; 0 or "channel": a whole row
     symmetric       of all schemes
     count           bytes as the artifact stores them ("engine") or as GPTQ and compressed-tensors do ("nominal")
-    rounding        "nearest" or "gptq": how trials are rounded; as the quantizer that follows
+    rounding        "nearest" or "gptq": how trials are rounded; use that of the quantizer that follows
     points          losses that are run for each weight: 1, 2 or "all"; the others are inferred
-    tokens          calibration tokens that each is run on, in whole sequences
+    tokens          calibration tokens that each loss is run on, in whole sequences
     lm_head         choose for the head, too
     embedding       choose for the table, too
-    exclude         patterns of weights that nothing is chosen for, and that count nowhere
+    exclude         patterns of weights that get no scheme and count in no budget
     """
 
     name: ClassVar[str] = "mixed-precision"
@@ -76,7 +76,7 @@ class MixedPrecision(Pass):
     budget_bytes: int | None = None
     budget_kl: float | None = None
     bits: tuple[Literal[2, 3, 4, 8, 16], ...] = (2, 3, 4, 8, 16)
-    block_sizes: tuple[Literal[0, 16, 32, 64, 128, 256, "channel"], ...] = (32, 64, 128)
+    block_sizes: tuple[BlockSize, ...] = (32, 64, 128)
     symmetric: bool = False
     count: Count = "engine"
     rounding: Rounding = "nearest"
@@ -110,7 +110,7 @@ class MixedPrecision(Pass):
         require_matches(sites, "exclude", self.exclude)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Measure, choose, write down."""
+        """Measure the losses, assign schemes, record both."""
         calibration = require_calibration(self.name)
         weights = weight_sensitivities(
             model,
@@ -130,24 +130,23 @@ class MixedPrecision(Pass):
         before = model.metadata_props.get(MIXED_KEY)
         model.metadata_props[MIXED_KEY] = json.dumps(self._facts(assignment, budget))
         calibration.facts.record(model)
-        news = [assign_scheme(w.sites, c.scheme) for w, c in zip(weights, assignment.picked, strict=True)]
-        return ir.passes.PassResult(model, modified=any(news) or before != model.metadata_props[MIXED_KEY])
+        changes = [assign_scheme(w.sites, c.scheme) for w, c in zip(weights, assignment.picked, strict=True)]
+        return ir.passes.PassResult(model, modified=any(changes) or before != model.metadata_props[MIXED_KEY])
 
     def _schemes(self) -> list[Scheme]:
-        blocks: list[int] = [0 if size == "channel" else size for size in self.block_sizes]
         codes: list[WeightBits] = [bits for bits in self.bits if bits != 16]
-        return [Scheme(bits, block, self.symmetric) for bits in dict.fromkeys(codes) for block in dict.fromkeys(blocks)]
+        return list(dict.fromkeys(Scheme.of(bits, size, self.symmetric) for bits in codes for size in self.block_sizes))
 
     def _roles(self) -> frozenset[Role]:
-        asked: dict[Role, bool] = {"linear": True, "head": self.lm_head, "embedding": self.embedding}
-        return frozenset(role for role, is_asked in asked.items() if is_asked)
+        chosen: dict[Role, bool] = {"linear": True, "head": self.lm_head, "embedding": self.embedding}
+        return frozenset(role for role, is_chosen in chosen.items() if is_chosen)
 
     def _uniform(self) -> Scheme:
         """The scheme of `same_size_as`, checked as an override is."""
-        asked = _SAME_SIZE if self.same_size_as is None else self.same_size_as
-        override = parse_overrides(self.name, {"same_size_as": asked})["same_size_as"]
+        given = _SAME_SIZE if self.same_size_as is None else self.same_size_as
+        override = parse_overrides(self.name, {"same_size_as": given})["same_size_as"]
         if override is None or not {"bits", "block_size"} <= override.keys():
-            raise UsageError(f"{self.name}: same_size_as is {dict(asked)}; allowed: bits and block_size, both")
+            raise UsageError(f"{self.name}: same_size_as is {dict(given)}; allowed: bits and block_size, both")
         return Scheme(override["bits"], override["block_size"], override.get("symmetric", self.symmetric))
 
     def _budget(self, weights: list[Sensitivity]) -> Budget:

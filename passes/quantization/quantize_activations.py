@@ -1,22 +1,22 @@
-"""The pass quantize-activations: what linear layers read, to 8 bits, by integers or by float8.
+"""The pass quantize-activations: the inputs of linear layers to 8 bits, as integers or float8.
 
     Matched         y = Gemm(x, W, b?, transB=1), and others that read x; not the head
     Replacement     y = Gemm(x', W, b?, transB=1)         x' = DequantizeLinear(QuantizeLinear(x, ...), ...)
 
-activation_quantization.py draws x', activation_plan.py what `outliers` adds. Where the weights are int8 per channel
-(symmetric), the CPU computes such a layer in integers: integer_matmul.py. Passes that round weights may stand
-before or behind this one; gptq behind it rounds for the inputs that the layer will really have.
+activation_nodes.py draws x' and what `outliers` adds. Where the weights are int8 per channel (symmetric), the CPU
+computes such a layer in integers: integer_matmul.py. Passes that round weights may run before or after this one;
+gptq after it rounds for the quantized inputs.
 
-Scales are found on the model as it stands when the pass begins. `dynamic` without outliers needs no data; everything
-else needs the recipe's section `calibration`. What was chosen stands in the model's metadata "ingot.activations" as
-JSON, [{layers, bits, kind, dynamic, strategy, scale?, peak?, outliers?}, ...], and in the weights' statistics.
+Scales are found on the model as it is when the pass begins. `dynamic` without outliers needs no data; everything else
+needs the recipe's section `calibration`. The choices are in the model's metadata "ingot.activations" as JSON,
+[{layers, bits, kind, dynamic, strategy, scale?, peak?, outliers?}, ...], and in the weights' statistics.
 
 Refuses: inputs that are NaN or infinite on calibration data; with `static`, inputs that are zero on all of it.
 """
 
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,32 +25,49 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import CalibrationStage, require_calibration
-from ingot.passes.quantization.activation_plan import (
-    SAMPLE_ROWS,
-    Planned,
+from ingot.passes.calibration import Arrays, CalibrationStage, fact_arrays, recorded_facts, require_calibration
+from ingot.passes.numerics.activation_rounding import (
+    ActivationScheme,
+    Channels,
+    Kind,
     RangeMethod,
-    finite_peaks,
     outlier_channels,
-    planned_arrays,
-    record_plan,
-    recorded_plan,
-    split_outliers,
     static_scheme,
 )
-from ingot.passes.quantization.activation_quantization import (
-    ActivationScheme,
-    Kind,
+from ingot.passes.numerics.arrays import Float64Array
+from ingot.passes.quantization.activation_nodes import (
+    ACTIVATIONS_KEY,
     dequantizer,
     insert_activation_quantization,
+    split_outliers,
 )
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import WeightSite, require_matches, weight_sites
 from ingot.progress import report_progress
 
+ActivationScale = Literal["dynamic", "static", "none"]  # the option `activations` of passes that quantize weights, too
 KINDS: Mapping[str, Kind] = {"int8": "int", "float8": "float"}
+SAMPLE_ROWS = 2048
 
-_log = logging.getLogger("ingot.passes")
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one input is quantized. linears: the layers that read it, in graph order."""
+
+    source: ir.Value
+    linears: tuple[ir.Node, ...]
+    scheme: ActivationScheme
+    peak: float | None = None
+    outliers: Channels = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The plan as the metadata holds it."""
+        facts = {**self.scheme.facts}
+        if self.peak is not None:
+            facts["peak"] = self.peak
+        return facts | ({"outliers": len(self.outliers)} if len(self.outliers) else {})
 
 
 @dataclass(frozen=True)
@@ -58,17 +75,17 @@ class QuantizeActivations(Pass):
     """Options:
 
     dtype                "int8" or "float8" (e4m3fn)
-    mode                 "dynamic": a scale per token, computed as it comes; "static": one scale, from calibration data
-    range                how a static scale is found: "absmax", "percentile" or "mse", see activation_plan.py
+    mode                 "dynamic": a scale per token, computed at run time; "static": one scale, from calibration data
+    range                how a static scale is found: "absmax", "percentile" or "mse", see activation_rounding.py
     percentile           of |x|, for range percentile
-    outliers             input channels that keep their precision: so many, or, below 1, that share of a layer's
-    outlier_threshold    only channels whose |x| exceeds it on calibration data; 0: no threshold
+    outliers             input channels that keep their precision: a number, or, below 1, a share of the layer's
+    outlier_threshold    keep only channels whose |x| exceeds it on calibration data; 0: no threshold
     exclude              patterns (fnmatch's) of layers to leave alone, by module path or tensor name
     """
 
     name: ClassVar[str] = "quantize-activations"
     kind: ClassVar[PassKind] = "quantization"
-    summary: ClassVar[str] = "Rounds what linear layers read to 8 bits, by token or by calibrated range."
+    summary: ClassVar[str] = "Rounds the inputs of linear layers to 8 bits, with scales per token or calibrated."
 
     dtype: Literal["int8", "float8"] = "int8"
     mode: Literal["dynamic", "static"] = "dynamic"
@@ -80,7 +97,7 @@ class QuantizeActivations(Pass):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_activation_options(self)
+        _check_options(self)
 
     @property
     def needs_calibration(self) -> bool:
@@ -109,7 +126,7 @@ class QuantizeActivations(Pass):
         require_matches(sites, "exclude", self.exclude)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Look at everything, then change everything: scales are those of the model as it was."""
+        """Plan everything, then change everything: scales are those of the unchanged model."""
         wanted = self._wanted(model)
         plan = (self._plan_on_data(model, wanted) if self.needs_calibration else self._plan(wanted)) if wanted else []
         for planned in plan:
@@ -118,17 +135,17 @@ class QuantizeActivations(Pass):
                 source = split_outliers(model.graph, source, planned.linears, planned.outliers)
             insert_activation_quantization(model.graph, source, planned.linears, planned.scheme)
         if plan:
-            record_plan(model, plan)
+            _record(model, plan)
         return ir.passes.PassResult(model, modified=bool(plan))
 
     def ensures(self, model: ir.Model) -> None:
-        """What should be quantized is."""
+        """Every layer that should have quantized inputs has them."""
         left = [node.name for nodes in self._wanted(model).values() for node in nodes]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left with unquantized inputs")
 
     def _wanted(self, model: ir.Model) -> dict[ir.Value, tuple[ir.Node, ...]]:
-        """Layers that are not done yet, by what they read."""
+        """Layers that are left to quantize, by their input."""
         found: dict[ir.Value, tuple[ir.Node, ...]] = {}
         for site in weight_sites(model):
             source = site.node.inputs[0]
@@ -139,31 +156,32 @@ class QuantizeActivations(Pass):
     def _is_wanted(self, site: WeightSite) -> bool:
         return site.role == "linear" and not site.matches(self.exclude) and dequantizer(site.node) is None
 
-    def _plan(self, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[Planned]:
+    def _plan(self, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[_Plan]:
         scheme = ActivationScheme(KINDS[self.dtype])
-        return [Planned(source, linears, scheme) for source, linears in wanted.items()]
+        return [_Plan(source, linears, scheme) for source, linears in wanted.items()]
 
-    def _plan_on_data(self, model: ir.Model, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[Planned]:
+    def _plan_on_data(self, model: ir.Model, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[_Plan]:
         calibration = require_calibration(self.name)
-        plan: list[Planned] = []
+        plan: list[_Plan] = []
         for stage in calibration.stages(model):
-            known, made = stage.recorded(), dict[str, NDArray[Any]]()
+            recorded, made = stage.recorded(), dict[str, NDArray[Any]]()
             for source in (group.source for group in stage.groups if group.source in wanted):
-                recalled = None if known is None else recorded_plan(known, source, wanted[source])
-                plan.append(recalled or self._planned(stage, source, wanted[source]))
-                made |= planned_arrays(plan[-1])
+                linears = wanted[source]
+                done = None if recorded is None else _recorded(recorded, source, linears)
+                plan.append(done or self._planned(stage, source, linears))
+                made |= _plan_arrays(plan[-1])
                 report_progress(self.name, len(plan), len(wanted))
-            if known is None:
+            if recorded is None:
                 stage.record(made)
         calibration.facts.record(model)
         return plan
 
-    def _planned(self, stage: CalibrationStage, source: ir.Value, linears: tuple[ir.Node, ...]) -> Planned:
+    def _planned(self, stage: CalibrationStage, source: ir.Value, linears: tuple[ir.Node, ...]) -> _Plan:
         name, peaks = linears[0].name, finite_peaks(stage, source, linears)
         outliers = outlier_channels(peaks, self.outliers, self.outlier_threshold)
         rest = np.delete(peaks, outliers)
         if self.mode == "dynamic":
-            return Planned(source, linears, ActivationScheme(KINDS[self.dtype]), float(rest.max()), outliers)
+            return _Plan(source, linears, ActivationScheme(KINDS[self.dtype]), float(rest.max()), outliers)
         if not rest.any():
             raise PassError(
                 f"{name!r} reads {source.name!r}, which is zero on all calibration data: a static scale has no range. "
@@ -171,11 +189,53 @@ class QuantizeActivations(Pass):
             )
         x = np.delete(stage.rows(source, SAMPLE_ROWS), outliers, axis=1)
         scheme = static_scheme(KINDS[self.dtype], self.range, float(rest.max()), self.percentile, x)
-        return Planned(source, linears, scheme, float(rest.max()), outliers)
+        return _Plan(source, linears, scheme, float(rest.max()), outliers)
 
 
-def check_activation_options(options: QuantizeActivations) -> None:
-    """UsageError for what is out of range or does not combine."""
+def finite_peaks(stage: CalibrationStage, source: ir.Value, linears: Sequence[ir.Node]) -> Float64Array:
+    """Largest |x| of each channel [in] of the layers' input; PassError when one is NaN or infinite."""
+    peaks = stage.max_absolute(source)
+    if not np.isfinite(peaks).all():
+        channel = int(np.argmin(np.isfinite(peaks)))
+        raise PassError(
+            f"{linears[0].name!r} reads {source.name!r}, whose channel {channel} is NaN or infinite on calibration "
+            "data; check the checkpoint with `ingot lint-checkpoint`"
+        )
+    return peaks
+
+
+def _plan_arrays(plan: _Plan) -> dict[str, NDArray[Any]]:
+    """The plan as arrays, for a build that resumes: see CalibrationStage.record."""
+    name, scheme = plan.linears[0].name or "", plan.scheme
+    facts = {"kind": scheme.kind, "scale": scheme.scale, "peak": plan.peak}
+    return {f"{name}.outliers": plan.outliers, **fact_arrays(name, facts)}
+
+
+def _recorded(arrays: Arrays, source: ir.Value, linears: tuple[ir.Node, ...]) -> _Plan:
+    """The plan that _plan_arrays stored."""
+    name = linears[0].name or ""
+    facts = recorded_facts(arrays, name)
+    scheme = ActivationScheme(facts["kind"], facts["scale"])
+    return _Plan(source, linears, scheme, facts["peak"], arrays[f"{name}.outliers"])
+
+
+def _record(model: ir.Model, plans: Sequence[_Plan]) -> None:
+    """Write the choices to the metadata, and to the statistics of weights that are quantized already."""
+    rows = [{"layers": [node.name for node in plan.linears], **plan.facts} for plan in plans]
+    before = json.loads(model.metadata_props.get(ACTIVATIONS_KEY, "[]"))
+    model.metadata_props[ACTIVATIONS_KEY] = json.dumps([*before, *rows])
+    if QUANTIZATION_KEY not in model.metadata_props:
+        return
+    by_layer = {node.name: plan.scheme.facts for plan in plans for node in plan.linears}
+    statistics = json.loads(model.metadata_props[QUANTIZATION_KEY])
+    for row in statistics["weights"]:
+        if row["name"] in by_layer:
+            row["activations"] = by_layer[row["name"]]
+    model.metadata_props[QUANTIZATION_KEY] = json.dumps(statistics)
+
+
+def _check_options(options: QuantizeActivations) -> None:
+    """Raise UsageError for options that are out of range or do not combine."""
     name = options.name
     if options.mode == "dynamic" and options.range != "absmax":
         raise UsageError(

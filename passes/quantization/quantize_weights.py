@@ -7,106 +7,50 @@
                     Gemm(x, W', b?, transB=1)               Gather(W', input_ids)
 
     q            [out, in]              int4 | int8 symmetric, uint4 | uint8 asymmetric, named <weight>.q;
-                                        2 and 3 bits are int4 | uint4 too, see quantized_tensors.py
+                                        2 and 3 bits are int4 | uint4 too, see weight_nodes.py
     scale        [out, ceil(in/block)]  float32, <weight>.scale          per channel: [out]
     zero_point   as scale, dtype of q   asymmetric only, <weight>.zero_point
 
-`embedding` and `lm_head` choose bits for the table and the head; everything else is as for the other weights. What
-mixed-precision assigned to a weight takes the place of these options (schemes.py); `overrides` come last. Tied
-weights whose settings agree share one quantized tensor. Where they differ each gets a copy of its own (say, the table
-left at 16 bits and the head at 4): that costs its bytes, and the statistics name the copy.
+`embedding` and `lm_head` choose bits for the table and the head, whose other options are those of all weights. A scheme
+that mixed-precision assigned to a weight replaces these options (schemes.py); `overrides` come last. Tied weights whose
+settings agree share one quantized tensor. Where they differ (say, the table left at 16 bits and the head at 4), each
+has its own copy, which costs its bytes, and the statistics name the copy.
 
-Weights are read one at a time. Statistics go to the model's metadata "ingot.quantization" as JSON:
+Weights are read one at a time. Statistics are written to the model's metadata "ingot.quantization" as JSON:
 {"weights": [{name, tensor, bits, block_size, symmetric, elements, mse, relative_error, clip, clipped_share,
-and those of quantize_weights.py}, ...]}; `activations` where the layer's inputs are quantized, too.
+and those of weight_statistics.py}, ...]}; `activations` where the layer's inputs are quantized, too.
 
 Refuses: a NaN or infinite weight, by name; a pattern of `overrides` that matches nothing; a Gemm that is not
-x @ W.T + b. What is already quantized is left alone.
-
-What a weight and its codes look like: how far its largest values stand out, how its scales spread, where codes end.
-
-    scale_min, scale_median, scale_max    over all blocks
-    outlier_share                         share of weights with |w| above OUTLIER_RMS times the root mean square; 6e-5
-                                          for normally distributed weights
-    peak_over_rms                         the largest |w| over the root mean square
-    end_share                             share of codes at either end of their range
-
-A weight far above its rms costs the other weights of its block their resolution; codes at the ends are those that a
-clip cut off, and, asymmetric, one at each end of every block.
+x @ W.T + b. Weights that are already quantized are left alone.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.numerics.rounding import CodeArray, RoundedWeight, round_weight
-from ingot.passes.numerics.scale_search import FloatArray, Scheme, WeightBits
-from ingot.passes.quantization.activation_quantization import activation_facts
-from ingot.passes.quantization.quantized_tensors import insert_dequantize
+from ingot.passes.numerics.rounding import RoundedWeight, round_weight
+from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
+from ingot.passes.numerics.weight_statistics import weight_statistics
+from ingot.passes.quantization.activation_nodes import activation_facts
 from ingot.passes.quantization.schemes import Override, assigned_scheme, parse_overrides
+from ingot.passes.quantization.weight_nodes import insert_dequantize, replace_weight
 from ingot.passes.rewriting import require_plain_gemm
-from ingot.passes.weights import WeightSite, apply_to_array, drop_if_unused, require_matches, weight_sites
+from ingot.passes.weights import WeightSite, apply_to_array, require_matches, weight_sites
 from ingot.progress import report_progress
 from ingot.settings import num_threads
 
-OUTLIER_RMS = 4.0
-_CHUNK_ELEMENTS = 1 << 20
-
-
-def weight_statistics(weight: NDArray[Any], rounded: RoundedWeight, scheme: Scheme) -> dict[str, float]:
-    """All of the module's figures for a weight [out, in] of any float dtype and what it was rounded to."""
-    low, high = scheme.code_range
-    return {
-        **scale_range(rounded.scale),
-        **outliers(weight),
-        "end_share": end_share(rounded.codes, low, high),
-    }
-
-
-def scale_range(scales: FloatArray) -> dict[str, float]:
-    """Of scales of any shape."""
-    found = {"min": scales.min(), "median": np.median(scales), "max": scales.max()}
-    return {f"scale_{name}": float(value) for name, value in found.items()}
-
-
-def outliers(weight: NDArray[Any]) -> dict[str, float]:
-    """Share of outliers and peak over rms, from a few rows at a time; zeros for a zero weight."""
-    square = sum(float(np.einsum("ri,ri->", rows, rows, dtype=np.float64)) for rows in _float32_rows(weight))
-    rms = (square / weight.size) ** 0.5
-    if not rms:
-        return {"outlier_share": 0.0, "peak_over_rms": 0.0}
-    beyond, peak = 0, 0.0
-    for rows in _float32_rows(weight):
-        magnitudes = np.abs(rows)
-        beyond += int(np.count_nonzero(magnitudes > OUTLIER_RMS * rms))
-        peak = max(peak, float(magnitudes.max()))
-    return {"outlier_share": beyond / weight.size, "peak_over_rms": peak / rms}
-
-
-def end_share(codes: CodeArray, low: int, high: int) -> float:
-    """Share of codes that are the lowest or the highest of their range."""
-    return float(np.count_nonzero(codes == low) + np.count_nonzero(codes == high)) / codes.size
-
-
-def _float32_rows(weight: NDArray[Any]) -> Iterator[FloatArray]:
-    step = max(1, _CHUNK_ELEMENTS // weight.shape[1])
-    return (weight[start : start + step].astype(np.float32) for start in range(0, len(weight), step))
-
-
 QUANTIZATION_KEY = "ingot.quantization"  # model.metadata_props: JSON, see the module's docstring
 
-BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]
 Bits = Literal["none", 2, 3, 4, 8]
-Group = dict[tuple[ir.Value, Scheme], list[WeightSite]]
+Groups = dict[tuple[ir.Value, Scheme], list[WeightSite]]
 Rounder = Callable[[NDArray[Any]], RoundedWeight]
 
 
@@ -117,7 +61,7 @@ class QuantizeWeights(Pass):
     bits          2, 3, 4 or 8
     block_size    columns that share a scale: 16, 32, 64, 128, 256; 0 or "channel": a whole row
     symmetric     signed codes without a zero point; else unsigned codes with one
-    clip          search the scale with the smallest error; else take it from the largest value
+    clip          search for the scale with the smallest error; else take it from the largest value
     lm_head       bits of the head, or "none" to leave it as it is
     embedding     bits of the table, or "none" to leave it as it is
     overrides     pattern -> {bits, block_size, symmetric, clip}, or "none" or 16 to leave the weight as it is;
@@ -152,30 +96,30 @@ class QuantizeWeights(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantize one weight after the other."""
         groups = self._groups(weight_sites(model))
-        total, done = sum(_elements(weight) for weight, _ in groups), 0
+        total, done = sum(num_elements(weight) for weight, _ in groups), 0
         statistics: list[dict[str, object]] = []
         for (weight, scheme), sites in groups.items():
             statistics.append(self._quantize(model.graph, weight, scheme, sites))
-            done += _elements(weight)
+            done += num_elements(weight)
             report_progress(self.name, done, total)
         if statistics:
             append_statistics(model, statistics)
         return ir.passes.PassResult(model, modified=bool(statistics))
 
     def ensures(self, model: ir.Model) -> None:
-        """What should be quantized is."""
+        """Every weight that should be quantized is."""
         left = [site.node.name for sites in self._groups(weight_sites(model)).values() for site in sites]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")
 
-    def plan(self, model: ir.Model) -> Group:
-        """What the pass would quantize, and how: (weight, scheme) -> the places that read it. Nothing is changed."""
+    def plan(self, model: ir.Model) -> Groups:
+        """Weights that the pass would quantize: (weight, scheme) -> the sites that read it. Nothing is changed."""
         return self._groups(weight_sites(model))
 
-    def _groups(self, sites: Iterable[WeightSite]) -> Group:
-        """Sites not yet quantized, by weight and scheme: those that agree share a tensor."""
+    def _groups(self, sites: Iterable[WeightSite]) -> Groups:
+        """Sites that are not quantized, by weight and scheme: those that agree share a tensor."""
         overrides = parse_overrides(self.name, self.overrides)
-        groups: Group = defaultdict(list)
+        groups: Groups = defaultdict(list)
         for site in sites:
             scheme = self._scheme(site, overrides)
             if scheme is not None and not site.is_quantized:
@@ -183,9 +127,8 @@ class QuantizeWeights(Pass):
         return groups
 
     def _scheme(self, site: WeightSite, overrides: Mapping[str, Override | None]) -> Scheme | None:
-        block_size = 0 if self.block_size == "channel" else self.block_size
         bits = {"linear": self.bits, "head": self.lm_head, "embedding": self.embedding}[site.role]
-        base = Scheme(self.bits if bits == "none" else bits, block_size, self.symmetric, self.clip)
+        base = Scheme.of(self.bits if bits == "none" else bits, self.block_size, self.symmetric, self.clip)
         scheme = assigned_scheme(site.node, base, None if bits == "none" else base)
         for pattern, override in overrides.items():
             if site.matches([pattern]):
@@ -211,18 +154,16 @@ class QuantizeWeights(Pass):
                 f"{self.name}: weight {weight.name!r} holds {error} values; check the checkpoint, or leave this "
                 'weight out with overrides: {pattern: "none"}'
             ) from error
-        operands = {site.operand for site in sites}
-        dequantized = insert_dequantize(graph, weight, sites[0].node, rounded, scheme)
+        dequantize = insert_dequantize(graph, weight, sites[0].node, rounded, scheme)
+        replace_weight(graph, sites, dequantize)
         for site in sites:
-            site.node.replace_input_with(site.index, dequantized)
             if site.role == "embedding":
                 site.node.outputs[0].dtype = ir.DataType.FLOAT  # a 16-bit table gave 16-bit rows
-        for operand in operands:
-            drop_if_unused(graph, operand)
-        return {**_statistics(sites[0], dequantized, rounded, scheme), **spread, **activation_facts(sites[0].node)}
+        return {**_statistics(sites[0], dequantize, rounded, scheme), **spread, **activation_facts(sites[0].node)}
 
 
-def _elements(weight: ir.Value) -> int:
+def num_elements(weight: ir.Value) -> int:
+    """Elements of a stored weight."""
     assert weight.const_value is not None
     return weight.const_value.size
 
@@ -232,10 +173,8 @@ def _round(weight: NDArray[Any], rounder: Rounder, scheme: Scheme) -> tuple[Roun
     return rounded, weight_statistics(weight, rounded, scheme)
 
 
-def _statistics(site: WeightSite, dequantized: ir.Value, rounded: RoundedWeight, scheme: Scheme) -> dict[str, object]:
-    producer = dequantized.producer()
-    assert producer is not None
-    codes = producer.inputs[0]
+def _statistics(site: WeightSite, dequantize: ir.Node, rounded: RoundedWeight, scheme: Scheme) -> dict[str, object]:
+    codes = dequantize.inputs[0]
     assert codes is not None
     return {
         "name": site.node.name,
@@ -252,6 +191,6 @@ def _statistics(site: WeightSite, dequantized: ir.Value, rounded: RoundedWeight,
 
 
 def append_statistics(model: ir.Model, statistics: list[dict[str, object]]) -> None:
-    """Add rows, one per weight, to those that the model's metadata holds."""
+    """Append rows, one per weight, to those in the model's metadata."""
     before = json.loads(model.metadata_props.get(QUANTIZATION_KEY, '{"weights": []}'))
     model.metadata_props[QUANTIZATION_KEY] = json.dumps({"weights": [*before["weights"], *statistics]})

@@ -1,41 +1,41 @@
-"""What mixed-precision decided for a weight, on the nodes that read it, for the quantizer that follows.
+"""Schemes of single weights: those that mixed-precision assigns, and the option `overrides` of quantize-weights.
+
+mixed-precision writes a weight's scheme on the nodes that read it:
 
     node.metadata_props["ingot.scheme"]     {"bits": 3, "block_size": 128, "symmetric": false}, or {"bits": 16}
 
-quantize-weights and gptq take it in the place of their own bits, block_size and symmetric; their `overrides` come last.
-
-Per-weight overrides of quantize-weights, from plain data to checked keyword arguments of Scheme.
+quantize-weights and gptq take it instead of their own bits, block_size and symmetric; their `overrides` come last.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError, did_you_mean, one_of
 from ingot.passes.base import convert_option
-from ingot.passes.numerics.scale_search import Scheme, WeightBits
+from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.weights import WeightSite, weight_sites
 
 SCHEME_KEY = "ingot.scheme"
 
 
 def assign_scheme(sites: Iterable[WeightSite], scheme: Scheme | None) -> bool:
-    """Write the scheme on every reader of a weight, None for one that stays in 16 bits; whether that was news."""
+    """Write the scheme on every reader of a weight, None for one that stays in 16 bits; return whether it changed."""
     chosen: dict[str, object] = {"bits": 16}
     if scheme is not None:
         chosen = {"bits": scheme.bits, "block_size": scheme.block_size, "symmetric": scheme.symmetric}
-    text, is_news = json.dumps(chosen), False
+    text, is_changed = json.dumps(chosen), False
     for site in sites:
-        is_news |= site.node.metadata_props.get(SCHEME_KEY) != text
+        is_changed |= site.node.metadata_props.get(SCHEME_KEY) != text
         site.node.metadata_props[SCHEME_KEY] = text
-    return is_news
+    return is_changed
 
 
 def assigned_scheme(node: ir.Node, base: Scheme, otherwise: Scheme | None) -> Scheme | None:
-    """What the node was assigned, with the clip of `base`; `otherwise` when it was assigned nothing."""
+    """The scheme assigned to a node, with the clip of `base`; `otherwise` when none was assigned."""
     if SCHEME_KEY not in node.metadata_props:
         return otherwise
     chosen = json.loads(node.metadata_props[SCHEME_KEY])
@@ -43,12 +43,12 @@ def assigned_scheme(node: ir.Node, base: Scheme, otherwise: Scheme | None) -> Sc
 
 
 def require_used_schemes(model: ir.Model) -> None:
-    """PassError when weights were assigned bits and none was quantized since."""
+    """Raise PassError when weights were assigned bits and none was quantized afterwards."""
     waiting = [site for site in weight_sites(model) if _is_assigned_bits(site.node)]
     if waiting and not any(site.is_quantized for site in waiting):
         raise PassError(
             f"mixed-precision chose bits for {waiting[0].node.name!r} and {len(waiting) - 1} more, and nothing "
-            "quantized them; put quantize-weights or gptq behind it"
+            "quantized them; put quantize-weights or gptq after it"
         )
 
 
@@ -68,7 +68,7 @@ class Override(TypedDict, total=False):
 
 _FIELDS = {
     "bits": WeightBits,
-    "block_size": Literal[0, 16, 32, 64, 128, 256, "channel"],
+    "block_size": BlockSize,
     "symmetric": bool,
     "clip": bool,
 }
@@ -76,7 +76,10 @@ _LEAVE = ("none", 16)
 
 
 def parse_overrides(owner: str, overrides: Mapping[str, object]) -> dict[str, Override | None]:
-    """pattern -> override, None where the weight stays as it is. UsageError names pattern, key and what is allowed."""
+    """Parse pattern -> override, None where the weight stays as it is.
+
+    UsageError names the pattern, the key, its value and what is allowed.
+    """
     return {pattern: _parse(f"{owner}: overrides[{pattern!r}]", value) for pattern, value in overrides.items()}
 
 

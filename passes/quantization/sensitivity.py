@@ -3,23 +3,22 @@
     for found in weight_sensitivities(model, calibration, schemes):       every weight under every scheme
         found.name, found.kl[scheme], found.output_error[scheme]
 
-    divergences_of_each(model, calibration, {"layers.0.mlp.down_proj": make_weight, ...})      weights of your own
+    divergences_of_each(model, calibration, {"layers.0.mlp.down_proj": make_weight, ...})      weights of the caller
 
-Nothing in the model changes. A weight is an initializer with all the nodes that read it: what shares a tensor (a tied
-head, a layer that is used twice) is quantized together. What is upstream of a weight runs once for all of its schemes
+The model does not change. A weight is an initializer with all the nodes that read it: what shares a tensor (a tied
+head, a layer that is used twice) is quantized together. The nodes upstream of a weight run once for all of its schemes
 (pipeline/calibrate/trials.py).
 
-One weight rounded in many ways: what each costs the model, run or inferred.
-
-Runs cost (weights x schemes x what lies behind the weight). `points` bounds them: with 1 or 2, only one or two schemes
-of a weight are run, and the others' KL comes from the squared error E = sum (x (W - W')^T)^2 of the weight's outputs
-over calibration tokens, which costs no run. For small errors KL is a quadratic form in the change of the logits:
+Runs cost (weights x schemes x the nodes after the weight). `points` bounds them: with 1 or 2, only one or two schemes
+of a weight are run, and the others' KL is inferred from the squared error E = sum (x (W - W')^T)^2 of the weight's
+outputs over calibration tokens, which costs no run. For small errors KL is a quadratic form in the change of the
+logits:
 
     points: 1    KL = KL_1 * E / E_1
     points: 2    the same below the finer point; KL = KL_1 * (E / E_1)^a above it, with a from both: the coarsest
                  scheme's KL grows more slowly, or faster, than its error
 
-docs/log.md says how well that predicts.
+docs/log.md has how well that predicts.
 """
 
 import math
@@ -32,10 +31,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError, did_you_mean, one_of
-from ingot.passes.calibration import Calibration, CalibrationStage, Float32Array, Float64Array, Trial
-from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
-from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
-from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.calibration import Calibration, CalibrationStage, Trial
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.gptq_rounding import DampedGram, gptq_round, output_error
+from ingot.passes.numerics.rounding import RoundedWeight, round_weight
+from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.quantization.gptq import factored_gram
+from ingot.passes.quantization.quantize_weights import num_elements
 from ingot.passes.weights import Role, WeightSite, float32_values, weight_sites
 from ingot.progress import report_progress
 from ingot.settings import num_threads
@@ -43,16 +45,18 @@ from ingot.settings import num_threads
 Rounding = Literal["nearest", "gptq"]
 Points = Literal["all", 1, 2]
 
+DAMPING = 0.01
+
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What quantizing one weight costs.
+    """The loss that quantizing one weight causes.
 
     sites           the nodes that read it
-    kl              scheme -> mean KL in nats per token when this weight alone is quantized so
-    output_error    scheme -> sum of squared errors of the weight's outputs over the calibration tokens, damped as gptq
-                    does; of the weight itself where it is an embedding's or several layers'
-    measured        schemes whose KL was run and not inferred
+    kl              scheme -> mean KL in nats per token when this weight alone is quantized
+    output_error    scheme -> sum of squared errors of the weight's outputs over the calibration tokens, damped as in
+                    gptq; for an embedding or a weight of several layers, of the weight itself
+    measured        schemes whose KL was run, not inferred
     """
 
     sites: tuple[WeightSite, ...]
@@ -62,7 +66,7 @@ class Sensitivity:
 
     @property
     def name(self) -> str:
-        """The first reader's path."""
+        """Path of the first reader."""
         return self.sites[0].node.name or ""
 
     @property
@@ -74,13 +78,13 @@ class Sensitivity:
         return int(rows), int(columns)
 
     def table(self) -> Float64Array:
-        """[schemes, 3]: KL, squared error, whether it was run."""
+        """The losses as an array [schemes, 3]: KL, squared error, whether the KL was run."""
         rows = [(self.kl[scheme], self.output_error[scheme], scheme in self.measured) for scheme in self.kl]
         return np.array(rows, np.float64)
 
     @classmethod
     def from_table(cls, sites: tuple[WeightSite, ...], schemes: Sequence[Scheme], table: Float64Array) -> "Sensitivity":
-        """What `table` gave of these schemes."""
+        """Undo `table` for these schemes."""
         rows = dict(zip(schemes, table.tolist(), strict=True))
         return cls(
             sites,
@@ -90,9 +94,108 @@ class Sensitivity:
         )
 
 
+def weight_sensitivities(
+    model: ir.Model,
+    calibration: Calibration,
+    schemes: Sequence[Scheme],
+    *,
+    tokens: int = 4096,
+    rounding: Rounding = "nearest",
+    points: Points = "all",
+    roles: frozenset[Role] = frozenset({"linear"}),
+    exclude: Sequence[str] = (),
+    name: str = "sensitivity",
+) -> list[Sensitivity]:
+    """The loss of every scheme for every unquantized weight that has a reader of these roles, in graph order.
+
+    exclude     patterns (fnmatch's) of weights to leave out, by module path or tensor name
+    tokens      calibration tokens that a trial is run on, in whole sequences
+    rounding    "gptq": round trial weights for the inputs of their layer, as the pass gptq does without refining
+    points      schemes to run per weight; the others are inferred, see the module's docstring
+    name        label of the progress report
+
+    Raises PassError when a weight's inputs are zero on all data or not finite, and the errors of `stages`.
+    """
+    waiting = _weights(model, roles, exclude)
+    progress, found = _Progress(name, waiting), []
+    for stage in calibration.stages(model):
+        recorded = stage.recorded()
+        made: dict[str, Float64Array] = {}
+        for source, sites in _runnable(stage, waiting):
+            if recorded is None:
+                trials = _WeightTrials(sites, schemes, rounding, _gram(stage, source))
+                found.append(trials.sensitivity(stage, tokens, points))
+            else:
+                found.append(Sensitivity.from_table(sites, schemes, recorded[_key(sites)]))
+            made[_key(sites)] = found[-1].table()
+            progress.done(sites)
+        if recorded is None:
+            stage.record(made)
+        if not waiting:
+            break
+    order = {site.node: at for at, site in enumerate(weight_sites(model))}
+    return sorted(found, key=lambda each: order[each.sites[0].node])
+
+
+def divergences_of_each(
+    model: ir.Model,
+    calibration: Calibration,
+    weights: Mapping[str, Callable[[], Float32Array]],
+    *,
+    tokens: int = 4096,
+    name: str = "sensitivity",
+) -> dict[str, float]:
+    """Mean KL of the model's logits when one weight at a time is replaced by the given one.
+
+    weights     node name (a linear layer, the head, the embedding) -> a function that makes [out, in] float32, called
+                on use; its result is not kept. All nodes that read the same tensor get it
+    tokens      calibration tokens that each is run on, in whole sequences
+
+    Raises PassError for a node that reads no weight.
+    """
+    waiting = {key: sites for key, sites in _weights(model).items() if any(_named(sites, weights))}
+    _refuse_unknown(weights, model)
+    progress = _Progress(name, waiting)
+    found: dict[str, float] = {}
+    for stage in calibration.stages(model):
+        runnable = [sites for _, sites in _runnable(stage, waiting)]
+        trials = {node: _trial_of(sites, weights[node]) for sites in runnable for node in _named(sites, weights)}
+        if trials:
+            found |= zip(trials, stage.divergences(list(trials.values()), tokens), strict=True)
+        for sites in runnable:
+            progress.done(sites)
+        if not waiting:
+            break
+    return {node: found[node] for node in weights}
+
+
+def chosen_points(schemes: Sequence[Scheme], points: Points) -> list[Scheme]:
+    """The schemes to run: all; or, from coarse to fine, the one at a quarter; or the first and the middle one."""
+    ordered = sorted(schemes, key=lambda scheme: (scheme.bits, -(scheme.block_size or math.inf)))
+    if points == "all" or len(ordered) <= points:
+        return list(schemes)
+    places = (len(ordered) // 4,) if points == 1 else (0, len(ordered) // 2)
+    return [ordered[place] for place in places]
+
+
+def inferred(error: float, known: Sequence[tuple[float, float]]) -> float:
+    """KL at a squared error, inferred from one or two points (squared error, KL): see the module's docstring.
+
+    The exponent is bounded to 1/2 to 2, because noise dominates it when the points are close.
+    """
+    (large, large_kl), (small, small_kl) = max(known), min(known)
+    if error <= 0 or small <= 0 or small_kl <= 0:
+        return 0.0 if error <= 0 else small_kl
+    exponent = 1.0
+    if error > small and large > small:
+        exponent = min(2.0, max(0.5, math.log(large_kl / small_kl) / math.log(large / small)))
+    nearest, nearest_kl = min(known, key=lambda point: abs(math.log(point[0] / error)))
+    return nearest_kl * float((error / nearest) ** exponent)
+
+
 @dataclass
-class WeightTrials:
-    """One weight under all schemes. `gram` is that of its inputs, where one layer reads it."""
+class _WeightTrials:
+    """One weight under all schemes. gram: X^T X of its inputs, where one layer reads it."""
 
     sites: tuple[WeightSite, ...]
     schemes: Sequence[Scheme]
@@ -107,7 +210,7 @@ class WeightTrials:
     def sensitivity(self, stage: CalibrationStage, tokens: int, points: Points) -> Sensitivity:
         """Run some schemes, infer the others."""
         run = chosen_points(self.schemes, points)
-        trials = [trial_of(self.sites, partial(self._rounded, scheme)) for scheme in run]
+        trials = [_trial_of(self.sites, partial(self._rounded, scheme)) for scheme in run]
         kl = dict(zip(run, stage.divergences(trials, tokens), strict=True))
         for scheme in self.schemes:
             if scheme not in self._errors:
@@ -117,12 +220,11 @@ class WeightTrials:
         return Sensitivity(self.sites, {scheme: kl[scheme] for scheme in self.schemes}, self._errors, frozenset(run))
 
     def _rounded(self, scheme: Scheme) -> Float32Array:
-        """What the layer would compute with; its error is noted."""
+        """The weight that the layer would compute with; records its error."""
         rounded = _round(self._weight, scheme, self.sites[0])
         if self.rounding == "gptq" and self.gram is not None:
             rounded = gptq_round(self._weight, rounded, self.gram, scheme, refine=0)
-        block = scheme.block_columns(self._weight.shape[1])
-        values = dequantize(rounded.codes, rounded.scale, rounded.zero_point, block)
+        values = rounded.restored(scheme)
         self._errors[scheme] = _squared_error(self._weight - values, self.gram)
         return values
 
@@ -138,117 +240,15 @@ def _squared_error(error: Float32Array, gram: DampedGram | None) -> float:
     return float(np.square(error, dtype=np.float64).sum()) if gram is None else output_error(error, gram.gram)
 
 
-def chosen_points(schemes: Sequence[Scheme], points: Points) -> list[Scheme]:
-    """The schemes that are run: all; or, from coarse to fine, the one at a quarter; or the first and the middle one."""
-    ordered = sorted(schemes, key=lambda scheme: (scheme.bits, -(scheme.block_size or math.inf)))
-    if points == "all" or len(ordered) <= points:
-        return list(schemes)
-    places = (len(ordered) // 4,) if points == 1 else (0, len(ordered) // 2)
-    return [ordered[place] for place in places]
-
-
-def inferred(error: float, known: Sequence[tuple[float, float]]) -> float:
-    """KL at a squared error, from one or two points (squared error, KL): see the module's docstring.
-
-    The exponent is kept between 1/2 and 2: points that noise has brought close say nothing better.
-    """
-    (large, large_kl), (small, small_kl) = max(known), min(known)
-    if error <= 0 or small <= 0 or small_kl <= 0:
-        return 0.0 if error <= 0 else small_kl
-    exponent = 1.0
-    if error > small and large > small:
-        exponent = min(2.0, max(0.5, math.log(large_kl / small_kl) / math.log(large / small)))
-    nearest, nearest_kl = min(known, key=lambda point: abs(math.log(point[0] / error)))
-    return nearest_kl * float((error / nearest) ** exponent)
-
-
-def trial_of(sites: Sequence[WeightSite], make: Callable[[], Float32Array]) -> Trial:
-    """All readers of a weight get another one."""
+def _trial_of(sites: Sequence[WeightSite], make: Callable[[], Float32Array]) -> Trial:
+    """A trial in which all readers of a weight compute with another one."""
     return dict.fromkeys((site.operand for site in sites), make)
-
-
-DAMPING = 0.01
-
-
-def weight_sensitivities(
-    model: ir.Model,
-    calibration: Calibration,
-    schemes: Sequence[Scheme],
-    *,
-    tokens: int = 4096,
-    rounding: Rounding = "nearest",
-    points: Points = "all",
-    roles: frozenset[Role] = frozenset({"linear"}),
-    exclude: Sequence[str] = (),
-    name: str = "sensitivity",
-) -> list[Sensitivity]:
-    """The cost of every scheme for every weight that is not quantized and has a reader of these roles, in graph order.
-
-    exclude     patterns (fnmatch's) of weights to leave out, by module path or tensor name
-    tokens      calibration tokens that a trial is run on, in whole sequences
-    rounding    "gptq": trial weights are rounded for the inputs of their layer, as the pass gptq does without refining
-    points      schemes of a weight that are run; "all", or the others are inferred as sensitivity.py says
-    name        under which progress is reported
-
-    PassError when a weight's inputs are zero on all data or not finite, and for what `stages` raises.
-    """
-    waiting = _weights(model, roles, exclude)
-    progress, found = _Progress(name, waiting), []
-    for stage in calibration.stages(model):
-        recalled = stage.recorded()
-        remembered: dict[str, Float64Array] = {}
-        for source, sites in _runnable(stage, waiting):
-            if recalled is None:
-                trials = WeightTrials(sites, schemes, rounding, _gram(stage, source))
-                found.append(trials.sensitivity(stage, tokens, points))
-            else:
-                found.append(Sensitivity.from_table(sites, schemes, recalled[_key(sites)]))
-            remembered[_key(sites)] = found[-1].table()
-            progress.done(sites)
-        if recalled is None:
-            stage.record(remembered)
-        if not waiting:
-            break
-    order = {site.node: at for at, site in enumerate(weight_sites(model))}
-    return sorted(found, key=lambda each: order[each.sites[0].node])
-
-
-def divergences_of_each(
-    model: ir.Model,
-    calibration: Calibration,
-    weights: Mapping[str, Callable[[], Float32Array]],
-    *,
-    tokens: int = 4096,
-    name: str = "sensitivity",
-) -> dict[str, float]:
-    """Mean KL of the model's logits when the weight that this node reads is the given one, each alone.
-
-    weights     node name (a linear layer, the head, the embedding) -> a function that makes [out, in] float32, called
-                when it is wanted and not held; all nodes that read the same tensor are given it
-    tokens      calibration tokens that each is run on, in whole sequences
-
-    PassError for a name that reads no weight.
-    """
-    waiting = {key: sites for key, sites in _weights(model).items() if any(_named(sites, weights))}
-    _refuse_unknown(weights, model)
-    progress = _Progress(name, waiting)
-    found: dict[str, float] = {}
-    for stage in calibration.stages(model):
-        runnable = [sites for _, sites in _runnable(stage, waiting)]
-        trials = {node: trial_of(sites, weights[node]) for sites in runnable for node in _named(sites, weights)}
-        if trials:
-            found |= zip(trials, stage.divergences(list(trials.values()), tokens), strict=True)
-        for sites in runnable:
-            progress.done(sites)
-        if not waiting:
-            break
-    return {node: found[node] for node in weights}
 
 
 def _weights(
     model: ir.Model, roles: frozenset[Role] | None = None, exclude: Sequence[str] = ()
 ) -> dict[ir.Value, tuple[WeightSite, ...]]:
-    """Weights with all their readers, in graph order; with roles those that are not quantized and not excluded."""
+    """Weights with all their readers, in graph order; with roles, only those neither quantized nor excluded."""
     found: dict[ir.Value, tuple[WeightSite, ...]] = {}
     for site in weight_sites(model):
         found[site.weight] = (*found.get(site.weight, ()), site)
@@ -265,7 +265,7 @@ def _weights(
 
 
 def _key(sites: Sequence[WeightSite]) -> str:
-    """Under which a stage is remembered."""
+    """The key under which a stage's result is stored."""
     return sites[0].weight.name or ""
 
 
@@ -274,19 +274,19 @@ def _named(sites: Sequence[WeightSite], weights: Mapping[str, object]) -> Iterat
 
 
 def _refuse_unknown(weights: Mapping[str, object], model: ir.Model) -> None:
-    known = {site.node.name or "" for site in weight_sites(model)}
+    allowed = {site.node.name or "" for site in weight_sites(model)}
     for name in weights:
-        if name not in known:
-            raise PassError(f"{name!r} reads no weight; those that do: {one_of(known)}.{did_you_mean(name, known)}")
+        if name not in allowed:
+            raise PassError(f"{name!r} reads no weight; nodes that do: {one_of(allowed)}.{did_you_mean(name, allowed)}")
 
 
 def _runnable(
     stage: CalibrationStage, waiting: dict[ir.Value, tuple[WeightSite, ...]]
 ) -> Iterator[tuple[ir.Value | None, tuple[WeightSite, ...]]]:
-    """Weights that can be tried at this stage, each with what its only reader reads: taken out of `waiting`.
+    """Take the weights that can be tried at this stage out of `waiting`; yield each with its only reader's input.
 
-    One with several readers, or an embedding, is tried at the first stage that comes: trials reach back to the
-    embedding, and ahead to all later layers.
+    A weight with several readers, or an embedding, is tried at its first stage, without an input: trials reach back to
+    the embedding, and ahead to all later layers.
     """
     sources = {node: group.source for group in stage.groups for node in group.linears}
     for weight, sites in list(waiting.items()):
@@ -296,32 +296,21 @@ def _runnable(
 
 
 def _gram(stage: CalibrationStage, source: ir.Value | None) -> DampedGram | None:
-    if source is None:
-        return None
-    try:
-        return damped_gram(stage.gram(source), DAMPING, act_order=True)
-    except ValueError as error:
-        raise PassError(f"{source.name!r} gives its linear layers {error}; give other calibration text") from error
+    return None if source is None else factored_gram(stage.gram(source), source, DAMPING, act_order=True)
 
 
 class _Progress:
-    """Tells how far the work is: a weight costs about what lies behind it, itself included."""
+    """Reports progress; the cost of a weight is the number of elements from it to the end of the model."""
 
     def __init__(self, name: str, weights: Mapping[ir.Value, tuple[WeightSite, ...]]) -> None:
-        self._name, self._done, behind = name, 0, 0
+        self._name, self._done, following = name, 0, 0
         self._cost: dict[tuple[WeightSite, ...], int] = {}
         for sites in reversed(list(weights.values())):
-            behind += _elements(sites)
-            self._cost[sites] = behind
+            following += num_elements(sites[0].weight)
+            self._cost[sites] = following
         self._total = sum(self._cost.values())
 
     def done(self, sites: tuple[WeightSite, ...]) -> None:
-        """One more weight is measured."""
+        """Count a weight as measured."""
         self._done += self._cost[sites]
         report_progress(self._name, self._done, self._total)
-
-
-def _elements(sites: Sequence[WeightSite]) -> int:
-    tensor = sites[0].weight.const_value
-    assert tensor is not None, "the manager verifies that initializers hold tensors"
-    return tensor.size

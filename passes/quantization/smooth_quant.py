@@ -1,72 +1,75 @@
-"""The pass smooth-quant: weights and activations of linear layers to 8 bits, large inputs moved into weights before.
+"""The pass smooth-quant: weights and activations of linear layers to 8 bits, with large inputs moved into the weights.
 
     Matched         y = Gemm(x, W, b?, transB=1), and others that read x
 
     Replacement     y = Gemm(x', W', b?, transB=1)
-                    x'  of x / s, quantized as quantize-activations does it
-                    W'  of W * s, int8 symmetric as quantize-weights does it, per channel or per tensor
-                    1 / s in what makes x, or, `fold: always`, in a Mul: channel_folds.py
+                    x'  of x / s, quantized as quantize-activations does
+                    W'  of W * s, int8 symmetric as quantize-weights does, per channel or per tensor
+                    1 / s in the node that makes x, or, with `fold: always`, in a Mul: channel_scaling.py
 
-Xiao et al., SmoothQuant, arXiv:2211.10438. Inputs of a few channels are often far larger than the others and would set
-the scale for all; s moves that into the weights, which have room for it. smoothing.py says how s is found. Outlier
-channels can keep their precision besides (LLM.int8, arXiv:2208.07339).
+Xiao et al., SmoothQuant, arXiv:2211.10438. The inputs of a few channels are often far larger than the others and would
+set the scale for all; s moves that into the weights, which vary less:
 
-Three steps, each of which can be left out: `alpha: none`, `activations: none`, `weights: none`. So gptq can do weights:
+    s = max|x| ^ alpha / max|w| ^ (1 - alpha)        per input channel, over calibration tokens and over all rows
+
+`alpha: auto` takes, for each group of layers that read one input, the alpha whose block output is nearest to the exact
+one on calibration data, with weights and inputs rounded as they will be. While a group is searched, the graph holds
+nodes that scale and round its input. Outlier channels can keep their precision, too (LLM.int8, arXiv:2208.07339).
+
+Each of the three steps can be left out: `alpha: none`, `activations: none`, `weights: none`. So gptq can round the
+weights:
 
     - smooth-quant: {weights: none}
     - gptq: {bits: 8, block_size: channel, symmetric: true}
 
-Head and embedding are not smoothed, and what the head reads is not rounded; their weights are, as `lm_head` and
-`embedding` say. Layers whose input nothing can take a scale from are left as they are, with the reason in the log. What
-was chosen stands in the model's metadata "ingot.smooth-quant": [{layers, alpha, error_before, error_after}, ...].
+Head and embedding are not smoothed, and the head's input is not rounded; their weights are, as `lm_head` and
+`embedding` say. A layer whose input has no node that can absorb the scale is not smoothed; the log has the reason. The
+choices are in the model's metadata "ingot.smooth-quant": [{layers, alpha, error_before, error_after}, ...].
 
-Run it behind fold-constants and pack-projections. Refuses what quantize-activations and quantize-weights refuse.
+Run the pass after fold-constants and pack-projections. Refuses what quantize-activations and quantize-weights refuse.
 """
 
 import json
-import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import UsageError
+from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import (
-    Arrays,
-    CalibrationStage,
-    Float32Array,
-    LinearGroup,
-    fact_arrays,
-    recorded_facts,
-    require_calibration,
+from ingot.passes.calibration import BlockRun, CalibrationStage, LinearGroup
+from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme, RangeMethod
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.channel_scales import LEAST, smoothing_scale
+from ingot.passes.numerics.rounding import RoundedWeight, round_per_tensor, round_weight
+from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
+from ingot.passes.quantization.channel_scaling import (
+    Choice,
+    Fold,
+    FoldOption,
+    OwnMul,
+    block_of,
+    relative_error,
+    scale_groups,
+    weights_of,
 )
-from ingot.passes.quantization.activation_plan import RangeMethod, finite_peaks
-from ingot.passes.quantization.channel_folds import Fold, OwnMul, Scalings, can_scale, find_fold
-from ingot.passes.quantization.per_tensor_weights import PerTensorWeights
-from ingot.passes.quantization.quantize_activations import QuantizeActivations
-from ingot.passes.quantization.quantize_weights import Bits, QuantizeWeights
-from ingot.passes.quantization.smoothing import (
-    ActivationScale,
-    Rounding,
-    Smoothing,
-    WeightScale,
-    largest_weights,
-    migration,
-    search,
-)
-from ingot.passes.rewriting import Refusal
-from ingot.passes.weights import weight_sites
-from ingot.progress import report_progress
+from ingot.passes.quantization.quantize_activations import ActivationScale, QuantizeActivations, finite_peaks
+from ingot.passes.quantization.quantize_weights import Bits, QuantizeWeights, Rounder
+from ingot.passes.quantization.weight_nodes import STRATEGY_KEY, float_value
+from ingot.passes.rewriting import add_initializer
+from ingot.passes.weights import WeightSite, drop_if_unused, weight_sites
+from ingot.settings import num_threads
 
 SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
-
 TABLE_BLOCK: Final = 64  # the widest in which a head of 8 bits needs no rows of padding: lower_onnxruntime_cpu.py
 
-_log = logging.getLogger("ingot.passes")
+WeightScale = Literal["channel", "tensor", "none"]
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,15 @@ class SmoothQuant(Pass):
 
     alpha                how far inputs are moved into weights: 0 to 1; "auto": searched for each group of layers on its
                          block's output; "none": not at all
-    weights              "channel" or "tensor": who shares a scale; "none": another pass rounds the weights
+    weights              "channel" or "tensor": what shares a scale; "none": another pass rounds the weights
     activations          "dynamic": a scale per token; "static": one per layer, from data; "none": left as they are
     range, percentile    of static scales, as in quantize-activations
     outliers, outlier_threshold    input channels that keep their precision, as in quantize-activations
-    clip                 search the weights' scales for the smallest error; else take them from the largest values
+    clip                 search for the weights' scales with the smallest error; else take them from the largest values
     lm_head, embedding   bits of head and table, in blocks of TABLE_BLOCK; "none" to leave them as they are
     exclude              patterns of layers whose weights and inputs stay as they are
-    fold                 "exact": only where what makes the input takes up the scale; "always": else by a Mul
-    steps                alphas between 0 and 1 that "auto" tries
+    fold                 "exact": only where the node that makes the input absorbs the scale; "always": else by a Mul
+    steps                "auto" tries this many alphas above 0, up to 1
     search_tokens        calibration tokens that "auto" runs a block on, in whole sequences
     """
 
@@ -102,7 +105,7 @@ class SmoothQuant(Pass):
     lm_head: Bits = 8
     embedding: Bits = 8
     exclude: tuple[str, ...] = ()
-    fold: Literal["exact", "always"] = "exact"
+    fold: FoldOption = "exact"
     steps: int = 10
     search_tokens: int = 2048
 
@@ -116,21 +119,21 @@ class SmoothQuant(Pass):
         if (self.alpha, self.weights, self.activations) == ("none", "none", "none"):
             raise UsageError(f'{self.name}: alpha, weights and activations are all "none"; set one of them')
         if self.activations == "none" and (self.outliers or self.outlier_threshold):
-            raise UsageError(f"{self.name}: outliers are kept beside quantized activations, and activations is none")
-        self._quantize_activations()  # whose options are checked when it is made
+            raise UsageError(f"{self.name}: outliers are kept next to quantized activations, and activations is none")
+        self._quantize_activations()  # checks its own options
 
     @property
     def needs_calibration(self) -> bool:
-        """Rounding to the nearest with dynamic scales needs no data."""
+        """Rounding to nearest with dynamic scales needs no data."""
         return self.alpha != "none" or (self.activations != "none" and self._quantize_activations().needs_calibration)
 
     def requires(self, model: ir.Model) -> None:
-        """What the passes that it is made of require."""
+        """The requirements of quantize-weights and quantize-activations."""
         self._quantize_weights()[0].requires(model)
         self._quantize_activations().requires(model)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Smooth, quantize activations, round weights: statistics of the weights then know their activations."""
+        """Smooth, quantize activations, round weights, whose statistics include their activations."""
         modified = self.alpha != "none" and self._smooth(model)
         if self.activations != "none":
             modified |= self._quantize_activations().call(model).modified
@@ -139,68 +142,64 @@ class SmoothQuant(Pass):
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
-        """What should be quantized is."""
+        """Every weight and input that should be quantized is."""
         if self.activations != "none":
             self._quantize_activations().ensures(model)
         for weights in self._quantize_weights() if self.weights != "none" else ():
             weights.ensures(model)
 
     def _smooth(self, model: ir.Model) -> bool:
-        """Find all scales on the model as it is; then apply them at once."""
-        calibration = require_calibration(self.name)
-        sites = weight_sites(model)
-        left = {site.node for site in sites if site.role == "head" or site.is_quantized}
-        scalings, chosen, done = Scalings(), list[Smoothing](), 0
-        for stage in calibration.stages(model):
-            known, made = stage.recorded(), dict[str, NDArray[Any]]()
-            for group in stage.groups:
-                found = None if left & set(group.linears) else self._scale_of(model.graph, stage, group, known)
-                if found is not None:
-                    smoothing, fold, scale = found
-                    chosen.append(smoothing)
-                    scalings.add(group, fold, scale.astype(np.float64))
-                    made |= {
-                        f"{smoothing.layers[0]}.scale": scale,
-                        **fact_arrays(smoothing.layers[0], asdict(smoothing)),
-                    }
-                done += len(group.linears)
-                report_progress(self.name, done, len(sites))
-            if known is None:
-                stage.record(made)
-        if not chosen:
-            return False
-        scalings.apply(model.graph)
-        calibration.facts.record(model)
-        model.metadata_props[SMOOTHING_KEY] = json.dumps([asdict(smoothing) for smoothing in chosen])
-        return True
+        """Choose and apply the scales; return whether any layer was scaled."""
+        left = {site.node for site in weight_sites(model) if site.role == "head" or site.is_quantized}
 
-    def _scale_of(
-        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, known: Arrays | None
-    ) -> tuple[Smoothing, Fold | OwnMul, Float32Array] | None:
-        """A group's scale, chosen now or recalled; None where nothing takes it up or none is better."""
-        fold: Fold | OwnMul | Refusal = find_fold(group)
-        if isinstance(fold, Refusal) and self.fold == "always" and can_scale(group):
-            fold = OwnMul()
-        if isinstance(fold, Refusal):
-            _log.info("%s: left alone: %s", self.name, fold)
-            return None
-        if known is not None:
-            found = _recalled(known, group)
-        else:
-            finite_peaks(stage, group.source, group.linears)
-            found = self._choose(graph, stage, group, fold)
-        return None if found is None else (found[0], fold, found[1])
+        def choose(stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul) -> Choice | None:
+            return self._choose(model.graph, stage, group, fold)
+
+        choices = scale_groups(self.name, model, self.fold, left, choose)
+        if choices:
+            model.metadata_props[SMOOTHING_KEY] = json.dumps(choices)
+        return bool(choices)
 
     def _choose(
         self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul
-    ) -> tuple[Smoothing, Float32Array] | None:
+    ) -> Choice | None:
+        """The scale of one group; None where none is better than no scale."""
+        peaks = finite_peaks(stage, group.source, group.linears)
+        inputs, weights = fold.shared(peaks), fold.shared(_largest_weights(group))
+        layers = [node.name or "" for node in group.linears]
         if isinstance(self.alpha, float):
-            inputs, weights = fold.shared(stage.max_absolute(group.source)), fold.shared(largest_weights(group))
-            layers = tuple(node.name or "" for node in group.linears)
-            return Smoothing(layers, self.alpha, None, None), migration(inputs, weights, self.alpha)
-        alphas = [step / self.steps for step in range(self.steps + 1)]
-        rounding = Rounding(self.weights, self.activations, self.clip)
-        return search(graph, stage, group, fold, rounding, alphas, self.search_tokens)
+            facts = {"layers": layers, "alpha": self.alpha, "error_before": None, "error_after": None}
+            return facts, smoothing_scale(inputs, weights, self.alpha)
+        found: Choice | None = None
+        with self._trial(graph, stage, group, peaks) as trial:
+            before = best = trial.error(np.ones(len(inputs), np.float32))
+            for step in range(self.steps + 1):
+                scale = smoothing_scale(inputs, weights, step / self.steps)
+                error = trial.error(scale)
+                if error < best:
+                    facts = {"layers": layers, "alpha": step / self.steps, "error_before": before, "error_after": error}
+                    best, found = error, (facts, scale)
+        return found
+
+    @contextmanager
+    def _trial(
+        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, peaks: Float64Array
+    ) -> Iterator["_Trial"]:
+        """The group's block with nodes in the graph that scale and round its input, removed at the end."""
+        nodes, outputs = block_of(graph, group)
+        if not outputs:
+            raise PassError(f"{group.linears[0].name!r} adds nothing to a residual stream; set a fixed alpha")
+        exact = [np.array(output) for output in stage.block(nodes, outputs, self.search_tokens)({})]
+        with _rounded_inputs(graph, group, self.activations) as added:
+            run = stage.block([*added, *nodes], outputs, self.search_tokens)
+            yield _Trial(run, added[0], weights_of(group), self._round, exact, self.activations == "static", peaks)
+
+    def _round(self, weight: Float32Array) -> Float32Array:
+        """A weight [out, in] as rounded; with "none", where another pass will round it, per channel."""
+        scheme = Scheme(8, 0, True, self.clip)
+        if self.weights == "tensor":
+            return round_per_tensor(weight, self.clip).restored(scheme)
+        return round_weight(weight, scheme, num_threads()).restored(scheme)
 
     def _quantize_activations(self) -> QuantizeActivations:
         options: dict[str, Any] = {
@@ -210,25 +209,101 @@ class SmoothQuant(Pass):
         return _Activations(mode=mode, **options)
 
     def _quantize_weights(self) -> tuple[QuantizeWeights, QuantizeWeights]:
-        """First for linear layers; then, with those done, for head and table."""
+        """The quantizer of linear layers, and the one of head and table, which runs after it."""
         overrides: Mapping[str, object] = dict.fromkeys(self.exclude, "none")
         common: dict[str, Any] = {"bits": 8, "symmetric": True, "clip": self.clip, "overrides": overrides}
-        made = PerTensorWeights if self.weights == "tensor" else QuantizeWeights
+        made = _PerTensorWeights if self.weights == "tensor" else QuantizeWeights
         linears = made(block_size="channel", lm_head="none", embedding="none", **common)
         return linears, QuantizeWeights(
             block_size=TABLE_BLOCK, lm_head=self.lm_head, embedding=self.embedding, **common
         )
 
 
-def _recalled(arrays: Arrays, group: LinearGroup) -> tuple[Smoothing, Float32Array] | None:
-    name = group.linears[0].name or ""
-    if f"{name}.scale" not in arrays:
-        return None
-    facts = recorded_facts(arrays, name)
-    return Smoothing(**{**facts, "layers": tuple(facts["layers"])}), arrays[f"{name}.scale"]
+@dataclass(frozen=True)
+class _Trial:
+    """A block whose group reads Mul(x, factors), rounded where inputs will be; `mul` is that Mul."""
+
+    run: BlockRun
+    mul: ir.Node
+    weights: Mapping[ir.Node, Float32Array]
+    round: Callable[[Float32Array], Float32Array]
+    exact: Sequence[Float32Array]
+    is_static: bool
+    peaks: Float64Array
+
+    def error(self, scale: Float32Array) -> float:
+        """Error of the block's output with x / s and W * s rounded, relative to its norm."""
+        step = np.float32(1)
+        if self.is_static:  # the static scheme in the graph has scale 1
+            step = np.float32(max((self.peaks / scale).max(), LEAST) / LARGEST["int"])
+        arrays = {node: self.round(weight * scale) * step for node, weight in self.weights.items()}
+        factors: Float32Array = (1 / (scale * step)).astype(np.float32)
+        return relative_error(self.run({**arrays, self.mul: factors}), self.exact)
+
+
+@contextmanager
+def _rounded_inputs(graph: ir.Graph, group: LinearGroup, activations: ActivationScale) -> Iterator[Sequence[ir.Node]]:
+    """Let the group read Mul(x, factors) [T, in], quantized as `activations` says, until the context ends."""
+    first, source = group.linears[0], group.source
+    assert source.shape is not None
+    shape = tuple(size if isinstance(size, int) else str(size) for size in source.shape)
+    ones = ir.Tensor(np.ones(int(shape[1]), np.float32), name=f"{first.name}.trial.factors")
+    factors = add_initializer(graph, ones)
+    fed = _node("Cast", f"{first.name}.trial.fed", [factors], (shape[1],), to=ir.DataType.FLOAT)  # calibration feeds it
+    scaled = _node("Mul", f"{first.name}.trial.scaled", [source, fed.outputs[0]], shape)
+    graph.insert_before(first, [fed, scaled])
+    added = [scaled]
+    if activations == "none":
+        for node in group.linears:
+            node.replace_input_with(0, scaled.outputs[0])
+    else:
+        scheme = ActivationScheme("int", None if activations == "dynamic" else 1.0)
+        added += insert_activation_quantization(graph, scaled.outputs[0], group.linears, scheme)
+    try:
+        yield added
+    finally:
+        for node in group.linears:
+            node.replace_input_with(0, source)
+            node.metadata_props.pop(ACTIVATIONS_KEY, None)
+        drop_if_unused(graph, added[-1].outputs[0])
+
+
+def _node(op_type: str, name: str, inputs: list[ir.Value], shape: tuple[int | str, ...], **attributes: int) -> ir.Node:
+    return ir.node(op_type, inputs, attributes, name=name, outputs=[float_value(name, shape)])
+
+
+def _largest_weights(group: LinearGroup) -> Float64Array:
+    """Largest |w| of each input channel [in] over a group's layers."""
+    peaks = [np.abs(weight).max(axis=0) for weight in weights_of(group).values()]
+    largest: Float64Array = np.max(peaks, axis=0).astype(np.float64)
+    return largest
+
+
+class _PerTensorWeights(QuantizeWeights):
+    """Gives linear layers one scale for the whole weight, and marks their DequantizeLinear."""
+
+    def _quantize(
+        self,
+        graph: ir.Graph,
+        weight: ir.Value,
+        scheme: Scheme,
+        sites: list[WeightSite],
+        rounder: Rounder | None = None,
+    ) -> dict[str, object]:
+        if sites[0].role != "linear":
+            return super()._quantize(graph, weight, scheme, sites, rounder)
+        found = super()._quantize(graph, weight, scheme, sites, partial(_round_per_tensor, clip=scheme.clip))
+        dequantize = sites[0].operand.producer()
+        assert dequantize is not None
+        dequantize.metadata_props[STRATEGY_KEY] = "tensor"
+        return found | {"strategy": "tensor"}
+
+
+def _round_per_tensor(weight: NDArray[Any], clip: bool) -> RoundedWeight:
+    return round_per_tensor(weight.astype(np.float32), clip)
 
 
 class _Activations(QuantizeActivations):
-    """Speaks in this pass's name."""
+    """Reports errors in this pass's name."""
 
     name: ClassVar[str] = "smooth-quant"

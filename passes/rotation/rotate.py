@@ -38,7 +38,7 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import LinearGroup
 from ingot.passes.numerics.hadamard import Matrix, make_rotation, of_heads, of_rows
 from ingot.passes.pruned_facts import refuse_to_fill_zeros
-from ingot.passes.quantization.channel_folds import Fold, find_fold
+from ingot.passes.quantization.channel_scaling import Fold, find_fold
 from ingot.passes.rewriting import Refusal, require_plain_gemm
 from ingot.passes.rotation.residual_stream import find_residual_stream, plan_turns, turn_stream
 from ingot.passes.weights import change_stored, stored_value, weight_sites

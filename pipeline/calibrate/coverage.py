@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ingot.passes.calibration import Float64Array
+from ingot.passes.numerics.arrays import Float64Array
 
 _NUM_NAMED = 3  # layers that a warning names
 

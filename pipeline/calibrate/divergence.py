@@ -14,7 +14,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.calibration import Float32Array, WeightSource
+from ingot.passes.calibration import WeightSource
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.calibrate.gradients import Tape
 from ingot.pipeline.calibrate.graph_runner import AnyArray, GraphCopy, GraphRunner, make_session

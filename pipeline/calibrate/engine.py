@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ingot.errors import PassError
-from ingot.passes.calibration import CalibrationFacts, CalibrationStage, Float32Array
+from ingot.passes.calibration import CalibrationFacts, CalibrationStage
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
 from ingot.pipeline.calibrate.coverage import CoverageLog
 from ingot.pipeline.calibrate.data import CalibrationData

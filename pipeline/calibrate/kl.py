@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ingot.passes.calibration import Float32Array
+from ingot.passes.numerics.arrays import Float32Array
 
 _ROWS_AT_ONCE = 64
 _LARGE = 40.0

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.calibration import Float32Array
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.pipeline.calibrate.data import CalibrationData, Tokens
 
 AddOp = Callable[..., ir.Value]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.calibration import Arrays, BlockRun, Float32Array, Float64Array, LinearGroup, Trial
+from ingot.passes.calibration import Arrays, BlockRun, LinearGroup, Trial
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
 from ingot.pipeline.calibrate.steps import StepRunner

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.calibration import Float32Array, Trial
+from ingot.passes.calibration import Trial
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import Activations, AnyArray
 from ingot.pipeline.calibrate.graph_runner import GraphRunner

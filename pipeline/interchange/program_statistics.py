@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from ingot.artifact import Artifact
-from ingot.passes.numerics.rounding import CodeArray
-from ingot.passes.quantization.quantize_weights import end_share, scale_range
+from ingot.passes.numerics.arrays import CodeArray
+from ingot.passes.numerics.weight_statistics import end_share, scale_range
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
 from ingot.pipeline.interchange.artifact_weights import program_operands

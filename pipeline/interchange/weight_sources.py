@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, UsageError
 from ingot.passes.base import Pass
-from ingot.passes.numerics.scale_search import Scheme
-from ingot.passes.quantization.activation_plan import split_layers
-from ingot.passes.quantization.channel_folds import INPUT_SCALE
+from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.quantization.activation_nodes import split_layers
+from ingot.passes.quantization.channel_scaling import INPUT_SCALE
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
-from ingot.passes.quantization.quantized_tensors import weight_bits
+from ingot.passes.quantization.weight_nodes import weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.config import read_config

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.quantization.quantized_tensors import code_tensor, mark_bits
+from ingot.passes.quantization.weight_nodes import code_tensor, mark_bits
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import IntegerForm, integer_form

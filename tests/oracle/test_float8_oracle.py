@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ingot.passes.calibration import Float32Array
-from ingot.passes.quantization.activation_quantization import LEAST_PEAK, ActivationScheme, qdq
-from ingot.passes.quantization.fp8 import to_float8
+from ingot.passes.numerics.activation_rounding import LEAST_PEAK, ActivationScheme, round_activations
+from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.numerics.float8 import to_float8
 from ingot.pipeline.checkpoint.formats.codes import from_e4m3
-from tests.passes.quantization.test_activation_quantization import rows, through
+from tests.passes.quantization.test_activation_nodes import rows, through
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch")
@@ -34,7 +34,7 @@ def test_tokens_are_rounded_as_torch_rounds_them() -> None:
     scale = x.abs().amax(dim=1, keepdim=True).clamp(min=float(LEAST_PEAK)) / 448
     expected = ((x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale).numpy()
     scheme = ActivationScheme("float")
-    np.testing.assert_array_equal(qdq(rows(), scheme), expected)
+    np.testing.assert_array_equal(round_activations(rows(), scheme), expected)
 
 
 def test_onnxruntime_saturates_a_static_scale_as_torch_does_after_a_clamp() -> None:

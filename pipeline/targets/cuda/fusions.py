@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
 from ingot.passes.rewriting import sole_consumer
 from ingot.passes.weights import float32_values, is_stored
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from ingot.artifact.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.passes.lowering.nbits_packing import UnpackedWeight
-from ingot.passes.quantization.activation_quantization import dequantizer
+from ingot.passes.quantization.activation_nodes import dequantizer
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.ort_cuda.segment_builder import NBitsInputs, OrtSegmentBuilder
 from ingot.pipeline.targets.segments.activation_codes import quantized_rows

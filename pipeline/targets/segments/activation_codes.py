@@ -12,13 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ingot.passes.quantization.activation_quantization import (
-    DTYPES,
-    LARGEST,
-    ActivationScheme,
-    Kind,
-    activation_scheme,
-)
+from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme, Kind
+from ingot.passes.quantization.activation_nodes import DTYPES, activation_scheme
 from ingot.pipeline.targets.segments.segment_builder import SegmentBuilder, dims
 from ingot.pipeline.targets.segments.stages import unquantized
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from ingot.artifact.launch_program import ActivationType
 from ingot.errors import PassError
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.pipeline.targets.segments.activation_codes import quantized_rows
 from ingot.pipeline.targets.segments.segment import Segment

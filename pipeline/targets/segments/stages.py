@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, dequantizer
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, dequantizer
 
 ATTENTION = "PagedAttention"
 _TOKEN_INPUTS = ("input_ids", "logits_indices")

@@ -29,8 +29,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.quantization.activation_quantization import Kind, activation_scheme, dequantizer
-from ingot.passes.quantization.quantized_tensors import pack_nibbles
+from ingot.passes.numerics.activation_rounding import Kind
+from ingot.passes.quantization.activation_nodes import activation_scheme, dequantizer
+from ingot.passes.quantization.weight_nodes import pack_nibbles
 from ingot.pipeline.targets.segments.activation_codes import Read, activation_codes, quantized_rows
 from ingot.pipeline.targets.segments.segment_builder import SegmentBuilder, dims, stored_array
 

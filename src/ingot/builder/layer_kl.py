@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from ingot.artifact import ModelFacts
 from ingot.errors import DataError
-from ingot.passes.calibration import CalibrationFacts, Float32Array
+from ingot.passes.calibration import CalibrationFacts
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.quantization.sensitivity import divergences_of_each
 from ingot.passes.weights import float32_values, weight_sites
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine

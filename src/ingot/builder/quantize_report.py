@@ -21,7 +21,7 @@ from ingot.builder.baseline import with_checkpoint
 from ingot.builder.layer_kl import KlOptions, layer_kl
 from ingot.errors import UsageError, one_of
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.quantize_weights import outliers
+from ingot.passes.numerics.weight_statistics import outliers
 from ingot.passes.weights import float32_values, weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics

@@ -7,15 +7,11 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from ingot.passes.calibration import Float32Array
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.activation_quantization import (
-    ACTIVATIONS_KEY,
-    ActivationScheme,
-    insert_activation_quantization,
-    qdq,
-)
+from ingot.passes.numerics.activation_rounding import ActivationScheme, round_activations
+from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.weights import float32_values
@@ -61,7 +57,7 @@ def test_the_engine_computes_the_ir_up_to_rounding(scheme: ActivationScheme, sym
     gemm = model.graph.node("proj")
     weight = gemm.inputs[1]
     assert weight is not None
-    expected = qdq(rows(), scheme).astype(np.float64) @ float32_values(weight).astype(np.float64).T
+    expected = round_activations(rows(), scheme).astype(np.float64) @ float32_values(weight).astype(np.float64).T
     if bias:
         assert gemm.inputs[2] is not None
         expected = expected + float32_values(gemm.inputs[2])

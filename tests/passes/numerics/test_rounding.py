@@ -1,4 +1,4 @@
-"""Round-to-nearest with the clip search, against its definition written out element by element."""
+"""Round-to-nearest with the clip search: its error, its bounds, and the same bits on every machine."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.passes.numerics.rounding import RoundedWeight, dequantize, round_weight
-from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.numerics.rounding import round_per_tensor, round_weight
+from ingot.passes.numerics.scheme import Scheme
 
 SCHEMES = [
     Scheme(bits, block, symmetric, clip)
@@ -22,16 +22,11 @@ SCHEMES = [
 ]
 
 
-def restored(rounded: RoundedWeight, scheme: Scheme) -> np.ndarray:
-    columns = rounded.codes.shape[1]
-    return dequantize(rounded.codes, rounded.scale, rounded.zero_point, scheme.block_columns(columns))
-
-
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_reported_error_is_the_error_of_the_dequantized_weight(scheme: Scheme) -> None:
     weight = np.random.default_rng(0).standard_normal((40, 172)).astype(np.float32)
     rounded = round_weight(weight, scheme)
-    error = np.square(weight - restored(rounded, scheme).astype(np.float64)).sum()
+    error = np.square(weight - rounded.restored(scheme).astype(np.float64)).sum()
     assert rounded.squared_error == pytest.approx(error, rel=1e-4)
     assert rounded.squared_norm == pytest.approx(np.square(weight.astype(np.float64)).sum(), rel=1e-5)
     assert rounded.codes.min() >= scheme.code_range[0]
@@ -41,8 +36,8 @@ def test_reported_error_is_the_error_of_the_dequantized_weight(scheme: Scheme) -
 @pytest.mark.parametrize("scheme", [Scheme(4, 32, True), Scheme(4, 32, False), Scheme(4, 0, False)], ids=str)
 def test_clip_search_never_makes_any_block_worse(scheme: Scheme) -> None:
     weight = np.random.default_rng(1).standard_t(3, (64, 256)).astype(np.float32)
-    plain = restored(round_weight(weight, Scheme(scheme.bits, scheme.block_size, scheme.symmetric, False)), scheme)
-    clipped = restored(round_weight(weight, scheme), scheme)
+    plain = round_weight(weight, Scheme(scheme.bits, scheme.block_size, scheme.symmetric, False)).restored(scheme)
+    clipped = round_weight(weight, scheme).restored(scheme)
     shape = (64, -1, scheme.block_columns(256))
     before = np.square(weight - plain).reshape(shape).sum(-1)
     after = np.square(weight - clipped).reshape(shape).sum(-1)
@@ -57,7 +52,7 @@ def test_without_clip_every_weight_is_within_half_a_step() -> None:
         rounded = round_weight(weight, scheme)
         step = np.repeat(rounded.scale, 32, axis=1)[:, :100]
         bound = 0.5 if symmetric else 1.0  # the zero point is rounded too
-        assert (np.abs(weight - restored(rounded, scheme)) <= bound * step * (1 + 1e-4)).all()
+        assert (np.abs(weight - rounded.restored(scheme)) <= bound * step * (1 + 1e-4)).all()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -67,17 +62,17 @@ def test_constant_blocks_survive_at_any_magnitude(scheme: Scheme, constant: floa
     rounded = round_weight(weight, scheme)
     assert np.isfinite(rounded.scale).all()
     assert (rounded.scale > 0).all()
-    assert restored(rounded, scheme) == pytest.approx(weight, rel=1e-6, abs=1e-30)
+    assert rounded.restored(scheme) == pytest.approx(weight, rel=1e-6, abs=1e-30)
 
 
-def test_a_partial_last_block_is_rounded_as_if_it_stood_alone() -> None:
+def test_a_partial_last_block_is_rounded_like_a_weight_of_its_own() -> None:
     weight = np.random.default_rng(3).standard_normal((5, 172)).astype(np.float32)
     for symmetric in (True, False):
         scheme = Scheme(4, 32, symmetric)
-        whole, tail = round_weight(weight, scheme), round_weight(weight[:, 160:], scheme)
+        whole, last = round_weight(weight, scheme), round_weight(weight[:, 160:], scheme)
         assert whole.scale.shape == (5, 6)
-        np.testing.assert_array_equal(whole.codes[:, 160:], tail.codes)
-        np.testing.assert_array_equal(whole.scale[:, 5:], tail.scale)
+        np.testing.assert_array_equal(whole.codes[:, 160:], last.codes)
+        np.testing.assert_array_equal(whole.scale[:, 5:], last.scale)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -88,7 +83,7 @@ def test_nan_and_infinity_are_refused(bad: float) -> None:
         round_weight(weight, Scheme(4, 32, False))
 
 
-def test_threads_and_dtype_of_the_source_do_not_change_a_code() -> None:
+def test_threads_and_the_weights_dtype_do_not_change_a_code() -> None:
     weight = np.random.default_rng(4).standard_normal((700, 320)).astype(ml_dtypes.bfloat16)
     one = round_weight(weight, Scheme(4, 64, False), num_threads=1)
     two = round_weight(weight.astype(np.float32), Scheme(4, 64, False), num_threads=2)
@@ -113,14 +108,21 @@ def test_any_shape_and_magnitude_keeps_the_error_bounded(
     )
     rounded = round_weight(weight, scheme)
     assert rounded.relative_error <= (0.6 if scheme.bits == 4 else 0.04)
-    assert np.isfinite(restored(rounded, scheme)).all()
+    assert np.isfinite(rounded.restored(scheme)).all()
+
+
+def test_per_tensor_without_the_search_the_scale_is_that_of_the_largest_value() -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
+    found = round_per_tensor(weight, clip=False)
+    np.testing.assert_allclose(found.scale, np.abs(weight).max() / 127, rtol=1e-6)
+    assert found.scale.shape == (8, 1)
 
 
 DIGEST = """
 import hashlib
 import numpy as np
 from ingot.passes.numerics.rounding import round_weight
-from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.numerics.scheme import Scheme
 bits = np.random.default_rng(0).integers(0, 2**16, (64, 2816), dtype=np.uint16)
 weight = bits.astype(np.float32) / 65536 - 0.5  # exact, so that it is the same for every instruction set
 digest = hashlib.sha256()

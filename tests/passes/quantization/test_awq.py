@@ -1,4 +1,4 @@
-"""awq: the function stays, the error of what is rounded afterwards falls, and what cannot be scaled is left alone."""
+"""awq: the function stays, later rounding loses less, and layers that cannot be scaled are left alone."""
 
 import json
 import logging
@@ -9,11 +9,11 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.calibration import Float32Array, calibrate_with
+from ingot.passes.calibration import calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.numerics.gptq_rounding import damped_gram
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.quantization.awq import AWQ_KEY, Awq
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
@@ -57,7 +57,7 @@ def test_the_function_stays_the_same(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_norms_products_and_attentions_take_up_the_scale(packed: bool) -> None:
+def test_norms_muls_and_attentions_absorb_the_scale(packed: bool) -> None:
     found = choices(scaled(decoder(packed)))
     gate = "gate_up_proj" if packed else "gate_proj"
     kinds = {name.rpartition(".")[2] for name in found}
@@ -70,14 +70,14 @@ def test_outlier_channels_are_scaled_up_in_the_weight_and_down_in_the_norm() -> 
     name = "layers.0.input_layernorm.weight"
     ratio = array(after, name) / array(before, name)  # 1 / s
     assert ratio[OUTLIERS].max() < np.median(ratio)
-    for projection in "qk":  # v's rows take up the scale of o as well
+    for projection in "qk":  # v's rows absorb the scale of o as well
         weight = f"layers.0.{projection}_proj.weight"
         expected = array(before, weight).astype(np.float32) / ratio
         np.testing.assert_allclose(array(after, weight), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
-def test_what_is_rounded_afterwards_loses_less(quantizer: type[QuantizeWeights]) -> None:
+def test_later_rounding_loses_less(quantizer: type[QuantizeWeights]) -> None:
     exact = logits(decoder(packed=True))
     errors = []
     for first in ([], [Awq()]):
@@ -96,7 +96,7 @@ def test_weights_are_lazy_and_keep_their_names() -> None:
     assert weight.dtype == ir.DataType.FLOAT
 
 
-def test_quantized_weights_are_left_alone_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_quantized_weights_are_left_alone_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     model = decoder()
     PassManager([QuantizeWeights()]).run(model)
     with caplog.at_level(logging.INFO, "ingot.passes"), calibrate_with(calibration()):
@@ -107,18 +107,18 @@ def test_quantized_weights_are_left_alone_and_told(caplog: pytest.LogCaptureFixt
     )
 
 
-def norms_in_common() -> ir.Model:
-    """Both layers' first norms read one weight, which neither may scale."""
+def with_a_shared_norm() -> ir.Model:
+    """Both layers' first norms read one weight, which cannot be scaled for either."""
     model = decoder()
     first, second = (node for node in model.graph if (node.name or "").endswith("input_layernorm"))
     second.replace_input_with(1, first.inputs[1])
     return model
 
 
-def test_where_nothing_takes_up_the_scale_a_mul_does_if_it_may() -> None:
-    exact, left = logits(norms_in_common()), scaled(norms_in_common())
+def test_fold_always_adds_a_mul_where_no_node_absorbs_the_scale() -> None:
+    exact, left = logits(with_a_shared_norm()), scaled(with_a_shared_norm())
     assert not [node for node in left.graph if (node.name or "").endswith("scale_input")]
-    model = scaled(norms_in_common(), fold="always")
+    model = scaled(with_a_shared_norm(), fold="always")
     muls = [node for node in model.graph if (node.name or "").endswith("scale_input")]
     assert [node.name for node in muls] == ["layers.0.q_proj.scale_input", "layers.1.q_proj.scale_input"]
     assert all(len(node.outputs[0].uses()) == 3 for node in muls)
@@ -132,31 +132,21 @@ def test_where_nothing_takes_up_the_scale_a_mul_does_if_it_may() -> None:
     assert errors[1] < errors[0]
 
 
-def test_a_mul_that_gains_too_little_is_not_put(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mul_that_gains_too_little_is_not_added(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot.passes"):
-        model = scaled(norms_in_common(), fold="always", least_gain=0.95)
+        model = scaled(with_a_shared_norm(), fold="always", least_gain=0.95)
     assert not [node for node in model.graph if (node.name or "").endswith("scale_input")]
     assert "awq: left alone: a Mul before layers.0.q_proj gains" in caplog.text
 
 
-def test_layers_that_are_fed_zeros_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_with_zero_inputs_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     model = decoder()
     norm = next(node for node in model.graph if node.name == "layers.1.input_layernorm")
     name = norm.inputs[1].name if norm.inputs[1] else ""
     model.graph.initializers[name or ""].const_value = ir.tensor(np.zeros(64, np.float32), name=name)
     with caplog.at_level(logging.INFO, "ingot.passes"):
         scaled(model, rounding="gptq", steps=2)
-    assert "awq: left alone: layers.1.q_proj is fed nothing but zeros" in caplog.text
-
-
-def test_a_factorisation_is_scaled_instead_of_made_anew() -> None:
-    random = np.random.default_rng(0)
-    inputs = random.standard_normal((200, 24)) * np.linspace(0.2, 3, 24)
-    scale = random.uniform(0.3, 3, 24).astype(np.float32)
-    damped = damped_gram(inputs.T @ inputs, 0.01, act_order=True).scaled(scale)
-    order = damped.order
-    product = damped.factor.T @ damped.factor @ damped.gram[np.ix_(order, order)]
-    np.testing.assert_allclose(product, np.eye(24), atol=1e-4)
+    assert "awq: left alone: the inputs of layers.1.q_proj are all zero" in caplog.text
 
 
 def test_the_same_data_gives_the_same_scales() -> None:
@@ -166,7 +156,7 @@ def test_the_same_data_gives_the_same_scales() -> None:
     np.testing.assert_array_equal(array(first, name), array(second, name))
 
 
-def test_without_data_it_says_how_to_give_some() -> None:
+def test_without_data_the_error_says_how_to_provide_it() -> None:
     with pytest.raises(PassError, match="awq: needs calibration data"):
         PassManager([Awq()]).run(decoder())
 

@@ -1,4 +1,4 @@
-"""mixed-precision: each weight's scheme within a budget, honoured by the quantizers that follow, shown in a table."""
+"""mixed-precision: each weight's scheme within a budget, followed by the later quantizers, shown in a table."""
 
 import json
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ import pytest
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
-from ingot.passes.manager import PassManager, weight_bytes
-from ingot.passes.numerics.scale_search import Scheme, WeightBits
-from ingot.passes.quantization.bit_assignment import Count, assignment_table, stored_bytes, unquantized_bytes
+from ingot.passes.manager import PassManager
+from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.quantization.bit_assignment import assignment_table
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
@@ -26,10 +26,10 @@ from tests.passes.tiny_decoder import TinyDecoder
 KEPT: dict[str, object] = {"lm_head": "none", "embedding": "none"}
 
 
-def mixed(*behind: str, tied: bool = True, **options: Any) -> ir.Model:
-    """The tiny decoder with bits assigned, and what follows."""
+def mixed(*after: str, tied: bool = True, **options: Any) -> ir.Model:
+    """The tiny decoder with bits assigned, after the passes that follow."""
     model = TinyDecoder(tied=tied).model
-    passes = [make_pass("mixed-precision", options), *(make_pass(name, KEPT) for name in behind)]
+    passes = [make_pass("mixed-precision", options), *(make_pass(name, KEPT) for name in after)]
     with calibrate_with(calibration()):
         PassManager(passes).run(model)
     return model
@@ -83,7 +83,7 @@ def test_the_table_adds_up_and_holds_the_alternatives(assigned: ir.Model) -> Non
     assert CALIBRATION_KEY in assigned.metadata_props
 
 
-def test_it_is_shown_as_a_table_with_what_each_weight_could_have_had_instead(assigned: ir.Model) -> None:
+def test_the_printed_table_has_each_weights_scheme_and_alternatives(assigned: ir.Model) -> None:
     header, first, *_, total = assignment_table(facts(assigned))
     assert header[:5] == ("weight", "bits", "block", "KB", "KL alone")
     assert first[0] == "layers.0.q_proj"
@@ -101,7 +101,7 @@ def test_the_quantizer_that_follows_takes_each_weight_s_scheme(quantizer: str) -
 
 
 @pytest.mark.parametrize("before", ["awq", "rotate"])
-def test_it_works_behind_the_passes_that_prepare_weights(before: str) -> None:
+def test_it_works_after_the_passes_that_prepare_weights(before: str) -> None:
     model = TinyDecoder(tied=False, weight_dtype=np.float32).model
     exact = np.concatenate(list(calibration().logits(model)))
     names = ("fold-constants", "pack-projections", before, "mixed-precision", "gptq")
@@ -114,7 +114,7 @@ def test_it_works_behind_the_passes_that_prepare_weights(before: str) -> None:
 
 
 @pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
-def test_overrides_win_over_what_was_assigned_and_16_bits_stay(quantizer: type[QuantizeWeights]) -> None:
+def test_overrides_win_over_assigned_schemes_and_16_bits_stay_unquantized(quantizer: type[QuantizeWeights]) -> None:
     model = TinyDecoder().model
     site, other, third = (site for site in weight_sites(model) if site.node.name in _names("q", "k", "v"))
     assign_scheme([site], Scheme(8, 16, symmetric=True))
@@ -133,36 +133,6 @@ def _names(*letters: str) -> list[str]:
     return [f"layers.0.{letter}_proj" for letter in letters]
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize(("bits", "block_size"), [(2, 16), (3, 32), (4, 128), (8, 64), (4, 0), (3, 0)])
-def test_engine_bytes_are_those_of_the_lowered_model(bits: WeightBits, block_size: int, symmetric: bool) -> None:
-    model = TinyDecoder().model
-    scheme = Scheme(bits, block_size, symmetric)
-    linear = [site for site in weight_sites(model) if site.role == "linear"]
-    shapes = [site.weight.const_value.shape.numpy() for site in linear if site.weight.const_value is not None]
-    predicted = sum(stored_bytes(int(rows), int(columns), scheme, "engine") for rows, columns in shapes)
-    assign_scheme(linear, scheme)
-    plain = _lowered_bytes(TinyDecoder().model)
-    as_floats = sum(4 * int(rows) * int(columns) for rows, columns in shapes)
-    assert _lowered_bytes(model, QuantizeWeights(lm_head="none", embedding="none")) == plain - as_floats + predicted
-
-
-def _lowered_bytes(model: ir.Model, *passes: QuantizeWeights) -> int:
-    PassManager([*passes, LowerOnnxruntimeCpu()]).run(model)
-    return weight_bytes(model)
-
-
-def test_nominal_bytes_are_those_of_packed_checkpoints() -> None:
-    assert stored_bytes(64, 256, Scheme(3, 128, symmetric=True), "nominal") == 64 * 256 * 3 // 8 + 64 * 2 * 2
-    assert stored_bytes(64, 256, Scheme(4, 128, symmetric=False), "nominal") == 64 * 128 + 64 * 2 * 2 + 64
-    tensor = next(iter(TinyDecoder().model.graph.initializers.values())).const_value
-    assert tensor is not None
-    sizes: dict[Count, int] = {"nominal": tensor.size * 2, "engine": tensor.size * 4}
-    for count, size in sizes.items():
-        assert unquantized_bytes(tensor, count, is_table=False) == size
-    assert unquantized_bytes(tensor, "engine", is_table=True) == tensor.size * 2
-
-
 def test_a_budget_of_kl_gives_the_fewest_bytes_that_keep_it() -> None:
     loose, tight = (facts(mixed(budget_kl=kl)) for kl in (1e-3, 1e-5))
     assert loose["predicted_kl"] <= 1e-3
@@ -176,7 +146,7 @@ def test_nominal_3_bits_are_cheaper_than_4_and_are_chosen() -> None:
     assert {scheme["bits"] for scheme in schemes(mixed(count="nominal", **options)).values()} == {3, 4}
 
 
-def test_head_and_table_are_assigned_when_asked_and_together_where_they_are_tied() -> None:
+def test_head_and_table_are_optional_and_share_a_scheme_when_tied() -> None:
     tied = schemes(mixed(lm_head=True, budget_bits=5.0))
     assert tied["lm_head"] == tied["embed_tokens"]
     model = mixed("quantize-weights", lm_head=True, embedding=True, budget_bits=5.0, tied=False)
@@ -184,7 +154,7 @@ def test_head_and_table_are_assigned_when_asked_and_together_where_they_are_tied
     assert all(site.is_quantized for site in weight_sites(model) if schemes(model)[site.node.name or ""]["bits"] != 16)
 
 
-def test_what_engines_pack_into_one_matmul_gets_one_scheme(assigned: ir.Model) -> None:
+def test_weights_that_engines_pack_into_one_matmul_share_a_scheme(assigned: ir.Model) -> None:
     of_nodes = schemes(assigned)
     for layer in range(2):
         for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
@@ -192,7 +162,7 @@ def test_what_engines_pack_into_one_matmul_gets_one_scheme(assigned: ir.Model) -
     assert len({str(scheme) for scheme in of_nodes.values()}) > 1
 
 
-def test_excluded_weights_get_no_scheme_and_count_nowhere(assigned: ir.Model) -> None:
+def test_excluded_weights_get_no_scheme_and_count_in_no_budget(assigned: ir.Model) -> None:
     model = mixed(exclude=["*down_proj"])
     left_out = {name for name in schemes(assigned) if name.endswith("down_proj")}
     assert schemes(model).keys() == schemes(assigned).keys() - left_out
@@ -208,12 +178,12 @@ def test_a_second_run_changes_nothing(assigned: ir.Model) -> None:
     assert not record.modified
 
 
-def test_bits_that_no_quantizer_took_are_refused_by_the_lowering(assigned: ir.Model) -> None:
+def test_the_lowering_refuses_schemes_that_no_quantizer_used(assigned: ir.Model) -> None:
     with pytest.raises(PassError, match=r"mixed-precision chose bits for 'layers.0.q_proj' and \d+ more, and nothing"):
         PassManager([LowerOnnxruntimeCpu()]).run(assigned)
 
 
-def test_behind_the_quantizer_it_is_refused() -> None:
+def test_it_is_refused_after_the_quantizer() -> None:
     model = TinyDecoder().model
     with calibrate_with(calibration()), pytest.raises(PassError, match="put it before the pass that quantizes"):
         PassManager([QuantizeWeights(), MixedPrecision()]).run(model)
@@ -227,7 +197,7 @@ def test_behind_the_quantizer_it_is_refused() -> None:
         ({"budget_kl": 1e-12, "bits": (2, 4)}, r"the least KL that these schemes reach is .*, the budget is 1e-12"),
     ],
 )
-def test_a_budget_that_nothing_meets_is_refused_with_what_can_be_reached(options: dict[str, Any], message: str) -> None:
+def test_a_budget_that_cannot_be_met_is_refused_with_the_smallest(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PassError, match=message):
         mixed(**options)
 

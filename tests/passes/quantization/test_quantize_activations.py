@@ -1,4 +1,4 @@
-"""quantize-activations: scales by token or from data, outliers aside, bad data and options refused by name."""
+"""quantize-activations: scales per token or from data, outlier channels, refusals of bad data and options."""
 
 import json
 from typing import Any
@@ -8,11 +8,11 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.calibration import Float32Array, calibrate_with
+from ingot.passes.calibration import calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.activation_plan import outlier_channels
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme
+from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, activation_scheme
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
@@ -24,7 +24,7 @@ EIGHT_BITS = {"bits": 8, "block_size": "channel", "symmetric": True, "lm_head": 
 
 
 def decoder(outlier: float = 1.0) -> ir.Model:
-    """The tiny decoder; one channel of each norm that many times as large as the others."""
+    """The tiny decoder, with one channel of each norm multiplied by `outlier`."""
     model = TinyDecoder().model
     for name, value in model.graph.initializers.items():
         if name.endswith("layernorm.weight"):
@@ -84,7 +84,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert not record.modified
 
 
-def test_a_static_range_is_that_of_the_data_and_a_percentile_or_search_cuts_it() -> None:
+def test_a_static_range_is_that_of_the_data_and_a_percentile_or_mse_reduces_it() -> None:
     peaks = [[row["scale"] for row in choices(quantized(decoder(), mode="static", **options))] for options in RANGES]
     assert all(small <= large for small, large in zip(peaks[1], peaks[0], strict=True))
     assert all(small <= large for small, large in zip(peaks[2], peaks[0], strict=True))
@@ -97,15 +97,15 @@ RANGES: list[dict[str, Any]] = [{}, {"range": "percentile", "percentile": 99.0},
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "static"])
-def test_outlier_channels_aside_the_rest_is_rounded_more_finely(mode: Any) -> None:
+def test_without_outlier_channels_the_rest_is_rounded_more_finely(mode: Any) -> None:
     exact = logits(decoder(outlier=100.0))
     plain = error(quantized(decoder(outlier=100.0), mode=mode), exact)
     split = error(quantized(decoder(outlier=100.0), mode=mode, outliers=1), exact)
-    print(f"{mode}: {plain:.4f}, one channel aside {split:.4f}")
+    print(f"{mode}: {plain:.4f}, without the outlier {split:.4f}")
     assert split < 0.5 * plain
 
 
-def test_a_weights_outlier_columns_go_to_the_second_product() -> None:
+def test_a_weights_outlier_columns_move_to_the_second_matmul() -> None:
     model = quantized(decoder(outlier=100.0), outliers=1)
     assert choices(model)[0]["outliers"] == 1
     weight = "layers.0.q_proj.weight"
@@ -113,26 +113,16 @@ def test_a_weights_outlier_columns_go_to_the_second_product() -> None:
     np.testing.assert_array_equal(array(model, "layers.0.q_proj.outliers.weight")[0], array(decoder(), weight)[:, 7])
 
 
-def test_checkpoint_formats_have_no_place_for_outlier_channels() -> None:
+def test_checkpoint_formats_cannot_hold_outlier_channels() -> None:
     with pytest.raises(
         UsageError, match=r"'layers.0.q_proj' and 13 more layers keep outlier channels .*export to onnx"
     ):
         weights_of_model(quantized(decoder(), outliers=1), [])
 
 
-def test_number_share_and_threshold_choose_the_largest_channels() -> None:
-    peaks = np.array([1.0, 9.0, 3.0, 7.0])
-    assert outlier_channels(peaks, 2, 0).tolist() == [1, 3]
-    assert outlier_channels(peaks, 0.25, 0).tolist() == [1]
-    assert outlier_channels(peaks, 0, 6.0).tolist() == [1, 3]
-    assert outlier_channels(peaks, 1, 6.0).tolist() == [1]
-    assert outlier_channels(peaks, 4, 0).tolist() == [1, 2, 3]  # one channel is left to be quantized
-    assert outlier_channels(peaks, 0, 0).tolist() == []
-
-
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
-def test_weights_may_be_rounded_before_or_behind_and_their_statistics_know(
+def test_weights_may_be_rounded_before_or_after_and_statistics_include_the_activations(
     quantizer: type[QuantizeWeights], first: bool
 ) -> None:
     model, exact = decoder(), logits(decoder())
@@ -144,7 +134,7 @@ def test_weights_may_be_rounded_before_or_behind_and_their_statistics_know(
     assert {row["activations"]["strategy"] for row in rows} == {"token"}
 
 
-def test_excluded_layers_read_what_they_read() -> None:
+def test_excluded_layers_keep_their_inputs() -> None:
     nodes = {node.name: node for node in quantized(decoder(), exclude=("*.down_proj", "layers.0.v_proj")).graph}
     assert activation_scheme(nodes["layers.1.down_proj"]) is None
     assert activation_scheme(nodes["layers.0.v_proj"]) is None
@@ -162,7 +152,7 @@ def dead(model: ir.Model, value: float) -> ir.Model:
     return model
 
 
-def test_a_layer_that_never_fires_has_no_static_range_but_a_dynamic_one() -> None:
+def test_a_layer_with_zero_inputs_has_no_static_range_but_a_dynamic_one() -> None:
     with pytest.raises(PassError, match=r"'layers.1.gate_proj' reads .*zero on all calibration data.*mode: dynamic"):
         quantized(dead(decoder(), 0.0), mode="static")
     assert np.isfinite(logits(quantized(dead(decoder(), 0.0)))).all()
@@ -184,6 +174,6 @@ def test_nan_activations_are_named() -> None:
         ({"mode": "statik"}, "mode is 'statik'; allowed: 'dynamic' or 'static'"),
     ],
 )
-def test_options_that_cannot_be_or_do_not_combine_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_or_in_conflict_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         QuantizeActivations(**options)

@@ -1,4 +1,4 @@
-"""quantize-kv-cache: the geometry says it, and nothing else changes."""
+"""quantize-kv-cache: the KV geometry has the precision, and nothing else changes."""
 
 import onnx_ir as ir
 import pytest
@@ -18,7 +18,7 @@ def geometry(model: ir.Model) -> KVGeometry:
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp8", 4), ("int8", 4), ("int4", 8)])
-def test_a_block_shrinks_to_its_codes_and_a_scale_for_each_vector(precision: str, share: int) -> None:
+def test_a_block_holds_its_codes_and_a_scale_per_vector(precision: str, share: int) -> None:
     model = import_checkpoint(Checkpoint.open(LLAMA))
     before, nodes = geometry(model), list(model.graph)
     assert QuantizeKVCache(precision=precision)(model).modified  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def test_a_block_shrinks_to_its_codes_and_a_scale_for_each_vector(precision: str
     assert not QuantizeKVCache(precision=precision)(model).modified  # type: ignore[arg-type]
 
 
-def test_two_dims_of_an_odd_head_share_no_byte() -> None:
+def test_int4_refuses_heads_of_an_odd_size() -> None:
     model = import_checkpoint(Checkpoint.open(LLAMA))
     odd = geometry(model).model_copy(update={"head_dim": 15})
     model.metadata_props["ingot.kv"] = odd.model_dump_json()

@@ -1,7 +1,4 @@
-"""quantize-weights: text before and after, numbers, options, refusals.
-
-Figures of a weight and its codes, from numbers that can be counted by hand.
-"""
+"""quantize-weights: tensors and numbers before and after, options, refusals."""
 
 import json
 from collections.abc import Mapping
@@ -13,17 +10,8 @@ import pytest
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.manager import PassManager
-from ingot.passes.numerics.rounding import round_weight
-from ingot.passes.numerics.scale_search import Scheme
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantization.quantize_weights import (
-    QUANTIZATION_KEY,
-    QuantizeWeights,
-    end_share,
-    outliers,
-    scale_range,
-    weight_statistics,
-)
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
 from ingot.passes.registry import make_pass
 from ingot.progress import progress_to
 from tests.passes.lowering.test_lower_onnxruntime_cpu import linear_model
@@ -100,7 +88,7 @@ def test_tied_table_and_head_share_one_tensor_when_their_settings_agree() -> Non
     assert "lm_head" not in statistics(model)
 
 
-def test_tied_table_and_head_get_a_copy_each_when_their_settings_differ() -> None:
+def test_tied_table_and_head_have_separate_copies_when_their_settings_differ() -> None:
     model = TinyDecoder(tied=True).model
     PassManager([QuantizeWeights(lm_head=4, embedding=8)]).run(model)
     assert array(model, "model.embed_tokens.weight.q").dtype.name == "uint8"
@@ -195,38 +183,7 @@ def test_a_gemm_of_another_form_is_refused() -> None:
         PassManager([QuantizeWeights()]).run(model)
 
 
-def test_one_weight_far_out_is_counted_and_measured() -> None:
-    weight = np.full((10, 10), 0.1, np.float16)
-    weight[3, 4] = 10
-    rms = float(np.sqrt(np.mean(np.square(weight.astype(np.float64)))))
-    assert outliers(weight) == {"outlier_share": 0.01, "peak_over_rms": pytest.approx(10 / rms)}
-
-
-def test_normal_weights_have_few_outliers_and_a_zero_weight_none() -> None:
-    weight = np.random.default_rng(0).normal(size=(1000, 1000)).astype(np.float32)
-    assert outliers(weight)["outlier_share"] == pytest.approx(6.3e-5, rel=0.3)
-    assert outliers(np.zeros((4, 4), np.float32)) == {"outlier_share": 0.0, "peak_over_rms": 0.0}
-
-
-def test_the_scales_range_over_all_blocks() -> None:
-    scales = np.array([[1.0, 2.0], [3.0, 10.0]], np.float32)
-    assert scale_range(scales) == {"scale_min": 1.0, "scale_median": 2.5, "scale_max": 10.0}
-
-
-def test_codes_at_both_ends_are_counted() -> None:
-    assert end_share(np.array([[-8, 7, 0, 1]], np.int8), -8, 7) == 0.5
-    assert end_share(np.array([[0, 15, 3, 14]], np.uint8), 0, 15) == 0.5
-
-
-def test_an_asymmetric_block_without_clip_has_a_code_at_each_end() -> None:
-    scheme = Scheme(4, 16, symmetric=False, clip=False)
-    weight = np.random.default_rng(1).normal(size=(8, 64)).astype(np.float32)
-    found = weight_statistics(weight, round_weight(weight, scheme), scheme)
-    assert found["end_share"] >= 2 / 16
-    assert found["scale_min"] <= found["scale_median"] <= found["scale_max"]
-
-
-def test_every_quantized_weight_has_them_in_its_statistics() -> None:
+def test_statistics_include_those_of_the_weight_and_its_codes() -> None:
     model = linear_model()
     QuantizeWeights(bits=4, block_size=32)(model)
     (row,) = json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]

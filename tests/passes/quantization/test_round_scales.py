@@ -1,4 +1,4 @@
-"""round-scales: scales become float16 numbers, codes stay, and a scale too large for them is refused."""
+"""round-scales: scales become float16 numbers, codes stay, and a scale too large for float16 is refused."""
 
 import numpy as np
 import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""sensitivity: the KL of one weight alone is that of a whole model run with this weight and no other."""
+"""sensitivity: the KL of one weight alone is that of a whole model run in which only this weight is rounded."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.calibration import Float32Array
-from ingot.passes.numerics.rounding import dequantize, round_weight
-from ingot.passes.numerics.scale_search import Scheme
+from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.numerics.rounding import round_weight
+from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.printing import model_to_text
 from ingot.passes.quantization.sensitivity import (
     Sensitivity,
@@ -30,8 +30,7 @@ ALL = frozenset[Role]({"linear", "head", "embedding"})
 
 
 def rounded(values: Float32Array, scheme: Scheme) -> Float32Array:
-    found = round_weight(values, scheme)
-    return dequantize(found.codes, found.scale, found.zero_point, scheme.block_columns(values.shape[1]))
+    return round_weight(values, scheme).restored(scheme)
 
 
 def mean_kl(changed: ir.Model, like: ir.Model) -> float:
@@ -42,7 +41,7 @@ def mean_kl(changed: ir.Model, like: ir.Model) -> float:
 
 
 def by_brute_force(weight: str, scheme: Scheme, tied: bool) -> float:
-    """A model whose every reader of the weight has the rounded one."""
+    """The KL of a model in which every reader of the weight reads the rounded one."""
     changed = TinyDecoder(tied=tied).model
     change_stored(changed.graph, changed.graph.initializers[weight], partial(rounded, scheme=scheme))
     return mean_kl(changed, TinyDecoder(tied=tied).model)
@@ -56,7 +55,7 @@ def sensitivities(tied: bool = True, roles: frozenset[Role] = LINEAR) -> dict[st
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_it_is_the_kl_of_a_whole_run_with_that_weight_alone(tied: bool) -> None:
+def test_it_is_the_kl_of_a_whole_run_with_that_weight_rounded(tied: bool) -> None:
     found = sensitivities(tied, ALL)
     assert len(found) == (15 if tied else 16)
     for name in ("embed_tokens", "layers.0.q_proj", "layers.0.o_proj", "layers.1.down_proj", "lm_head"):
@@ -68,7 +67,7 @@ def test_it_is_the_kl_of_a_whole_run_with_that_weight_alone(tied: bool) -> None:
             assert each.kl[scheme] == pytest.approx(brute, rel=2e-3), (name, scheme)
 
 
-def test_fewer_bits_cost_more_and_the_order_is_the_graph_s() -> None:
+def test_fewer_bits_cost_more_and_the_order_is_that_of_the_graph() -> None:
     found = sensitivities()
     assert list(found)[:4] == [f"layers.0.{name}_proj" for name in "qkvo"]
     for each in found.values():
@@ -77,7 +76,7 @@ def test_fewer_bits_cost_more_and_the_order_is_the_graph_s() -> None:
         assert each.measured == set(SCHEMES)
 
 
-def test_rounding_by_gptq_costs_less_than_rounding_to_the_nearest() -> None:
+def test_rounding_by_gptq_costs_less_than_rounding_to_nearest() -> None:
     model, scheme = TinyDecoder().model, [Scheme(3, 32, False)]
     nearest = weight_sensitivities(model, calibration(), scheme)
     gptq = weight_sensitivities(model, calibration(), scheme, rounding="gptq")
@@ -85,7 +84,7 @@ def test_rounding_by_gptq_costs_less_than_rounding_to_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("points", [1, 2])
-def test_what_is_not_run_is_inferred_from_the_error_of_the_outputs(points: int) -> None:
+def test_schemes_that_are_not_run_are_inferred_from_the_error_of_the_outputs(points: int) -> None:
     schemes = [Scheme(bits, block, False) for bits in (2, 3, 4, 8) for block in (128, 32)]
     all_run = weight_sensitivities(TinyDecoder().model, calibration(), schemes)
     some = weight_sensitivities(TinyDecoder().model, calibration(), schemes, points=points)  # type: ignore[arg-type]
@@ -97,7 +96,7 @@ def test_what_is_not_run_is_inferred_from_the_error_of_the_outputs(points: int) 
         assert max(ratios) < 2
 
 
-def test_a_weight_left_as_it_is_costs_nothing_and_the_model_is_untouched() -> None:
+def test_an_unchanged_weight_costs_nothing_and_the_model_stays() -> None:
     model = TinyDecoder().model
     before = model_to_text(model)
 
@@ -114,7 +113,7 @@ def test_a_weight_left_as_it_is_costs_nothing_and_the_model_is_untouched() -> No
     assert model_to_text(model) == before
 
 
-def test_weights_of_one_s_own_are_tried_each_alone() -> None:
+def test_weights_of_the_caller_are_tried_one_at_a_time() -> None:
     model, scheme = TinyDecoder(tied=False).model, SCHEMES[1]
     by_name = {each.name: each for each in weight_sensitivities(model, calibration(), [scheme], roles=ALL)}
 
@@ -147,7 +146,7 @@ def test_a_loss_too_large_for_exp_is_a_number() -> None:
     assert 100 < kl < 1e4
 
 
-def test_points_are_taken_from_the_coarse_end_and_the_middle() -> None:
+def test_points_are_at_the_coarse_end_and_the_middle() -> None:
     schemes = [Scheme(bits, block, False) for bits in (8, 4, 3, 2) for block in (32, 128)]
     assert chosen_points(schemes, "all") == schemes
     assert chosen_points(schemes, 1) == [Scheme(3, 128, False)]
@@ -155,7 +154,7 @@ def test_points_are_taken_from_the_coarse_end_and_the_middle() -> None:
     assert chosen_points(schemes[:1], 2) == schemes[:1]
 
 
-def test_inferred_losses_go_through_their_points_and_fall_with_the_error_below_them() -> None:
+def test_inferred_losses_match_their_points_and_fall_with_the_error_below_them() -> None:
     known = [(4.0, 0.02), (1.0, 0.004)]
     assert [inferred(error, known) for error, _ in known] == [0.02, 0.004]
     assert 0.004 < inferred(2.0, known) < 0.02

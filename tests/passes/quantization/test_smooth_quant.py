@@ -1,4 +1,4 @@
-"""smooth-quant: the function stays, planted outliers stop hurting, its three steps can be had one by one."""
+"""smooth-quant: the function stays, planted outliers stop hurting, each of its three steps is optional."""
 
 import json
 import logging
@@ -9,19 +9,18 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.calibration import Float32Array, calibrate_with
+from ingot.passes.calibration import calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantization.activation_quantization import ACTIVATIONS_KEY, activation_scheme
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, activation_scheme
 from ingot.passes.quantization.gptq import Gptq
-from ingot.passes.quantization.per_tensor_weights import round_per_tensor
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.quantization.quantized_tensors import STRATEGY_KEY
 from ingot.passes.quantization.smooth_quant import SMOOTHING_KEY, SmoothQuant
-from ingot.passes.quantization.smoothing import LEAST, migration
+from ingot.passes.quantization.weight_nodes import STRATEGY_KEY
 from ingot.passes.weights import weight_sites
 from tests.passes.calibration_data import calibration
 from tests.passes.quantization.test_quantize_activations import dead
@@ -32,9 +31,9 @@ FLOATS = {"lm_head": "none", "embedding": "none"}
 
 
 def decoder(packed: bool = True, planted: float = 60.0) -> ir.Model:
-    """The tiny decoder with channels that a norm makes that many times larger, and weights that make up for it.
+    """The tiny decoder with channels that norms multiply by `planted` and weights divide by it.
 
-    So large models have them: the function is that of the model without, and rounding to the inputs' range loses it.
+    Large models have such channels. The function is unchanged, and rounding to the inputs' range loses it.
     """
     model = TinyDecoder(weight_dtype=np.float32).model
     PassManager([FoldConstants()]).run(model)
@@ -93,15 +92,15 @@ def test_planted_outliers_hurt_little_once_they_are_smoothed(alpha: Any, activat
     assert smooth < 0.1 * plain
 
 
-def test_outlier_channels_kept_aside_do_what_smoothing_does() -> None:
+def test_outlier_channels_help_as_much_as_smoothing() -> None:
     exact = logits(decoder())
     plain = divergence(quantized(decoder(), alpha="none"), exact)
     split = divergence(quantized(decoder(), alpha="none", outliers=5), exact)
-    print(f"KL {plain:.5f}, five channels aside {split:.5f}")
+    print(f"KL {plain:.5f}, {split:.5f} with five outlier channels")
     assert split < 0.1 * plain
 
 
-def test_the_search_finds_for_each_group_what_loses_least() -> None:
+def test_the_search_reduces_the_error_of_each_group() -> None:
     found = choices(quantized(decoder(), alpha="auto"))
     assert {name.rpartition(".")[2] for name in found} >= {"q_proj", "gate_up_proj"}
     assert all(row["error_after"] < row["error_before"] for row in found.values())
@@ -111,11 +110,6 @@ def test_a_search_leaves_the_graph_as_it_was() -> None:
     searched, fixed = (quantized(decoder(), alpha=alpha) for alpha in ("auto", 0.5))
     assert [node.name for node in searched.graph] == [node.name for node in fixed.graph]
     assert set(searched.graph.initializers) == set(fixed.graph.initializers)
-
-
-def test_the_scale_is_that_of_the_paper() -> None:
-    found = migration(np.array([4.0, 1.0, 0.0]), np.array([1.0, 1.0, 1.0]), 0.5)
-    np.testing.assert_allclose(found / found[1], [2.0, 1.0, LEAST**0.5], rtol=1e-6)
 
 
 def test_weights_share_a_scale_per_channel_or_per_tensor() -> None:
@@ -129,14 +123,7 @@ def test_weights_share_a_scale_per_channel_or_per_tensor() -> None:
         assert node.metadata_props.get(STRATEGY_KEY) == ("tensor" if distinct == 1 else None)
 
 
-def test_one_scale_for_a_weight_is_that_of_its_largest_value_without_the_search() -> None:
-    weight = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
-    found = round_per_tensor(weight, clip=False)
-    np.testing.assert_allclose(found.scale, np.abs(weight).max() / 127, rtol=1e-6)
-    assert found.scale.shape == (8, 1)
-
-
-def test_steps_left_out_are_done_by_other_passes() -> None:
+def test_other_passes_can_do_steps_that_are_left_out() -> None:
     exact, model = logits(decoder()), decoder()
     options: dict[str, Any] = {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS}
     with calibrate_with(calibration()):
@@ -148,7 +135,7 @@ def test_steps_left_out_are_done_by_other_passes() -> None:
     assert {node.op_type for node in model.graph} >= {"QGemm"}
 
 
-def test_statistics_tell_the_activations_of_every_layer_and_none_of_the_head() -> None:
+def test_statistics_include_the_activations_of_every_layer_but_the_head() -> None:
     model = quantized(decoder(), activations="static", lm_head=8)
     rows = {row["name"]: row for row in json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]}
     assert "activations" not in rows.pop("lm_head")
@@ -172,14 +159,14 @@ def test_a_second_run_changes_nothing_and_the_same_data_gives_the_same_model() -
     assert not record.modified
 
 
-def test_rounding_to_the_nearest_with_dynamic_scales_needs_no_data() -> None:
+def test_rounding_to_nearest_with_dynamic_scales_needs_no_data() -> None:
     assert not SmoothQuant(alpha="none").needs_calibration
     model = decoder()
     PassManager([SmoothQuant(alpha="none", **FLOATS)]).run(model)  # type: ignore[arg-type]  # plain options
     assert {row["strategy"] for row in json.loads(model.metadata_props[ACTIVATIONS_KEY])} == {"token"}
 
 
-def test_what_cannot_be_scaled_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_cannot_be_scaled_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     model = decoder(packed=False)
     model.graph.node("layers.0.q_proj").replace_input_with(1, model.graph.initializers["layers.1.q_proj.weight"])
     with caplog.at_level(logging.INFO, "ingot.passes"):
@@ -187,7 +174,7 @@ def test_what_cannot_be_scaled_is_told(caplog: pytest.LogCaptureFixture) -> None
     assert "smooth-quant: left alone: node 'layers.0.q_proj' has a weight that others read too" in caplog.text
 
 
-def test_a_mul_takes_up_what_nothing_else_does_when_asked() -> None:
+def test_fold_always_adds_a_mul_where_no_node_absorbs_the_scale() -> None:
     model = decoder(packed=False)
     reader = ir.node("Identity", [model.graph.node("layers.0.q_proj").inputs[0]], name="reader")
     reader.outputs[0].name = "reader"
@@ -198,7 +185,7 @@ def test_a_mul_takes_up_what_nothing_else_does_when_asked() -> None:
     assert np.linalg.norm(logits(model) - exact) / np.linalg.norm(exact) < 2e-5
 
 
-def test_a_layer_that_never_fires_is_named_where_its_range_is_wanted() -> None:
+def test_a_layer_with_zero_inputs_is_named_when_it_needs_a_static_range() -> None:
     assert np.isfinite(logits(quantized(dead(decoder(), 0.0)))).all()
     with pytest.raises(PassError, match=r"'layers.1.gate_up_proj' reads .*zero on all calibration data"):
         quantized(dead(decoder(), 0.0), activations="static")
@@ -216,11 +203,11 @@ def test_nan_activations_are_named() -> None:
         ({"alpha": -0.1}, r"alpha is -0.1; allowed: 0 to 1"),
         ({"alpha": "atuo"}, r"alpha is 'atuo'; allowed: a number or 'auto' or 'none'"),
         ({"alpha": "none", "weights": "none", "activations": "none"}, r"are all \"none\"; set one of them"),
-        ({"activations": "none", "outliers": 2}, r"outliers are kept beside quantized activations"),
+        ({"activations": "none", "outliers": 2}, r"outliers are kept next to quantized activations"),
         ({"range": "mse"}, r"smooth-quant: range is 'mse', but dynamic scales"),
         ({"steps": 0}, r"steps is 0; allowed: 1 or more"),
     ],
 )
-def test_options_that_cannot_be_or_do_not_combine_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_or_in_conflict_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SmoothQuant(**options)

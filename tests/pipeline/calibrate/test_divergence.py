@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.calibration import Float32Array
 from ingot.passes.manager import PassManager
+from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine

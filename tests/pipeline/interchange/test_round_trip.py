@@ -10,11 +10,8 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.activation_quantization import (
-    ACTIVATIONS_KEY,
-    ActivationScheme,
-    insert_activation_quantization,
-)
+from ingot.passes.numerics.activation_rounding import ActivationScheme
+from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import load

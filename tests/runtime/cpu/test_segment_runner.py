@@ -7,7 +7,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper
 
-from ingot.passes.quantization.activation_quantization import ActivationScheme
+from ingot.passes.numerics.activation_rounding import ActivationScheme
 from ingot.runtime.cpu import segment_runner
 from ingot.runtime.cpu.segment_runner import (
     INTEGER_MATMUL,

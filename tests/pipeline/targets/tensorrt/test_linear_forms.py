@@ -7,7 +7,8 @@ from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.errors import PassError
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.activation_quantization import ActivationScheme, Kind, insert_activation_quantization
+from ingot.passes.numerics.activation_rounding import ActivationScheme, Kind
+from ingot.passes.quantization.activation_nodes import insert_activation_quantization
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.targets.tensorrt.linear_forms import QuantizedOperand, needs_kernel
