@@ -1,9 +1,13 @@
-"""Runtime: artifact -> tokens. Imports nothing of the compiler."""
+"""Runtime: loads an artifact and generates tokens, on the CPU or on GPUs.
+
+The engine and everything that all executors share are here, executors in cpu/ and cuda/. Nothing of the compiler is.
+"""
 
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
@@ -14,6 +18,7 @@ __all__ = [
     "Completion",
     "Engine",
     "EngineMetrics",
+    "EngineOptions",
     "Executor",
     "ForwardBatch",
     "PipelinedExecutor",

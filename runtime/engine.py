@@ -13,6 +13,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
@@ -401,12 +402,9 @@ class Engine:
             blocks_in_use=self._blocks.num_in_use,
             blocks_cached=self._blocks.num_cached,
             blocks_total=self._blocks.num_blocks,
-            num_steps=self._counters.num_steps,
             num_preemptions=self._scheduler.num_preemptions,
-            computed_tokens=self._counters.computed_tokens,
-            discarded_tokens=self._counters.discarded_tokens,
             prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
-            output_tokens=self._counters.output_tokens,
+            **asdict(self._counters),
         )
 
     def check(self) -> None:

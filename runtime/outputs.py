@@ -1,4 +1,4 @@
-"""What comes out of the engine: an output per step of a request, its completion at the end, metrics of both.
+"""Output of the engine: an output per step of a request, its completion at the end, and metrics.
 
 Times are seconds of a monotonic clock.
 

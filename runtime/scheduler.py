@@ -1,6 +1,6 @@
 """The scheduler: chooses the sequences and tokens of the next step. Ints and dataclasses; no tensors, no clock.
 
-A step holds at most `max_batch_tokens` tokens:
+A step has at most `max_batch_tokens` tokens:
 
     1. decode    one token for every running sequence that has all others in the pool, oldest first
     2. prefill   the next chunk of prompts that are being computed, oldest first

@@ -63,7 +63,7 @@ class StepInFlight:
 
 
 class StepPipeline:
-    """Queues steps on a pipelined executor and holds the one that is still unread."""
+    """Queues steps on a pipelined executor and keeps the one that is still unread."""
 
     def __init__(self, executor: PipelinedExecutor, scheduler: Scheduler, builder: BatchBuilder) -> None:
         self._executor = executor

@@ -72,7 +72,7 @@ class TierManager:
         self._blocks: tuple[OrderedDict[bytes, None], ...] = tuple(OrderedDict() for _ in tiers)
 
     def locate(self, block: bytes) -> Tier | None:
-        """Tier that holds the block."""
+        """The tier that the block is in; None if it is in none."""
         level = self._level(block)
         return None if level is None else self.tiers[level]
 

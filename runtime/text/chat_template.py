@@ -93,7 +93,9 @@ def _plain(value: object, where: str) -> Any:
         return {_plain(key, where): _plain(item, where) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return [_plain(item, where) for item in value]
-    raise RequestError(f"{where} holds a {type(value).__name__}; allowed are texts, numbers, lists, mappings and None")
+    raise RequestError(
+        f"{where} contains a {type(value).__name__}; allowed are texts, numbers, lists, mappings and None"
+    )
 
 
 class _GenerationTag(jinja2.ext.Extension):

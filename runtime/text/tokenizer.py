@@ -1,6 +1,6 @@
 """The tokenizer of a checkpoint or an artifact: text to tokens and back, and conversations to prompts.
 
-Its folder holds tokenizer.json and, optionally, tokenizer_config.json, generation_config.json and chat_template.jinja.
+Files: tokenizer.json and, optionally, tokenizer_config.json, generation_config.json and chat_template.jinja.
 ArtifactError names the file, and the key, of what is missing or damaged.
 """
 

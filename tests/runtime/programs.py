@@ -1,4 +1,4 @@
-"""Small artifacts for the executor's tests, made by hand from ONNX nodes: two layers of attention, no norms."""
+"""Small artifacts for tests of the CPU executor, built from ONNX nodes: two layers of attention, no norms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Weights:
-    """How the 64-column projections hold their weights: float32, or 4 or 8 bits in blocks."""
+    """Storage of the weights of 64-column projections: float32, or 4 or 8 bits in blocks."""
 
     bits: Literal[4, 8, 32] = 32
     block: int = 32

@@ -184,7 +184,7 @@ class BlockOperations(RuleBasedStateMachine):
             del self.sequences[sequence_id]
 
     @invariant()
-    def book_keeping_holds(self) -> None:
+    def bookkeeping_is_consistent(self) -> None:
         self.manager.check()
 
     @invariant()

@@ -126,7 +126,7 @@ class EngineOperations(RuleBasedStateMachine):
         assert token_ids == (expected[: len(token_ids)] if reason == "abort" else expected)
 
     @invariant()
-    def book_keeping_holds(self) -> None:
+    def bookkeeping_is_consistent(self) -> None:
         if hasattr(self, "engine"):
             self.engine.check()
 

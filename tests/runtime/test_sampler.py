@@ -24,7 +24,7 @@ def random_row(seed: int, vocab: int, scale: float = 3.0) -> FloatArray:
     return (np.random.default_rng(seed).standard_normal(vocab) * scale).astype(np.float32)
 
 
-def draws(logits: FloatArray, count: int, **given: Any) -> list[int]:
+def samples(logits: FloatArray, count: int, **given: Any) -> list[int]:
     sampler = Sampler(SamplingParams(**given), [])
     return [sampler.sample(logits, range(index)).token_id for index in range(count)]
 
@@ -45,7 +45,7 @@ def test_a_logit_that_is_not_finite_raises(bad: float, temperature: float) -> No
 
 
 def test_a_forbidden_token_is_never_sampled() -> None:
-    assert set(draws(row(-np.inf, 0, -np.inf, 0, -np.inf), 300, temperature=1.0, seed=1)) == {1, 3}
+    assert set(samples(row(-np.inf, 0, -np.inf, 0, -np.inf), 300, temperature=1.0, seed=1)) == {1, 3}
 
 
 def test_samples_follow_the_distribution() -> None:
@@ -53,7 +53,7 @@ def test_samples_follow_the_distribution() -> None:
     logits, temperature, count = row(0.3, -1.0, 1.4, 0.0, 2.0, -0.5), 0.7, 20_000
     expected = np.exp(logits.astype(np.float64) / temperature)
     expected *= count / expected.sum()
-    counted = np.bincount(draws(logits, count, temperature=temperature, seed=11), minlength=6)
+    counted = np.bincount(samples(logits, count, temperature=temperature, seed=11), minlength=6)
     assert ((counted - expected) ** 2 / expected).sum() < 25.7  # chi-square, 5 degrees of freedom, p = 1e-4
 
 
@@ -69,16 +69,16 @@ def test_samples_of_many_seeds_at_one_position_follow_the_distribution() -> None
 def test_a_sample_depends_on_seed_and_position_only() -> None:
     logits = random_row(0, 100)
     params = SamplingParams(temperature=1.5, seed=5)
-    straight = draws(logits, 20, temperature=1.5, seed=5)
+    straight = samples(logits, 20, temperature=1.5, seed=5)
     backwards = Sampler(params, [])
     assert [backwards.sample(logits, [0] * index).token_id for index in reversed(range(20))] == straight[::-1]
-    assert draws(logits, 20, temperature=1.5, seed=6) != straight
+    assert samples(logits, 20, temperature=1.5, seed=6) != straight
     assert len(set(straight)) > 1
 
 
 def test_the_samples_of_a_seed_never_change_between_versions() -> None:
     logits = np.sin(np.arange(1000)).astype(np.float32)
-    assert draws(logits, 8, temperature=1.0, seed=2**64 - 1) == [234, 348, 54, 102, 58, 461, 729, 686]
+    assert samples(logits, 8, temperature=1.0, seed=2**64 - 1) == [234, 348, 54, 102, 58, 461, 729, 686]
 
 
 def test_without_a_seed_a_random_one_is_recorded() -> None:
@@ -91,7 +91,7 @@ def test_without_a_seed_a_random_one_is_recorded() -> None:
 
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = random_row(4, 200)
-    assert set(draws(logits, 5, temperature=5e-324, seed=0)) == {int(logits.argmax())}
+    assert set(samples(logits, 5, temperature=5e-324, seed=0)) == {int(logits.argmax())}
 
 
 def test_top_k_keeps_the_most_likely_tokens_and_their_ties() -> None:
@@ -203,16 +203,16 @@ def test_ties_among_the_top_go_to_the_lowest_ids() -> None:
     assert [entry.token_id for entry in sampled.top] == [1, 0]
 
 
-DRAWN = SamplingParams(temperature=0.5, top_k=4, top_p=0.75, seed=7)
+SAMPLED = SamplingParams(temperature=0.5, top_k=4, top_p=0.75, seed=7)
 
 
 def test_a_row_has_the_parameters_of_its_request_and_the_random_number_of_its_token() -> None:
-    drawn, greedy = Sampler(DRAWN, [1]), Sampler(SamplingParams(seed=1), [1])
-    arrays = sampling_arrays([drawn, greedy, drawn], [3, 0, 9])
+    sampled, greedy = Sampler(SAMPLED, [1]), Sampler(SamplingParams(seed=1), [1])
+    arrays = sampling_arrays([sampled, greedy, sampled], [3, 0, 9])
     assert arrays.temperatures.tolist() == [0.5, 0, 0.5]
     assert arrays.top_ks.tolist() == [4, 0, 4]
     assert arrays.top_ps.tolist() == [0.75, 1, 0.75]
-    assert arrays.uniforms.tolist() == [np.float32(drawn.uniform(3)), 0, np.float32(drawn.uniform(9))]
+    assert arrays.uniforms.tolist() == [np.float32(sampled.uniform(3)), 0, np.float32(sampled.uniform(9))]
     assert not arrays.greedy
 
 
@@ -247,13 +247,13 @@ class HighestNumber(Sampler):
 
 
 def test_a_number_just_below_one_is_not_rounded_to_one() -> None:
-    assert sampling_arrays([HighestNumber(DRAWN, [1])], [0]).uniforms[0] == np.float32(1) - np.float32(2**-24)
+    assert sampling_arrays([HighestNumber(SAMPLED, [1])], [0]).uniforms[0] == np.float32(1) - np.float32(2**-24)
 
 
 @pytest.mark.parametrize(
     "change", [{"min_p": 0.1}, {"logprobs": 0}, {"repetition_penalty": 1.1}, {"presence_penalty": -1.0}], ids=str
 )
 def test_penalties_log_probabilities_and_min_p_need_the_host(change: dict[str, float]) -> None:
-    assert sampled_on_device(DRAWN)
+    assert sampled_on_device(SAMPLED)
     assert sampled_on_device(SamplingParams())
-    assert not sampled_on_device(replace(DRAWN, **change))  # type: ignore[arg-type]  # every value has its field's type
+    assert not sampled_on_device(replace(SAMPLED, **change))  # type: ignore[arg-type]  # every value has its field's type

@@ -91,7 +91,7 @@ def test_a_conversation_that_does_not_fit_the_template_is_refused(source: str) -
         "{{ range(10**9) | list }}",
     ],
 )
-def test_the_sandbox_holds(source: str) -> None:
+def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
     with pytest.raises(RequestError, match="chat template"):
         render(source)
 
@@ -108,9 +108,9 @@ def test_a_message_without_a_role_is_refused_by_its_number(message: object) -> N
 
 
 def test_only_plain_data_reaches_the_template() -> None:
-    with pytest.raises(RequestError, match="message 0 holds a object"):
+    with pytest.raises(RequestError, match="message 0 contains a object"):
         render("{{ messages }}", [{"role": "user", "content": object()}])
-    with pytest.raises(RequestError, match="tools holds a function"):
+    with pytest.raises(RequestError, match="tools contains a function"):
         render("", tools=[render])
 
 
