@@ -244,6 +244,20 @@ def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> N
         assert engine.metrics().blocks_in_use == 0
 
 
+def test_a_stream_whose_step_failed_in_another_call_ends_with_an_abort() -> None:
+    params = SamplingParams(max_tokens=9)
+    executor = FailingExecutor()
+    with Engine(executor) as engine:
+        stream = engine.stream([1], params)
+        next(stream)
+        with pytest.raises(EngineError, match="device is gone"):
+            engine.generate([2], params)
+        last = list(stream)[-1].completion
+    assert last is not None
+    assert (last.finish_reason, len(last.token_ids)) == ("abort", 2)
+    assert executor.num_forwards == executor.fails_at, "no further step was needed"
+
+
 def test_a_failed_call_leaves_no_outputs() -> None:
     for call in (Engine.generate, lambda engine, *request: list(engine.stream(*request))):
         with Engine(FailingExecutor()) as engine:
