@@ -34,12 +34,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.rounding import RoundedWeight
 
 CALIBRATION_KEY = "ingot.calibration"  # model.metadata_props: JSON of CalibrationFacts
 
-Float32Array = NDArray[np.float32]
-Float64Array = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
 Trial = Mapping[ir.Value, Callable[[], Float32Array]]  # weight operand of a layer -> another weight [out, in]
 WeightSource = Callable[[ir.Value], Float32Array | None]  # values to compute with; None: those of the IR

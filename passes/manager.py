@@ -100,7 +100,7 @@ def timing_table(records: Sequence[PassRecord]) -> list[tuple[str, ...]]:
 
 
 def print_after(names: Collection[str], write: Callable[[str], None]) -> Callable[[ir.Model, PassRecord], None]:
-    """Make a callback that writes the IR after the passes of these names; "all" stands for every pass."""
+    """Make a callback that writes the IR after the passes of these names; "all" means every pass."""
 
     def callback(model: ir.Model, record: PassRecord) -> None:
         if "all" in names or record.name in names:

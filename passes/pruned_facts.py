@@ -1,4 +1,4 @@
-"""What structured pruning leaves behind in the model's metadata: facts and geometry as they now are, and what went."""
+"""Metadata of a pruned model: its current facts and KV geometry, and what was removed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 
 @dataclass(frozen=True)
 class StructureFacts:
-    """The shape of a pruned model, beside the checkpoint's.
+    """The shape of a pruned model, where it differs from the checkpoint's.
 
-    layers               numbers that the layers had in the checkpoint
-    influence            block influence of the layers that there were, where layers went
-    intermediate_sizes   sizes that feed-forwards were pruned to; none where they stayed whole
-    sites                {name, kind, kept, of, output_error} of what lost inputs
+    layers               the kept layers, by their numbers in the checkpoint
+    influence            block influence of all layers before any was removed; empty if none was
+    intermediate_sizes   sizes of pruned feed-forwards; empty if none was pruned
+    sites                {name, kind, kept, of, output_error} of the linear layers that lost inputs
     """
 
     layers: tuple[int, ...]
@@ -50,7 +50,7 @@ def record_structure(
     sites: Sequence[Mapping[str, object]],
     removed: int,
 ) -> None:
-    """Write the facts after a pruning: `layers` are numbers of before it, `removed` elements of weights went."""
+    """Write the facts after a pruning that kept `layers`, numbered as before, and removed that many weight elements."""
     before = StructureFacts.of(model)
     heads = _heads(model)
     sizes = tuple(sorted({int(str(site["kept"])) for site in sites if site["kind"] == "ffn"}))
@@ -68,13 +68,13 @@ def record_structure(
 
 
 def refuse_to_fill_zeros(model: ir.Model) -> None:
-    """PassError for a pass that would put numbers in the place of the zeros that prune-weights has made."""
+    """PassError for a pass that would overwrite the zeros of prune-weights."""
     if MASKS_KEY in model.metadata_props:
-        raise PassError("the zeros that prune-weights has made would be lost; list prune-weights behind this pass")
+        raise PassError("the zeros that prune-weights made would be lost; list prune-weights after it")
 
 
 def _update(model: ir.Model, facts: StructureFacts, removed: int) -> None:
-    """Model facts and KV geometry, where the model has them."""
+    """Update model facts and KV geometry, where the model has them."""
     if "ingot.model" in model.metadata_props:
         known = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
         changed = {"num_layers": len(facts.layers), "num_parameters": known.num_parameters - removed}
@@ -86,7 +86,7 @@ def _update(model: ir.Model, facts: StructureFacts, removed: int) -> None:
 
 
 def _heads(model: ir.Model) -> dict[str, int]:
-    """The attentions' heads. PassError where they differ: the KV cache has one shape for all layers."""
+    """Head counts of the attentions. PassError if they differ: the KV cache has one shape for all layers."""
     found = {
         tuple(node.attributes.get_int(name, 0) or 0 for name in _HEADS)
         for node in model.graph

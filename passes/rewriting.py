@@ -1,9 +1,7 @@
-"""What rewrites share: refusals, replacing nodes, looking at constants.
+"""What rewrites share: refusals, new nodes and constants, questions about nodes and values.
 
-A rewrite is three functions: find (the pattern), check (a Refusal or None), replace. Nothing but their arguments
-travels between them. A refusal names the node at fault; with `strict` the pass makes an error of it.
-
-What the IR's linear layers look like: Gemm(x, W, b?, transB=1), and nothing else of what Gemm can do.
+A rewrite is three functions: find (the pattern), check (a Refusal or None), replace. Only their arguments pass between
+them. A refusal names the node and the reason; with the option `strict` the pass raises it as an error.
 """
 
 import logging
@@ -22,7 +20,7 @@ _log = logging.getLogger("ingot.passes")
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a place that looks like the pattern was left alone: the node at fault and the reason."""
+    """Why a place that resembles the pattern is left alone: a node and the reason."""
 
     node: str
     reason: str
@@ -32,9 +30,9 @@ class Refusal:
 
 
 def settle(name: str, refusals: Sequence[Refusal], *, strict: bool, is_present: bool) -> None:
-    """Report what was refused: in the log, or as a PassError when the fusion was expected.
+    """Log the refusals; with `strict`, raise the first as a PassError.
 
-    is_present    the model has the fused form now, made by this run or before it
+    is_present    whether the model has the fused form now; with `strict` a model without it is a PassError
     """
     for refusal in refusals:
         _log.info("%s: left alone: %s", name, refusal)
@@ -44,7 +42,7 @@ def settle(name: str, refusals: Sequence[Refusal], *, strict: bool, is_present: 
         more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
         raise PassError(f"{name}: strict, and a fusion did not happen: {refusals[0]}{more}")
     if not is_present:
-        raise PassError(f"{name}: strict, and nothing in the model looks like its pattern; see docs/passes.md")
+        raise PassError(f"{name}: strict, and nothing in the model resembles its pattern; see docs/passes.md")
 
 
 def make_node(
@@ -55,9 +53,9 @@ def make_node(
     domain: str = "",
     **attributes: Any,
 ) -> ir.Node:
-    """A node whose outputs have dtype and shape of the values in `like`; None stands for an output left out.
+    """Make a node whose outputs have the dtypes and shapes of the values in `like`; None omits an output.
 
-    The outputs are named as the node until `replace_nodes` gives them the names of what they replace.
+    The outputs are named after the node until `replace_nodes` gives them the names of the values that they replace.
     """
     outputs = [ir.Value(name="") if value is None else _like(value, f"{name}.{i}") for i, value in enumerate(like)]
     return ir.node(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
@@ -66,22 +64,22 @@ def make_node(
 def replace_nodes(
     graph: ir.Graph, anchor: ir.Node, old: Sequence[ir.Node], new: Sequence[ir.Node], values: dict[ir.Value, ir.Value]
 ) -> None:
-    """Put the new nodes behind `anchor`, in the place of the old ones; `values` (old -> new) keep readers and names."""
+    """Replace the old nodes by new ones after `anchor`; `values` (old -> new) keep their readers and names."""
     ir.convenience.replace_nodes_and_values(graph, anchor, old, new, list(values), list(values.values()))
 
 
 def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """An initializer with these values; the one of that name, when it is there already and equal."""
+    """Return the initializer of that name, added if it is missing; PassError if it has other values."""
     present = graph.initializers.get(name)
     if present is not None and present.const_value is not None:
         if np.array_equal(present.const_value.numpy(), array):
             return present
-        raise PassError(f"the initializer {name!r} exists already with other values")
+        raise PassError(f"the initializer {name!r} already has other values")
     return add_initializer(graph, ir.tensor(array, name=name))
 
 
 def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """An initializer that holds the tensor, under the tensor's name, which must be free."""
+    """Add an initializer that holds the tensor, under the tensor's name, which must be free."""
     shape = ir.Shape(tensor.shape.numpy())
     value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
     graph.register_initializer(value)
@@ -89,34 +87,28 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def small_constant(value: ir.Value | None, max_elements: int = 16) -> list[Any] | None:
-    """The values of a small initializer, as a (nested) list; None for anything else."""
+    """The values of an initializer of at most `max_elements`, as a flat list; None for any other value."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return None
     return value.const_value.numpy().reshape(-1).tolist() if value.const_value.size <= max_elements else None
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The one node that reads the value, when it is one and the value is no graph output."""
+    """The node that reads the value; None when several do, or none, or the value is a graph output."""
     consumers = value.consumers()
     return consumers[0] if len(consumers) == 1 and not value.is_graph_output() else None
 
 
 def static_columns(value: ir.Value) -> int | None:
-    """Size of the last axis where it is known."""
+    """Size of the last axis; None when it is not fixed."""
     if value.shape is None or len(value.shape) == 0:
         return None
     size = value.shape[-1]
     return size if isinstance(size, int) else None
 
 
-def _like(value: ir.Value, name: str) -> ir.Value:
-    """A value of the same dtype and shape, sharing neither: both are mutable."""
-    shape = None if value.shape is None else value.shape.copy()
-    return ir.Value(name=name, type=None if value.dtype is None else ir.TensorType(value.dtype), shape=shape)
-
-
 def require_plain_gemm(node: ir.Node) -> None:
-    """Raise PassError when the node is a Gemm other than x @ W.T + b."""
+    """Raise PassError for a Gemm other than x @ W.T + b, the form of the IR's linear layers."""
     if node.op_type != "Gemm":
         return
     attributes = node.attributes
@@ -128,4 +120,19 @@ def require_plain_gemm(node: ir.Node) -> None:
     }
     for attribute, holds in plain.items():
         if not holds:
-            raise PassError(f"{node.name!r} is no x @ W.T + b: its {attribute} is not what the IR's linear layers have")
+            raise PassError(
+                f"{node.name!r} is not x @ W.T + b: its {attribute} differs from that of the IR's linear layers"
+            )
+
+
+def required_input(node: ir.Node, index: int = 0) -> ir.Value:
+    """An operand that the node always has."""
+    value = node.inputs[index]
+    assert value is not None, node.name
+    return value
+
+
+def _like(value: ir.Value, name: str) -> ir.Value:
+    """A new value with copies of the dtype and shape, which are mutable."""
+    shape = None if value.shape is None else value.shape.copy()
+    return ir.Value(name=name, type=None if value.dtype is None else ir.TensorType(value.dtype), shape=shape)

@@ -1,16 +1,13 @@
-"""Where a graph reads its weight matrices: every linear layer, the head, the embedding table.
+"""The weights of a graph: where they are read, their values, and lazy changes of them.
 
     Gemm(x, W, b?, transB=1)       a linear layer; the head when its result reaches the graph's output
-    Gather(W, input_ids)           the embedding
+    Gather(E, input_ids)           the embedding
 
-W is an initializer, Cast(initializer), or DequantizeLinear(initializers): see DESIGN.md section 3.
+The operand W is an initializer, Cast(initializer) for one of 16 bits, or DequantizeLinear(initializers) for a quantized
+one. A site is a node that reads a weight; a stored value is a float initializer, read directly or by Cast.
 
-Changing a stored weight in place: its tensor becomes a lazy one that makes the new values each time it is read.
-
-What a linear layer reads is an initializer, or a Cast of one that is held in 16 bits; the changed weight is float32,
-under the same name, and the Cast goes. Several changes of one weight nest, in the order they were asked for.
-
-The numbers behind a weight operand, whatever form the IR holds them in: float32, 16 bits widened, or quantized.
+`change_stored` does not read the weight: its tensor becomes a lazy one, which computes the new values each time it is
+read, in float32 and under the same name; the Cast goes. Changes of one weight nest, in the order of the calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,11 +25,79 @@ from ingot.errors import PassError
 from ingot.passes.numerics.rounding import dequantize
 from ingot.passes.rewriting import add_initializer
 
+Role = Literal["linear", "head", "embedding"]
+Change = Callable[[NDArray[np.float32]], NDArray[Any]]
+Result = TypeVar("Result")
+
 _FORMS = ("Cast", "DequantizeLinear")
 
 
+@dataclass(frozen=True)
+class WeightSite:
+    """A node that reads a weight.
+
+    index    operand by which the node reads it
+    weight   the initializer
+    """
+
+    node: ir.Node
+    index: int
+    weight: ir.Value
+    is_quantized: bool
+    role: Role
+
+    @property
+    def operand(self) -> ir.Value:
+        """The value that the node reads: the weight itself, or the result of its Cast or DequantizeLinear."""
+        operand = self.node.inputs[self.index]
+        assert operand is not None
+        return operand
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that a pattern may match: the node's path, the tensor's name, and that without ".weight".
+
+        A tied head only has its path: the tensor's name is the embedding's.
+        """
+        path, weight = self.node.name or "", (self.weight.name or "").removesuffix(".q")
+        if self.role == "head" and weight.removesuffix(".weight") != path:
+            return (path,)
+        return tuple(dict.fromkeys((path, weight, weight.removesuffix(".weight"))))
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether one of the patterns (fnmatch) matches one of the names."""
+        return any(fnmatchcase(name, pattern) for name in self.names for pattern in patterns)
+
+
+def weight_sites(model: ir.Model) -> list[WeightSite]:
+    """All sites of the graph, in order."""
+    heads = _head_nodes(model.graph)
+    found = []
+    for node in model.graph:
+        for index in _weight_operand(node):
+            weight, is_quantized = _source(node.inputs[index])
+            if weight is not None:
+                found.append(WeightSite(node, index, weight, is_quantized, _role(node, heads)))
+    return found
+
+
+def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable[str]) -> None:
+    """PassError, with the nearest names, for a pattern that matches no site."""
+    names = [name for site in sites for name in site.names]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, n=3, cutoff=0.0)
+            raise PassError(f"{option} {pattern!r} matches no weight; the nearest are {', '.join(near)}")
+
+
+def is_embedding(node: ir.Node) -> bool:
+    """Whether the node is the embedding, Gather(E, input_ids)."""
+    indices = node.inputs[1] if node.op_type == "Gather" else None
+    return indices is not None and indices.is_graph_input() and indices.name == "input_ids"
+
+
 def is_stored(value: ir.Value) -> bool:
-    """Whether the value is an initializer, or one behind a Cast or DequantizeLinear."""
+    """Whether the value is an initializer, or the Cast or DequantizeLinear of initializers."""
     if value.is_initializer():
         return True
     producer = value.producer()
@@ -41,8 +106,29 @@ def is_stored(value: ir.Value) -> bool:
     return all(operand is None or operand.is_initializer() for operand in producer.inputs)
 
 
+def stored_value(operand: ir.Value | None) -> ir.Value | None:
+    """The float initializer that an operand is, or is the Cast of; None for a computed or quantized operand."""
+    if operand is None or not is_stored(operand):
+        return None
+    producer = operand.producer()
+    if producer is None:
+        return operand
+    return producer.inputs[0] if producer.op_type == "Cast" else None
+
+
+def readers(stored: ir.Value) -> list[tuple[ir.Node, int]]:
+    """Nodes that read an initializer, directly or through its Cast, and the index of their operand."""
+    found: list[tuple[ir.Node, int]] = []
+    for use in stored.uses():
+        if use.node.op_type == "Cast":
+            found += [(reader.node, reader.idx) for reader in use.node.outputs[0].uses()]
+        else:
+            found.append((use.node, use.idx))
+    return found
+
+
 def float32_values(value: ir.Value) -> NDArray[np.float32]:
-    """A stored value in float32: a copy that the caller may change."""
+    """Values of a weight operand in any form, widened or dequantized: a copy that the caller may change."""
     assert is_stored(value), value.name
     producer = value.producer()
     if producer is None or producer.op_type == "Cast":
@@ -54,77 +140,8 @@ def float32_values(value: ir.Value) -> NDArray[np.float32]:
     return dequantize(codes, scale, zero_point, producer.attributes.get_int("block_size", 0) or codes.shape[1])
 
 
-def _read(value: ir.Value | None) -> NDArray[Any]:
-    """The initializer's values; a memory map is given back after a copy."""
-    assert value is not None
-    assert value.const_value is not None
-    tensor = value.const_value
-    array = np.array(tensor.numpy())
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()
-    return array
-
-
-Role = Literal["linear", "head", "embedding"]
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class WeightSite:
-    """One node that reads a weight. `weight` is the initializer; `index` the node's operand that leads to it."""
-
-    node: ir.Node
-    index: int
-    weight: ir.Value
-    is_quantized: bool
-    role: Role
-
-    @property
-    def operand(self) -> ir.Value:
-        """What the node reads: the weight itself, or what Cast or DequantizeLinear make of it."""
-        operand = self.node.inputs[self.index]
-        assert operand is not None
-        return operand
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names a pattern may match: the node's path, the tensor's name, and that without ".weight".
-
-        A head answers to its tensor's name only where that is its own: a tied one's is the embedding's.
-        """
-        path, weight = self.node.name or "", (self.weight.name or "").removesuffix(".q")
-        if self.role == "head" and weight.removesuffix(".weight") != path:
-            return (path,)
-        return tuple(dict.fromkeys((path, weight, weight.removesuffix(".weight"))))
-
-    def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether one of fnmatch's patterns matches one of the names."""
-        return any(fnmatchcase(name, pattern) for name in self.names for pattern in patterns)
-
-
-def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable[str]) -> None:
-    """PassError for a pattern that matches none of the sites, with the nearest names."""
-    names = [name for site in sites for name in site.names]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = get_close_matches(pattern, names, n=3, cutoff=0.0)
-            raise PassError(f"{option} {pattern!r} matches no weight; the nearest are {', '.join(near)}")
-
-
-def weight_sites(model: ir.Model) -> list[WeightSite]:
-    """All sites in graph order."""
-    heads = _head_nodes(model.graph)
-    found = []
-    for node in model.graph:
-        for index in _weight_operand(node):
-            weight, is_quantized = _source(node.inputs[index])
-            if weight is not None:
-                found.append(WeightSite(node, index, weight, is_quantized, _role(node, heads)))
-    return found
-
-
 def apply_to_array(tensor: ir.TensorProtocol, function: Callable[[NDArray[Any]], Result]) -> Result:
-    """Call the function with the tensor's values, and give the memory map back afterwards.
+    """Call the function with the tensor's values, and release its memory map afterwards.
 
     The result must not be a view of the array.
     """
@@ -134,8 +151,34 @@ def apply_to_array(tensor: ir.TensorProtocol, function: Callable[[NDArray[Any]],
     return result
 
 
+def change_stored(graph: ir.Graph, stored: ir.Value, change: Change, shape: Sequence[int] | None = None) -> None:
+    """Let all readers of the initializer read change(values) in float32; `shape` is the new shape where it differs."""
+    tensor = stored.const_value
+    assert tensor is not None
+    new_shape = ir.Shape(tensor.shape.numpy() if shape is None else shape)
+    make = partial(_changed, tensor, change)
+    stored.const_value = ir.LazyTensor(make, ir.DataType.FLOAT, new_shape, name=stored.name)
+    stored.type, stored.shape = ir.TensorType(ir.DataType.FLOAT), new_shape.copy()
+    _drop_casts(graph, stored)
+
+
+def separate_copy(graph: ir.Graph, stored: ir.Value, name: str, of: Iterable[tuple[ir.Node, int]]) -> ir.Value:
+    """Give the readers `of` a value an initializer of their own with the same values, in float32."""
+    tensor = stored.const_value
+    assert tensor is not None
+    shape = ir.Shape(tensor.shape.numpy())
+    lazy = ir.LazyTensor(partial(_changed, tensor, np.array), ir.DataType.FLOAT, shape, name=name)
+    value = add_initializer(graph, lazy)
+    for node, index in of:
+        old = node.inputs[index]
+        assert old is not None
+        node.replace_input_with(index, value)
+        drop_if_unused(graph, old)
+    return value
+
+
 def drop_if_unused(graph: ir.Graph, value: ir.Value) -> None:
-    """Remove an initializer nobody reads, or the node that makes a value nobody reads, and then its inputs alike."""
+    """Remove an unused initializer, or the node that makes an unused value and then its unused inputs."""
     if value.uses() or value.is_graph_output():
         return
     producer = value.producer()
@@ -144,7 +187,7 @@ def drop_if_unused(graph: ir.Graph, value: ir.Value) -> None:
             graph.initializers.pop(value.name or "")
         return
     if producer.graph is None:
-        return  # two of its readers were removed, and it went with the first
+        return  # two of its readers were removed, and the first removed it
     if any(output.uses() or output.is_graph_output() for output in producer.outputs):
         return
     inputs = [operand for operand in producer.inputs if operand is not None]
@@ -154,23 +197,19 @@ def drop_if_unused(graph: ir.Graph, value: ir.Value) -> None:
 
 
 def _weight_operand(node: ir.Node) -> Iterator[int]:
-    """The operand that is a weight matrix, if the node has one."""
+    """The index of the operand that is a weight matrix, if the node has one."""
     if node.op_type == "Gemm":
         yield 1
-    elif node.op_type == "Gather" and _is_input(node.inputs[1], "input_ids"):
+    elif is_embedding(node):
         yield 0
 
 
-def _is_input(value: ir.Value | None, name: str) -> bool:
-    return value is not None and value.is_graph_input() and value.name == name
-
-
 def _source(operand: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """The initializer behind an operand, and whether it is quantized; None when the operand is computed."""
+    """The initializer of an operand, and whether it is quantized; None for a computed operand."""
     if operand is None or operand.is_initializer():
         return operand, False
     producer = operand.producer()
-    if producer is None or producer.op_type not in ("Cast", "DequantizeLinear"):
+    if producer is None or producer.op_type not in _FORMS:
         return None, False
     source = producer.inputs[0]
     is_constant = source is not None and source.is_initializer()
@@ -184,7 +223,7 @@ def _role(node: ir.Node, heads: set[ir.Node]) -> Role:
 
 
 def _head_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """Every Gemm that reaches the output through nodes that are no Gemm (scaling, softcap)."""
+    """Every Gemm whose result reaches the output without another Gemm (through scaling, softcap)."""
     waiting = [value.producer() for value in graph.outputs]
     heads: set[ir.Node] = set()
     seen: set[ir.Node] = set()
@@ -200,54 +239,15 @@ def _head_nodes(graph: ir.Graph) -> set[ir.Node]:
     return heads
 
 
-Change = Callable[[NDArray[np.float32]], NDArray[Any]]
-
-
-def stored_value(operand: ir.Value | None) -> ir.Value | None:
-    """The float initializer that an operand is or is a Cast of; None for what is computed, or quantized."""
-    if operand is None or not is_stored(operand):
-        return None
-    producer = operand.producer()
-    if producer is None:
-        return operand
-    return producer.inputs[0] if producer.op_type == "Cast" else None
-
-
-def readers(stored: ir.Value) -> list[tuple[ir.Node, int]]:
-    """Nodes that read an initializer, behind its Cast or not, and the operand that does."""
-    found: list[tuple[ir.Node, int]] = []
-    for use in stored.uses():
-        if use.node.op_type == "Cast":
-            found += [(behind.node, behind.idx) for behind in use.node.outputs[0].uses()]
-        else:
-            found.append((use.node, use.idx))
-    return found
-
-
-def change_stored(graph: ir.Graph, stored: ir.Value, change: Change, shape: Sequence[int] | None = None) -> None:
-    """Let all readers of the initializer read change(values) in float32 instead; `shape` when it is another one."""
-    tensor = stored.const_value
-    assert tensor is not None
-    new_shape = ir.Shape(tensor.shape.numpy() if shape is None else shape)
-    make = partial(_changed, tensor, change)
-    stored.const_value = ir.LazyTensor(make, ir.DataType.FLOAT, new_shape, name=stored.name)
-    stored.type, stored.shape = ir.TensorType(ir.DataType.FLOAT), new_shape.copy()
-    _drop_casts(graph, stored)
-
-
-def separate_copy(graph: ir.Graph, stored: ir.Value, name: str, of: Iterable[tuple[ir.Node, int]]) -> ir.Value:
-    """Give some readers an initializer of their own with the same values, in float32, under another name."""
-    tensor = stored.const_value
-    assert tensor is not None
-    shape = ir.Shape(tensor.shape.numpy())
-    lazy = ir.LazyTensor(partial(_changed, tensor, np.array), ir.DataType.FLOAT, shape, name=name)
-    value = add_initializer(graph, lazy)
-    for node, index in of:
-        old = node.inputs[index]
-        assert old is not None
-        node.replace_input_with(index, value)
-        drop_if_unused(graph, old)
-    return value
+def _read(value: ir.Value | None) -> NDArray[Any]:
+    """A copy of the initializer's values; releases a memory map."""
+    assert value is not None
+    assert value.const_value is not None
+    tensor = value.const_value
+    array = np.array(tensor.numpy())
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+    return array
 
 
 def _changed(tensor: ir.TensorProtocol, change: Change) -> ir.TensorProtocol:

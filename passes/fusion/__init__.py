@@ -1,1 +1,4 @@
-"""What every target begins with: constants folded, dead nodes gone, nodes that belong together joined."""
+"""Passes that every target begins with: they fold constants, clean up, and fuse nodes, without changing the outputs.
+
+Ops that only one engine has belong to `lowering/`, unless their kernels exist on several.
+"""

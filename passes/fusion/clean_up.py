@@ -1,10 +1,10 @@
-"""Removes what does nothing.
+"""The pass clean-up: removes ops without effect and unused nodes, and sorts the rest.
 
     Matched                                         Replacement
     Identity(x);  Cast(x; to the dtype x has)       x
     Squeeze(Unsqueeze(x, axes), axes), and back     x
     two equal nodes on the same inputs              the first of them
-    a node or an initializer that nobody reads      nothing
+    an unused node or initializer                   nothing
     nodes out of order                              a stable topological sort
 
 Names of graph inputs and outputs stay. Weights are not read: two equal initializers stay two.
@@ -33,9 +33,9 @@ class CleanUp(Pass):
     summary: ClassVar[str] = "Removes identities, duplicates and dead nodes, and sorts the rest."
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Sort first, for the other steps walk in order; repeat until nothing changes.
+        """Sort first, because the other steps walk in order; repeat until nothing changes.
 
-        `modified` compares the program's text: the library's passes also drop optional outputs without saying so.
+        `modified` compares the program's text: onnx_ir's passes drop optional outputs without reporting it.
         """
         before = text = model_to_text(model)
         while True:
@@ -47,7 +47,7 @@ class CleanUp(Pass):
 
 
 def _remove_no_ops(model: ir.Model) -> None:
-    """Casts to the dtype that is there, and squeezes that undo each other. A node that makes an output stays."""
+    """Remove casts to the same dtype, and pairs of squeezes that cancel. A node that makes a graph output stays."""
     for node in list(model.graph):
         source = _unchanged_input(node)
         if source is not None and not node.outputs[0].is_graph_output():
@@ -56,7 +56,7 @@ def _remove_no_ops(model: ir.Model) -> None:
 
 
 def _unchanged_input(node: ir.Node) -> ir.Value | None:
-    """The value that the node's output equals, if there is one."""
+    """The input that the node's output equals, if any."""
     source = node.inputs[0] if node.inputs and node.domain == "" else None
     if source is None:
         return None
@@ -70,7 +70,7 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
 
 
 def _axes(node: ir.Node) -> list[int] | None:
-    """Constant axes of a Squeeze or Unsqueeze; None where they are computed or left out."""
+    """Constant axes of a Squeeze or Unsqueeze; None where they are computed or omitted."""
     return small_constant(node.inputs[1]) if len(node.inputs) > 1 else None
 
 

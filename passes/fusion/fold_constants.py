@@ -1,16 +1,16 @@
-"""Computes once what does not depend on the tokens.
+"""The pass fold-constants: computes at build time what does not depend on the tokens.
 
     Matched         w1 = Add(Cast(w), 1)        Gemma's norms multiply by 1 + w
                     s = Mul(2.0, 3.0)           scalar arithmetic on constants
 
     Replacement     the result, as an initializer under the name of the value it replaces
 
-Evaluated with numpy, in the dtype that the op has in ONNX, so the engine would compute the same bits. A weight is read
-only when it is folded.
+Evaluated with numpy, in the dtype that the op has in ONNX, so that the engine would compute the same bits. Only weights
+that are folded are read.
 
-Refuses: a result of more than `max_bytes`; a Cast of a matmul's, an embedding's or a quantizer's matrix, which
-belongs to the checkpoint and to the passes behind this one; an op that is not in its table; a result whose shape is
-not known. What it refused stays as it is, and the engine computes it when it loads.
+Refuses: a result of more than `max_bytes`; the matrix of a matmul, embedding or quantizer, which stays in the
+checkpoint for later passes; an op that is not in its table; a result of unknown shape. The engine computes what is
+refused when it loads.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class FoldConstants(Pass):
             raise UsageError(f"{self.name}: max_bytes is {self.max_bytes}; it must be 0 or more")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Fold node by node, in graph order: what one gives, the next may read."""
+        """Fold node by node, in graph order, so that a node can read earlier results."""
         refusals, folded = [], 0
         for node in list(model.graph):
             if not _is_constant(node):
@@ -65,7 +65,7 @@ class FoldConstants(Pass):
 
 
 def _is_constant(node: ir.Node) -> bool:
-    """Every input is an initializer, or the node is a Constant."""
+    """Whether every input is an initializer, or the node is a Constant."""
     if node.op_type == "Constant":
         return True
     return bool(node.inputs) and all(value is None or value.is_initializer() for value in node.inputs)
@@ -78,7 +78,7 @@ def _check(node: ir.Node, max_bytes: int) -> Refusal | None:
     if node.outputs[0].is_graph_output():
         return Refusal(name, "makes a graph output")
     if any(_is_matrix(use.node, use.idx) for use in node.outputs[0].uses()):
-        return Refusal(name, "makes a matmul's or an embedding's matrix, which stays in the checkpoint")
+        return Refusal(name, "makes the matrix of a matmul or embedding, which stays in the checkpoint")
     num_bytes = _result_bytes(node)
     if num_bytes is None:
         return Refusal(name, "makes a result of unknown dtype or shape")
@@ -88,7 +88,7 @@ def _check(node: ir.Node, max_bytes: int) -> Refusal | None:
 
 
 def _is_matrix(reader: ir.Node, index: int) -> bool:
-    """The reader takes the value as weight matrix; a Transpose in between changes nothing."""
+    """Whether the reader takes the value as its weight matrix, directly or through a Transpose."""
     if reader.op_type == "Transpose":
         return any(_is_matrix(use.node, use.idx) for use in reader.outputs[0].uses())
     return MATRIX_OPERAND.get(reader.op_type) == index
@@ -108,11 +108,11 @@ def _replace(graph: ir.Graph, node: ir.Node) -> None:
     tensor = _evaluate(node)
     name = old.name or ""
     old.name = None  # frees the name for the initializer
-    value = add_initializer(graph, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
-    ir.convenience.replace_all_uses_with(old, value)
+    new = add_initializer(graph, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name))
+    ir.convenience.replace_all_uses_with(old, new)
     graph.remove(node, safe=True)
-    for left in inputs:
-        drop_if_unused(graph, left)
+    for value in inputs:
+        drop_if_unused(graph, value)
 
 
 def _evaluate(node: ir.Node) -> ir.TensorProtocol:
@@ -121,10 +121,10 @@ def _evaluate(node: ir.Node) -> ir.TensorProtocol:
     tensors = [value.const_value for value in node.inputs if value is not None]
     arrays = [apply_to_array(tensor, np.copy) for tensor in tensors if tensor is not None]
     expected = node.outputs[0]
-    with np.errstate(all="ignore"):  # the engine, too, would go on with inf and nan
+    with np.errstate(all="ignore"):  # the engine would return inf and nan too
         result = np.asarray(_NUMPY[node.op_type](node, *arrays))
     if expected.shape is None or list(result.shape) != list(expected.shape):
-        raise PassError(f"node {node.name!r} gives shape {list(result.shape)}, but the IR says {expected.shape}")
+        raise PassError(f"node {node.name!r} makes shape {list(result.shape)}, but the IR says {expected.shape}")
     return ir.Tensor(result, dtype=expected.dtype, name=expected.name)
 
 
@@ -133,7 +133,7 @@ def _cast(node: ir.Node, x: Array) -> Array:
 
 
 def _divide(node: ir.Node, a: Array, b: Array) -> Array:
-    """Whole numbers are divided towards zero, as in ONNX."""
+    """Division; integers are truncated towards zero, as in ONNX."""
     return a // b + ((a % b != 0) & ((a < 0) != (b < 0))) if a.dtype.kind in "iu" else a / b
 
 
@@ -145,8 +145,8 @@ def _squeeze(node: ir.Node, x: Array, axes: Array | None = None) -> Array:
     return np.squeeze(x, None if axes is None else tuple(axes.tolist()))
 
 
-def _concat(node: ir.Node, *parts: Array) -> Array:
-    return np.concatenate(parts, axis=node.attributes["axis"].as_int())
+def _concat(node: ir.Node, *arrays: Array) -> Array:
+    return np.concatenate(arrays, axis=node.attributes["axis"].as_int())
 
 
 _NUMPY: dict[str, Callable[..., Array]] = {

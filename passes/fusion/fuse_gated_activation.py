@@ -1,14 +1,14 @@
-"""The gated feed-forward's activation as onnxruntime likes it.
+"""The pass fuse-gated-activation: the SiLU of a gated feed-forward as one onnxruntime op.
 
     Matched         y = Mul(Mul(g, Sigmoid(g)), up)      or      y = Mul(Swish(g), up)         SwiGLU
 
     Replacement     y = Mul(com.microsoft::QuickGelu(g; alpha=1.0), up)
 
 QuickGelu with alpha 1 is x * sigmoid(x) in one pass over memory: 0.8 of the time of Sigmoid and Mul, and the same bits
-(docs/log.md). Swish has no CPU kernel and would be taken apart into Sigmoid and Mul. GeGLU needs nothing: `Gelu` is
-one kernel already, whether tanh or erf, and com.microsoft's FastGelu is no faster.
+(docs/log.md). Swish has no CPU kernel and would be split into Sigmoid and Mul. GeGLU needs no fusion: `Gelu` is one
+kernel, whether tanh or erf, and com.microsoft's FastGelu is not faster.
 
-Refuses: a sigmoid that others read too; a Swish of another alpha; an activation that gates nothing.
+Refuses: a sigmoid with several readers; a Swish of another alpha; an activation that gates nothing.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class FuseGatedActivation(Pass):
 
 @dataclass(frozen=True)
 class _Match:
-    """gate -> nodes -> the last node's output. One node: Swish. Two: Sigmoid and Mul."""
+    """SiLU of a gate: the node Swish, or the nodes Sigmoid and Mul."""
 
     gate: ir.Value
     nodes: tuple[ir.Node, ...]
@@ -86,10 +86,10 @@ def _check(match: _Match) -> Refusal | None:
     if first.op_type == "Swish" and first.attributes.get_float("alpha", 1.0) != 1.0:
         return Refusal(first.name or "", "is a Swish with an alpha other than 1")
     if first is not last and sole_consumer(first.outputs[0]) is None:
-        return Refusal(first.name or "", "is a sigmoid that more than one node reads")
+        return Refusal(first.name or "", "is a sigmoid that several nodes read")
     reader = sole_consumer(match.result)
     if reader is None or reader.op_type != "Mul":
-        return Refusal(last.name or "", "gates nothing: its result does not go into one Mul")
+        return Refusal(last.name or "", "gates nothing: its result is not read by one Mul alone")
     return None
 
 

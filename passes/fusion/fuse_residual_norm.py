@@ -1,20 +1,20 @@
-"""Residual addition and the norm behind it, as one kernel.
+"""The pass fuse-residual-norm: a residual addition and the norm that reads it, as one kernel.
 
     Matched         sum = Add(x, skip)                                      [T, hidden] both
                     normed = RMSNormalization(sum, gamma; axis=-1, epsilon)
-                    ... sum is read again, by the next residual
+                    ... the next residual reads sum too
 
     Replacement     normed, _, _, sum = com.microsoft::SkipSimplifiedLayerNormalization(x, skip, gamma; epsilon)
 
-The fourth output is left out where nobody but the norm reads the sum. `sum` keeps its bits; `normed` differs in the
-last ones, for the fused kernel adds up the squares in another order.
+The fourth output is omitted where only the norm reads the sum. `sum` keeps its bits; `normed` differs in the last ones,
+because the fused kernel adds the squares in another order.
 
 When it pays: on engines that launch each op on a device. onnxruntime's CPU kernel is up to three times slower than
 the two ops it replaces (docs/log.md), so no recipe for the CPU lists this pass.
 
-Refuses: an addition that broadcasts; a norm over another axis, with another stash type, or whose gamma is no vector
-of the hidden size; a sum that is read before the norm, which the fused node would then come too late for. A norm
-without an addition before it, as the norms on what attention and feed-forward give back, is no match.
+Refuses: an addition that broadcasts; a norm over another axis, with another stash type, or whose gamma is not a vector
+of the hidden size; a sum with a reader before the norm, where the fused node would come too late. A norm without an
+addition before it, such as the post-norms of attention and feed-forward, does not match.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class FuseResidualNorm(Pass):
 
     name: ClassVar[str] = "fuse-residual-norm"
     kind: ClassVar[PassKind] = "fusion"
-    summary: ClassVar[str] = "Fuses a residual addition and the RMS norm behind it into one op."
+    summary: ClassVar[str] = "Fuses a residual addition and the RMS norm after it into one op."
 
     strict: bool = False
 
@@ -75,7 +75,7 @@ def _check(match: _Match, graph: ir.Graph) -> Refusal | None:
     if left is None or right is None or left.shape is None or left.shape != right.shape or len(left.shape) != 2:
         return Refusal(add.name or "", "does not add two [tokens, hidden] values of one shape")
     if gamma is None or gamma.shape is None or list(gamma.shape) != [static_columns(left)]:
-        return Refusal(norm.name or "", "has a scale that is no vector of the hidden size")
+        return Refusal(norm.name or "", "has a scale that is not a vector of the hidden size")
     if norm.attributes.get_int("axis", -1) not in (-1, 1) or norm.attributes.get_int("stash_type", 1) != 1:
         return Refusal(norm.name or "", "does not normalize the last axis in float32")
     early = _reader_before(graph, add.outputs[0], norm)
@@ -85,7 +85,7 @@ def _check(match: _Match, graph: ir.Graph) -> Refusal | None:
 
 
 def _reader_before(graph: ir.Graph, value: ir.Value, norm: ir.Node) -> str | None:
-    """Name of a node that reads the value and stands before the norm."""
+    """Name of a node before the norm that reads the value."""
     readers = set(value.consumers())
     for node in graph:
         if node is norm:

@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, as one.
+"""The pass pack-projections: linear layers that read the same input, as one.
 
     Matched         q = Gemm(x, Wq, bq?, transB=1)     named <path>.q_proj
                     k = Gemm(x, Wk, bk?, transB=1)           <path>.k_proj
@@ -8,12 +8,12 @@
     Replacement     packed = Gemm(x, W, b?, transB=1)        <path>.qkv_proj
                     q, k, v = Split(packed; axis=-1)         <path>.qkv_split
 
-W holds the rows of Wq, Wk, Wv and is named ...qkv_proj.weight. It is a lazy tensor: put together from the checkpoint's
-file each time it is asked for, it holds no memory between. 16-bit weights stay 16-bit, with one Cast behind them. Run
-it before quantize-weights.
+W holds the rows of Wq, Wk, Wv and is named ...qkv_proj.weight. It is a lazy tensor, concatenated from the checkpoint's
+file each time it is read, and holds no memory in between. 16-bit weights stay 16-bit, with one Cast. Run it before
+quantize-weights.
 
-Refuses: parts with different inputs or dtypes, biases on some only, weights that others read too or that are
-computed (quantized already), a part that is missing. Checkpoints whose projections are packed (Phi-3) have no match.
+Refuses: projections with different inputs or dtypes; biases on only some; weights that have other readers or are
+computed (already quantized); a missing projection. Checkpoints with packed projections (Phi-3) do not match.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from ingot.passes.rewriting import (
     require_plain_gemm,
     settle,
 )
-from ingot.passes.weights import apply_to_array, drop_if_unused
+from ingot.passes.weights import apply_to_array, drop_if_unused, stored_value
 
 PACKS = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
 
@@ -92,7 +92,7 @@ def _check(match: _Match) -> Refusal | None:
     first = match.present[0]
     for part, name in zip(match.parts, PACKS[match.pack], strict=True):
         if part is None:
-            return Refusal(first.name or "", f"has no {name!r} beside it")
+            return Refusal(first.name or "", f"has no {name!r} to be packed with")
         reason = _why_not(part, first)
         if reason:
             return Refusal(part.name or "", reason)
@@ -117,25 +117,15 @@ def _why_not(part: ir.Node, first: ir.Node) -> str | None:
 
 
 def _why_not_operand(mine: ir.Value | None, firsts: ir.Value | None) -> str | None:
-    """Why this weight or bias cannot be put behind the first part's."""
-    stored, other = _stored(mine), _stored(firsts)
+    """Why this weight or bias cannot be concatenated with the first part's."""
+    stored, other = stored_value(mine), stored_value(firsts)
     if stored is None or other is None:
-        return "has a weight that is computed; pack-projections comes before quantize-weights"
+        return "has a weight that is computed; put pack-projections before quantize-weights"
     if stored.dtype != other.dtype:
         return f"has {stored.name!r} in {stored.dtype}, unlike {other.name!r} in {other.dtype}"
     if len(stored.uses()) > 1 or (mine is not None and len(mine.uses()) > 1):
         return f"has {stored.name!r}, which other nodes read too"
     return None
-
-
-def _stored(operand: ir.Value | None) -> ir.Value | None:
-    """The initializer behind an operand that is one, or a Cast of one to float32."""
-    if operand is None or operand.is_initializer():
-        return operand
-    producer = operand.producer()
-    if producer is None or producer.op_type != "Cast" or producer.inputs[0] is None:
-        return None
-    return producer.inputs[0] if producer.inputs[0].is_initializer() else None
 
 
 def _replace(graph: ir.Graph, match: _Match, anchor: ir.Node) -> None:
@@ -155,15 +145,15 @@ def _replace(graph: ir.Graph, match: _Match, anchor: ir.Node) -> None:
     split = make_node("Split", f"{path}_split", [gemm.outputs[0], sizes], [part.outputs[0] for part in parts], axis=-1)
     values = {part.outputs[0]: output for part, output in zip(parts, split.outputs, strict=True)}
     replace_nodes(graph, anchor, parts, [*new, gemm, split], values)
-    for left in operands:
-        assert left is not None
-        drop_if_unused(graph, left)
+    for old in operands:
+        assert old is not None
+        drop_if_unused(graph, old)
 
 
 def _packed_operand(graph: ir.Graph, match: _Match, index: int) -> tuple[ir.Value, list[ir.Node]]:
-    """The parts' weights (or biases) below each other as one initializer; its Cast when it is 16-bit."""
+    """The rows of the parts' weights (or biases) as one initializer, and its Cast if it is 16-bit."""
     operands = [part.inputs[index] for part in match.present]
-    stored = [value for operand in operands if (value := _stored(operand)) is not None]
+    stored = [value for operand in operands if (value := stored_value(operand)) is not None]
     tensors = [value.const_value for value in stored if value.const_value is not None]
     packed = add_initializer(graph, _concatenated(_packed_name(match, stored[0].name or ""), tensors))
     if operands[0] is stored[0]:
@@ -180,14 +170,14 @@ def _packed_name(match: _Match, first: str) -> str:
 
 
 def _concatenated(name: str, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:
-    """The tensors' rows below each other, read when asked for."""
+    """The tensors' rows concatenated, lazily."""
     rows = sum(int(tensor.shape.numpy()[0]) for tensor in tensors)
     shape = ir.Shape([rows, *tensors[0].shape.numpy()[1:]])
     return ir.LazyTensor(partial(_concatenate, tuple(tensors), name), tensors[0].dtype, shape, name=name)
 
 
 def _concatenate(tensors: tuple[ir.TensorProtocol, ...], name: str) -> ir.TensorProtocol:
-    """Copy part by part into the packed array, so that no more than that and one part are in memory."""
+    """Copy tensor by tensor into the packed array: only that and one tensor are in memory at a time."""
     shapes = [tensor.shape.numpy() for tensor in tensors]
     packed = np.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), tensors[0].dtype.numpy())
     row = 0

@@ -1,1 +1,4 @@
-"""The algorithms of the passes in plain numpy: rounding, scale search, GPTQ, knapsack, Hadamard, masks."""
+"""Algorithms on numpy arrays: rounding, GPTQ, scale search, pruning, Hadamard matrices, the knapsack.
+
+They do not depend on the IR; the passes that apply them do.
+"""

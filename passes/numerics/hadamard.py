@@ -1,19 +1,20 @@
-"""Hadamard matrices: entries +1 and -1, orthogonal rows. Of any size 2^k * m where m is 1 or one of Paley's orders.
+"""Hadamard matrices, and rotations of channels made of them.
+
+A Hadamard matrix has entries +1 and -1 and orthogonal rows. There is one here for any size 2^k * m, where m is 1 or one
+of Paley's orders:
 
     H(2n) = [[H(n), H(n)], [H(n), -H(n)]]         Sylvester
     m = q + 1,     q a prime power, 3 mod 4       Paley I (12, 20, 24, 28, 44, ...)
     m = 2 (q + 1), q a prime power, 1 mod 4       Paley II (12, 20, 28, 36, 52, ...)
 
-Paley, On orthogonal matrices, J. Math. Phys. 12 (1933). Both stand on the quadratic character of the field GF(q).
-Sizes with no such m (of the multiples of 4, 92 is the first) have matrices by other constructions, not made here.
-
-Rotations of channels: random or fixed Hadamard matrices, or random orthogonal ones, applied to rows of numbers.
+Paley, On orthogonal matrices, J. Math. Phys. 12 (1933). Both use the quadratic character of the field GF(q). Sizes
+without such an m (of the multiples of 4, 92 is the first) need other constructions, which are not implemented.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ FloatArray = TypeVar("FloatArray", bound=NDArray[Any])
 
 
 def paley_factor(size: int) -> int | None:
-    """The smallest m with size = 2^k * m that is 1 or one of Paley's orders; None where there is none."""
+    """The smallest m with size = 2^k * m that is 1 or one of Paley's orders; None if no such m exists."""
     if size < 1:
         return None
     odd = size // (size & -size)
@@ -35,15 +36,15 @@ def paley_factor(size: int) -> int | None:
 
 
 def hadamard_matrix(size: int) -> Signs:
-    """The Hadamard matrix [size, size] that `multiply_hadamard` multiplies by. ValueError where none is known."""
+    """The Hadamard matrix [size, size] that `multiply_hadamard` multiplies by. ValueError for an unsupported size."""
     return multiply_hadamard(np.eye(size)).round().astype(np.int8)
 
 
 def multiply_hadamard(rows: FloatArray) -> FloatArray:
-    """rows [..., n] times the Hadamard matrix [n, n], in the rows' dtype; the fast Walsh-Hadamard transform.
+    """Multiply rows [..., n] by the Hadamard matrix [n, n], in the rows' dtype: the fast Walsh-Hadamard transform.
 
-    n = 2^k * m takes n (k + m) additions and products for a row. Divide by sqrt(n) for a rotation. ValueError where no
-    matrix of that size is known.
+    A row of n = 2^k * m takes n (k + m) multiply-adds. Divide by sqrt(n) for a rotation. ValueError for an unsupported
+    size.
     """
     size = rows.shape[-1]
     factor = paley_factor(size)
@@ -62,7 +63,7 @@ def multiply_hadamard(rows: FloatArray) -> FloatArray:
 
 
 def _paley_field(order: int) -> tuple[int, int, int] | None:
-    """The field behind an order as (type of the construction, p, k) with q = p^k; None where it is not Paley's."""
+    """Construction (1 or 2) and field of an order as (construction, p, k) with q = p^k; None if it is not Paley's."""
     for kind, q in ((1, order - 1), (2, order // 2 - 1)):
         prime = _prime_of_power(q)
         if prime and q % 4 == (3 if kind == 1 else 1) and order % 4 == 0:
@@ -71,7 +72,7 @@ def _paley_field(order: int) -> tuple[int, int, int] | None:
 
 
 def _prime_of_power(number: int) -> tuple[int, int] | None:
-    """(p, k) with number = p^k and p prime; None where there are none."""
+    """(p, k) with number = p^k and p prime; None if the number is not a prime power."""
     if number < 2:
         return None
     prime = next((p for p in range(2, int(number**0.5) + 1) if number % p == 0), number)
@@ -84,7 +85,7 @@ def _prime_of_power(number: int) -> tuple[int, int] | None:
 
 @cache
 def _paley(order: int) -> Signs:
-    """Paley's matrix [order, order], of type I where both have that order."""
+    """Paley's matrix [order, order], of construction I where both have that order."""
     field = _paley_field(order)
     assert field is not None
     kind, prime, exponent = field
@@ -100,8 +101,8 @@ def _paley(order: int) -> Signs:
 
 
 def _character_of_differences(prime: int, exponent: int) -> Signs:
-    """chi(a - b) for all a, b of GF(p^k) [q, q]: 1 for a square, -1 for another, 0 on the diagonal."""
-    elements = np.array(list(product(range(prime), repeat=exponent)))  # [q, k], coefficients of 1, x, ...
+    """chi(a - b) for all a, b of GF(p^k) [q, q]: 1 for a square, -1 for a non-square, 0 on the diagonal."""
+    elements = np.array(list(itertools.product(range(prime), repeat=exponent)))  # [q, k], coefficients of 1, x, ...
     weights = prime ** np.arange(exponent)[::-1]
     character = np.zeros(len(elements), np.int8)
     powers = _powers_of_generator(prime, exponent) @ weights
@@ -112,9 +113,9 @@ def _character_of_differences(prime: int, exponent: int) -> Signs:
 
 
 def _powers_of_generator(prime: int, exponent: int) -> NDArray[np.int64]:
-    """1, x, x^2, ... [q - 1, k] modulo the first polynomial x^k = c(x) for which they are all but zero."""
+    """1, x, x^2, ... [q - 1, k] modulo the first polynomial x^k = c(x) for which these are all nonzero elements."""
     one = (1, *([0] * (exponent - 1)))
-    for reduced in product(range(prime), repeat=exponent):
+    for reduced in itertools.product(range(prime), repeat=exponent):
         powers = [one]
         while True:
             *lower, top = powers[-1]
@@ -136,8 +137,8 @@ _CHUNK_ELEMENTS = 1 << 20
 class Rotation:
     """Orthogonal matrices Q, one for each of `parts` equal pieces of the channels.
 
-    signs       [parts, size] of random Hadamard matrices: Q = diag(signs) H / sqrt(size)
-    matrices    [parts, size, size] of orthogonal ones; with neither, Q = H / sqrt(size)
+    signs       [parts, size]: Q = diag(signs) H / sqrt(size)
+    matrices    [parts, size, size]: Q itself; with neither signs nor matrices, Q = H / sqrt(size)
     """
 
     parts: int
@@ -146,15 +147,15 @@ class Rotation:
     matrices: Array | None = None
 
     def __call__(self, rows: Array) -> Array:
-        """rows [..., parts * size] times Q piece by piece, computed in float64, in the rows' dtype."""
+        """Multiply rows [..., parts * size] by Q, piece by piece, in float64; the result has the rows' dtype."""
         flat = rows.reshape(-1, self.parts, self.size)
         result = np.empty_like(flat, order="C")
         step = max(1, _CHUNK_ELEMENTS // (self.parts * self.size))
         for start in range(0, len(flat), step):
-            result[start : start + step] = self._turn(flat[start : start + step].astype(np.float64))
+            result[start : start + step] = self._rotate(flat[start : start + step].astype(np.float64))
         return result.reshape(rows.shape)
 
-    def _turn(self, pieces: Array) -> Array:
+    def _rotate(self, pieces: Array) -> Array:
         if self.matrices is not None:
             return np.stack([pieces[:, part] @ matrix for part, matrix in enumerate(self.matrices)], axis=1)
         signed = pieces if self.signs is None else pieces * self.signs
@@ -163,7 +164,7 @@ class Rotation:
 
 
 def make_rotation(matrix: Matrix, parts: int, size: int, seed: tuple[int, ...]) -> Rotation:
-    """A rotation drawn from the seed; PassError where no Hadamard matrix of that size is known."""
+    """Make a rotation, random ones from the seed; PassError for a size without a Hadamard matrix."""
     random = np.random.default_rng(seed)
     if matrix == "orthogonal":
         return Rotation(parts, size, matrices=np.stack([_orthogonal(random, size) for _ in range(parts)]))
@@ -176,19 +177,19 @@ def make_rotation(matrix: Matrix, parts: int, size: int, seed: tuple[int, ...]) 
 
 
 def _orthogonal(random: np.random.Generator, size: int) -> Array:
-    """Uniform over all orthogonal matrices: QR of a normal one with R's diagonal made positive (Mezzadri 2007)."""
+    """A matrix uniform over all orthogonal ones: QR of a normal one, R's diagonal made positive (Mezzadri 2007)."""
     q, r = np.linalg.qr(random.standard_normal((size, size)))
     uniform: Array = q * np.sign(np.diag(r))
     return uniform
 
 
 def of_columns(rotation: Rotation, scale: Array | None = None) -> Callable[[Array], Array]:
-    """W [out, in] -> W diag(scale) Q: a layer that reads rotated channels."""
+    """Return the change W [out, in] -> W diag(scale) Q of a layer that reads rotated channels."""
     return lambda weight: rotation(weight if scale is None else weight * scale)
 
 
 def of_rows(rotation: Rotation, rows: slice) -> Callable[[Array], Array]:
-    """W [out, in] -> Q^T W on some rows, or b [out] -> b Q: a layer that gives rotated channels."""
+    """Return the change of rows W [out, in] -> Q^T W, or b [out] -> b Q, of a layer that makes rotated channels."""
 
     def change(weight: Array) -> Array:
         weight[rows] = rotation(weight[rows].T).T
@@ -198,7 +199,10 @@ def of_rows(rotation: Rotation, rows: slice) -> Callable[[Array], Array]:
 
 
 def of_heads(rotation: Rotation, group: int) -> Callable[[Array], Array]:
-    """W [out, heads * dim] -> columns of each head times the Q of its group of `group` heads that share values."""
+    """Return the change of W [out, heads * dim] that multiplies each head's columns by Q of its group.
+
+    A group is `group` heads that share values.
+    """
 
     def change(weight: Array) -> Array:
         shape = (len(weight), rotation.parts, group, rotation.size)

@@ -1,22 +1,21 @@
-"""The multiple-choice knapsack, exactly: one option of every item, least loss, costs within a limit.
+"""The multiple-choice knapsack, solved exactly: one option of every item, with the least loss within a cost limit.
 
-    minimise  sum_i loss[i, c_i]     subject to  sum_i cost[i, c_i] <= limit
+    minimize  sum_i loss[i, c_i]     subject to  sum_i cost[i, c_i] <= limit
 
-Dynamic programming over the items: a state is a sum of costs and of losses that some choice for the items so far has.
-Of two states the one that costs no less and loses no less is dropped (dominance), which leaves at most one state for
-every sum of costs. That alone can be too many, so states are also dropped that cannot lead to anything better than a
-solution that is known already: the linear relaxation of the items still to come, each option's share between 0 and 1,
-bounds from below what they will lose (Sinha and Zoltners, The Multiple-Choice Knapsack Problem, Operations Research
-27(3), 1979; dynamic programming with such bounds: Pisinger, EJOR 83(2), 1995). The known solution comes from the same
-search with no more than BEAM states an item.
+Dynamic programming over the items: a state is a pair of sums, cost and loss, of some choice for the items so far. Of
+two states, the one that costs no less and loses no less is dropped (dominance), which leaves at most one state per sum
+of costs. That alone can be too many, so states that cannot improve on a known solution are dropped too: the linear
+relaxation of the remaining items, with shares of options between 0 and 1, bounds their loss from below (Sinha and
+Zoltners, The Multiple-Choice Knapsack Problem, Operations Research 27(3), 1979; dynamic programming with such bounds:
+Pisinger, EJOR 83(2), 1995). The known solution comes from the same search with at most BEAM states per item.
 
-What bounds the work: states of an item are at most its distinct sums of costs, and in practice those whose relaxed loss
-lies between the optimum's and the relaxation's of the whole problem, a gap below that of one option of one item. 300
-items of 10 options take seconds.
+The states of an item are at most its distinct sums of costs, and in practice those whose relaxed loss is between the
+optimum and the relaxation of the whole problem, a gap smaller than one option of one item. 300 items of 10 options take
+seconds.
 
-Sums are of float64, items in the given order, so that whole-numbered costs or losses up to 2^53 are summed exactly, and
-two searches of one problem agree to the last bit. Rounding is monotone: dominance stays exact. Bounds are compared with
-a margin wider than their rounding errors.
+Sums are float64, over the items in order: integer costs or losses up to 2^53 are summed exactly, and two searches of
+one problem agree to the last bit. Rounding is monotone, so dominance stays exact. Bounds are compared with a margin
+wider than their rounding errors.
 """
 
 from collections.abc import Sequence
@@ -30,11 +29,11 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 BEAM = 512
-_MARGIN = 1e-11  # of the largest sums there are: more than float64's rounding of a few thousand terms
+_MARGIN = 1e-11  # of the largest sums: more than float64's rounding of a few thousand terms
 
 
 def cheapest(items: Sequence[Sequence[Option]]) -> float:
-    """The least sum of costs that any choice has."""
+    """The least sum of costs of any choice."""
     total = 0.0
     for options in items:
         total += min(cost for cost, _ in options)
@@ -42,10 +41,9 @@ def cheapest(items: Sequence[Sequence[Option]]) -> float:
 
 
 def best_choice(items: Sequence[Sequence[Option]], limit: float) -> tuple[int, ...] | None:
-    """The option of each item, by its index; None when no choice stays within the limit.
+    """The index of each item's chosen option; None when no choice is within the limit.
 
-    Of choices with equal losses the one with the lowest cost is taken. Every item needs an option, and costs and losses
-    must be finite.
+    Of choices with equal losses the cheapest wins. Every item needs an option; costs and losses must be finite.
     """
     if not items or cheapest(items) > limit:
         return None if items else ()
@@ -64,19 +62,19 @@ class _Solution:
 
 @dataclass(frozen=True)
 class _Relaxation:
-    """What items can lose together at least, by what they may cost: falling, convex, straight between points."""
+    """Lower bound of the loss of some items by their cost: falling, convex, linear between the points."""
 
     costs: Floats
     losses: Floats
 
     def bound(self, costs: Floats) -> Floats:
-        """The relaxed loss at these costs; beyond the last point nothing is left to gain."""
+        """The relaxed loss at these costs; constant after the last point."""
         return np.interp(costs, self.costs, self.losses)
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """Options of every item [options, 2], the limit, and the relaxation of all items from the i-th on."""
+    """Options of every item [options, 2], the limit, and for each i the relaxation of the items from i on."""
 
     tables: Sequence[Floats]
     limit: float
@@ -94,7 +92,7 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _States:
-    """Sums that some choices have, in order of cost, losses falling; and which state and option made each."""
+    """Sums of choices, by rising cost and falling loss, with the state and option that led to each."""
 
     cost: Floats
     loss: Floats
@@ -106,7 +104,7 @@ class _States:
 
 
 def _search(problem: _Problem, known_loss: float, beam: int | None) -> _Solution | None:
-    """The best choice that loses no more than `known_loss`; with a beam a good one, or none."""
+    """The best choice that loses no more than `known_loss`; with a beam a good one, or None."""
     zero = np.zeros(1)
     states, history = _States(zero, zero, np.zeros(1, np.int64), np.zeros(1, np.int64)), []
     for at in range(len(problem.tables)):
@@ -119,7 +117,7 @@ def _search(problem: _Problem, known_loss: float, beam: int | None) -> _Solution
 
 
 def _next(problem: _Problem, at: int, states: _States, known_loss: float, beam: int | None) -> _States:
-    """States of one item more that are dominated by no other and may lead to something better."""
+    """States after the item `at` that no other dominates and that may improve on `known_loss`."""
     table, rest, options = problem.tables[at], problem.rest[at + 1], len(problem.tables[at])
     grown = _States(
         (states.cost[:, None] + table[:, 0]).reshape(-1),
@@ -152,11 +150,11 @@ def _traced(history: Sequence[_States], at: int) -> _Solution:
 
 
 def _relaxations(tables: Sequence[Floats]) -> list[_Relaxation]:
-    """For the items from the i-th on, i up to and with their number: the steepest steps of all items' hulls first."""
+    """For each i up to the number of items, the relaxation of the items from i on: steepest steps of hulls first."""
     hulls = [_hull(table) for table in tables]
     steps = [np.column_stack([np.full(len(hull) - 1, at), np.diff(hull, axis=0)]) for at, hull in enumerate(hulls)]
     merged = np.concatenate(steps)  # [steps, (item, cost, loss)]
-    with np.errstate(over="ignore"):  # a step that costs next to nothing is as steep as can be
+    with np.errstate(over="ignore"):  # a step of almost no cost is infinitely steep
         merged = merged[np.argsort(merged[:, 2] / merged[:, 1], kind="stable")]
     found = []
     for first in range(len(tables) + 1):
@@ -167,7 +165,7 @@ def _relaxations(tables: Sequence[Floats]) -> list[_Relaxation]:
 
 
 def _hull(table: Floats) -> Floats:
-    """The lower convex hull of an item's options, from the cheapest to the one with the least loss."""
+    """The lower convex hull of an item's options, from the cheapest to the one of least loss."""
     hull: list[Floats] = []
     for point in table[np.lexsort((table[:, 1], table[:, 0]))]:
         if hull and (point[1] >= hull[-1][1] or point[0] == hull[-1][0]):
@@ -179,5 +177,5 @@ def _hull(table: Floats) -> Floats:
 
 
 def _is_above(middle: Floats, first: Floats, last: Floats) -> bool:
-    """Whether the middle point lies on or above the line between the others."""
+    """Whether the middle point is on or above the line between the others."""
     return bool((middle[1] - first[1]) * (last[0] - first[0]) >= (last[1] - first[1]) * (middle[0] - first[0]))

@@ -1,21 +1,21 @@
-"""The pass prune-weights: sets those weights to zero that calibration data misses least; shapes stay as they are.
+"""The pass prune-weights: sets the weights to zero that matter least on calibration data; shapes stay.
 
     Matched         Gemm(x, W, b?, transB=1)
     Replacement     Gemm(x, W', b?, transB=1)      a share of W' is zero, or m - n of each m neighbours (2:4)
 
-Which ones, and what becomes of the others, is told in masks.py: SparseGPT (arXiv:2301.00774) or Wanda
-(arXiv:2306.11695). Layers are taken in the order in which they run, each fed by those before as they are by then. The
-embedding table and the head stay as they are, and so do weights that several layers share.
+The choice and the compensation are SparseGPT (arXiv:2301.00774) or Wanda (arXiv:2306.11695), see numerics/pruning.py.
+Layers are pruned in the order in which they run, each on the output of those already pruned. The embedding table, the
+head, and weights that several layers share are left alone.
 
-Zeros stay zeros through quantize-weights and gptq behind this pass, symmetric or not: an exact zero has a code there,
-and gptq gives it to no other. awq keeps them, too: it scales columns. rotate mixes columns, so it comes before.
+Zeros stay zeros through a later quantize-weights or gptq, symmetric or not: zero has an exact code, which gptq gives to
+no other weight. awq scales columns and keeps them too. rotate mixes columns, so it comes before.
 
-The onnxruntime target has no kernel for sparse weights: there a pruned model is as large and as fast as before. What
-runs faster by 2:4 are other engines, which read the exports. The model's metadata "ingot.prune-weights" has as JSON
+When it pays: on engines with kernels for sparse weights, which read the exports. onnxruntime has none, so a pruned
+model is as large and as fast as before. The model's metadata "ingot.prune-weights" is the JSON
 {weights: [{name, method, sparsity, pattern, output_error}, ...]}, with the error relative to the layer's outputs.
 
-Refuses: widths that m does not divide; inputs that are zero on all data or not finite; weights that are quantized. What
-it changes is float32 and stays in memory until the program is written.
+Refuses: widths that m does not divide; inputs that are zero on all data or not finite; quantized weights. The weights
+that it changes become float32 and stay in memory until the program is written.
 """
 
 import json
@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, require_calibration
-from ingot.passes.numerics.arrays import Float64Array
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import damped_gram
-from ingot.passes.numerics.masks import Sparsity, sparse_gpt, wanda
+from ingot.passes.numerics.pruning import Sparsity, relative_output_error, sparse_gpt, wanda
 from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import MASKS_KEY
 from ingot.passes.rewriting import require_plain_gemm
@@ -50,22 +50,21 @@ from ingot.passes.weights import (
 from ingot.progress import report_progress
 
 _log = logging.getLogger("ingot.passes")
-FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class PruneWeights(Pass):
     """Options:
 
-    method      sparsegpt: the weights that stay make up for those that go; wanda: they stay as they are; it is quick
-    sparsity    share of zeros, or a pattern such as "2:4": two of each four neighbours stay
-    leave       patterns (fnmatch's) on module paths and tensor names of layers to leave as they are
+    method      sparsegpt: the other weights compensate; wanda: they are unchanged, which is faster
+    sparsity    share of zeros, or a pattern such as "2:4": two of each four neighbours are not zero
+    leave       patterns (fnmatch) of layers to leave alone, by module path or tensor name
     damping     share of the mean diagonal of X^T X that is added to it (sparsegpt)
     """
 
     name: ClassVar[str] = "prune-weights"
     kind: ClassVar[PassKind] = "pruning"
-    summary: ClassVar[str] = "Sets weights to zero that calibration data misses least: a share, or n of m."
+    summary: ClassVar[str] = "Sets weights to zero that matter least on calibration data: a share, or all but n of m."
     needs_calibration: ClassVar[bool] = True
 
     method: Literal["sparsegpt", "wanda"] = "sparsegpt"
@@ -75,12 +74,12 @@ class PruneWeights(Pass):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parsed()
+        self._parse_sparsity()
         if not 0 < self.damping <= 1:
             raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
 
     def requires(self, model: ir.Model) -> None:
-        """Every Gemm is x @ W.T + b, patterns match a module, and n:m fits every width."""
+        """Every Gemm is x @ W.T + b, every pattern matches a module, and m divides every width."""
         sites = weight_sites(model)
         for site in sites:
             require_plain_gemm(site.node)
@@ -89,19 +88,19 @@ class PruneWeights(Pass):
             self._check(site)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Layer by layer."""
+        """Prune layer by layer."""
         calibration = require_calibration(self.name)
         wanted = {site.node: site for site in self._sites(weight_sites(model))}
         statistics: list[dict[str, object]] = []
         for stage in calibration.stages(model):
-            known, made = stage.recorded(), dict[str, NDArray[Any]]()
+            recorded, made = stage.recorded(), dict[str, NDArray[Any]]()
             for group in stage.groups:
-                for node, pruned, error in self._prune(stage, group, wanted, known):
+                for node, pruned, error in self._prune(stage, group, wanted, recorded):
                     made |= {f"{node.name}:weight": pruned, f"{node.name}:error": np.array(error)}
-                    change_stored(model.graph, wanted[node].weight, _Held(pruned))
+                    change_stored(model.graph, wanted[node].weight, _Replaced(pruned))
                     report_kept(self.name, node.name or "", int(np.count_nonzero(pruned)), pruned.size, error)
                     statistics.append(self._statistics(node, pruned, error))
-            if known is None:
+            if recorded is None:
                 stage.record(made)
             report_progress(self.name, len(statistics), len(wanted))
         if not statistics:
@@ -112,13 +111,13 @@ class PruneWeights(Pass):
         return ir.passes.PassResult(model, modified=True)
 
     def _prune(
-        self, stage: CalibrationStage, group: LinearGroup, wanted: Mapping[ir.Node, WeightSite], known: Arrays | None
-    ) -> Iterator[tuple[ir.Node, FloatArray, float]]:
+        self, stage: CalibrationStage, group: LinearGroup, wanted: Mapping[ir.Node, WeightSite], recorded: Arrays | None
+    ) -> Iterator[tuple[ir.Node, Float32Array, float]]:
         """The pruned weight of each of the group's layers, and the error of its outputs."""
         nodes = [node for node in group.linears if node in wanted]
-        if known is not None:
+        if recorded is not None:
             for node in nodes:
-                yield node, known[f"{node.name}:weight"], float(known[f"{node.name}:error"])
+                yield node, recorded[f"{node.name}:weight"], float(recorded[f"{node.name}:error"])
             return
         if not nodes:
             return
@@ -127,25 +126,25 @@ class PruneWeights(Pass):
         for node in nodes:
             weight = float32_values(wanted[node].weight)
             pruned = prune(weight)
-            yield node, pruned, _error(weight, pruned, gram)
+            yield node, pruned, relative_output_error(weight, weight - pruned, gram)
 
-    def _pruner(self, node: ir.Node, gram: Float64Array) -> Callable[[FloatArray], FloatArray]:
-        """What makes zeros in the weights of layers with this X^T X, which is factored once."""
+    def _pruner(self, node: ir.Node, gram: Float64Array) -> Callable[[Float32Array], Float32Array]:
+        """A function that prunes weights of layers with this X^T X, which is factored once."""
         if not gram.any():
             raise PassError(
-                f"layer {node.name!r} gets inputs that are zero on all of the calibration data; give other text, or "
-                f"leave it out: leave: [{node.name!r}]"
+                f"layer {node.name!r} gets inputs that are zero on all of the calibration data; use another text, or "
+                f"exclude the layer with leave: [{node.name!r}]"
             )
         if self.method == "wanda":
             norms = np.sqrt(np.diagonal(gram)).astype(np.float32)
-            return lambda weight: wanda(weight, norms, self._parsed())
+            return lambda weight: wanda(weight, norms, self._parse_sparsity())
         try:
             damped = damped_gram(gram, self.damping, act_order=False)
         except ValueError as error:
-            raise PassError(f"layer {node.name!r} gets {error}; give other calibration text") from error
-        return lambda weight: sparse_gpt(weight, damped, self._parsed())
+            raise PassError(f"layer {node.name!r} gets {error}; use another calibration text") from error
+        return lambda weight: sparse_gpt(weight, damped, self._parse_sparsity())
 
-    def _statistics(self, node: ir.Node, pruned: FloatArray, error: float) -> dict[str, object]:
+    def _statistics(self, node: ir.Node, pruned: Float32Array, error: float) -> dict[str, object]:
         return {
             "name": node.name,
             "method": self.method,
@@ -155,7 +154,7 @@ class PruneWeights(Pass):
         }
 
     def _sites(self, sites: Iterable[WeightSite]) -> list[WeightSite]:
-        """Linear layers to prune; a weight that others read too is left alone, and the log says so."""
+        """Linear layers to prune; a weight with other readers is left alone, and the log says so."""
         found = []
         for site in sites:
             if site.role != "linear" or site.matches(self.leave):
@@ -168,18 +167,18 @@ class PruneWeights(Pass):
 
     def _check(self, site: WeightSite) -> None:
         if stored_value(site.operand) is None:
-            raise PassError(f"layer {site.node.name!r} has a weight that is quantized; prune before")
-        sparsity, shape = self._parsed(), site.weight.shape
+            raise PassError(f"layer {site.node.name!r} has a weight that is quantized; prune before quantizing")
+        sparsity, shape = self._parse_sparsity(), site.weight.shape
         assert shape is not None
         columns = int(str(shape[1]))
         if sparsity.of and columns % sparsity.of:
             raise PassError(
-                f"layer {site.node.name!r} has {columns} inputs, which {self.sparsity} does not divide; choose another "
-                f"pattern or a share, or leave the layer out: leave: [{site.node.name!r}]"
+                f"layer {site.node.name!r} has {columns} inputs, which {self.sparsity} does not divide; use another "
+                f"pattern or a share, or exclude the layer with leave: [{site.node.name!r}]"
             )
 
-    def _parsed(self) -> Sparsity:
-        """The sparsity; UsageError for what is none."""
+    def _parse_sparsity(self) -> Sparsity:
+        """The option sparsity, parsed; UsageError for a bad value."""
         if isinstance(self.sparsity, float) and 0 < self.sparsity < 1:
             return Sparsity(self.sparsity)
         pattern = re.fullmatch(r"(\d+):(\d+)", self.sparsity) if isinstance(self.sparsity, str) else None
@@ -192,17 +191,11 @@ class PruneWeights(Pass):
         )
 
 
-def _error(weight: FloatArray, pruned: FloatArray, gram: Float64Array) -> float:
-    """|| X (W - W')^T || / || X W^T ||"""
-    lost, norm = (float(np.einsum("oi,oi->", w @ gram, w)) for w in (weight - pruned, weight))
-    return float((max(lost, 0.0) / norm) ** 0.5) if norm > 0 else 0.0
-
-
 @dataclass(frozen=True)
-class _Held:
-    """Gives the pruned weight in the place of what was read."""
+class _Replaced:
+    """A change of a stored weight to the pruned one."""
 
-    pruned: FloatArray
+    pruned: Float32Array
 
-    def __call__(self, values: NDArray[Any]) -> FloatArray:
+    def __call__(self, values: NDArray[Any]) -> Float32Array:
         return self.pruned

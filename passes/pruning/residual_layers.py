@@ -1,14 +1,12 @@
-"""Which part of a graph is a layer: what lies between the values of the residual stream that two attentions read.
+"""The layers of a graph: the nodes between those values of the residual stream that two attentions read.
 
     h0 = Gather(E, input_ids), scaled or not
-    h1 = Add(h0, branch), h2 = Add(h1, branch), ...        the chain: each value the sum of the one before and a branch
+    h1 = Add(h0, branch), h2 = Add(h1, branch), ...        the chain: each value adds a branch to the one before
 
-A layer begins at the value of the chain that its attention reads, through a norm or not, and ends where the next one's
-begins; the last one ends with the chain. Branches may be many, side by side or one behind the other.
+A layer begins at the value of the chain that its attention reads, through a norm or not, and ends where the next one
+begins; the last one ends with the chain. Branches may be many, parallel or in sequence.
 
-Block influence of layers (Men et al., ShortGPT, arXiv:2403.03853): 1 - cos(input, output), the mean over tokens.
-
-Takes whole layers out of a graph, and numbers those that stay anew.
+Block influence of a layer (Men et al., ShortGPT, arXiv:2403.03853): 1 - cos(input, output), the mean over tokens.
 """
 
 import re
@@ -21,14 +19,14 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.calibration import Calibration, CalibrationStage
-from ingot.passes.weights import drop_if_unused, is_stored
+from ingot.passes.weights import drop_if_unused, is_embedding, is_stored
 
 
 @dataclass(frozen=True)
 class ResidualLayer:
-    """One attention with all that stands behind it up to the next.
+    """One attention and all nodes after it up to the next.
 
-    branches    what is added to `start`, in order, to give `end`
+    branches    values that are added to `start`, in order, to make `end`
     nodes       all nodes between `start` and `end`, in graph order
     """
 
@@ -40,13 +38,13 @@ class ResidualLayer:
 
 
 def residual_layers(graph: ir.Graph) -> list[ResidualLayer]:
-    """All layers in order. PassError where the graph is no chain of residual additions with one attention each."""
+    """All layers in order. PassError when the graph is not a chain of residual additions with one attention each."""
     chain, branches = _chain(graph)
     place = {value: index for index, value in enumerate(chain)}
     begins = {_begin(node, place): node for node in graph if node.op_type == "PagedAttention"}
     if len(begins) != sum(node.op_type == "PagedAttention" for node in graph):
         raise PassError(
-            "two attentions read the same value of the residual stream, so they are no layers of their own; run this "
+            "two attentions read the same value of the residual stream, so that layers cannot be told apart; run this "
             "pass before fuse-residual-norm"
         )
     layers = []
@@ -58,10 +56,10 @@ def residual_layers(graph: ir.Graph) -> list[ResidualLayer]:
 
 
 def _chain(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Values of the residual stream, and what is added to each but the last."""
-    embedding = next((node for node in graph if _reads_ids(node)), None)
+    """Values of the residual stream, and the branch that is added to each but the last."""
+    embedding = next((node for node in graph if is_embedding(node)), None)
     if embedding is None:
-        raise PassError("input_ids is looked up in no table, so there is no residual stream")
+        raise PassError("no Gather reads input_ids, so there is no residual stream")
     value = embedding.outputs[0]
     scaled = value.consumers()
     if len(scaled) == 1 and scaled[0].op_type == "Mul":
@@ -80,7 +78,7 @@ def _chain(graph: ir.Graph) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _begin(attention: ir.Node, place: dict[ir.Value, int]) -> int:
-    """Where in the chain the attention's inputs come from."""
+    """Index in the chain of the value that the attention's inputs are computed from."""
     waiting, seen, found = [value for value in attention.inputs if value is not None], set(), set()
     while waiting:
         value = waiting.pop()
@@ -91,34 +89,31 @@ def _begin(attention: ir.Node, place: dict[ir.Value, int]) -> int:
             seen.add(producer)
             waiting += [operand for operand in producer.inputs if operand is not None]
     if len(found) != 1:
-        raise PassError(f"attention {attention.name!r} reads {len(found)} values of the residual stream; one is wanted")
+        raise PassError(
+            f"attention {attention.name!r} reads {len(found)} values of the residual stream; it must read one"
+        )
     return found.pop()
 
 
 def _between(graph: ir.Graph, start: ir.Value, end: ir.Value) -> Iterator[ir.Node]:
-    """Nodes that depend on `start` and on which `end` depends, with the stored operands' Casts among what they read."""
-    wanted: set[ir.Node] = set()
+    """Nodes that depend on `start` and that `end` depends on, in graph order."""
+    needed: set[ir.Node] = set()
     waiting = [end.producer()]
     while waiting:
         node = waiting.pop()
-        if node is None or node in wanted or start in node.outputs:
+        if node is None or node in needed or start in node.outputs:
             continue
-        wanted.add(node)
+        needed.add(node)
         waiting += [value.producer() for value in node.inputs if value is not None and value is not start]
     depending = {start}
     for node in graph:
-        if node in wanted and depending.intersection(value for value in node.inputs if value is not None):
+        if node in needed and depending.intersection(value for value in node.inputs if value is not None):
             depending.update(node.outputs)
             yield node
 
 
 def _is_addition(node: ir.Node) -> bool:
     return node.op_type == "Add" and not any(value is None or is_stored(value) for value in node.inputs)
-
-
-def _reads_ids(node: ir.Node) -> bool:
-    indices = node.inputs[1] if node.op_type == "Gather" else None
-    return indices is not None and indices.is_graph_input() and indices.name == "input_ids"
 
 
 def block_influence(
@@ -128,7 +123,7 @@ def block_influence(
     tokens: int,
     report: Callable[[int], None],
 ) -> list[float]:
-    """The influence of each layer on about so many calibration tokens; `report` is told how many layers are done."""
+    """The influence of each layer on about `tokens` calibration tokens; calls `report` with the number done."""
     influence: list[float] = []
     for stage in calibration.stages(model):
         here = [layer for layer in layers[len(influence) :] if _begins(stage, layer)]
@@ -141,21 +136,21 @@ def block_influence(
 
 
 def _of_stage(stage: CalibrationStage, layers: Sequence[ResidualLayer], tokens: int) -> list[float]:
-    """Measured, or recalled from a build that was cut off."""
-    known = stage.recorded()
-    if known is None:
-        known = {"influence": np.array([_influence(stage, layer, tokens) for layer in layers])}
-        stage.record(known)
-    return [float(value) for value in known["influence"]]
+    """Influence of these layers: measured, or as an interrupted build recorded it."""
+    arrays = stage.recorded()
+    if arrays is None:
+        arrays = {"influence": np.array([_influence(stage, layer, tokens) for layer in layers])}
+        stage.record(arrays)
+    return [float(value) for value in arrays["influence"]]
 
 
 def _begins(stage: CalibrationStage, layer: ResidualLayer) -> bool:
-    """Whether the stage has linear layers of the layer; the first such stage has all that it reads."""
+    """Whether the stage has linear layers of the layer; the first such stage has all values that the layer reads."""
     return any(node in layer.nodes for group in stage.groups for node in group.linears)
 
 
 def _influence(stage: CalibrationStage, layer: ResidualLayer, tokens: int) -> float:
-    """The layer's input is its output less its branches."""
+    """Block influence; the layer's input is its output less its branches."""
     after, *branches = stage.block(layer.nodes, [layer.end, *layer.branches], tokens)({})
     end = after.astype(np.float64)
     start = end - np.sum(branches, axis=0, dtype=np.float64)
@@ -168,10 +163,10 @@ _NUMBER = re.compile(r"\blayers\.(\d+)(?=\.)")
 
 
 def drop_layers(graph: ir.Graph, layers: Sequence[ResidualLayer], kept: Sequence[int]) -> None:
-    """Keep the layers of these indices: readers of what another gives read what it was given.
+    """Keep the layers of these indices; readers of a removed layer's output read its input instead.
 
-    The attentions' attribute `layer` counts the layers that stay, and "layers.<n>." in the names of nodes, values and
-    weights is that number.
+    The kept layers are renumbered in the attentions' attribute `layer`, and in "layers.<n>." of the names of nodes,
+    values and weights.
     """
     numbers = {_number(layers[old].attention): new for new, old in enumerate(kept)}
     for index in reversed([index for index in range(len(layers)) if index not in set(kept)]):
@@ -191,7 +186,7 @@ def _number(attention: ir.Node) -> int:
 
 
 def _rename(graph: ir.Graph, numbers: dict[int, int]) -> None:
-    """From the first layer to the last: a new number is the old one or a smaller one that is free by then."""
+    """Rename from the first layer to the last: a new number is the old one, or a smaller one that is already free."""
 
     def renamed(name: str | None) -> str | None:
         return None if name is None else _NUMBER.sub(lambda found: f"layers.{numbers[int(found[1])]}", name)

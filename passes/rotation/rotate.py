@@ -1,29 +1,27 @@
-"""The pass rotate: rotates the channels of the residual stream and of the values, so that no channel stands out.
+"""The pass rotate: rotates the channels of the residual stream and of the values, so that no channel dominates.
 
     Matched         h = Gather(E, input_ids) + ... + Gemm(y, W, b?)         the residual stream
-                    Gemm(RMSNormalization(h, g), V)                         whatever reads it
+                    Gemm(RMSNormalization(h, g), V)                         each of its readers
                     Gemm(PagedAttention(q, k, v), O), v = Gemm(x, U, c?)    values of a head
 
     Replacement     h Q = Gather(E Q, input_ids) + ... + Gemm(y, Q^T W, b Q)
                     Gemm(RMSNormalization(h Q, 1), V diag(g) Q)
                     Gemm(PagedAttention(q, k, v R), O R), v R = Gemm(x, R^T U, c R)
 
-Ashkboos et al., QuaRot, arXiv:2404.00456: of its rotations, those that cost nothing when the model runs. Q and R are
-orthogonal, a rotation keeps the RMS, and Q Q^T cancels: the function stays the same, but a channel that was far larger
-than the others is spread over all of them, which serves the rounding that follows. Who writes and reads the stream is
-found by walking the graph (residual_stream.py). Each KV head of each layer has its own R.
+Ashkboos et al., QuaRot, arXiv:2404.00456: those of its rotations that cost nothing when the model runs. Q and R are
+orthogonal, a rotation keeps the RMS, and Q Q^T cancels, so the outputs stay. A channel that was far larger than the
+others is spread over all of them, which reduces the error of later rounding. Each KV head of each layer has its own R.
 
-The weight g of a norm goes into the linear layers behind it and becomes 1, unless all its elements are equal. A head
-that shares the embedding's tensor then gets a tensor of its own, since g stands between the stream and the head and not
-between the ids and the stream: that costs its bytes, and the log says how many. Rotated weights are lazy and float32.
+The weight g of a norm is multiplied into the linear layers that read the norm, and becomes 1, unless all its elements
+are equal. A head that shares the embedding's tensor then gets a tensor of its own, because g is between the stream and
+the head and not between the ids and the stream; the log says how many bytes it adds. Rotated weights are lazy float32.
 
-Run it behind fold-constants and before awq, gptq or quantize-weights. What was done stands in the model's metadata
-"ingot.rotate" as JSON: {matrix, seed, residual: channels or null, values: layers, separate_head: bytes,
-left_alone: [reason, ...]}.
+Run it after fold-constants and before awq, gptq or quantize-weights. The model's metadata "ingot.rotate" is the JSON
+{matrix, seed, residual: channels or null, values: layers, separate_head: bytes, left_alone: [reason, ...]}.
 
-Refuses a model that is rotated already, or whose weights prune-weights has made sparse. What cannot be rotated exactly
-is left alone with "auto", and the log says why; with true it is an error: norms behind the layers (Gemma 2, Gemma 3,
-OLMo 2), weights that are shared or quantized.
+Refuses: a model that is already rotated, or whose weights prune-weights made sparse. Parts that cannot be rotated
+exactly are left alone with "auto", and the log says why; with true they are an error: norms after the layers (Gemma 2,
+Gemma 3, OLMo 2), weights that are shared or quantized.
 """
 
 import json
@@ -50,7 +48,7 @@ _log = logging.getLogger("ingot.passes")
 
 @dataclass
 class _Done:
-    """What the metadata will say."""
+    """Facts for the metadata."""
 
     residual: int | None = None
     values: int = 0
@@ -62,10 +60,10 @@ class _Done:
 class Rotate(Pass):
     """Options:
 
-    matrix      hadamard; random-hadamard: with random signs; orthogonal: any of its size, slower to build
-    seed        of what is random
-    residual    rotate the residual stream: auto where that is exact; true: an error where it is not; false: never
-    values      rotate the values of each head, likewise
+    matrix      hadamard; random-hadamard: with random signs; orthogonal: random, of any size, slower to build
+    seed        seed of the random matrices
+    residual    rotate the residual stream: auto: where that is exact; true: an error where it is not; false: never
+    values      rotate the values of each head: auto, true or false as for residual
     """
 
     name: ClassVar[str] = "rotate"
@@ -83,12 +81,12 @@ class Rotate(Pass):
         if self.seed < 0:
             raise UsageError(f"{self.name}: seed is {self.seed}; allowed: 0 or more")
         if self.residual is False and self.values is False:
-            raise UsageError(f"{self.name}: residual and values are both false; allowed: one of them, or both, not")
+            raise UsageError(f"{self.name}: residual and values are both false; set one of them to auto or true")
 
     def requires(self, model: ir.Model) -> None:
-        """The model is not rotated yet, no zeros would be lost, and every Gemm is x @ W.T + b."""
+        """The model is neither rotated nor sparse, and every Gemm is x @ W.T + b."""
         if ROTATE_KEY in model.metadata_props:
-            raise PassError("the model is rotated already, and a second rotation could undo the first; list it once")
+            raise PassError("the model is already rotated, and a second rotation could undo the first; list it once")
         refuse_to_fill_zeros(model)
         for site in weight_sites(model):
             require_plain_gemm(site.node)
@@ -106,17 +104,17 @@ class Rotate(Pass):
         return ir.passes.PassResult(model, modified=True)
 
     def _settle(self, refusal: Refusal | None, wanted: Literal["auto"] | bool, done: _Done) -> bool:
-        """Whether it was rotated; a refusal is an error where it was asked for, else a line in the log."""
+        """Return whether it was rotated. A refusal is an error if the option is true, else a warning in the log."""
         if refusal is None:
             return True
         if wanted is True:
-            raise PassError(f"{refusal}; set residual or values to auto or false to leave it as it is")
+            raise PassError(f"{refusal}; set residual or values to auto or false to leave it alone")
         _log.warning("%s: left alone: %s", self.name, refusal)
         done.left_alone.append(str(refusal))
         return False
 
     def _rotate_values(self, graph: ir.Graph, attention: ir.Node) -> Refusal | None:
-        """R into the rows that make the values and the columns that read what attention makes of them."""
+        """Multiply R into the rows that make the values and the columns that read the attention's output."""
         output = attention.outputs[0]
         linears = tuple(node for node in output.consumers() if node.op_type == "Gemm")
         fold = find_fold(LinearGroup(output, linears)) if linears else Refusal(attention.name or "", "feeds no Gemm")
@@ -134,7 +132,7 @@ class Rotate(Pass):
         return None
 
     def _rotate_stream(self, model: ir.Model, done: _Done) -> Refusal | None:
-        """Q into every weight beside the stream, the norms' weights into the layers that read them."""
+        """Multiply Q into every weight that writes or reads the stream, and norm weights into the norms' readers."""
         stream = find_residual_stream(model.graph)
         if isinstance(stream, Refusal):
             return stream
@@ -151,5 +149,5 @@ class Rotate(Pass):
 
 def _stored(operand: ir.Value | None) -> ir.Value:
     stored = stored_value(operand)
-    assert stored is not None, "find_fold looked at it"
+    assert stored is not None, "find_fold checked it"
     return stored

@@ -1,4 +1,4 @@
-"""Seeded calibration sequences for the tiny decoder, and the service on them."""
+"""Seeded calibration sequences for the tiny decoder, and a calibration service on them."""
 
 import numpy as np
 
@@ -10,12 +10,12 @@ SEQUENCES, TOKENS = 40, 32
 
 
 def calibration_data(sequences: int = SEQUENCES, tokens: int = TOKENS, vocab: int = VOCAB) -> CalibrationData:
-    """Tokens that follow a skewed distribution, as text's do."""
+    """Tokens of a skewed distribution, like that of text."""
     drawn = np.random.default_rng(5).zipf(1.3, (sequences, tokens)) % vocab
     facts = CalibrationFacts("text.txt", "0" * 64, drawn.size, sequences, tokens, 0)
     return CalibrationData(facts, drawn.astype(np.int64))
 
 
 def calibration(memory_bytes: int = 1 << 30) -> CalibrationEngine:
-    """The service on these sequences."""
+    """A calibration service on these sequences."""
     return CalibrationEngine(calibration_data(), memory_bytes=memory_bytes)

@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 
 class Snippet:
-    """A graph in the making. Every method returns the value it made; a node's output has the node's name."""
+    """Builds a graph. Every method returns the value that it adds; a node's output has the node's name."""
 
     def __init__(self) -> None:
         self.graph = ir.Graph([], [], nodes=[], opset_imports={"": 24, "com.microsoft": 1, "ingot": 1}, name="snippet")
@@ -56,12 +56,12 @@ def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
 
 
 def run(model: ir.Model, **feeds: Array) -> list[Array]:
-    """All outputs, computed by onnxruntime on the graph as it stands: its own optimizer is off."""
+    """All outputs, computed by onnxruntime without its own optimizer."""
     return [np.asarray(result) for result in plain_session(model, optimize=False).run(None, feeds)]
 
 
 def add_stand_in_attention(model: ir.Model) -> None:
-    """Let onnxruntime run ingot::PagedAttention(q, k, v) as q + [k, v], for graphs where k and v have q's width."""
+    """Let onnxruntime run ingot::PagedAttention(q, k, v) as q + [k, v], where k and v together have q's width."""
     query, key, value = (ir.Value(name=name) for name in "qkv")
     joined = ir.node("Concat", [key, value], {"axis": -1}, name="joined")
     added = ir.node("Add", [query, joined.outputs[0]], name="added")

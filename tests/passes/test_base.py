@@ -1,7 +1,4 @@
-"""Options are checked against the annotations of the fields, in the constructor and from a recipe alike.
-
-A pass prints itself as one entry of a recipe's list.
-"""
+"""Options are checked against the fields' annotations; a pass prints itself as one entry of a recipe's list."""
 
 from typing import Any
 
@@ -24,7 +21,7 @@ def test_changed_options_are_printed_in_the_order_of_the_fields() -> None:
     assert str(pass_) == "all-options: {count: 3, ratio: 1.0e-05, layers: [a, '*.b'], overrides: {lm_head: {bits: 8}}}"
 
 
-def test_what_is_printed_can_be_read_back() -> None:
+def test_the_printed_form_can_be_read_back() -> None:
     pass_ = AllOptions(flag=True, label="yes", mode="exact", bits="none", layers=("x",), limit=7)
     (options,) = yaml.safe_load(str(pass_)).values()
     assert AllOptions(**{**options, "layers": tuple(options["layers"])}) == pass_
@@ -36,7 +33,7 @@ def test_options_hold_every_field_as_plain_data() -> None:
     assert list(options) == ["flag", "count", "ratio", "label", "mode", "bits", "layers", "limit", "overrides"]
 
 
-def test_a_pass_cannot_be_changed_after_birth() -> None:
+def test_a_pass_is_frozen() -> None:
     with pytest.raises(AttributeError):
         AllOptions().count = 2  # type: ignore[misc]
 
@@ -69,7 +66,7 @@ def test_a_pass_takes_a_result_as_well_as_a_model() -> None:
         ("overrides", {1: {}}, "a mapping from names to a mapping from names to a whole number"),
     ],
 )
-def test_a_wrong_value_is_refused_with_option_value_and_what_is_allowed(option: str, value: Any, allowed: str) -> None:
+def test_a_wrong_value_is_refused_with_option_value_and_allowed_values(option: str, value: Any, allowed: str) -> None:
     with pytest.raises(UsageError) as caught:
         AllOptions(**{option: value})
     assert str(caught.value).startswith(f"all-options: {option} is {value!r}; allowed: {allowed}")
@@ -85,7 +82,7 @@ def test_a_wrong_value_is_refused_with_option_value_and_what_is_allowed(option: 
         ([1], object, [1]),
     ],
 )
-def test_plain_data_becomes_what_the_annotation_asks_for(value: Any, annotation: Any, converted: Any) -> None:
+def test_plain_data_is_converted_to_the_annotation(value: Any, annotation: Any, converted: Any) -> None:
     result = convert_option("owner", "option", value, annotation)
     assert result == converted
     assert type(result) is type(converted)

@@ -1,4 +1,4 @@
-"""docs/passes.md is kept true: every pass has a section with its summary, its options and their defaults."""
+"""docs/passes.md agrees with the code: every pass has a section with its summary, its options and their defaults."""
 
 import re
 from dataclasses import MISSING, fields
@@ -19,7 +19,7 @@ def test_every_registered_pass_has_a_section_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_a_section_says_kind_and_summary(name: str) -> None:
+def test_a_section_begins_with_kind_and_summary(name: str) -> None:
     pass_class = load_pass_class(name)
     assert SECTIONS[name].strip().startswith(f"*{pass_class.kind}.* {pass_class.summary}")
 
@@ -32,7 +32,7 @@ def test_a_section_lists_the_options_with_their_defaults(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_the_example_of_a_section_is_a_pass_that_can_be_made(name: str) -> None:
+def test_the_example_of_a_section_is_a_valid_pass(name: str) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", SECTIONS[name], re.DOTALL)
     for entry in yaml.safe_load(example):
         made = make_pass(entry, {}) if isinstance(entry, str) else make_pass(*next(iter(entry.items())))

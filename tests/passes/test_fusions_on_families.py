@@ -1,4 +1,4 @@
-"""The fusions in a row on checkpoints of every family: same logits, and a second run changes nothing."""
+"""All fusions on checkpoints of every family: the logits stay, and a second run changes nothing."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_logits_stay_and_a_second_run_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_s_projections_are_packed(name: str) -> None:
+def test_projections_of_every_family_are_packed(name: str) -> None:
     model = import_checkpoint(Checkpoint.open(CHECKPOINTS / name))
     PassManager([make_pass("pack-projections", {"strict": True})]).run(model)
     layers = {node.attributes["layer"].as_int() for node in model.graph if node.op_type == "PagedAttention"}

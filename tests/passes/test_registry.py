@@ -1,4 +1,4 @@
-"""Passes by name: ours, third parties', and every mistake in a name or an option."""
+"""Passes by name: Ingot's own, third parties', and every mistake in a name or an option."""
 
 from typing import get_args
 
@@ -58,7 +58,7 @@ def test_a_third_party_pass_is_found_by_its_entry_point(monkeypatch: pytest.Monk
     assert load_pass_class("all-options") is AllOptions
 
 
-def test_a_third_party_pass_cannot_take_a_name_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_party_pass_cannot_take_the_name_of_a_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, ("clean-up", FOREIGN))
     with pytest.raises(
         UsageError, match=f"{FOREIGN} registers a pass named 'clean-up', which is ingot.passes.fusion.clean_up"

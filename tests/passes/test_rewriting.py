@@ -1,4 +1,4 @@
-"""What rewrites share: constants, refusals, replacing nodes."""
+"""Helpers of rewrites: constants, refusals, replacing nodes."""
 
 import logging
 
@@ -18,15 +18,15 @@ from ingot.passes.rewriting import (
 from tests.passes.snippets import FLOAT, INT64, Snippet, op_types
 
 
-def test_an_equal_constant_is_used_again_and_another_is_refused() -> None:
+def test_an_equal_constant_is_shared_and_a_different_one_is_refused() -> None:
     s = Snippet()
     first = add_constant(s.graph, "sizes", np.array([4, 2], np.int64))
     assert add_constant(s.graph, "sizes", np.array([4, 2], np.int64)) is first
-    with pytest.raises(PassError, match="the initializer 'sizes' exists already with other values"):
+    with pytest.raises(PassError, match="the initializer 'sizes' already has other values"):
         add_constant(s.graph, "sizes", np.array([4, 3], np.int64))
 
 
-def test_a_refusal_is_logged_and_with_strict_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_and_an_error_with_strict(caplog: pytest.LogCaptureFixture) -> None:
     refusals = [Refusal("a", "is odd"), Refusal("b", "is even")]
     caplog.set_level(logging.INFO, "ingot.passes")
     settle("my-pass", refusals, strict=False, is_present=False)
@@ -36,7 +36,7 @@ def test_a_refusal_is_logged_and_with_strict_an_error(caplog: pytest.LogCaptureF
         settle("my-pass", refusals, strict=True, is_present=True)
 
 
-def test_what_replaces_a_node_takes_the_name_and_readers_of_its_output() -> None:
+def test_a_replacement_takes_the_name_and_readers_of_the_output() -> None:
     s = Snippet()
     old = s.node("Neg", "middle", [s.input("x", "T", 4)], "T", 4)
     s.output(s.node("Neg", "y", [old], "T", 4))
@@ -49,7 +49,7 @@ def test_what_replaces_a_node_takes_the_name_and_readers_of_its_output() -> None
     assert s.graph.outputs[0].producer() in new.outputs[0].consumers()
 
 
-def test_a_new_node_shares_no_type_with_what_it_is_like() -> None:
+def test_a_new_node_shares_no_type_with_its_model() -> None:
     s = Snippet()
     x = s.input("x", "T", 4)
     made = make_node("Abs", "abs", [x], [x, None]).outputs

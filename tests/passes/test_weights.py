@@ -1,4 +1,4 @@
-"""Sites of weights, and the names that patterns match them by."""
+"""Weight sites, and the names by which patterns match them."""
 
 import pytest
 
@@ -11,7 +11,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_head_answers_to_its_path_alone(tied: bool) -> None:
+def test_a_tied_head_only_has_the_name_of_its_path(tied: bool) -> None:
     names = {site.role: site.names for site in weight_sites(TinyDecoder(tied=tied).model)}
     assert names["embedding"] == ("embed_tokens", EMBEDDING, "model.embed_tokens")
     assert names["head"] == (("lm_head",) if tied else ("lm_head", "lm_head.weight"))

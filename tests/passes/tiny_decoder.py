@@ -1,4 +1,4 @@
-"""A decoder of two layers made by hand: small, but with every form the IR has; for tests of passes and writer."""
+"""A small handmade decoder of two layers with every op of the IR, for tests of passes and of program writers."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, POSITIONS = 64, 4, 2, 16, 172, 
 
 
 class TinyDecoder:
-    """Builds the model node by node; weights are random, from a fixed seed, held as `weight_dtype`."""
+    """Builds the model node by node, with random weights from a fixed seed, stored as `weight_dtype`."""
 
     def __init__(self, tied: bool = True, weight_dtype: Any = np.float16, layers: int = 2) -> None:
         self._random = np.random.default_rng(7)
@@ -102,15 +102,15 @@ class TinyDecoder:
         return self.node(path, "Gemm", inputs, (str(rows), columns), transB=1)
 
     def weight(self, name: str, rows: int, columns: int) -> ir.Value:
-        """A weight in its own dtype; 16-bit ones through Cast."""
+        """A weight in its stored dtype, and its Cast if it is 16-bit."""
         values = (self._random.standard_normal((rows, columns)) * columns**-0.5).astype(self._dtype)
-        held = self.constant(name, values)
-        if held.dtype == FLOAT:
-            return held
-        return self.node(f"{name}.cast", "Cast", [held], (rows, columns), to=FLOAT)
+        stored = self.constant(name, values)
+        if stored.dtype == FLOAT:
+            return stored
+        return self.node(f"{name}.cast", "Cast", [stored], (rows, columns), to=FLOAT)
 
     def constant(self, name: str, values: Any) -> ir.Value:
-        """An initializer; one of that name that exists is used again."""
+        """The initializer of that name, made on first use."""
         if name not in self._initializers:
             tensor = ir.Tensor(np.asarray(values), name=name)
             made = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))

@@ -1,4 +1,4 @@
-"""clean-up: IR in, IR out, equal bits, and what it leaves alone."""
+"""clean-up: IR before and after, equal bits, and ops that stay."""
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +34,7 @@ def _untidy() -> ir.Model:
     return s.output(s.node("Add", "y", [first, cast], "T", 4))
 
 
-def test_all_that_does_nothing_is_removed() -> None:
+def test_ops_without_effect_are_removed() -> None:
     model = _untidy()
     assert CleanUp()(model).modified
     assert model_to_text(model) == AFTER
@@ -80,7 +80,7 @@ def test_squeezes_over_other_axes_stay() -> None:
     assert not CleanUp()(model).modified
 
 
-def test_equal_weights_stay_two_for_they_are_not_read() -> None:
+def test_equal_weights_stay_two_because_they_are_not_read() -> None:
     s = Snippet()
     x = s.input("x", "T", 4)
     left = s.node("Mul", "left", [x, s.weight("a", random(4))], "T", 4)

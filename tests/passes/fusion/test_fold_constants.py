@@ -1,4 +1,4 @@
-"""fold-constants: IR in, IR out, equal bits, refusals."""
+"""fold-constants: IR before and after, equal bits, refusals."""
 
 import logging
 from typing import Any
@@ -29,7 +29,7 @@ def _gemma_norm(weight: Any) -> ir.Model:
     return s.output(s.node("RMSNormalization", "norm", [x, one_plus], "T", 8, axis=-1, epsilon=1e-6))
 
 
-def test_one_plus_weight_becomes_one_constant_and_its_parts_go() -> None:
+def test_one_plus_weight_becomes_one_constant() -> None:
     model = _gemma_norm(np.full(8, 0.5, np.float16))
     assert FoldConstants()(model).modified
     assert model_to_text(model) == AFTER
@@ -55,7 +55,7 @@ def test_a_second_run_changes_nothing() -> None:
     ("op_type", "left", "right"),
     [(op, 7.0, 3.0) for op in ("Add", "Sub", "Mul", "Div")],
 )
-def test_scalar_arithmetic_gives_what_the_engine_gives(op_type: str, left: float, right: float) -> None:
+def test_scalar_arithmetic_equals_the_engine_s(op_type: str, left: float, right: float) -> None:
     s = Snippet()
     operands = [s.weight("a", np.array(left, np.float32)), s.weight("b", np.array(right, np.float32))]
     scalar = s.node(op_type, "scalar", operands)
@@ -67,7 +67,7 @@ def test_scalar_arithmetic_gives_what_the_engine_gives(op_type: str, left: float
 
 
 @pytest.mark.parametrize(("left", "right", "quotient"), [(7, 2, 3), (-7, 2, -3), (7, -2, -3), (-8, 2, -4)])
-def test_whole_numbers_are_divided_towards_zero(left: int, right: int, quotient: int) -> None:
+def test_integers_are_divided_towards_zero(left: int, right: int, quotient: int) -> None:
     s = Snippet()
     operands = [s.weight("a", np.array([left], np.int64)), s.weight("b", np.array([right], np.int64))]
     width = s.node("Div", "width", operands, 1, dtype=ir.DataType.INT64)
@@ -85,7 +85,7 @@ def test_the_matrix_of_a_matmul_stays_in_the_checkpoint(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, "ingot.passes")
     assert not FoldConstants()(model).modified
     assert op_types(model) == ["Cast", "Gemm"]
-    expected = "node 'w.float32' makes a matmul's or an embedding's matrix, which stays in the checkpoint"
+    expected = "node 'w.float32' makes the matrix of a matmul or embedding, which stays in the checkpoint"
     assert f"fold-constants: left alone: {expected}" in caplog.messages
 
 

@@ -1,4 +1,4 @@
-"""fuse-gated-activation: IR in, IR out, equal bits, refusals."""
+"""fuse-gated-activation: IR before and after, equal bits, refusals."""
 
 import numpy as np
 import onnx_ir as ir
@@ -52,7 +52,7 @@ def test_outputs_are_equal_to_the_last_bit(form: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 33])
-def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int) -> None:
+def test_a_row_does_not_depend_on_the_other_rows(rows: int) -> None:
     model = _swiglu()
     FuseGatedActivation()(model)
     gate, up = 4 * random(rows, WIDTH), random(rows, WIDTH, seed=1)
@@ -67,7 +67,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert model_to_text(model) == AFTER
 
 
-def test_geglu_is_left_as_it_is() -> None:
+def test_geglu_is_unchanged() -> None:
     s = Snippet()
     gate, up = s.input("gate", "T", WIDTH), s.input("up", "T", WIDTH)
     activation = s.node("Gelu", "activation", [gate], "T", WIDTH, approximate="tanh")
@@ -85,7 +85,7 @@ def test_a_sigmoid_with_a_second_reader_is_refused_by_name() -> None:
         s.node("Mul", "gated", [activation, up], "T", WIDTH), s.node("Neg", "other", [sigmoid], "T", WIDTH)
     )
     assert not FuseGatedActivation()(model).modified
-    with pytest.raises(PassError, match="node 'sigmoid' is a sigmoid that more than one node reads"):
+    with pytest.raises(PassError, match="node 'sigmoid' is a sigmoid that several nodes read"):
         FuseGatedActivation(strict=True)(model)
 
 
@@ -101,5 +101,5 @@ def test_a_swish_of_another_alpha_is_refused() -> None:
 def test_an_activation_that_gates_nothing_is_refused() -> None:
     s = Snippet()
     model = s.output(s.node("Swish", "activation", [s.input("gate", "T", WIDTH)], "T", WIDTH))
-    with pytest.raises(PassError, match="node 'activation' gates nothing: its result does not go into one Mul"):
+    with pytest.raises(PassError, match="node 'activation' gates nothing: its result is not read by one Mul alone"):
         FuseGatedActivation(strict=True)(model)

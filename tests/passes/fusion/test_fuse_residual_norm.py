@@ -1,4 +1,4 @@
-"""fuse-residual-norm: IR in, IR out, equal numbers, refusals."""
+"""fuse-residual-norm: IR before and after, equal numbers, refusals."""
 
 import numpy as np
 import onnx_ir as ir
@@ -29,13 +29,13 @@ def _residual(is_sum_read: bool = True, axis: int = -1) -> ir.Model:
     return s.output(s.node("Add", "next", [total, normed], "T", 8) if is_sum_read else normed)
 
 
-def test_addition_and_norm_become_one_node_that_gives_the_sum_too() -> None:
+def test_addition_and_norm_become_one_node_that_also_makes_the_sum() -> None:
     model = _residual()
     assert FuseResidualNorm()(model).modified
     assert model_to_text(model) == AFTER
 
 
-def test_a_sum_that_nobody_else_reads_is_no_output() -> None:
+def test_a_sum_that_only_the_norm_reads_is_omitted() -> None:
     model = _residual(is_sum_read=False)
     FuseResidualNorm()(model)
     assert [len(node.outputs) for node in model.graph] == [1]
@@ -69,7 +69,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert model_to_text(model) == AFTER
 
 
-def test_a_norm_of_what_the_branch_gives_back_is_no_match() -> None:
+def test_a_post_norm_does_not_match() -> None:
     s = Snippet()
     x, branch = s.input("x", "T", 8), s.input("branch", "T", 8)
     normed = s.node("RMSNormalization", "norm", [branch, s.weight("g", random(8))], "T", 8, axis=-1, epsilon=1e-6)

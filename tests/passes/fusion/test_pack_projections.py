@@ -1,4 +1,4 @@
-"""pack-projections: IR in, IR out, equal numbers, refusals."""
+"""pack-projections: IR before and after, equal numbers, refusals."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def test_gate_and_up_are_packed_under_one_name() -> None:
     assert "m.gate_up_proj.weight" in model.graph.initializers
 
 
-def test_the_packed_weight_is_put_together_only_when_asked_for() -> None:
+def test_the_packed_weight_is_concatenated_when_it_is_read() -> None:
     model = _attention()
     PackProjections()(model)
     tensor = model.graph.initializers[f"model.{PATH}.qkv_proj.weight"].const_value
@@ -97,7 +97,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert model_to_text(model) == text
 
 
-def test_packed_checkpoints_are_no_match_and_no_error() -> None:
+def test_packed_checkpoints_do_not_match_and_are_accepted() -> None:
     s = Snippet()
     x = s.input("x", "T", 8)
     model = s.output(s.node("Gemm", f"{PATH}.qkv_proj", [x, s.weight("w", random(12, 8))], "T", 12, transB=1))
@@ -114,7 +114,7 @@ def test_packed_checkpoints_are_no_match_and_no_error() -> None:
         ),
     ],
 )
-def test_parts_that_differ_are_refused_with_node_and_reason(model: ir.Model, message: str) -> None:
+def test_projections_that_differ_are_refused_with_node_and_reason(model: ir.Model, message: str) -> None:
     before = model_to_text(model)
     assert not PackProjections()(model).modified
     assert model_to_text(model) == before
@@ -136,5 +136,5 @@ def test_strict_refuses_a_model_without_projections() -> None:
     s = Snippet()
     x = s.input("x", "T", 8)
     model = s.output(s.node("Sigmoid", "s", [x], "T", 8))
-    with pytest.raises(PassError, match="pack-projections: strict, and nothing in the model looks like its pattern"):
+    with pytest.raises(PassError, match="pack-projections: strict, and nothing in the model resembles its pattern"):
         PackProjections(strict=True)(model)

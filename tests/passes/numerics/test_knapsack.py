@@ -1,7 +1,7 @@
-"""knapsack: never worse than trying everything, on random problems, and fast enough for a large model's."""
+"""The knapsack equals an exhaustive search on random problems, and solves a large model's."""
 
+import itertools
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 import pytest
@@ -26,17 +26,17 @@ def sums(items: Items, choice: Sequence[int]) -> tuple[float, float]:
     return cost, loss
 
 
-def by_trying_everything(items: Items, limit: float) -> tuple[float, float] | None:
+def exhaustive_search(items: Items, limit: float) -> tuple[float, float] | None:
     """The least loss within the limit, and the least cost that has it."""
-    every = (sums(items, choice) for choice in product(*(range(len(options)) for options in items)))
+    every = (sums(items, choice) for choice in itertools.product(*(range(len(options)) for options in items)))
     within = [(loss, cost) for cost, loss in every if cost <= limit]
     return min(within) if within else None
 
 
 @settings(max_examples=400, deadline=None)
 @given(items=st.one_of(ITEMS, MIRRORED), limit=st.one_of(SMALL.map(float), st.floats(0, 60)))
-def test_it_finds_what_trying_everything_finds(items: Items, limit: float) -> None:
-    choice, best = best_choice(items, limit), by_trying_everything(items, limit)
+def test_it_equals_an_exhaustive_search(items: Items, limit: float) -> None:
+    choice, best = best_choice(items, limit), exhaustive_search(items, limit)
     assert (choice is None) == (best is None)
     if choice is not None:
         cost, loss = sums(items, choice)
@@ -44,7 +44,7 @@ def test_it_finds_what_trying_everything_finds(items: Items, limit: float) -> No
 
 
 @given(items=ITEMS)
-def test_the_cheapest_choice_is_the_limit_of_what_is_possible(items: Items) -> None:
+def test_no_choice_fits_below_the_cheapest_one(items: Items) -> None:
     least = cheapest(items)
     choice = best_choice(items, least)
     assert choice is not None

@@ -1,4 +1,4 @@
-"""prune-structure: what goes was missed least, shapes are smaller all over, and bad requests are refused by name."""
+"""prune-structure: removes what matters least, shrinks all shapes, and refuses bad requests by name."""
 
 import json
 from typing import Any
@@ -36,9 +36,9 @@ def decoder(*before: Any, layers: int = 2) -> ir.Model:
     return model
 
 
-def pruned(model: ir.Model, *behind: Any, **options: Any) -> ir.Model:
+def pruned(model: ir.Model, *after: Any, **options: Any) -> ir.Model:
     with calibrate_with(calibration()):
-        PassManager([PruneStructure(**options), *behind]).run(model)
+        PassManager([PruneStructure(**options), *after]).run(model)
     return model
 
 
@@ -58,7 +58,7 @@ def lost(model: ir.Model, exact: ir.Model) -> float:
 
 @pytest.mark.parametrize("refit", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
-def test_neurons_that_do_nothing_go_and_all_else_stays(packed: bool, refit: bool) -> None:
+def test_idle_neurons_are_removed_and_all_else_stays(packed: bool, refit: bool) -> None:
     before = [PackProjections()] if packed else []
     model = pruned(decoder(*before), ffn=INNER - len(DEAD), refit=refit)
     assert lost(model, decoder()) < 1e-3
@@ -73,7 +73,7 @@ def test_neurons_that_do_nothing_go_and_all_else_stays(packed: bool, refit: bool
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_kv_head_goes_with_its_query_heads(packed: bool) -> None:
+def test_a_kv_head_is_removed_with_its_query_heads(packed: bool) -> None:
     before = [PackProjections()] if packed else []
     model = pruned(decoder(*before), kv_groups=1)
     attention = next(node for node in model.graph if node.op_type == "PagedAttention")
@@ -95,7 +95,7 @@ def test_a_kv_head_goes_with_its_query_heads(packed: bool) -> None:
     assert first["output_error"] < 1e-3
 
 
-def test_the_layer_of_least_influence_goes_and_the_others_are_numbered_anew() -> None:
+def test_the_layer_of_least_influence_is_removed_and_the_others_are_renumbered() -> None:
     model = decoder(layers=4)
     for name in ("layers.1.o_proj.weight", "layers.1.down_proj.weight"):
         value = model.graph.initializers[name]
@@ -129,7 +129,7 @@ def test_a_second_pruning_counts_from_the_first() -> None:
 
 
 @pytest.mark.parametrize("quantizer", [QuantizeWeights(), Gptq()])
-def test_what_is_left_can_be_quantized(quantizer: Any) -> None:
+def test_a_pruned_model_can_be_quantized(quantizer: Any) -> None:
     model = pruned(decoder(), PackProjections(), quantizer, ffn=0.75, kv_groups=1)
     assert array(model, "layers.0.down_proj.weight.q").shape == (HIDDEN, 128)
     assert np.isfinite(logits(model)).all()
@@ -144,12 +144,12 @@ def test_the_same_data_gives_the_same_choice() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 3}, "layers is 3, but the model's layers are 2"),
-        ({"ffn": 173}, "ffn is 173, but the inputs of 'layers.0.down_proj' are 172"),
-        ({"kv_groups": 3}, "kv_groups is 3, but the KV heads of 'layers.0.o_proj' are 2"),
+        ({"layers": 3}, "layers is 3, but the number of layers is 2"),
+        ({"ffn": 173}, "ffn is 173, but the number of inputs of 'layers.0.down_proj' is 172"),
+        ({"kv_groups": 3}, "kv_groups is 3, but the number of KV heads of 'layers.0.o_proj' is 2"),
     ],
 )
-def test_more_than_there_is_is_refused(options: dict[str, Any], message: str) -> None:
+def test_keeping_more_than_there_is_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PassError, match=f"prune-structure: {message}; set"):
         pruned(decoder(), **options)
 
@@ -174,7 +174,7 @@ def test_a_share_that_rounds_to_all_is_refused() -> None:
         pruned(decoder(), kv_groups=0.9)
 
 
-def test_as_many_layers_as_there_are_is_refused() -> None:
+def test_keeping_every_layer_is_refused() -> None:
     with pytest.raises(PassError, match="layers is 2, which keeps all 2; set it to less"):
         pruned(decoder(), layers=2, ffn=0.5)
 
@@ -186,11 +186,11 @@ def test_quantized_and_fused_models_are_refused_by_name() -> None:
         pruned(decoder(FuseResidualNorm()), layers=1)
 
 
-def test_a_pass_that_keeps_all_is_refused() -> None:
-    with pytest.raises(PassError, match='ffn, kv_groups and layers are all "all"; set what is to be taken out'):
+def test_a_pass_that_removes_nothing_is_refused() -> None:
+    with pytest.raises(PassError, match='ffn, kv_groups and layers are all "all"; set one of them'):
         pruned(decoder())
 
 
-def test_without_data_it_says_how_to_give_some() -> None:
+def test_without_calibration_data_the_error_says_how_to_provide_it() -> None:
     with pytest.raises(PassError, match="prune-structure: needs calibration data"):
         PassManager([PruneStructure(ffn=0.5)]).run(decoder())

@@ -179,7 +179,7 @@ def test_a_weight_with_nan_is_refused_by_name() -> None:
 def test_a_gemm_of_another_form_is_refused() -> None:
     model = TinyDecoder().model
     node(model, "layers.0.q_proj").attributes["alpha"] = ir.AttrFloat32("alpha", 2.0)
-    with pytest.raises(PassError, match=r"'layers.0.q_proj' is no x @ W.T \+ b: its alpha"):
+    with pytest.raises(PassError, match=r"'layers.0.q_proj' is not x @ W.T \+ b: its alpha"):
         PassManager([QuantizeWeights()]).run(model)
 
 

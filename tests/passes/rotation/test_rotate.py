@@ -1,4 +1,4 @@
-"""rotate: the function stays, nothing stands out any more, heads part from tables where they must, refusals say why."""
+"""rotate: outputs stay, no channel dominates, tied heads get a tensor of their own, refusals name the reason."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ LAYER, HEAD = "layers.0.input_layernorm.weight", "lm_head.weight"
 
 
 def decoder(tied: bool = True, uniform_final_norm: bool = False) -> ir.Model:
-    """The tiny decoder with two columns much larger than the others in what reads the stream."""
+    """The tiny decoder with two columns much larger than the others in the weights that read the stream."""
     model = TinyDecoder(tied).model
     for name, value in model.graph.initializers.items():
         if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
@@ -63,19 +63,19 @@ def relative(measured: Any, exact: Any) -> float:
 
 @pytest.mark.parametrize("matrix", ["hadamard", "random-hadamard", "orthogonal"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_function_stays_the_same(tied: bool, matrix: str) -> None:
+def test_the_outputs_stay(tied: bool, matrix: str) -> None:
     exact = logits(decoder(tied))
     assert relative(logits(rotated(decoder(tied), matrix=matrix)), exact) < 1e-5
     assert relative(logits(rotated(decoder(tied), matrix=matrix, residual=False)), exact) < 1e-5
     assert relative(logits(rotated(decoder(tied), matrix=matrix, values=False)), exact) < 1e-5
 
 
-def test_norm_weights_go_into_the_layers_behind_and_become_ones() -> None:
+def test_norm_weights_are_folded_into_their_readers_and_become_ones() -> None:
     before, after = decoder(), rotated(decoder())
     assert np.all(array(after, LAYER) == 1)
     gate = "layers.0.gate_proj.weight"
     folded = array(before, gate).astype(np.float32) * array(before, "layers.0.post_attention_layernorm.weight")
-    np.testing.assert_allclose(  # an orthogonal matrix keeps every product of two rows
+    np.testing.assert_allclose(  # an orthogonal matrix keeps every inner product of rows
         array(after, gate) @ array(after, gate).T, folded @ folded.T, atol=1e-4
     )
 
@@ -91,12 +91,12 @@ def test_large_channels_are_spread_over_all() -> None:
 def test_values_of_each_kv_head_have_a_rotation_of_their_own() -> None:
     weight = "layers.0.v_proj.weight"
     before, after = decoder(), rotated(decoder(), residual=False)
-    turns = []
+    rotations = []
     for rows in (slice(0, HEAD_DIM), slice(HEAD_DIM, 2 * HEAD_DIM)):
         old, new = array(before, weight)[rows].astype(np.float32), array(after, weight)[rows]
-        turns.append(np.linalg.lstsq(old.T, new.T, rcond=None)[0])
-    assert not np.allclose(turns[0], turns[1], atol=0.1)
-    assert np.allclose(turns[0] @ turns[0].T, np.eye(HEAD_DIM), atol=1e-4)
+        rotations.append(np.linalg.lstsq(old.T, new.T, rcond=None)[0])
+    assert not np.allclose(rotations[0], rotations[1], atol=0.1)
+    assert np.allclose(rotations[0] @ rotations[0].T, np.eye(HEAD_DIM), atol=1e-4)
 
 
 def test_a_tied_head_gets_a_tensor_of_its_own_and_the_log_says_its_bytes(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,22 +126,22 @@ def test_weights_are_lazy_float32_and_keep_their_names() -> None:
     assert not [node.name for node in model.graph if node.op_type == "Cast"]
 
 
-@pytest.mark.parametrize("behind", [QuantizeWeights(), Gptq()])
-def test_what_is_rounded_afterwards_loses_less(behind: Any) -> None:
+@pytest.mark.parametrize("quantizer", [QuantizeWeights(), Gptq()])
+def test_later_rounding_loses_less(quantizer: Any) -> None:
     exact = logits(decoder())
-    errors = [relative(logits(calibrated([*first, behind])), exact) for first in ([], [Rotate()])]
+    errors = [relative(logits(calibrated([*first, quantizer])), exact) for first in ([], [Rotate()])]
     print(errors)
     assert errors[1] < errors[0]
 
 
-def test_awq_finds_norms_of_ones_that_take_up_its_scale() -> None:
+def test_awq_folds_its_scales_into_norms_of_ones() -> None:
     model = calibrated([Rotate(), Awq(), Gptq()])
     layers = {layer for choice in json.loads(model.metadata_props[AWQ_KEY]) for layer in choice["layers"]}
-    assert "layers.0.gate_up_proj" in layers  # behind a norm
+    assert "layers.0.gate_up_proj" in layers  # reads a norm
     assert relative(logits(model), logits(decoder())) < tolerance("quantized.int4")
 
 
-def test_the_seed_decides_and_the_fixed_matrix_does_not_ask_it() -> None:
+def test_random_matrices_depend_on_the_seed_and_the_fixed_one_does_not() -> None:
     name = "layers.1.down_proj.weight"
     first, again, other = (array(rotated(decoder(), seed=seed), name) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -151,7 +151,7 @@ def test_the_seed_decides_and_the_fixed_matrix_does_not_ask_it() -> None:
 
 
 def test_a_second_rotation_is_refused() -> None:
-    with pytest.raises(PassError, match="rotate: the model is rotated already"):
+    with pytest.raises(PassError, match="rotate: the model is already rotated"):
         rotated(rotated(decoder()))
 
 
@@ -162,10 +162,10 @@ def test_quantized_weights_are_refused_by_name() -> None:
         rotated(model)
 
 
-def test_a_fused_residual_is_left_alone_unless_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fused_residual_is_left_alone_with_auto_and_refused_with_true(caplog: pytest.LogCaptureFixture) -> None:
     model = decoder()
     PassManager([FuseResidualNorm()]).run(model)
-    with pytest.raises(PassError, match=r"fused already: rotate comes before.*; set residual"):
+    with pytest.raises(PassError, match=r"is fused: put rotate before.*; set residual"):
         rotated(model, residual=True)
     exact = logits(model)
     with caplog.at_level(logging.WARNING, "ingot.passes"):
@@ -175,17 +175,17 @@ def test_a_fused_residual_is_left_alone_unless_it_was_asked_for(caplog: pytest.L
     assert relative(logits(model), exact) < 1e-5
 
 
-def test_a_size_without_a_hadamard_matrix_is_refused_with_what_works() -> None:
+def test_a_size_without_a_hadamard_matrix_is_refused_with_the_alternative() -> None:
     with pytest.raises(PassError, match=r"no Hadamard matrix of size 6 is known .*; set matrix: orthogonal"):
         rotated(branches(width=6))
     model = branches(width=6)
     rotated(model, matrix="orthogonal")
 
 
-def branches(width: int, norm_behind: Any = None) -> ir.Model:
-    """A stream with two feed-forwards side by side behind one norm, weighted per token: as a mixture of experts.
+def branches(width: int, post_norm: Any = None) -> ir.Model:
+    """A stream with two parallel feed-forwards that read one norm, weighted per token: a mixture of experts.
 
-    norm_behind    weight of a norm on what each gives to the stream
+    post_norm    weight of a norm on the output of each feed-forward
     """
     snippet, random = Snippet(), np.random.default_rng(0)
 
@@ -201,9 +201,9 @@ def branches(width: int, norm_behind: Any = None) -> ir.Model:
         up = snippet.node("Gemm", f"{expert}.up", [normed, weight(f"{expert}.u", 8, width)], "T", 8, transB=1)
         act = snippet.node("Relu", f"{expert}.act", [up], "T", 8)
         down = snippet.node("Gemm", f"{expert}.down", [act, weight(f"{expert}.d", width, 8)], "T", width, transB=1)
-        if norm_behind is not None:
-            behind = snippet.weight(f"{expert}.behind.weight", np.full(width, norm_behind, np.float32))
-            down = snippet.node("RMSNormalization", f"{expert}.behind", [down, behind], "T", width, axis=-1)
+        if post_norm is not None:
+            weighted = snippet.weight(f"{expert}.post.weight", np.full(width, post_norm, np.float32))
+            down = snippet.node("RMSNormalization", f"{expert}.post", [down, weighted], "T", width, axis=-1)
         routed = snippet.node("Mul", f"{expert}.routed", [down, route], "T", width)
         stream = snippet.node("Add", f"{expert}.add", [stream, routed], "T", width)
     last = snippet.node("RMSNormalization", "last", [stream, weight("last.weight", width)], "T", width, axis=-1)
@@ -221,18 +221,18 @@ def test_readers_and_writers_are_found_in_a_graph_with_experts() -> None:
     assert not np.allclose(array(model, "b.r"), array(branches(24), "b.r"))
 
 
-def test_a_norm_behind_the_layers_lets_a_rotation_pass_when_its_elements_are_equal() -> None:
+def test_a_post_norm_the_layers_lets_a_rotation_pass_when_its_elements_are_equal() -> None:
     ids = np.array([1, 5, 2, 8])
-    (exact,) = run(branches(24, norm_behind=1.5), input_ids=ids)
-    model = rotated(branches(24, norm_behind=1.5), residual=True)
+    (exact,) = run(branches(24, post_norm=1.5), input_ids=ids)
+    model = rotated(branches(24, post_norm=1.5), residual=True)
     assert relative(run(model, input_ids=ids)[0], exact) < 1e-5
-    assert np.all(array(model, "a.behind.weight") == np.float32(1.5))
+    assert np.all(array(model, "a.post.weight") == np.float32(1.5))
     assert not np.allclose(array(model, "a.d"), array(branches(24), "a.d"))
 
 
-def test_any_other_norm_behind_the_layers_is_refused_by_name() -> None:
-    with pytest.raises(PassError, match=r"node 'a\.behind' writes to the residual stream through a norm weight"):
-        rotated(branches(24, norm_behind=np.arange(24)), residual=True)
+def test_any_other_post_norm_the_layers_is_refused_by_name() -> None:
+    with pytest.raises(PassError, match=r"node 'a\.post' writes to the residual stream through a norm weight"):
+        rotated(branches(24, post_norm=np.arange(24)), residual=True)
 
 
 @pytest.mark.parametrize(
