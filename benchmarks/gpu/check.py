@@ -28,7 +28,7 @@ from benchmarks.gpu.figures import Record
 from benchmarks.gpu.packing import unpack_artifact
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import CubinFacts, Kernel
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -143,7 +143,7 @@ class LockstepDevice:
         ]
         untouched = [one.clone() if isinstance(one, torch.Tensor) else None for one in given]
         _interpret(kernel, grid, given)
-        names = list(CATALOG[kernel.name].arguments)
+        names = list(SIGNATURES[kernel.name].arguments)
         for name, (kind, value), wanted, old in zip(names, arguments, given, untouched, strict=True):
             if (
                 old is None
@@ -188,7 +188,7 @@ def quicken_interpreter() -> None:
 
 def _interpret(kernel: Kernel, grid: tuple[int, int, int], given: Sequence[Any]) -> None:
     """Compute everything in float32, matmuls included."""
-    module, _, name = CATALOG[kernel.name].function.partition(".")
+    module, _, name = SIGNATURES[kernel.name].function.partition(".")
     function = getattr(import_module(f"ingot.kernels.{module}"), name)
     constants = {key: _constant(key, value) for key, value in kernel.constants.items()}
     function[grid](*given, **constants)

@@ -22,7 +22,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.figures import Record
 from benchmarks.gpu.packing import pack
 from ingot.artifact.launch_program import CubinFacts, Kernel
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Device, Given
 
 FILE = "kernel-cases.zip"
@@ -99,7 +99,7 @@ def caught(run: Run, narrow: bool) -> Iterator[None]:
 
 def launch(name: str, named: Mapping[str, Any], grid: Any, run: Run, narrow: bool) -> None:
     """One launch by its arguments' names; narrowed tensors are widened again afterwards, in place."""
-    listed = CATALOG[name].arguments
+    listed = SIGNATURES[name].arguments
     narrowed: dict[int, torch.Tensor] = {}
     held = {key: named[key] for key in listed}
     if narrow:

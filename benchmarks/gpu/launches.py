@@ -15,7 +15,7 @@ from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryMatmul, SegmentCall
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Queue
 from ingot.runtime.cuda.programs import BoundProgram
@@ -63,7 +63,7 @@ class Accounts:
             flops = 2.0 * launch.rows * launch.n * launch.columns
             return Work(self.stored_bytes(program, launch) + made, flops)
         kernel = self.kernels[launch.kernel]
-        named = dict(zip(CATALOG[kernel.name].arguments, launch.arguments, strict=True))
+        named = dict(zip(SIGNATURES[kernel.name].arguments, launch.arguments, strict=True))
         return Work(self.stored_bytes(program, launch) + made, self._flops(kernel, named))
 
     def stored_bytes(self, program: LaunchProgram, launch: Launch | LibraryMatmul) -> float:

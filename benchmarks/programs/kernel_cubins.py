@@ -27,7 +27,7 @@ from ingot.pipeline.targets.cuda.attention_tiles import (
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, ProductShape, safe_tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, safe_tile
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 
 HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
@@ -94,7 +94,7 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
 
 
 def _nbits_request(rows: int, sm: int) -> Request:
-    shape = ProductShape(kernel="matmul_nbits", rows=rows, n=HIDDEN, columns=HIDDEN, bits=4, group=128)
+    shape = MatmulShape(kernel="matmul_nbits", rows=rows, n=HIDDEN, columns=HIDDEN, bits=4, group=128)
     tile = safe_tile(shape, sm)
     constants: dict[str, Constant] = {
         "N": HIDDEN,
@@ -122,7 +122,7 @@ def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:
     forms = {"16-bit": ("fp16", "fp16"), "fp8": (FLOAT8, FLOAT8), "int8": ("i8", "i8"), "fp8 weight": ("fp16", FLOAT8)}
     for kind, (form, (x, weight)) in enumerate(forms.items()):
         bits = 16 if kind == 0 else 8
-        tile = safe_tile(ProductShape(kernel="matmul", rows=rows, n=HIDDEN, columns=HIDDEN, bits=bits), sm)
+        tile = safe_tile(MatmulShape(kernel="matmul", rows=rows, n=HIDDEN, columns=HIDDEN, bits=bits), sm)
         constants: dict[str, Constant] = {
             "N": HIDDEN,
             "COLUMNS": HIDDEN,
@@ -143,9 +143,9 @@ def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:
 
 def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
     """Compile and look inside."""
-    code, facts = compile_kernel(kernel, sm)
+    cubin = compile_kernel(kernel, sm)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code)
+        file.write(cubin.code)
         file.flush()
         usage = subprocess.run([_CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
     found = _USAGE.search(usage.stdout)
@@ -157,8 +157,8 @@ def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
         "warps": kernel.num_warps,
         "registers": int(found[1]),
         "spilled_bytes": int(found[2]),
-        "shared_bytes": facts.shared_bytes,
-        "cubin_bytes": len(code),
+        "shared_bytes": cubin.facts.shared_bytes,
+        "cubin_bytes": len(cubin.code),
     }
 
 

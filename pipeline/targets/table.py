@@ -19,6 +19,7 @@ class Target:
     kv_types    what keys and values can be quantized to, beside the engine's own floats
     sms         cards that it builds for, as SM numbers; none: no card, or those that gpu.sms chooses
     sm_choice   what gpu.sms may choose from
+    has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
     extra       of Ingot's package, whose `packages` the writer imports; each names alternatives
     """
 
@@ -30,6 +31,7 @@ class Target:
     kv_types: tuple[KVType, ...] = ()
     sms: tuple[int, ...] = ()
     sm_choice: tuple[int, ...] = ()
+    has_tiles: bool = False
     extra: str = ""
     packages: tuple[tuple[str, ...], ...] = ()
 
@@ -52,6 +54,7 @@ def _cuda(sm: int, cards: str) -> Target:
         writer="ingot.pipeline.targets.cuda.writer:write_cuda_program",
         kv_types=("fp8", "int8", "int4") if sm >= FLOAT8_FROM else ("int8", "int4"),
         sms=(sm,),
+        has_tiles=True,
         extra="cuda",
         packages=(("triton",),),
     )

@@ -1,4 +1,4 @@
-"""Sizes: whole multiples, and byte counts as text."""
+"""Sizes: rounding up, and byte counts as text."""
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -9,6 +9,11 @@ def ceil_div(count: int, size: int) -> int:
 def round_up(size: int, multiple: int) -> int:
     """Return the smallest multiple that is not below the size."""
     return ceil_div(size, multiple) * multiple
+
+
+def next_power_of_two(number: int, least: int = 1) -> int:
+    """Return the smallest power of two that is not below either argument."""
+    return max(least, 1 << (number - 1).bit_length())
 
 
 def format_bytes(count: float) -> str:

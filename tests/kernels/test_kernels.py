@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ingot.kernels.carry_tokens import carry_tokens
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from tests.kernels.all_cases import all_cases
 from tests.kernels.attention_cases import batch, decode
 from tests.kernels.cases import Case, random
@@ -22,7 +22,7 @@ def test_a_kernel_is_as_close_to_float64_as_its_precision_allows(case: Case) -> 
 
 
 def test_every_kernel_has_cases() -> None:
-    assert {case.kernel for case in all_cases()} | WITH_TOKENS | {"join_chunks"} == set(CATALOG)
+    assert {case.kernel for case in all_cases()} | WITH_TOKENS | {"join_chunks"} == set(SIGNATURES)
 
 
 def test_tokens_that_the_step_before_chose_take_their_places() -> None:

@@ -1,4 +1,4 @@
-"""A card without memory or time of its own: every launch takes what a function says, and a clock adds it up."""
+"""A GPU without memory: a function gives the time of every launch, and a clock adds the times."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,17 +8,18 @@ import numpy as np
 from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Bytes
+from ingot.sizes import round_up
 
 Cost = Callable[[Kernel, tuple[int, int, int]], float]
 SHARED_BYTES = 1000
 
 
 class FakeGpu:
-    """Implements what the tuner asks of a `Device`. `launches` counts kernels that ran outside of graphs."""
+    """Implements the part of `Device` that the tuner uses. `launches` counts kernels that ran outside of graphs."""
 
-    name, sm, total_bytes = "a card", 90, 2**40
+    name, sm, total_bytes = "a GPU", 90, 2**40
 
     def __init__(self, cost: Cost, wrong: Callable[[Kernel], bool] = lambda kernel: False) -> None:
         self.cost, self.wrong = cost, wrong
@@ -37,7 +38,7 @@ class FakeGpu:
     def close(self) -> None: ...
 
     def allocate(self, size: int, what: str) -> int:
-        self._next += -(-size // 256) * 256
+        self._next += round_up(size, 256)
         self.held.add(self._next)
         return self._next
 
@@ -53,9 +54,9 @@ class FakeGpu:
     def copy_in(self, target: int, source: Bytes, stream: Any) -> None: ...
 
     def copy_out(self, target: Bytes, source: int, stream: Any) -> None:
-        """Every element of a whole result is one; the parts of a sum share it."""
+        """Every element of the result is one, divided evenly among the split-K partials."""
         assert self.last is not None
-        out = self.last.types[list(CATALOG[self.last.name].arguments).index("out")]
+        out = self.last.types[SIGNATURES[self.last.name].index("out")]
         value = (7.0 if self.wrong(self.last) else 1.0) / float(self.last.constants["SPLITS"])
         target.view(np.float32 if out == "*fp32" else np.float16)[:] = value
 
@@ -85,13 +86,13 @@ class FakeGpu:
 
 
 class FakeStopwatch:
-    """The card's clock."""
+    """The GPU's clock."""
 
-    def __init__(self, card: FakeGpu) -> None:
-        self._card = card
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
 
     def mark(self, stream: Any) -> float:
-        return self._card.clock
+        return self._gpu.clock
 
     def reached(self, mark: float) -> bool:
         return True
@@ -101,7 +102,7 @@ class FakeStopwatch:
 
 
 def compile_nothing(kernels: Mapping[str, Kernel], sm: int) -> dict[str, Cubin]:
-    """Deep pipelines need more shared memory than the card has."""
+    """Compile nothing; deep pipelines claim more shared memory than the GPU has."""
     return {
         key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=SHARED_BYTES + (kernel.num_stages > 4)))
         for key, kernel in kernels.items()
@@ -109,21 +110,21 @@ def compile_nothing(kernels: Mapping[str, Kernel], sm: int) -> dict[str, Cubin]:
 
 
 class FakeLibrary:
-    """A library whose kernel takes so long, and which has none for `lacks` columns. Implements `MatmulBinder`."""
+    """A library whose kernel takes `seconds`, without a kernel for `lacks` columns. Implements `MatmulBinder`."""
 
-    def __init__(self, card: FakeGpu, seconds: float, lacks: int = 0) -> None:
-        self._card, self._seconds, self._lacks = card, seconds, lacks
-        self.products: list[LibraryMatmul] = []
+    def __init__(self, gpu: FakeGpu, seconds: float, lacks: int = 0) -> None:
+        self._gpu, self._seconds, self._lacks = gpu, seconds, lacks
+        self.matmuls: list[LibraryMatmul] = []
         self.closed = False
 
-    def __call__(self, product: LibraryMatmul, addresses: Mapping[str, int]) -> Any:
-        assert addresses.keys() == product.operands.keys()
-        if product.n == self._lacks:
+    def __call__(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Any:
+        assert addresses.keys() == matmul.operands.keys()
+        if matmul.n == self._lacks:
             raise EngineError("no algorithm")
-        self.products.append(product)
+        self.matmuls.append(matmul)
 
         def queue(stream: Any) -> None:
-            self._card.clock += self._seconds
+            self._gpu.clock += self._seconds
 
         return queue
 
@@ -132,5 +133,5 @@ class FakeLibrary:
 
 
 def no_library(device: Any, stream: Any) -> FakeLibrary:
-    """As where it is not installed."""
-    raise EngineError("there is none")
+    """Fail as if the library were not installed."""
+    raise EngineError("not installed")

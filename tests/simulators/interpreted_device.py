@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory
 from tests.runtime.cuda.artifacts import SM
 from tests.simulators.interpreted_kernels import TORCH_TYPES, multiply
@@ -283,7 +283,7 @@ class InterpretedMatmuls:
 
 def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
     """The interpreted function of a kernel, and its constants."""
-    module, _, name = CATALOG[kernel.name].function.partition(".")
+    module, _, name = SIGNATURES[kernel.name].function.partition(".")
     function = getattr(import_module(f"ingot.kernels.{module}"), name)
     return function, {key: _constant(key, value) for key, value in kernel.constants.items()}
 

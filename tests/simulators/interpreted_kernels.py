@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import EXTERNAL, Argument, Launch, LaunchProgram, LibraryMatmul, Step
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Weight
 from tests.kernels import torch_types
@@ -52,7 +52,7 @@ class InterpretedModel:
             return
         assert isinstance(launch, Launch), "segments of other engines are not interpreted"
         kernel = self.kernels[launch.kernel]
-        module, _, name = CATALOG[kernel.name].function.partition(".")
+        module, _, name = SIGNATURES[kernel.name].function.partition(".")
         function = getattr(import_module(f"ingot.kernels.{module}"), name)
         constants = {key: _constant(key, value) for key, value in kernel.constants.items()}
         arguments = [self._argument(program, argument, external) for argument in launch.arguments]

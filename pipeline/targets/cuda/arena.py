@@ -1,8 +1,8 @@
-"""Where each buffer lies in one arena, so that no two that live at one time overlap.
+"""Plans the offsets of buffers in one arena so that no two buffers overlap that are alive at the same step.
 
-Buffers go by falling size; each takes the lowest place where no buffer of an overlapping lifetime lies (greedy by size,
-Pisarchyk and Lee, arXiv:2001.03288, who find it within a few per cent of the lower bound on networks). The largest sum
-of sizes that live at one time is that bound.
+Greedy by size: buffers are placed from the largest to the smallest, each at the lowest offset that is free during its
+lifetime (Pisarchyk and Lee, arXiv:2001.03288, who find it within a few percent of the lower bound on networks). The
+lower bound is the largest sum of sizes that are alive at one step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from ingot.sizes import round_up
 
-ALIGNMENT = 256  # bytes: what cudaMalloc gives, and every vector load asks for
+ALIGNMENT = 256  # bytes: as cudaMalloc aligns, and enough for every vector load
 
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer's bytes, and the first and the last step that use it."""
+    """A buffer's bytes, and the first and last step that use it."""
 
     bytes: int
     first: int
     last: int
 
     def overlaps(self, other: "Lifetime") -> bool:
-        """Whether both live at some step."""
+        """Report whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
 
 def lifetimes(uses: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> dict[str, Lifetime]:
-    """Lifetimes of the buffers in `sizes` from the names that each step uses."""
+    """Return lifetimes of the buffers in `sizes`, from the names that each step uses."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for step, names in enumerate(uses):
@@ -38,7 +38,7 @@ def lifetimes(uses: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> dict[s
 
 
 def plan_arena(buffers: Mapping[str, Lifetime]) -> dict[str, int]:
-    """Offset of each buffer in bytes, a multiple of ALIGNMENT."""
+    """Return the offset of each buffer in bytes, a multiple of ALIGNMENT."""
     placed: dict[str, int] = {}
     for name in sorted(buffers, key=lambda name: (-buffers[name].bytes, buffers[name].first, name)):
         taken = sorted(
@@ -51,12 +51,12 @@ def plan_arena(buffers: Mapping[str, Lifetime]) -> dict[str, int]:
 
 
 def arena_bytes(buffers: Mapping[str, Lifetime], offsets: Mapping[str, int]) -> int:
-    """Size of the arena."""
+    """Return the size of the arena."""
     return max((offset + round_up(buffers[name].bytes, ALIGNMENT) for name, offset in offsets.items()), default=0)
 
 
 def least_bytes(buffers: Mapping[str, Lifetime]) -> int:
-    """What no plan can go below: the largest sum of sizes at one step."""
+    """Return the lower bound of every plan: the largest sum of sizes at one step."""
     steps = {lifetime.first for lifetime in buffers.values()}
     living = ([b for b in buffers.values() if b.first <= step <= b.last] for step in steps)
     return max((sum(round_up(b.bytes, ALIGNMENT) for b in alive) for alive in living), default=0)

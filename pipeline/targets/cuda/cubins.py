@@ -1,13 +1,11 @@
-"""All kernels of a program compiled, by as many processes as there are cores.
+"""Compiles the kernels of a program to cubins for one SM, without a GPU, torch or nvcc, in one process per core.
 
 Each process is `python -m ingot.pipeline.targets.cuda.cubins`: it reads {"sm", "kernel"} as lines of JSON and answers
-each with {"code" (base64), "facts"} or {"error"}. Triton keeps what it compiled in Ingot's cache,
-so that a second build of the same kernels takes milliseconds.
+each with {"code" (base64), "facts"} or {"error"}. Triton caches cubins in Ingot's cache, so that a second build of the
+same kernels takes milliseconds.
 
-One kernel with its constants -> a cubin for one SM, without a card, torch or nvcc.
-
-A cubin is launched with its arguments in the catalogue's order and two more pointers behind them, null here: Triton's
-global and profiling scratch. 32 * num_warps threads a block, `shared_bytes` of dynamic shared memory.
+A cubin is launched with its arguments in the signature's order, followed by two pointers that are null here: Triton's
+global and profiling scratch memory. A block has 32 * num_warps threads and `shared_bytes` of dynamic shared memory.
 """
 
 import base64
@@ -34,20 +32,40 @@ from ingot.settings import cache_dir, num_threads
 FLOAT8 = "fp8e4nv"
 _ALIGNED = [["tt.divisibility", 16]]
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_MODULE = "ingot.pipeline.targets.cuda.cubins"
+_LAST_LINES = 20  # of a crashed process's stderr
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel."""
+
+    code: bytes
+    facts: CubinFacts
 
 
 def require_sms(sms: Iterable[int]) -> None:
-    """UsageError for an SM that no cubins are made for."""
+    """Raise UsageError for an SM without a target."""
     for sm in sms:
         if sm not in SMS:
-            raise UsageError(f"no cubins are made for SM {sm}; allowed: {', '.join(map(str, SMS))}")
+            raise UsageError(f"kernels cannot be compiled for SM {sm}; allowed: {', '.join(map(str, SMS))}")
 
 
-def compile_kernel(kernel: Kernel, sm: int) -> tuple[bytes, CubinFacts]:
-    """The cubin for one of SMS, and how it is launched.
+def compile_kernels(kernels: Mapping[str, Kernel], sm: int, workers: int | None = None) -> dict[str, Cubin]:
+    """Compile the kernels; the cubins have their keys. BuildError names a kernel that does not compile."""
+    job = _Job(kernels, sm)
+    count = min(workers or num_threads(), len(kernels))
+    with ThreadPoolExecutor(max(count, 1)) as pool:
+        for done in [pool.submit(copy_context().run, _work, job) for _ in range(count)]:
+            done.result()
+    return {key: job.made[key] for key in kernels}
 
-    UsageError for an SM that is none of them; BuildError where Triton is missing, where cards of that SM lack what
-    the kernel needs, or where the kernel does not compile.
+
+def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
+    """Compile a kernel for one of SMS.
+
+    UsageError for another SM; BuildError if Triton is missing, if the SM lacks 8-bit floats that the kernel needs, or
+    if the kernel does not compile.
     """
     require_sms([sm])
     if sm < FLOAT8_FROM and f"*{FLOAT8}" in kernel.types:
@@ -63,8 +81,10 @@ def compile_kernel(kernel: Kernel, sm: int) -> tuple[bytes, CubinFacts]:
         raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
     meta = compiled.metadata
     if meta.global_scratch_size or meta.num_ctas != 1 or meta.num_warps != kernel.num_warps:
-        raise BuildError(f"{kernel.name} asks for scratch memory, clusters or warps that the launch program has not")
-    return compiled.asm["cubin"], CubinFacts(symbol=meta.name, shared_bytes=meta.shared)
+        raise BuildError(
+            f"{kernel.name} needs scratch memory, clusters or warps that the launch program does not provide"
+        )
+    return Cubin(compiled.asm["cubin"], CubinFacts(symbol=meta.name, shared_bytes=meta.shared))
 
 
 def _source(triton: Any, function: Any, kernel: Kernel) -> Any:
@@ -92,30 +112,8 @@ def _triton() -> Any:
         raise BuildError("building for CUDA needs Triton: pip install 'ingot[cuda]'") from error
 
 
-_MODULE = "ingot.pipeline.targets.cuda.cubins"
-_FIRST_LINES = 20  # of a worker's last words
-
-
-@dataclass(frozen=True)
-class Cubin:
-    """A compiled kernel."""
-
-    code: bytes
-    facts: CubinFacts
-
-
-def compile_kernels(kernels: Mapping[str, Kernel], sm: int, workers: int | None = None) -> dict[str, Cubin]:
-    """Cubins of the kernels, by key. BuildError names the kernel that does not compile, or says what is missing."""
-    job = _Job(kernels, sm)
-    count = min(workers or num_threads(), len(kernels))
-    with ThreadPoolExecutor(max(count, 1)) as pool:
-        for done in [pool.submit(copy_context().run, _work, job) for _ in range(count)]:
-            done.result()
-    return {key: job.made[key] for key in kernels}
-
-
 class _Job:
-    """What is still to be compiled, and what is; shared by the threads that drive the processes."""
+    """Kernels still to be compiled and finished cubins, shared by the threads that drive the processes."""
 
     def __init__(self, kernels: Mapping[str, Kernel], sm: int) -> None:
         self.sm, self.made = sm, dict[str, Cubin]()
@@ -123,7 +121,7 @@ class _Job:
         self._waiting = deque(kernels)
 
     def requests(self) -> Iterator[tuple[str, str]]:
-        """Keys and requests, until nothing waits."""
+        """Yield keys and requests until no kernel waits."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -132,19 +130,19 @@ class _Job:
             yield key, json.dumps({"sm": self.sm, "kernel": self._kernels[key].model_dump()})
 
     def finish(self, key: str, cubin: Cubin) -> None:
-        """Take an answer."""
+        """Store a finished cubin."""
         with self._lock:
             self.made[key] = cubin
             report_progress(f"compiling kernels for SM {self.sm}", len(self.made), len(self._kernels))
 
     def give_up(self) -> None:
-        """Leave nothing for the others."""
+        """Take all waiting kernels from the other threads."""
         with self._lock:
             self._waiting.clear()
 
 
 def _work(job: _Job) -> None:
-    """Drive one process until nothing waits."""
+    """Drive one process until no kernel waits."""
     with _start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -160,7 +158,7 @@ def _work(job: _Job) -> None:
 
 
 def _start() -> "subprocess.Popen[str]":
-    """A process that compiles whatever this one does: Triton's interpreter, where it is on, would take its place."""
+    """Start a process without TRITON_INTERPRET, which would run Triton's interpreter instead of its compiler."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment.setdefault("TRITON_CACHE_DIR", str(cache_dir() / "triton"))
     pipe = subprocess.PIPE
@@ -171,8 +169,8 @@ def _start() -> "subprocess.Popen[str]":
 def _answer(line: str, process: "subprocess.Popen[str]") -> Cubin:
     if not line:
         assert process.stderr is not None
-        words = process.stderr.read().strip().splitlines()[-_FIRST_LINES:]
-        raise BuildError("the process that compiles kernels ended: " + ("\n".join(words) or "without a word"))
+        lines = process.stderr.read().strip().splitlines()[-_LAST_LINES:]
+        raise BuildError("the process that compiles kernels ended: " + ("\n".join(lines) or "no message"))
     answer = json.loads(line)
     if "error" in answer:
         raise BuildError(answer["error"])
@@ -180,13 +178,14 @@ def _answer(line: str, process: "subprocess.Popen[str]") -> Cubin:
 
 
 def _serve() -> None:
-    """Answer the lines of stdin. Whatever else prints goes to stderr: stdout is for answers alone."""
+    """Answer the lines of stdin. Other output goes to stderr: stdout is only for answers."""
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            code, facts = compile_kernel(Kernel.model_validate(request["kernel"]), request["sm"])
-            answer: dict[str, object] = {"code": base64.b64encode(code).decode(), "facts": facts.model_dump()}
+            cubin = compile_kernel(Kernel.model_validate(request["kernel"]), request["sm"])
+            code = base64.b64encode(cubin.code).decode()
+            answer: dict[str, object] = {"code": code, "facts": cubin.facts.model_dump()}
         except IngotError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=answers, flush=True)

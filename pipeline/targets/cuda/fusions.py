@@ -1,14 +1,14 @@
-"""What of the graph belongs into one launch, found before anything is lowered.
+"""Finds the nodes that one launch computes together, before anything is lowered.
 
     Mul(act(gate), up)                                             one gated activation; act: Mul(x, Sigmoid(x)),
                                                                    QuickGelu with alpha 1, Swish, Gelu, Relu
-    Gemm or Gather, then Mul or Div by scalars, Tanh               the product's epilogue: alpha * y, then a softcap
+    Gemm or Gather, then Mul or Div by scalars, Tanh               the matmul's epilogue: alpha * y, then a softcap
     SkipSimplifiedLayerNormalization or Add with a branch          one norm kernel, which norms the branch, adds, and
     that is RMSNormalization(x, w)                                 norms the sum
-    Reshape(RMSNormalization(Reshape(q))), and so k                norms by head, within the write of keys and values
-    QuantizeLinear, DequantizeLinear, what makes their scale       rows of codes with scales: "ingot.activations"
+    Reshape(RMSNormalization(Reshape(q))), and the same of k       norms per head, in the kernel that writes the KV pool
+    QuantizeLinear, DequantizeLinear, nodes of their scale         rows of codes with scales: "ingot.activations"
 
-A node that one of these takes along (`absorbed`) is not lowered by itself; `at` says at which node the whole is.
+A fusion is lowered at one node (`at`); its other nodes (`absorbed`) are not lowered on their own.
 """
 
 import json
@@ -36,7 +36,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """softcap(alpha * y), y without the cap where it is 0; `result` is the value that it makes."""
+    """softcap(alpha * y), uncapped if softcap is 0; `result` is the value that it computes."""
 
     result: ir.Value
     alpha: float = 1.0
@@ -53,8 +53,8 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A sum whose branch is normed before it is added."""
+class NormedBranch:
+    """RMSNormalization(branch) + residual."""
 
     norm: Norm
     residual: ir.Value
@@ -62,7 +62,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms by head of queries and keys; the sources are [T, heads * dim]."""
+    """Norms per head of queries and keys; the sources are [T, heads * dim]."""
 
     query: Norm
     key: Norm
@@ -70,26 +70,26 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Activations rounded to 8 bits: what of, whether to e4m3fn (1) or int8 (2), and the scale of all rows, if any."""
+    """Activations rounded to 8 bits. kind: 1 e4m3fn, 2 int8; scale: of all rows, None if each row has its own."""
 
     source: ir.Value
     kind: int
     scale: float | None
 
 
-Fusion = Gate | Epilogue | Branch | HeadNorms | Rounding
+Fusion = Gate | Epilogue | NormedBranch | HeadNorms | Rounding
 
 
 @dataclass
 class Fusions:
-    """By the node that a fusion is lowered at."""
+    """Fusions by the node that they are lowered at, and the other nodes that they compute."""
 
     at: dict[ir.Node, Fusion] = field(default_factory=dict)
     absorbed: set[ir.Node] = field(default_factory=set)
 
 
 def find_fusions(graph: ir.Graph) -> Fusions:
-    """All of them. None takes what another has taken."""
+    """Return all fusions. Each node belongs to at most one."""
     found = Fusions()
     for node in graph:
         for fusion, absorbed in _candidates(node):
@@ -100,7 +100,7 @@ def find_fusions(graph: ir.Graph) -> Fusions:
 
 
 def activation(value: ir.Value | None) -> tuple[ir.Value, int, set[ir.Node]] | None:
-    """The x of which a value is act(x), which act, and the nodes between."""
+    """Match a value that is act(x): returns x, the kind of act, and the nodes between."""
     node = None if value is None else value.producer()
     x = node.inputs[0] if node is not None and node.inputs else None
     if node is None or x is None:
@@ -116,7 +116,7 @@ def activation(value: ir.Value | None) -> tuple[ir.Value, int, set[ir.Node]] | N
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """A stored value of one element."""
+    """Return a stored value of one element; None for any other value."""
     if value is None or not is_stored(value) or value.shape is None or any(size != 1 for size in value.shape):
         return None
     return float(float32_values(value).reshape(()))
@@ -174,7 +174,7 @@ def _epilogues(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
 
 
 def _scalings(value: ir.Value) -> tuple[ir.Value, float, set[ir.Node]]:
-    """What a value is after all scalars that it alone is multiplied by, their product, and the nodes."""
+    """Follow multiplications by scalars that alone read a value: the last result, the factor of all, and the nodes."""
     alpha, absorbed = 1.0, set[ir.Node]()
     while (reader := sole_consumer(value)) is not None and (factor := _factor(reader, value)) is not None:
         value, alpha = reader.outputs[0], alpha * factor
@@ -183,7 +183,7 @@ def _scalings(value: ir.Value) -> tuple[ir.Value, float, set[ir.Node]]:
 
 
 def _factor(node: ir.Node, x: ir.Value) -> float | None:
-    """What the node multiplies x by, where that is a scalar."""
+    """The scalar that the node multiplies x by, if it does."""
     if node.op_type == "Div" and node.inputs[0] is x:
         divisor = scalar(node.inputs[1])
         return 1.0 / divisor if divisor else None
@@ -193,7 +193,7 @@ def _factor(node: ir.Node, x: ir.Value) -> float | None:
 
 
 def norm(value: ir.Value | None) -> tuple[Norm, ir.Node] | None:
-    """The RMS norm over the last axis that a value is, and its node."""
+    """Match a value that is an RMS norm over the last axis: returns the norm and its node."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "RMSNormalization" or node.inputs[0] is None or node.inputs[1] is None:
         return None
@@ -206,7 +206,7 @@ def _branches(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
     for branch, residual in _either(node):
         found = norm(branch)
         if found is not None and _is_between(found[1], node) and not is_stored(residual):
-            yield Branch(found[0], residual), {found[1]}
+            yield NormedBranch(found[0], residual), {found[1]}
 
 
 def _head_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
@@ -227,7 +227,7 @@ def _head_norm(value: ir.Value | None) -> tuple[Norm, set[ir.Node]] | None:
 
 
 def _roundings(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
-    """Everything between x and its dequantized codes."""
+    """The nodes between x and its dequantized codes."""
     facts = json.loads(node.metadata_props[ACTIVATIONS_KEY])
     codes = node.inputs[0]
     quantize = None if codes is None else codes.producer()
@@ -250,5 +250,5 @@ def _either(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 def _is_between(node: ir.Node, reader: ir.Node) -> bool:
-    """Whether nothing but the reader reads the node."""
+    """Report whether the reader is the only consumer of the node."""
     return sole_consumer(node.outputs[0]) is reader

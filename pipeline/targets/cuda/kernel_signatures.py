@@ -1,12 +1,13 @@
-"""Every kernel's launch signature: its arguments in order with their types. What is not listed is a constant.
+"""Launch signatures of all kernels: run-time arguments in order with their types. Other parameters are constants.
 
     T      activations and plain weights: fp16 or bf16            KV     elements of the KV pool
     C      codes of a quantized operand                           S      scales of a quantized operand
-    X      rows that a product made: T, or fp32 where they are still parts to be added
-    OUT    what a product is stored as: T, or fp32 for logits and for parts
+    W      weight of a matmul: T, or codes                        OUT    result of a matmul: T, or fp32 for logits
+    X      result of a matmul as input: T, or fp32 for            and for split-K partials
+           split-K partials that the reader adds
 
-Names and order are those of the kernel's function, which a test compares. To add a kernel: its file in kernels/, its
-line here.
+Names and order are those of the kernel's function; a test compares them. To add a kernel, write its file in kernels/
+and its line here.
 """
 
 from collections.abc import Mapping
@@ -23,9 +24,13 @@ class Signature:
     function: str
     arguments: Mapping[str, str]
 
+    def index(self, argument: str) -> int:
+        """Return the position of an argument."""
+        return list(self.arguments).index(argument)
+
 
 def _signature(function: str, text: str) -> Signature:
-    """`a b: *T; c: i32` -> {a: *T, b: *T, c: i32}."""
+    """Parse `a b: *T; c: i32` to {a: *T, b: *T, c: i32}."""
     arguments: dict[str, str] = {}
     for part in text.split(";"):
         names, kind = part.split(":")
@@ -35,7 +40,7 @@ def _signature(function: str, text: str) -> Signature:
 
 _STRIDES = "block_stride head_stride value_offset scale_block_stride scale_value_offset: i32"
 
-CATALOG: Mapping[str, Signature] = {
+SIGNATURES: Mapping[str, Signature] = {
     "carry_tokens": _signature("carry_tokens.carry_tokens", "input_ids: *i64; carried: *i32; tokens: *i64; rows: i32"),
     "rms_norm": _signature(
         "norm.rms_norm",
@@ -110,10 +115,10 @@ CATALOG: Mapping[str, Signature] = {
 
 
 def signature(name: str) -> Signature:
-    """The kernel of that name; UsageError with the nearest name where there is none."""
-    if name not in CATALOG:
-        raise UsageError(f"no kernel is named {name!r}; kernels: {one_of(CATALOG)}.{did_you_mean(name, CATALOG)}")
-    return CATALOG[name]
+    """Return a kernel's signature. UsageError with the nearest name if there is no such kernel."""
+    if name not in SIGNATURES:
+        raise UsageError(f"unknown kernel {name!r}; kernels: {one_of(SIGNATURES)}.{did_you_mean(name, SIGNATURES)}")
+    return SIGNATURES[name]
 
 
 def make_kernel(
@@ -124,14 +129,14 @@ def make_kernel(
     num_warps: int = 4,
     num_stages: int = 3,
 ) -> Kernel:
-    """A kernel by what stands for the catalogue's letters: {"T": "fp16", "KV": "fp8e4nv", ...}.
+    """Return a kernel with types for the signature's letters: {"T": "fp16", "KV": "fp8e4nv", ...}.
 
-    UsageError for an unknown name, or a letter that nothing is given for.
+    UsageError for an unknown name or a letter without a type.
     """
     listed = signature(name).arguments
     missing = {kind[1:] for kind in listed.values() if kind[1:].isupper()} - set(types)
     if missing:
-        raise UsageError(f"{name}: no type is given for {one_of(sorted(missing))}")
+        raise UsageError(f"{name}: types are missing for {one_of(sorted(missing))}")
     return Kernel(
         name=name,
         constants=dict(constants),

@@ -1,7 +1,5 @@
-"""Rotary embedding, norms by head, and keys and values into the pool, as launches.
-
-ingot::PagedAttention as launches: keys and values into the pool (lower_attention.py), then attention over it.
-"""
+"""Lowers ingot::PagedAttention: norms per head, rotary embedding and the write of keys and values into the KV pool are
+one launch; attention over the pool follows. Also lowers RotaryEmbedding on its own."""
 
 from typing import Any
 
@@ -19,66 +17,78 @@ from ingot.pipeline.targets.cuda.attention_tiles import (
     ragged_tile,
 )
 from ingot.pipeline.targets.cuda.fusions import HeadNorms
-from ingot.pipeline.targets.cuda.lowering_context import Rows, Scope, columns_of
-from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder, next_power_of_two
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows, columns_of
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
+from ingot.sizes import ceil_div, next_power_of_two
 
 _KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
-_FEW_HEADS = 4  # of a token, that one program takes where there are few tokens
-_MOST_ELEMENTS = 2048  # of all heads that it takes where there are many
-_ONE_WARP = 128  # head size up to which a warp has enough to do
+_FEW_HEADS = 4  # of a token, in one program, for few tokens
+_MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
+_ONE_WARP = 128  # head size up to which one warp is enough
 
 
-def lower_rotary(scope: Scope, node: ir.Node) -> None:
-    """RotaryEmbedding by itself. PassError for interleaved pairs and for positions that are not the model's input."""
+def lower_attention(context: LoweringContext, node: ir.Node) -> None:
+    """Lower attention: split along the context in decode buckets, by tiles of queries in ragged ones."""
+    sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
+    queries = write_pool(context, node, sizes)
+    out = context.make(node.outputs[0])
+    if context.builder.bucket.attention == "ragged":
+        _ragged(context, node, sizes, queries, out)
+    else:
+        _decode(context, node, sizes, queries, out)
+
+
+def lower_rotary(context: LoweringContext, node: ir.Node) -> None:
+    """Lower RotaryEmbedding. PassError for interleaved pairs and for positions other than the model's input."""
     positions = node.inputs[3] if len(node.inputs) > 3 else None
     source = positions.producer() if positions is not None else None
     given = source.inputs[0] if source is not None and source.op_type == "Unsqueeze" else None
     if node.attributes.get_int("interleaved", 0) or given is None or given.name != "position_ids":
         raise PassError(
-            f"{node.name!r} (RotaryEmbedding) turns neighbours, or by other positions than position_ids; the CUDA "
-            "kernels turn halves of a head by position_ids"
+            f"{node.name!r} (RotaryEmbedding) rotates interleaved pairs, or by other positions than position_ids; "
+            "CUDA kernels rotate the halves of a head by position_ids"
         )
-    x, out, heads = scope.read(node.inputs[0], node), scope.make(node.outputs[0]), int_attribute(node, "num_heads")
+    x, out, heads = context.read(node.inputs[0], node), context.make(node.outputs[0]), int_attribute(node, "num_heads")
     dim = columns_of(node.outputs[0]) // heads
     rotary = int_attribute(node, "rotary_embedding_dim") or dim
-    scope.builder.launch(
+    context.builder.launch(
         "rotate_heads",
         node,
-        (scope.rows, heads),
+        (context.rows, heads),
         {"DIM": dim, "BLOCK_DIM": next_power_of_two(dim, 16), "ROTARY": rotary},
         num_warps=1 if dim <= _ONE_WARP else 2,
         x=x.buffer,
-        positions=scope.builder.external("position_ids"),
-        cos=_table(scope.builder, node, 1),
-        sin=_table(scope.builder, node, 2),
+        positions=context.builder.external("position_ids"),
+        cos=_table(context.builder, node, 1),
+        sin=_table(context.builder, node, 2),
         out=out.buffer,
         x_stride=x.stride,
         out_stride=out.stride,
     )
 
 
-def write_pool(scope: Scope, node: ir.Node, sizes: HeadSizes) -> Rows:
-    """Keys and values into the pool; the queries, normed and rotated, are returned."""
-    builder, rotary = scope.builder, int_attribute(node, "rotary_dim")
-    norms = scope.fusions.at.get(node)
+def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Rows:
+    """Launch the write of keys and values into the pool; return the queries, normed and rotated."""
+    builder, rotary = context.builder, int_attribute(node, "rotary_dim")
+    norms = context.fusions.at.get(node)
     norms = norms if isinstance(norms, HeadNorms) else None
-    q, k, v = _operands(scope, node, sizes, norms)
+    q, k, v = _operands(context, node, sizes, norms)
     width = sizes.heads * sizes.dim
-    queries = Rows(builder.buffer(f"{node.name}.queries", scope.rows * width), width, width)
-    at_once = _FEW_HEADS if scope.rows <= FEW_ROWS else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
+    queries = Rows(builder.buffer(f"{node.name}.queries", context.rows * width), width, width)
+    at_once = _FEW_HEADS if context.rows <= FEW_ROWS else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
     at_once = min(at_once, next_power_of_two(sizes.heads))
     builder.launch(
         "rotary_kv_write",
         node,
-        (scope.rows, sum(-(-heads // at_once) for heads in (sizes.heads, sizes.kv_heads))),
+        (context.rows, sum(ceil_div(heads, at_once) for heads in (sizes.heads, sizes.kv_heads))),
         {
             **vector_constants(builder, sizes),
             "HEADS": sizes.heads,
             "KV_HEADS": sizes.kv_heads,
             "HEADS_AT_ONCE": at_once,
             "ROTARY": rotary,
-            "PARTS": q.parts,
+            "PARTS": q.partials,
             "HAS_NORM": norms is not None,
         },
         q=q.buffer,
@@ -88,48 +98,48 @@ def write_pool(scope: Scope, node: ir.Node, sizes: HeadSizes) -> Rows:
         slots=builder.external("slots"),
         cos=_table(builder, node, 3) if rotary else None,
         sin=_table(builder, node, 4) if rotary else None,
-        q_norm=scope.vector(norms.query.weight) if norms else None,
-        k_norm=scope.vector(norms.key.weight) if norms else None,
+        q_norm=context.vector(norms.query.weight) if norms else None,
+        k_norm=context.vector(norms.key.weight) if norms else None,
         q_out=queries.buffer,
         **pool_arguments(builder, node),
         epsilon=norms.query.epsilon if norms else 0.0,
         q_stride=q.stride,
         k_stride=k.stride,
         v_stride=v.stride,
-        part_stride=q.part_stride,
+        part_stride=q.partial_stride,
         q_out_stride=width,
     )
     return queries
 
 
-def _operands(scope: Scope, node: ir.Node, sizes: HeadSizes, norms: HeadNorms | None) -> list[Rows]:
-    """Queries, keys and values where they lie; whole where they are not parts of one product."""
+def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: HeadNorms | None) -> list[Rows]:
+    """Queries, keys and values as views; partials only if all three are of one matmul."""
     normed = (norms.query.source, norms.key.source) if norms else tuple(node.inputs[:2])
     sources = (*normed, node.inputs[2])
     starts = [int_attribute(node, f"{name}_column") for name in ("query", "key", "value")]
     widths = [heads * sizes.dim for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
 
-    def placed(parts: bool) -> list[Rows]:
-        rows = (scope.read(source, node, parts=parts, unaligned=True) for source in sources)
+    def views(partials: bool) -> list[Rows]:
+        rows = (context.read(source, node, partials=partials, unaligned=True) for source in sources)
         return [each.slice(start, width) for each, start, width in zip(rows, starts, widths, strict=True)]
 
-    found = placed(parts=True)
-    if len({(rows.parts, rows.part_stride, rows.buffer.type) for rows in found}) > 1:
-        found = placed(parts=False)
+    found = views(partials=True)
+    if len({(rows.partials, rows.partial_stride, rows.buffer.type) for rows in found}) > 1:
+        found = views(partials=False)
     if any(not rows.is_aligned for rows in found):
         names = (f"{node.name}.{name}" for name in "qkv")
-        found = [scope.copied(rows, name, node) for rows, name in zip(found, names, strict=True)]
+        found = [context.copied(rows, name, node) for rows, name in zip(found, names, strict=True)]
     return found
 
 
 def vector_constants(builder: ProgramBuilder, sizes: HeadSizes) -> dict[str, int]:
-    """Constants of every kernel at the pool."""
+    """Constants of every kernel that accesses the pool."""
     kind = _KINDS.get(builder.kv.dtype, 0)
     return {"DIM": sizes.dim, "BLOCK_DIM": sizes.block_dim, "BLOCK_TOKENS": builder.kv.block_tokens, "KIND": kind}
 
 
 def pool_arguments(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
-    """The layer's keys and values, and how they lie."""
+    """Pointers to the layer's keys and values, and their strides."""
     layer = int_attribute(node, "layer")
     scales = builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None
     pool = builder.external("kv_pool", builder.kv.pool_offset(layer))
@@ -143,29 +153,18 @@ def _table(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
 
 
 def int_attribute(node: ir.Node, name: str) -> int:
-    """An attribute, 0 where it is missing."""
+    """Return an attribute; 0 if it is missing."""
     return node.attributes.get_int(name, 0) or 0
 
 
 def float_attribute(node: ir.Node, name: str) -> float:
-    """An attribute, 0 where it is missing."""
+    """Return an attribute; 0 if it is missing."""
     return float(node.attributes.get_float(name, 0.0) or 0.0)
 
 
-def lower_attention(scope: Scope, node: ir.Node) -> None:
-    """Write, then attend: split along the context in decode buckets, by tiles of queries in others."""
-    sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
-    queries = write_pool(scope, node, sizes)
-    out = scope.make(node.outputs[0])
-    if scope.builder.bucket.attention == "ragged":
-        _ragged(scope, node, sizes, queries, out)
-    else:
-        _decode(scope, node, sizes, queries, out)
-
-
-def _decode(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
-    builder, rows, context = scope.builder, scope.rows, scope.builder.bucket.context_tokens
-    chunks = min(MOST_CHUNKS, -(-context // LEAST_CHUNK))
+def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+    builder, rows = context.builder, context.rows
+    chunks = min(MOST_CHUNKS, ceil_div(builder.bucket.context_tokens, LEAST_CHUNK))
     split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
     sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
     weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
@@ -174,10 +173,10 @@ def _decode(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: R
         "decode_attention",
         node,
         (rows, sizes.kv_heads, chunks),
-        {**_read(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
+        {**_reader_constants(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
         num_warps=DECODE_WARPS,
         num_stages=sizes.num_stages,
-        **_common(builder, node, queries),
+        **_reader_arguments(builder, node, queries),
         sums=sums,
         weights=weights,
     )
@@ -203,8 +202,8 @@ def _decode(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: R
     )
 
 
-def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
-    builder = scope.builder
+def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+    builder = context.builder
     is_float32 = builder.activation_type == "fp32"
     sm, is_quantized = builder.shared.tiles.sm, builder.kv.is_quantized
     tile = ragged_tile(sizes, is_quantized=is_quantized, sm=sm, is_float32=is_float32)
@@ -213,7 +212,7 @@ def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: R
         node,
         (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
         {
-            **_read(builder, node, sizes),
+            **_reader_constants(builder, node, sizes),
             "TILE": TILE,
             "BLOCK_GROUP": tile.group,
             "TILE_QUERIES": TILE_QUERIES,
@@ -222,7 +221,7 @@ def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: R
         },
         num_warps=tile.num_warps,
         num_stages=sizes.num_stages,
-        **_common(builder, node, queries),
+        **_reader_arguments(builder, node, queries),
         query_starts=builder.external("query_starts"),
         tile_sequences=builder.external("tile_sequences"),
         tile_starts=builder.external("tile_starts"),
@@ -232,8 +231,8 @@ def _ragged(scope: Scope, node: ir.Node, sizes: HeadSizes, queries: Rows, out: R
     )
 
 
-def _read(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
-    """Constants of both kernels that read the pool."""
+def _reader_constants(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
+    """Constants of both attention kernels."""
     return {
         **vector_constants(builder, sizes),
         "WIDTH": builder.kv.width,
@@ -243,8 +242,8 @@ def _read(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str,
     }
 
 
-def _common(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
-    """Arguments of both kernels that read the pool."""
+def _reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
+    """Arguments of both attention kernels."""
     return {
         **pool_arguments(builder, node),
         "q": queries.buffer,
@@ -254,5 +253,5 @@ def _common(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, 
         "softcap": float_attribute(node, "softcap"),
         "window": int_attribute(node, "window"),
         "q_stride": queries.stride,
-        "table_stride": -(-builder.bucket.context_tokens // builder.kv.block_tokens),
+        "table_stride": ceil_div(builder.bucket.context_tokens, builder.kv.block_tokens),
     }

@@ -1,9 +1,9 @@
-"""One product of rows with a stored weight as its launches.
+"""Lowers one matmul of rows by a stored weight.
 
-Few rows: the weight is read as it is stored, by the kernel of its form, and its columns are shared out. Many rows: a
-weight of 4 or 8 bits in blocks is written out in 16 bits first, in slices that stay in the card's cache, and multiplied
-by the kernel of plain weights: from some hundred rows on multiplications are what a product costs, and that kernel does
-nothing else. Where the table of tiles says so a library's kernel multiplies by a plain weight.
+Few rows: the kernel of the weight's form reads it as stored, and its columns are split among programs (split-K).
+Many rows: a weight of 4 or 8 bits in blocks is first dequantized to 16 bits, in slices that stay in the GPU's cache,
+and then multiplied by the kernel of plain weights: from some hundred rows on a matmul is compute-bound, and that kernel
+only multiplies. A library's kernel multiplies by a plain weight if the tile table chooses it.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,14 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.passes.weights import float32_values
-from ingot.pipeline.targets.cuda import weight_layouts as weight_forms
+from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.fusions import Epilogue
-from ingot.pipeline.targets.cuda.lowering_context import Rows, Scope
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, ProductShape, Tile
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile
+from ingot.sizes import ceil_div
 
 DEQUANTIZED_FROM = 256  # rows
-_SLICE_BYTES = 32 * 2**20  # of 16-bit weights: with the rows they meet they stay in the cache of a data-centre card
+_SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _DEQUANTIZED_TILE = 64
 _BAND = 8
@@ -35,47 +36,49 @@ _BAND = 8
 
 @dataclass(frozen=True)
 class _Slice:
-    """Rows first .. first + count - 1 of the weight: columns of the result."""
+    """Rows first .. first + count - 1 of the weight, which are columns of the result."""
 
     first: int
     count: int
 
 
-class Product:
-    """One product on its way to its launch."""
+class MatmulLowering:
+    """The matmul of a node: x @ W^T, or x @ W if `is_transposed`."""
 
-    def __init__(self, scope: Scope, node: ir.Node, operand: ir.Value, *, is_transposed: bool = False) -> None:
+    def __init__(
+        self, context: LoweringContext, node: ir.Node, operand: ir.Value, *, is_transposed: bool = False
+    ) -> None:
         assert operand.shape is not None
-        self.scope, self.node, self.operand, self.is_transposed = scope, node, operand, is_transposed
+        self.context, self.node, self.operand, self.is_transposed = context, node, operand, is_transposed
         n, columns = (int(size) for size in operand.shape.numpy())
         self.n, self.columns = (columns, n) if is_transposed else (n, columns)
-        found = scope.fusions.at.get(node)
+        found = context.fusions.at.get(node)
         self.epilogue = found if isinstance(found, Epilogue) else Epilogue(node.outputs[0])
 
     def lower(self) -> None:
-        """By the form of the weight, and of the input."""
-        dequantize = weight_forms.quantizer(self.operand)
-        codes = self.scope.rounded.get(self.node.inputs[0]) if self.node.inputs[0] is not None else None
-        if codes is not None and weight_forms.takes_codes(self.node, codes.kind):
+        """Add the launches for the forms of weight and input."""
+        dequantize = weight_layouts.quantizer(self.operand)
+        codes = self.context.codes_of.get(self.node.inputs[0]) if self.node.inputs[0] is not None else None
+        if codes is not None and weight_layouts.takes_codes(self.node, codes.kind):
             assert dequantize is not None
-            weight, scales = weight_forms.byte_rows(self.scope.builder, dequantize)
+            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
             x = Rows(codes.codes, codes.columns, codes.columns)
             self._matmul(x, weight, codes.kind, codes.scales, scales)
         elif dequantize is None:
             self._matmul(self._input(), self._plain(), 0)
-        elif weight_forms.float8(dequantize):
-            weight, scales = weight_forms.byte_rows(self.scope.builder, dequantize)
-            self._matmul(self._input(), weight, weight_forms.FP8_WEIGHT, None, scales)
-        elif self.scope.rows < DEQUANTIZED_FROM:
-            self._nbits(self._input(), weight_forms.spans(self.scope.builder, dequantize))
+        elif weight_layouts.is_float8(dequantize):
+            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
+            self._matmul(self._input(), weight, weight_layouts.FP8_WEIGHT, None, scales)
+        elif self.context.rows < DEQUANTIZED_FROM:
+            self._nbits(self._input(), weight_layouts.spans(self.context.builder, dequantize))
         else:
-            self._dequantized(self._input(), weight_forms.spans(self.scope.builder, dequantize))
+            self._dequantized(self._input(), weight_layouts.spans(self.context.builder, dequantize))
 
     def _input(self) -> Rows:
-        return self.scope.read(self.node.inputs[0], self.node)
+        return self.context.read(self.node.inputs[0], self.node)
 
     def _plain(self) -> WeightArgument:
-        operand, builder = self.operand, self.scope.builder
+        operand, builder = self.operand, self.context.builder
         if not self.is_transposed:
             return builder.weight(operand.name or "", builder.activation_type, lambda: float32_values(operand))
         name = f"{operand.name}.transposed"
@@ -88,14 +91,14 @@ class Product:
         kind: int,
         x_scales: Argument | None = None,
         weight_scales: Argument | None = None,
-        part: _Slice | None = None,
+        outputs: _Slice | None = None,
     ) -> None:
-        bits, n = 16 if kind == 0 else 8, part.count if part else self.n
-        tile = self._tile(ProductShape(kernel="matmul", rows=self.scope.rows, n=n, columns=self.columns, bits=bits))
-        if tile.library and self._is_for_libraries():
-            self._by_library(tile.library, x, weight, part or _Slice(0, self.n))
+        bits, n = 16 if kind == 0 else 8, outputs.count if outputs else self.n
+        tile = self._tile(MatmulShape(kernel="matmul", rows=self.context.rows, n=n, columns=self.columns, bits=bits))
+        if tile.library and self._fits_libraries():
+            self._call_library(tile.library, x, weight, outputs or _Slice(0, self.n))
             return
-        splits = 1 if part else min(tile.splits, -(-self.columns // tile.depth))
+        splits = 1 if outputs else min(tile.splits, ceil_div(self.columns, tile.depth))
         constants = {
             "TILE_ROWS": tile.rows,
             "TILE_COLUMNS": tile.depth,
@@ -103,27 +106,29 @@ class Product:
             "KIND": kind,
             "UPCAST": False,
         }
-        programs = -(-n // tile.columns) * -(-self.scope.rows // tile.rows)
+        programs = ceil_div(n, tile.columns) * ceil_div(self.context.rows, tile.rows)
         given = {"x": x.buffer, "weight": weight, "x_scales": x_scales, "weight_scales": weight_scales}
-        self._launch("matmul", (programs, splits), constants, given, x, tile, splits, part)
+        self._launch("matmul", (programs, splits), constants, given, x, tile, splits, outputs)
 
-    def _is_for_libraries(self) -> bool:
-        """Whether nothing is asked that libraries lack: a cap, a bias of another type than the result's."""
-        is_wide = self.epilogue.result.is_graph_output() and self.scope.builder.activation_type != "fp32"
+    def _fits_libraries(self) -> bool:
+        """Whether a library computes the epilogue: no softcap, no bias of another type than the result."""
+        is_wide = self.epilogue.result.is_graph_output() and self.context.builder.activation_type != "fp32"
         return not self.epilogue.softcap and not (is_wide and self._bias() is not None)
 
-    def _by_library(self, library: Library, x: Rows, weight: BufferArgument | WeightArgument, part: _Slice) -> None:
-        scope = self.scope
-        scope.builder.call(
+    def _call_library(
+        self, library: Library, x: Rows, weight: BufferArgument | WeightArgument, outputs: _Slice
+    ) -> None:
+        context = self.context
+        context.builder.call(
             LibraryMatmul(
                 library=library,
-                rows=scope.rows,
-                n=part.count,
+                rows=context.rows,
+                n=outputs.count,
                 columns=self.columns,
                 x=x.buffer,
                 weight=weight,
                 bias=self._bias(),
-                out=_from_column(scope.make(self.epilogue.result).buffer, part.first),
+                out=_from_column(context.make(self.epilogue.result).buffer, outputs.first),
                 x_stride=x.stride,
                 out_stride=self.n,
                 alpha=self.epilogue.alpha,
@@ -131,33 +136,33 @@ class Product:
             )
         )
 
-    def _dequantized(self, x: Rows, weight: weight_forms.Spans) -> None:
-        """Slice after slice; a bias has no slices, and so its weight has none either."""
-        builder = self.scope.builder
+    def _dequantized(self, x: Rows, weight: weight_layouts.Spans) -> None:
+        """Dequantize and multiply slice by slice; a weight with a bias in one piece, because a bias is not sliced."""
+        builder = self.context.builder
         row_bytes = self.columns * ELEMENT_BYTES[builder.activation_type]
         most = max(_SLICE_BYTES // row_bytes // _SLICE_STEP, 1) * _SLICE_STEP if self._bias() is None else self.n
-        place = builder.buffer(f"{self.node.name}.dequantized", min(most, self.n) * self.columns)
+        dequantized = builder.buffer(f"{self.node.name}.dequantized", min(most, self.n) * self.columns)
         shape = {"N": self.n, "COLUMNS": self.columns, "GROUPS": weight.groups, "TILE": _DEQUANTIZED_TILE}
         for first in range(0, self.n, most):
-            part = _Slice(first, min(most, self.n - first))
+            outputs = _Slice(first, min(most, self.n - first))
             builder.launch(
                 "dequantize_nbits",
                 self.node,
-                (-(-part.count // _DEQUANTIZED_TILE), weight.spans),
+                (ceil_div(outputs.count, _DEQUANTIZED_TILE), weight.spans),
                 {**weight.constants, **shape},
                 codes=weight.codes,
                 scales=weight.scales,
                 zero_points=weight.zero_points,
-                out=place,
-                first=part.first,
-                count=part.count,
+                out=dequantized,
+                first=outputs.first,
+                count=outputs.count,
             )
-            self._matmul(x, place, 0, part=part)
+            self._matmul(x, dequantized, 0, outputs=outputs)
 
-    def _nbits(self, x: Rows, weight: weight_forms.Spans) -> None:
-        shape = ProductShape(
+    def _nbits(self, x: Rows, weight: weight_layouts.Spans) -> None:
+        shape = MatmulShape(
             kernel="matmul_nbits",
-            rows=self.scope.rows,
+            rows=self.context.rows,
             n=self.n,
             columns=self.columns,
             bits=weight.bits,
@@ -166,17 +171,17 @@ class Product:
         tile = self._tile(shape)
         at_once = tile.depth // SPAN
         if weight.spans % at_once or (at_once > 1 and weight.group % tile.depth):
-            at_once = 1  # a step has one scale, and all steps are whole
+            at_once = 1  # a step has one scale and whole spans
         splits = min(tile.splits, weight.spans // at_once)
         constants = {
             **weight.constants,
             "GROUPS": weight.groups,
             "SPANS_AT_ONCE": at_once,
             "TILE_ROWS": tile.rows,
-            "SCALE_WEIGHTS": self.scope.rows > FEW_ROWS,
-            "DTYPE": self.scope.builder.activation_type,
+            "SCALE_WEIGHTS": self.context.rows > FEW_ROWS,
+            "DTYPE": self.context.builder.activation_type,
         }
-        grid = (-(-self.scope.rows // tile.rows), -(-self.n // tile.columns), splits)
+        grid = (ceil_div(self.context.rows, tile.rows), ceil_div(self.n, tile.columns), splits)
         given = {"x": x.buffer, "codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
         self._launch("matmul_nbits", grid, constants, given, x, tile, splits)
 
@@ -189,22 +194,22 @@ class Product:
         x: Rows,
         tile: Tile,
         splits: int,
-        part: _Slice | None = None,
+        outputs: _Slice | None = None,
     ) -> None:
-        """The launch; and the capped sum of its parts where the cap has to wait for that."""
-        scope, epilogue, bias = self.scope, self.epilogue, self._bias()
+        """Add the launch; if a softcap or the logits need the sum of the partials, another that adds them."""
+        context, epilogue, bias = self.context, self.epilogue, self._bias()
         result, is_last = epilogue.result, epilogue.result.is_graph_output()
-        out = scope.make_parts(result, splits) if splits > 1 else scope.make(result)
-        part = part or _Slice(0, self.n)
+        out = context.make_partials(result, splits) if splits > 1 else context.make(result)
+        outputs = outputs or _Slice(0, self.n)
         constants |= {
-            "N": part.count,
+            "N": outputs.count,
             "COLUMNS": self.columns,
             "SPLITS": splits,
             "TILE": tile.columns,
             "HAS_BIAS": bias is not None,
             "HAS_SOFTCAP": epilogue.softcap > 0,
         }
-        scope.builder.launch(
+        context.builder.launch(
             kernel,
             self.node,
             grid,
@@ -213,28 +218,28 @@ class Product:
             num_stages=tile.num_stages,
             **given,
             bias=bias,
-            out=_from_column(out.buffer, part.first),
-            rows=scope.rows,
+            out=_from_column(out.buffer, outputs.first),
+            rows=context.rows,
             x_stride=x.stride,
             out_stride=self.n,
             alpha=epilogue.alpha,
             softcap=epilogue.softcap,
         )
         if splits > 1 and (is_last or epilogue.softcap):
-            scope.map(self.node, out, scope.make(result), softcap=epilogue.softcap)
+            context.map(self.node, out, context.make(result), softcap=epilogue.softcap)
 
-    def _tile(self, shape: ProductShape) -> Tile:
-        is_float32 = self.scope.builder.activation_type == "fp32"
-        return self.scope.builder.shared.tiles.choose(shape.model_copy(update={"is_float32": is_float32}))
+    def _tile(self, shape: MatmulShape) -> Tile:
+        is_float32 = self.context.builder.activation_type == "fp32"
+        return self.context.builder.shared.tiles.choose(shape.model_copy(update={"is_float32": is_float32}))
 
     def _bias(self) -> WeightArgument | None:
-        """The bias, scaled as the product is."""
+        """The bias, scaled like the matmul."""
         bias = self.node.inputs[2] if len(self.node.inputs) > 2 else None
         if bias is None:
             return None
-        alpha, builder = np.float32(self.epilogue.alpha), self.scope.builder
+        alpha, builder = np.float32(self.epilogue.alpha), self.context.builder
         if alpha == 1:
-            return self.scope.vector(bias)
+            return self.context.vector(bias)
         return builder.weight(f"{bias.name}.scaled", builder.activation_type, lambda: float32_values(bias) * alpha)
 
 

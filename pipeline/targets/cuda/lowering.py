@@ -1,10 +1,10 @@
-"""IR -> launch program: a few launches a node, what belongs together taken together.
+"""Lowers the IR to launch programs: a few launches per node, or one for several nodes.
 
-The IR comes from the passes of the target (pack-projections, fuse-residual-norm, fuse-rotary-attention), all of which
-may be missing: fusions.py finds what one launch computes, lowering_context.py says where values lie, lower_*.py know
-the kernels.
-An operator that has no kernel is refused by the name of its node. To add one: a kernel, its line in the catalogue, a
-function in lower_*.py, its line in _HANDLERS.
+The passes of the target (pack-projections, fuse-residual-norm, fuse-rotary-attention) are all optional: fusions.py
+finds the nodes of one launch, lowering_context.py tracks the buffers of values, lower_*.py emit the launches.
+
+An operator without a kernel is refused with the name of its node. To add one, write a kernel, its line in
+kernel_signatures.py, a function in lower_*.py, and its line in _HANDLERS.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,18 @@ from ingot.pipeline.targets.cuda.lower_rows import (
     lower_sum,
     lower_view,
 )
-from ingot.pipeline.targets.cuda.lowering_context import Scope
-from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared, next_power_of_two
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.sizes import ceil_div, next_power_of_two
 
 _CARRY_BLOCK = 128
-_MOST_LOGITS = 4096  # that a program of the samplers looks at together
+_MOST_LOGITS = 4096  # that a program of a sampling kernel reads at once
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """The programs of all buckets, and what they share."""
+    """The programs of all buckets, and their shared state."""
 
     programs: tuple[LaunchProgram, ...]
     shared: Shared
@@ -51,7 +52,7 @@ class Lowered:
         cubins: Mapping[int, Mapping[str, CubinFacts]],
         tuned_on: str | None = None,
     ) -> CudaProgram:
-        """What the file of launches says."""
+        """Return the content of program/launches.json."""
         return CudaProgram(
             sms=tuple(sms),
             activation_type=self.shared.activation_type,
@@ -72,9 +73,9 @@ def lower_to_launches(
     activation_type: ActivationType = "fp16",
     tiles: TileTable | None = None,
 ) -> Lowered:
-    """Lower the model for every bucket. The KV pool is in the activations' type where the model's is not quantized.
+    """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
 
-    PassError names the node that has no kernel.
+    PassError names a node without a kernel.
     """
     geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
     shared = Shared.of(activation_type, geometry, tiles or TileTable())
@@ -83,23 +84,23 @@ def lower_to_launches(
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     carry_tokens(builder)
-    scope = Scope(builder, find_fusions(model.graph))
+    context = LoweringContext(builder, find_fusions(model.graph))
     for node in model.graph:
-        if node not in scope.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
-            lower_node(scope, node)
+        if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
+            lower_node(context, node)
     sample_tokens(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
     return builder.program()
 
 
-def lower_node(scope: Scope, node: ir.Node) -> None:
-    """One node that no other takes along, with what it takes along itself."""
-    match scope.fusions.at.get(node):
+def lower_node(context: LoweringContext, node: ir.Node) -> None:
+    """Lower a node that no fusion absorbed, with the nodes that its own fusion absorbs."""
+    match context.fusions.at.get(node):
         case Gate() as gate:
-            lower_gate(scope, node, gate)
+            lower_gate(context, node, gate)
         case Rounding() as rounding:
-            lower_rounding(scope, node, rounding)
+            lower_rounding(context, node, rounding)
         case _ if node.op_type in _HANDLERS:
-            _HANDLERS[node.op_type](scope, node)
+            _HANDLERS[node.op_type](context, node)
         case _:
             raise PassError(
                 f"{node.name!r} ({node.op_type}) has no CUDA kernel; there are kernels for {one_of(_HANDLERS)}, gated "
@@ -107,7 +108,7 @@ def lower_node(scope: Scope, node: ir.Node) -> None:
             )
 
 
-_HANDLERS: Mapping[str, Callable[[Scope, ir.Node], None]] = {
+_HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": lower_sum,
     "Div": lower_multiplication,
     "Gather": lower_gather,
@@ -132,10 +133,10 @@ _HANDLERS: Mapping[str, Callable[[Scope, ir.Node], None]] = {
 
 
 def carry_tokens(builder: ProgramBuilder) -> None:
-    """What begins every program: tokens of the step before, still on the card, take their places in input_ids."""
+    """Begin a program: copy tokens of the previous step, still on the GPU, into input_ids."""
     rows = builder.rows
     ids, carried, tokens = map(builder.external, ("input_ids", "carried", "tokens"))
-    node, grid = ir.Node("ingot", "CarryTokens", [], name="carry_tokens"), (-(-rows // _CARRY_BLOCK),)
+    node, grid = ir.Node("ingot", "CarryTokens", [], name="carry_tokens"), (ceil_div(rows, _CARRY_BLOCK),)
     constants = {"BLOCK": _CARRY_BLOCK}
     builder.launch("carry_tokens", node, grid, constants, input_ids=ids, carried=carried, tokens=tokens, rows=rows)
 

@@ -1,7 +1,6 @@
-"""Collects the launches of one program, the buffers they use, the weights they read and the kernels they need.
+"""Collects the launches of one program with their buffers, weights and kernels.
 
-Arguments are given by name and put into the catalogue's order; what is missing or superfluous is a fault of the
-lowering and fails at once.
+Arguments are given by name and put into the signature's order; a missing or superfluous one fails an assertion.
 """
 
 import hashlib
@@ -11,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -37,20 +35,19 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.pipeline.targets.cuda.arena import arena_bytes, lifetimes, plan_arena
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import TileTable
 
-TILE_QUERIES = 32  # queries of one sequence that a program of ragged attention takes
-SAMPLER_WARPS = 16  # one program has a row of logits to itself: as much of a multiprocessor as it can use
-Given = Argument | int | float | None
-
+TILE_QUERIES = 32  # queries of one sequence in a tile of ragged attention
+SAMPLER_WARPS = 16  # a program has a whole row of logits: as many warps as a multiprocessor can use
+ArgumentValue = Argument | int | float | None
 
 _FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a program is made for, in the words of LaunchProgram; and the longest sequence in tokens."""
+    """Sizes of a program, as in LaunchProgram, and the longest sequence in tokens."""
 
     rows: int
     attention: Literal["decode", "ragged"]
@@ -60,23 +57,23 @@ class Bucket:
 
     @classmethod
     def decode(cls, rows: int, context_tokens: int) -> "Bucket":
-        """One token of each of so many sequences."""
+        """Return the bucket of one token for each of `rows` sequences."""
         return cls(rows, "decode", context_tokens, rows, rows)
 
     @classmethod
     def ragged(cls, rows: int, context_tokens: int, sequences: int) -> "Bucket":
-        """So many tokens of at most so many sequences, each of which may want its next token."""
+        """Return the bucket of `rows` tokens of at most `sequences` sequences, each of which may need logits."""
         return cls(rows, "ragged", context_tokens, min(rows, sequences), min(rows, sequences))
 
     @property
     def tiles(self) -> int:
-        """Most tiles of queries that so many rows of so many sequences can take."""
+        """Upper bound of the query tiles of `rows` tokens in `sequences` sequences."""
         return 0 if self.attention == "decode" else self.rows // TILE_QUERIES + self.sequences
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the program's weights: its type in Triton's words, and how it is made when it is written."""
+    """A tensor of the program's weights: its type by Triton's name, and the function that makes it when written."""
 
     type: str
     make: Callable[[], NDArray[Any]] = field(repr=False)
@@ -84,7 +81,7 @@ class Weight:
 
 @dataclass
 class Shared:
-    """What the programs of all buckets have in common."""
+    """State that the programs of all buckets share."""
 
     activation_type: ActivationType
     kv: KVGeometry
@@ -94,13 +91,13 @@ class Shared:
 
     @classmethod
     def of(cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable) -> "Shared":
-        """For a model of that geometry: its pool is in the activations' type where it is not quantized."""
+        """Start with a model's geometry; an unquantized pool gets the activations' type."""
         if not geometry.is_quantized:
             geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
         return cls(activation_type, geometry, tiles)
 
     def kernel(self, kernel: Kernel) -> str:
-        """The kernel's key: its name, and a digest of what it is compiled for."""
+        """Add a kernel and return its key: the name and a digest of everything that it is compiled for."""
         text = json.dumps(kernel.model_dump(), sort_keys=True)
         key = f"{kernel.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         self.kernels[key] = kernel
@@ -120,37 +117,37 @@ class ProgramBuilder:
 
     @property
     def activation_type(self) -> ActivationType:
-        """Triton's name of the activations' type."""
+        """Type of the activations, by Triton's name."""
         return self.shared.activation_type
 
     @property
     def kv(self) -> KVGeometry:
-        """The pool's geometry."""
+        """Geometry of the KV pool."""
         return self.shared.kv
 
     @property
     def rows(self) -> int:
-        """Rows of what is computed next: tokens, and wanted logits in the head."""
+        """Rows of the next launch: tokens, or in the head rows of logits."""
         return self.bucket.rows if self.head_start is None else self.bucket.logits_rows
 
     def begin_head(self) -> None:
-        """What follows has a row per wanted logit."""
+        """Begin the head: from here on a row is a row of logits."""
         assert self.head_start is None
         self.head_start = len(self.launches)
 
     def buffer(self, name: str, elements: int, type_: str | None = None) -> BufferArgument:
-        """A buffer of the arena, new or known; or one of the runtime's, by its name."""
+        """Return a buffer of the arena, added or enlarged; or a buffer of the runtime with that name."""
         kind = type_ or self.activation_type
         if name not in EXTERNAL:
             self.sizes[name] = max(self.sizes.get(name, 0), elements * ELEMENT_BYTES[kind])
         return BufferArgument(name=name, type=kind)
 
     def external(self, name: str, offset: int = 0) -> BufferArgument:
-        """One of the runtime's buffers."""
+        """Return a buffer of the runtime."""
         return BufferArgument(name=name, type=EXTERNAL[name] or KV_ELEMENTS[self.kv.dtype], offset=offset)
 
     def weight(self, name: str, type_: str, make: Callable[[], NDArray[Any]]) -> WeightArgument:
-        """A weight; the first to name one says how it is made."""
+        """Return a weight; the first call with a name decides type and `make`."""
         self.shared.weights.setdefault(name, Weight(type_, make))
         return WeightArgument(name=name, type=self.shared.weights[name].type)
 
@@ -163,23 +160,23 @@ class ProgramBuilder:
         *,
         num_warps: int = 4,
         num_stages: int = 3,
-        **given: Given,
+        **given: ArgumentValue,
     ) -> None:
-        """Add a launch. An argument that is None is a null pointer."""
+        """Add a launch. None is a null pointer."""
         options = (num_warps, num_stages)
         self.launches.append(self._launch(kernel, node.name or "", grid, constants, options, given))
 
     def call(self, step: SegmentCall | LibraryMatmul) -> None:
-        """Add what others run: a segment by another engine, a product by a library."""
+        """Add a step that Ingot's kernels do not compute: a segment of another engine, or a matmul of a library."""
         self.launches.append(step)
 
-    def sampler(self, name: Sampler, constants: Mapping[str, Constant], **given: Given) -> None:
-        """Choose tokens by the kernel of that name."""
+    def sampler(self, name: Sampler, constants: Mapping[str, Constant], **given: ArgumentValue) -> None:
+        """Add the sampling kernel of that name."""
         launch = self._launch(name, name, (self.bucket.logits_rows,), constants, (SAMPLER_WARPS, 1), given)
         self.samplers[name] = (launch,)
 
     def program(self) -> LaunchProgram:
-        """The finished program, with its arena planned."""
+        """Plan the arena and return the finished program."""
         head_start = len(self.launches) if self.head_start is None else self.head_start
         uses = [launch.buffers for launch in self.launches]
         before, after = (set(chain.from_iterable(part)) for part in (uses[:head_start], uses[head_start:]))
@@ -205,9 +202,9 @@ class ProgramBuilder:
         grid: tuple[int, ...],
         constants: Mapping[str, Constant],
         options: tuple[int, int],
-        given: Mapping[str, Given],
+        given: Mapping[str, ArgumentValue],
     ) -> Launch:
-        listed = CATALOG[name].arguments
+        listed = SIGNATURES[name].arguments
         assert given.keys() == listed.keys(), f"{name}: {given.keys() ^ listed.keys()}"
         arguments = tuple(self._argument(given[argument], kind) for argument, kind in listed.items())
         kernel = Kernel(
@@ -221,7 +218,7 @@ class ProgramBuilder:
         x, y, z = (*grid, 1, 1)[:3]
         return Launch(kernel=self.shared.kernel(kernel), grid=(x, y, z), arguments=arguments, node=node)
 
-    def _argument(self, given: Given, kind: str) -> Argument:
+    def _argument(self, given: ArgumentValue, kind: str) -> Argument:
         if given is None:
             letter = kind.removeprefix("*")
             kv = KV_ELEMENTS[self.kv.dtype]
@@ -235,19 +232,9 @@ def _type(argument: Argument, listed: str) -> str:
 
 
 def _aligned(arguments: Sequence[Argument]) -> tuple[int, ...]:
-    """Places of the integers that are multiples of 16, which vector loads want to know."""
+    """Positions of integers that are multiples of 16: kernels compiled for that use vector loads."""
     return tuple(
         place
         for place, argument in enumerate(arguments)
         if isinstance(argument, NumberArgument) and isinstance(argument.value, int) and argument.value % 16 == 0
     )
-
-
-def next_power_of_two(number: int, least: int = 1) -> int:
-    """The smallest power of two that is not below either."""
-    return max(least, 1 << (number - 1).bit_length())
-
-
-def as_float(values: NDArray[Any]) -> NDArray[np.float32]:
-    """In float32, contiguous."""
-    return np.ascontiguousarray(values, np.float32)

@@ -1,13 +1,13 @@
-"""Which tiles a product is cut into: measured on a card by `ingot tune`, else a safe choice.
+"""The tile of each matmul: from a table that `ingot tune` measured on a GPU, else a safe choice.
 
 A table is a JSON file:
 
     {"sm": 90, "device": "NVIDIA H100 80GB HBM3", "choices": {
         "matmul_nbits bits=4 group=128 rows=16 n=6144 columns=4096": {"rows": 16, "columns": 64, "splits": 4}}}
 
-Columns are walked in steps of `depth`, which for packed codes is whole spans. How they are split decides in which order
-a row's sum is added up: safe choices for few rows share that, so that a row has the same bits in all buckets of few
-rows; a measured table that gives buckets other `splits` gives it up.
+The kernel walks the columns in steps of `depth`; packed codes in whole spans. The split of the columns decides the
+order in which a row's sum is added up. Safe tiles for few rows share it, so that a row has the same bits in all buckets
+of few rows; a measured table with different `splits` per bucket gives that up.
 """
 
 from pathlib import Path
@@ -17,16 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ingot.artifact.launch_program import Library
 from ingot.errors import UsageError
+from ingot.sizes import ceil_div
 
-FEW_ROWS = 64  # up to here the card waits for weights, not for multiplications
-SPAN = 64  # columns that the packed codes of kernels/matmul_nbits.py come in
-_PROGRAMS = 384  # of few rows: several on each multiprocessor of a large card, so that enough loads are on their way
-_FULL = 128  # of many rows: one on nearly each
+FEW_ROWS = 64  # up to here a matmul is bound by reading weights
+SPAN = 64  # columns per group of packed codes in kernels/matmul_nbits.py
+_PROGRAMS = 384  # for few rows: several per multiprocessor of a large GPU, so that enough loads are in flight
+_FULL = 128  # for many rows: one on nearly every multiprocessor
 _MOST_SPLITS = 8
-_WIDE, _WIDEST_SM = 128, 90  # columns of a tile that all cards have the shared memory for; who has more
+_WIDE, _WIDEST_SM = 128, 90  # widest tile that fits the shared memory of every SM; the SM that fits wider ones
 
-_LIBRARY_SHAPES = "matmul bits=16 "  # how keys begin that a library may be chosen for
-Product = Literal["matmul", "matmul_nbits"]
+_LIBRARY_SHAPES = "matmul bits=16 "  # prefix of the keys that may choose a library
+MatmulKernel = Literal["matmul", "matmul_nbits"]
 
 
 class _Frozen(BaseModel):
@@ -34,9 +35,9 @@ class _Frozen(BaseModel):
 
 
 class Tile(_Frozen):
-    """One choice: a program's rows and columns of the output, its step along the sum, parts of the sum.
+    """One choice: rows and columns of a program's output, its step along the sum, and split-K parts of the sum.
 
-    library    whose kernel is used instead wherever it computes all that is asked (lower_matmul.py)
+    library    its kernel is used instead where it computes the whole epilogue (lower_matmul.py)
     """
 
     rows: int = Field(ge=16)
@@ -48,13 +49,13 @@ class Tile(_Frozen):
     library: Library | None = None
 
 
-class ProductShape(_Frozen):
+class MatmulShape(_Frozen):
     """y [rows, n] = x [rows, columns] @ W^T, W in `bits` bits and blocks of `group` columns (0: none).
 
-    is_float32    x, and what multiplies it, have 32 bits
+    is_float32    x and W have 32 bits
     """
 
-    kernel: Product
+    kernel: MatmulKernel
     rows: int
     n: int
     columns: int
@@ -81,16 +82,16 @@ class TileTable(_Frozen):
     def _libraries_have_the_kernel(cls, choices: dict[str, Tile]) -> dict[str, Tile]:
         for key, tile in choices.items():
             if tile.library and not key.startswith(_LIBRARY_SHAPES):
-                raise ValueError(f"{tile.library} multiplies by plain weights only, and is chosen for {key!r}")
+                raise ValueError(f"{tile.library} multiplies only by plain weights, and is chosen for {key!r}")
         return choices
 
-    def choose(self, shape: ProductShape) -> Tile:
-        """The table's choice, or the safe one."""
+    def choose(self, shape: MatmulShape) -> Tile:
+        """Return the table's choice, or the safe one."""
         return self.choices.get(shape.key) or safe_tile(shape, self.sm)
 
 
-def safe_tile(shape: ProductShape, sm: int | None = None) -> Tile:
-    """A choice that every card of the SM has shared memory and registers for; of all SMs where it is None."""
+def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
+    """Return a tile that fits shared memory and registers of the SM; of every SM if it is None."""
     depth = SPAN if shape.bits == 16 or (shape.kernel == "matmul_nbits" and shape.rows > FEW_ROWS) else 2 * SPAN
     if shape.is_float32:
         return _float32_tile(shape)
@@ -100,30 +101,30 @@ def safe_tile(shape: ProductShape, sm: int | None = None) -> Tile:
         rows, columns, warps = next((tile for tile in tiles if _programs(shape, *tile) >= _FULL), tiles[-1])
         stages = 4 if is_plain and sm is not None and columns == _WIDE else 3
         return Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
-    rows = 16 if shape.rows <= 16 else 32  # SM 90 multiplies 64 rows by other instructions than fewer
+    rows = 16 if shape.rows <= 16 else 32  # SM 90 has other instructions for 64 rows than for fewer
     return Tile(rows=rows, columns=64, depth=depth, splits=_splits(shape, depth), num_stages=4)
 
 
-def _float32_tile(shape: ProductShape) -> Tile:
-    """For exactness, not for speed: no tensor core takes part."""
+def _float32_tile(shape: MatmulShape) -> Tile:
+    """A tile for exactness, not for speed: it uses no tensor cores."""
     few, depth = shape.rows <= FEW_ROWS, SPAN if shape.kernel == "matmul_nbits" else SPAN // 2
     splits = _splits(shape, depth) if few else 1
     return Tile(rows=16 if few else 64, columns=64, depth=depth, splits=splits, num_stages=2)
 
 
-def _splits(shape: ProductShape, depth: int) -> int:
-    return min(_MOST_SPLITS, -(-shape.columns // depth), -(-_PROGRAMS // -(-shape.n // 64)))
+def _splits(shape: MatmulShape, depth: int) -> int:
+    return min(_MOST_SPLITS, ceil_div(shape.columns, depth), ceil_div(_PROGRAMS, ceil_div(shape.n, 64)))
 
 
 _MANY = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4))  # rows, columns, warps
 
 
-def _programs(shape: ProductShape, rows: int, columns: int, _warps: int) -> int:
-    return -(-shape.rows // rows) * -(-shape.n // columns)
+def _programs(shape: MatmulShape, rows: int, columns: int, _warps: int) -> int:
+    return ceil_div(shape.rows, rows) * ceil_div(shape.n, columns)
 
 
 def read_tile_table(file: Path, sms: tuple[int, ...]) -> TileTable:
-    """A table made by `ingot tune`. UsageError when it is none, or was measured on cards of another SM."""
+    """Read a table made by `ingot tune`. UsageError for another file, or a table of another SM."""
     try:
         table = TileTable.model_validate_json(file.read_bytes())
     except OSError as error:
@@ -136,6 +137,6 @@ def read_tile_table(file: Path, sms: tuple[int, ...]) -> TileTable:
         wanted = ", ".join(map(str, sms))
         raise UsageError(
             f"{file}: was measured on {table.device} (SM {table.sm}), and this builds for SM {wanted}; run "
-            "`ingot tune` on such a card, or leave gpu.tiles out"
+            "`ingot tune` on a GPU of that SM, or leave gpu.tiles out"
         )
     return table

@@ -1,8 +1,8 @@
-"""Stored weights in the layouts that the kernels read.
+"""Stored weights in the layouts that Ingot's kernels read.
 
 4 and 8 bits    codes in spans of 64 columns (kernels/matmul_nbits.py), offset binary: a symmetric weight's zero is
-                8 or 128. 2 and 3 bits stand in 4
-8-bit rows      e4m3fn, or int8 without zero points, [n, columns], a scale each row (kernels/matmul.py)
+                8 or 128. Codes of 2 and 3 bits are stored in 4
+8-bit rows      e4m3fn, or int8 without zero points, [n, columns], a scale per row (kernels/matmul.py)
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from ingot.artifact.launch_program import Argument, WeightArgument
 from ingot.errors import PassError
-from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder, as_float
+from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.pipeline.targets.cuda.tiles import SPAN
+from ingot.sizes import ceil_div, round_up
 
 FP8, INT8, FP8_WEIGHT = 1, 2, 3  # kernels/matmul.py
 _HALF = np.finfo(np.float16)
@@ -24,7 +25,7 @@ _HALF = np.finfo(np.float16)
 
 @dataclass(frozen=True)
 class Spans:
-    """A weight of 4 or 8 bits [n, columns] as arguments of a launch."""
+    """A weight of 4 or 8 bits [n, columns] as launch arguments."""
 
     bits: int
     group: int
@@ -36,7 +37,7 @@ class Spans:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """What the kernels are compiled for."""
+        """Constants of the kernels that read it."""
         return {
             "SPANS": self.spans,
             "GROUP": self.group,
@@ -46,60 +47,71 @@ class Spans:
 
 
 def quantizer(value: ir.Value | None) -> ir.Node | None:
-    """The DequantizeLinear that makes a stored weight."""
+    """Return the DequantizeLinear of a quantized weight; None for a plain one."""
     producer = None if value is None else value.producer()
     return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
 
 
-def float8(dequantize: ir.Node) -> bool:
-    """Whether its codes are e4m3fn. PassError for another 8-bit float."""
+def is_float8(dequantize: ir.Node) -> bool:
+    """Report whether the codes are e4m3fn. PassError for codes without a kernel."""
     codes = dequantize.inputs[0]
     assert codes is not None
     if codes.dtype in (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8):
         return False
-    if codes.dtype != ir.DataType.FLOAT8E4M3FN or _scale_shape(dequantize) != 1:
+    if codes.dtype != ir.DataType.FLOAT8E4M3FN or _scale_rank(dequantize) != 1:
         raise PassError(
-            f"{dequantize.name!r} has codes of {codes.dtype} in a form that has no CUDA kernel; there are kernels for "
-            "4 and 8 bits in blocks or by channel, and for float8_e4m3fn by channel"
+            f"{dequantize.name!r} has codes of {codes.dtype} in a form without a CUDA kernel; there are kernels for "
+            "4 and 8 bits in blocks or per channel, and for float8_e4m3fn per channel"
         )
     return True
 
 
 def is_plain_int8(dequantize: ir.Node) -> bool:
-    """Whether integer products take it: signed, without zero points, a scale for each row."""
+    """Report whether matmuls of int8 codes take it: signed, without zero points, a scale per row."""
     codes = dequantize.inputs[0]
     has_zero_points = len(dequantize.inputs) > 2 and dequantize.inputs[2] is not None
     return (
-        codes is not None and codes.dtype == ir.DataType.INT8 and not has_zero_points and _scale_shape(dequantize) == 1
+        codes is not None and codes.dtype == ir.DataType.INT8 and not has_zero_points and _scale_rank(dequantize) == 1
     )
 
 
+def takes_codes(reader: ir.Node, kind: int) -> bool:
+    """Report whether a layer multiplies 8-bit codes of this kind by its own codes."""
+    dequantize = quantizer(reader.inputs[1]) if reader.op_type == "Gemm" else None
+    if dequantize is None:
+        return False
+    if kind == FP8:
+        codes = dequantize.inputs[0]
+        return codes is not None and codes.dtype == ir.DataType.FLOAT8E4M3FN and is_float8(dequantize)
+    return is_plain_int8(dequantize)
+
+
 def byte_rows(builder: ProgramBuilder, dequantize: ir.Node) -> tuple[WeightArgument, WeightArgument]:
-    """Codes [n, columns] of one byte and scales [n]."""
+    """Return codes [n, columns] of one byte, and scales [n]."""
     codes, scales = dequantize.inputs[0], dequantize.inputs[1]
     assert codes is not None
     assert scales is not None
     kind = "fp8e4nv" if codes.dtype == ir.DataType.FLOAT8E4M3FN else "i8"
     made = builder.weight(f"{codes.name}.rows", kind, partial(_stored, codes))
-    return made, builder.weight(f"{scales.name}.rows", "fp32", lambda: as_float(_stored(scales)))
+    return made, builder.weight(f"{scales.name}.rows", "fp32", lambda: _as_float(_stored(scales)))
 
 
 def spans(builder: ProgramBuilder, dequantize: ir.Node) -> Spans:
-    """Codes, scales and zero points of a weight of up to 8 bits."""
+    """Return codes, scales and zero points of a weight of up to 8 bits."""
     codes, scales = dequantize.inputs[0], dequantize.inputs[1]
     zeros = dequantize.inputs[2] if len(dequantize.inputs) > 2 else None
     assert codes is not None
     assert codes.dtype is not None
     assert codes.shape is not None
     bits, columns = int(codes.dtype.bitwidth), int(codes.shape.numpy()[1])
-    group, count = _group(dequantize, columns), -(-columns // SPAN)
-    groups = -(-columns // group)
+    group, count = _group(dequantize, columns), ceil_div(columns, SPAN)
+    groups = ceil_div(columns, group)
     made = builder.weight(f"{codes.name}.spans", "u8", partial(_packed_spans, codes, bits, count))
     return Spans(bits, group, groups, count, made, _scales(builder, scales, groups), _zeros(builder, zeros, groups))
 
 
-def _scale_shape(dequantize: ir.Node) -> int:
-    """Axes of the scale."""
+def _scale_rank(dequantize: ir.Node) -> int:
+    """Number of axes of the scale."""
     scale = dequantize.inputs[1]
     assert scale is not None
     assert scale.shape is not None
@@ -107,8 +119,8 @@ def _scale_shape(dequantize: ir.Node) -> int:
 
 
 def _group(dequantize: ir.Node, columns: int) -> int:
-    """Columns that share a scale; whole spans where a row has one."""
-    block = dequantize.attributes.get_int("block_size", 0) or -(-columns // SPAN) * SPAN
+    """Columns that share a scale; a row with one scale is rounded up to whole spans."""
+    block = dequantize.attributes.get_int("block_size", 0) or round_up(columns, SPAN)
     if block % (SPAN // 2):
         raise PassError(
             f"{dequantize.name!r} has blocks of {block}; the CUDA kernels take multiples of {SPAN // 2}: set block_size"
@@ -118,7 +130,7 @@ def _group(dequantize: ir.Node, columns: int) -> int:
 
 
 def _packed_spans(codes: ir.Value, bits: int, count: int) -> NDArray[np.uint8]:
-    """[n, count * 8 * bits]. With 4 bits byte j of a span holds column j and, in its high half, column j + 32."""
+    """Pack to [n, count * 8 * bits]. In 4 bits, byte j of a span holds column j, and column j + 32 in its high half."""
     signed = codes.dtype in (ir.DataType.INT4, ir.DataType.INT8)
     stored = _stored(codes).astype(np.int16)
     unsigned = (stored + (1 << (bits - 1) if signed else 0)).astype(np.uint8)
@@ -131,12 +143,12 @@ def _packed_spans(codes: ir.Value, bits: int, count: int) -> NDArray[np.uint8]:
 
 
 def _scales(builder: ProgramBuilder, scales: ir.Value | None, groups: int) -> Argument:
-    """In 16 bits where the activations are, and none of them leaves float16's normal numbers: they cost bandwidth."""
+    """Store scales in 16 bits with 16-bit activations, if all are normal float16 numbers: they cost bandwidth."""
     assert scales is not None
     name = f"{scales.name}.groups"
     known = builder.shared.weights.get(name)
-    kind = known.type if known else _scale_type(builder, as_float(_stored(scales)))
-    return builder.weight(name, kind, lambda: np.ascontiguousarray(as_float(_stored(scales)).reshape(-1, groups).T))
+    kind = known.type if known else _scale_type(builder, _as_float(_stored(scales)))
+    return builder.weight(name, kind, lambda: np.ascontiguousarray(_as_float(_stored(scales)).reshape(-1, groups).T))
 
 
 def _scale_type(builder: ProgramBuilder, scales: NDArray[np.float32]) -> str:
@@ -159,12 +171,5 @@ def _stored(value: ir.Value) -> NDArray[Any]:
     return np.asarray(value.const_value.numpy())
 
 
-def takes_codes(reader: ir.Node, kind: int) -> bool:
-    """Whether a layer multiplies 8-bit codes of this kind by its own."""
-    dequantize = quantizer(reader.inputs[1]) if reader.op_type == "Gemm" else None
-    if dequantize is None:
-        return False
-    if kind == FP8:
-        codes = dequantize.inputs[0]
-        return codes is not None and codes.dtype == ir.DataType.FLOAT8E4M3FN and float8(dequantize)
-    return is_plain_int8(dequantize)
+def _as_float(values: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values, np.float32)

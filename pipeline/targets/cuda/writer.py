@@ -1,4 +1,4 @@
-"""IR -> program/ of an artifact for a card: the launches, a table of cubins for each SM, and the weights."""
+"""Writes program/ of an artifact for a GPU: the launches, the cubins for each SM, and the weights."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _TYPES: dict[str, ActivationType] = {"float16": "fp16", "bfloat16": "bf16", "flo
 
 
 def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
-    """A program for the target's one SM. See `program_writers.ProgramWriter`."""
+    """Write a program for the target's SM. See `ProgramWriter`."""
     tiles = recipe_tiles(recipe, target.sms)
     lowered = lower_by_recipe(model, recipe, tiles)
     write_lowered(lowered, model, folder, target.sms, tiles, recipe.threads)
@@ -40,30 +40,30 @@ def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Ta
 
 
 def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered:
-    """The programs that the recipe asks for; the model's KV blocks become as long as it says."""
+    """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
     model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
     return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
 
 
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
-    """The recipe's table of tiles, or an empty one."""
+    """Return the recipe's tile table, or an empty one."""
     file = recipe.tile_table()
     return read_tile_table(file, sms) if file else TileTable(sm=sms[0] if len(sms) == 1 else None)
 
 
 def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:
-    """The buckets that the recipe asks for: decode first, each kind by rows."""
-    context = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).context_tokens
+    """Return the recipe's buckets: decode first, each kind by rows."""
+    context_tokens = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).context_tokens
     decode = recipe.gpu.decode_rows
     ragged = recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
     return (
-        *(Bucket.decode(rows, context) for rows in decode),
-        *(Bucket.ragged(rows, context, decode[-1]) for rows in ragged),
+        *(Bucket.decode(rows, context_tokens) for rows in decode),
+        *(Bucket.ragged(rows, context_tokens, decode[-1]) for rows in ragged),
     )
 
 
 def activation_type(model: ir.Model, recipe: Recipe) -> ActivationType:
-    """What is computed in: as the recipe says, by default as the checkpoint does where that is in 16 bits."""
+    """Return the type of the activations: the recipe's, by default the checkpoint's."""
     wanted = recipe.gpu.activations
     return _TYPES[model.metadata_props["ingot.dtype"] if wanted == "checkpoint" else wanted]
 

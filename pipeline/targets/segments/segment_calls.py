@@ -15,7 +15,7 @@ from ingot.artifact import ModelFacts
 from ingot.artifact.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
 from ingot.pipeline.targets.cuda.fusions import Fusions
 from ingot.pipeline.targets.cuda.lowering import carry_tokens, lower_node, sample_tokens
-from ingot.pipeline.targets.cuda.lowering_context import Scope
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.segment_builder import ELEMENT_TYPES, dims
@@ -52,45 +52,45 @@ def lower_to_calls(
 
 
 def _program(steps: Sequence[KernelStage | SegmentFile], builder: ProgramBuilder, vocabulary: int) -> LaunchProgram:
-    scope = Scope(builder, Fusions())  # ops that one kernel would compute are within a segment
+    context = LoweringContext(builder, Fusions())  # ops that one kernel would compute are within a segment
     carry_tokens(builder)
     for step in steps:
         if isinstance(step, SegmentFile):
-            builder.call(_call(scope, step))
+            builder.call(_call(context, step))
         else:
-            lower_node(scope, step.node)
+            lower_node(context, step.node)
     sample_tokens(builder, vocabulary)
     return builder.program()
 
 
-def _call(scope: Scope, file: SegmentFile) -> SegmentCall:
+def _call(context: LoweringContext, file: SegmentFile) -> SegmentCall:
     segment = file.segment
     inputs: dict[str, BufferArgument | WeightArgument] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for value in segment.model.graph.inputs:
         name = value.name or ""
-        inputs[name] = _input(scope, segment, name)
-        shapes[name] = tuple(size if isinstance(size, int) else scope.rows for size in dims(value))
-    is_ragged = scope.builder.bucket.attention == "ragged" and segment.row_symbol == TOKENS
+        inputs[name] = _input(context, segment, name)
+        shapes[name] = tuple(size if isinstance(size, int) else context.rows for size in dims(value))
+    is_ragged = context.builder.bucket.attention == "ragged" and segment.row_symbol == TOKENS
     return SegmentCall(
         engine=file.engine,
         file=file.file,
-        profile=file.profile(scope.rows, is_ragged),
+        profile=file.profile(context.rows, is_ragged),
         inputs=inputs,
-        outputs={name: scope.make(value).buffer for name, value in segment.outputs.items()},
+        outputs={name: context.make(value).buffer for name, value in segment.outputs.items()},
         shapes=shapes,
         node=f"... {segment.name}",
     )
 
 
-def _input(scope: Scope, segment: Segment, name: str) -> BufferArgument | WeightArgument:
+def _input(context: LoweringContext, segment: Segment, name: str) -> BufferArgument | WeightArgument:
     if name in segment.weights:
         weight = segment.weights[name]
-        return scope.builder.weight(weight.name, ELEMENT_TYPES[weight.dtype], weight.make)
+        return context.builder.weight(weight.name, ELEMENT_TYPES[weight.dtype], weight.make)
     value = segment.inputs[name]
     if value.is_graph_input():
-        return scope.builder.external(name)
+        return context.builder.external(name)
     reader = value.consumers()[0]
-    rows = scope.read(value, reader)
+    rows = context.read(value, reader)
     assert rows.stride == rows.columns, f"{value.name} is part of a wider buffer"
     return rows.buffer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
-from ingot.builder.gpu_check import require_card
+from ingot.builder.gpu_check import require_gpu
 from ingot.builder.notes import WeightWatch, quantization_of, write_pass_facts
 from ingot.builder.options import describe_artifact, is_measured, measure_options
 from ingot.errors import DataError, GateError
@@ -70,7 +70,7 @@ def build(
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
     _require_text(recipe)
-    require_card(recipe)
+    require_gpu(recipe)
     with ArtifactWriter(target) as writer, resumable(resume):
         opened = open_source(recipe)
         watch = WeightWatch(opened.copy, observers.after_pass)

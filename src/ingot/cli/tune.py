@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ingot.builder.tune.tune import Choice, Tuner, TuneSource, Tuning, require_card
+from ingot.builder.tune.tune import Choice, Tuner, TuneSource, Tuning, require_gpu
 from ingot.cli.console import print_json, print_note, print_table, progress_bars
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.stopwatch import EventStopwatch
@@ -29,7 +29,7 @@ def tune_command(source: str, output: Path, overrides: tuple[str, ...], free_ord
     given = TuneSource.of(source, overrides)
     device = open_device()
     try:
-        require_card(given.sms, device)
+        require_gpu(given.sms, device)
         with progress_bars():
             program = given.program()
             tuning = Tuner(device, EventStopwatch(), free_order=free_order).tune(program, output)

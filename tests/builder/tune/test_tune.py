@@ -1,4 +1,4 @@
-"""The tuner on a card whose times are known: what it measures, what it chooses, what it keeps."""
+"""The tuner on a GPU of known times: measurements, choices, the table."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -8,8 +8,8 @@ import pytest
 
 from ingot.artifact import ModelFacts
 from ingot.artifact.launch_program import CudaProgram, Kernel
-from ingot.builder.tune.candidates import candidates, products_of, shape_of, with_tile
-from ingot.builder.tune.tune import Tuner, TuneSource, families_of, require_card
+from ingot.builder.tune.candidates import candidates, matmuls_of, shape_of, with_tile
+from ingot.builder.tune.tune import Tuner, TuneSource, families_of, require_gpu
 from ingot.errors import EngineError, UsageError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
@@ -17,7 +17,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket
-from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable, read_tile_table
+from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable, read_tile_table
 from ingot.progress import progress_to
 from ingot.runtime.cuda.device import Device
 from tests.data_paths import FIXTURES
@@ -63,79 +63,77 @@ def program(model: ir.Model) -> CudaProgram:
 
 
 def wide(kernel: Kernel, grid: tuple[int, int, int]) -> float:
-    """Tiles of 128 columns in two parts are fastest; large tiles of many rows, too."""
+    """Tiles of 128 columns in two split-K parts are fastest; large tiles of many rows, too."""
     parts = abs(int(kernel.constants["SPLITS"]) - 2)
     return 1e-6 * (1 + parts + abs(int(kernel.constants["TILE"]) - 128) / 64 + kernel.num_warps / 64)
 
 
-def tuner(card: FakeGpu, **options: Any) -> Tuner:
+def tuner(gpu: FakeGpu, **options: Any) -> Tuner:
     given = {"open_matmuls": no_library, **options}
-    return Tuner(cast(Device, card), FakeStopwatch(card), compile_nothing, **given)
+    return Tuner(cast(Device, gpu), FakeStopwatch(gpu), compile_nothing, **given)
 
 
-def test_what_is_measured_is_what_a_build_with_the_table_launches(model: ir.Model, program: CudaProgram) -> None:
-    for product in products_of(program)[::2]:
-        for tile in candidates(product.shape, 90)[::5]:
-            table = TileTable(sm=90, choices={product.shape.key: tile})
+def test_a_build_with_the_table_launches_the_measured_kernels(model: ir.Model, program: CudaProgram) -> None:
+    for matmul in matmuls_of(program)[::2]:
+        for tile in candidates(matmul.shape, 90)[::5]:
+            table = TileTable(sm=90, choices={matmul.shape.key: tile})
             lowered = lower_to_launches(model, BUCKETS, "fp16", table)
-            built = [one for one in products_of(program_of(model, lowered)) if one.shape == product.shape]
-            kernel, grid = with_tile(product, tile)
-            assert [(one.kernel, one.launch.grid) for one in built] == [(kernel, grid)], (product.shape.key, tile)
+            built = [one for one in matmuls_of(program_of(model, lowered)) if one.shape == matmul.shape]
+            kernel, grid = with_tile(matmul, tile)
+            assert [(one.kernel, one.launch.grid) for one in built] == [(kernel, grid)], (matmul.shape.key, tile)
 
 
-def test_products_are_the_shapes_that_the_lowering_asks_the_table_for(
+def test_matmuls_are_the_shapes_that_the_lowering_looks_up_in_the_table(
     model: ir.Model, program: CudaProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: set[str] = set()
     choose = TileTable.choose
 
-    def listen(table: TileTable, shape: ProductShape) -> Tile:
+    def listen(table: TileTable, shape: MatmulShape) -> Tile:
         asked.add(shape.key)
         return choose(table, shape)
 
     monkeypatch.setattr(TileTable, "choose", listen)
     lower_to_launches(model, BUCKETS, "fp16", TileTable(sm=90))
-    assert {product.shape.key for product in products_of(program)} == asked
+    assert {matmul.shape.key for matmul in matmuls_of(program)} == asked
 
 
-def test_the_fastest_tile_that_fits_is_chosen_and_the_table_can_be_built_with(
-    program: CudaProgram, tmp_path: Path
-) -> None:
-    card = FakeGpu(wide)
-    tuning = tuner(card).tune(program, tmp_path / "tiles.json")
-    assert not card.held
+def test_the_fastest_tile_that_fits_is_chosen_and_written_to_the_table(program: CudaProgram, tmp_path: Path) -> None:
+    gpu = FakeGpu(wide)
+    tuning = tuner(gpu).tune(program, tmp_path / "tiles.json")
+    assert not gpu.held
     table = read_tile_table(tmp_path / "tiles.json", (90,))
     assert table == tuning.table
-    assert table.choices.keys() == {product.shape.key for product in products_of(program)}
-    shapes = {product.shape.key: product.shape for product in products_of(program)}
+    assert table.choices.keys() == {matmul.shape.key for matmul in matmuls_of(program)}
+    shapes = {matmul.shape.key: matmul.shape for matmul in matmuls_of(program)}
     few = [tile for key, tile in table.choices.items() if shapes[key].rows == 1]
     assert {(tile.columns, tile.num_stages) for tile in few} == {(128, 3)}
     assert all(choice.gain >= 1 for choice in tuning.choices)
 
 
-def test_a_tile_whose_result_is_another_is_left_out(program: CudaProgram, tmp_path: Path) -> None:
-    card = FakeGpu(wide, wrong=lambda kernel: kernel.constants["TILE"] == 128)
-    table = tuner(card).tune(program, tmp_path / "tiles.json").table
+def test_a_tile_with_another_result_is_left_out(program: CudaProgram, tmp_path: Path) -> None:
+    gpu = FakeGpu(wide, wrong=lambda kernel: kernel.constants["TILE"] == 128)
+    table = tuner(gpu).tune(program, tmp_path / "tiles.json").table
     safe = {key: shape_tile for key, shape_tile in table.choices.items() if shape_tile.columns == 128}
-    measured = {product.shape.key: candidates(product.shape, 90)[0] for product in products_of(program)}
+    measured = {matmul.shape.key: candidates(matmul.shape, 90)[0] for matmul in matmuls_of(program)}
     assert all(measured[key].columns == 128 for key in safe)
 
 
-def test_buckets_of_few_rows_share_one_order_of_sums_unless_they_are_free(program: CudaProgram, tmp_path: Path) -> None:
+def test_buckets_of_few_rows_share_one_order_of_sums_unless_free(program: CudaProgram, tmp_path: Path) -> None:
     def contrary(kernel: Kernel, grid: tuple[int, int, int]) -> float:
-        """One row likes narrow tiles, more rows wide ones."""
+        """One row is faster in narrow tiles, more rows in wide ones."""
         columns = int(kernel.constants["TILE"])
         return 1e-6 * (columns if kernel.constants["TILE_ROWS"] == 16 else 1 / columns)
 
     for free, orders in ((False, 1), (True, 2)):
         table = tuner(FakeGpu(contrary), free_order=free).tune(program, tmp_path / f"{free}.json").table
-        family = max(families_of(products_of(program)), key=lambda one: one[0].shape.columns * (len(one) > 1))
+        family = max(families_of(matmuls_of(program)), key=lambda one: one[0].shape.columns * (len(one) > 1))
         assert len(family) > 1
         assert len({table.choices[one.shape.key].columns for one in family}) == orders
 
 
-def test_an_interrupted_run_keeps_what_it_measured_and_is_gone_on_with(program: CudaProgram, tmp_path: Path) -> None:
-    file, families = tmp_path / "tiles.json", families_of(products_of(program))
+def test_an_interrupted_run_keeps_its_measurements_and_resumes(program: CudaProgram, tmp_path: Path) -> None:
+    file, families = tmp_path / "tiles.json", families_of(matmuls_of(program))
 
     def interrupt(name: str, done: int, total: int) -> None:
         if done == 2:
@@ -153,16 +151,16 @@ def test_an_interrupted_run_keeps_what_it_measured_and_is_gone_on_with(program: 
     assert again.launches == 0
 
 
-def test_a_table_or_a_program_of_another_card_is_refused(program: CudaProgram, tmp_path: Path) -> None:
+def test_a_table_or_a_program_of_another_gpu_is_refused(program: CudaProgram, tmp_path: Path) -> None:
     file = tmp_path / "tiles.json"
-    file.write_text(TileTable(sm=90, device="another card").model_dump_json())
-    with pytest.raises(UsageError, match="was measured on another card, and this is a card; name another file"):
+    file.write_text(TileTable(sm=90, device="another GPU").model_dump_json())
+    with pytest.raises(UsageError, match="was measured on another GPU, and this is a GPU; name another file"):
         tuner(FakeGpu(wide)).tune(program, file)
-    with pytest.raises(UsageError, match="the program is for SM 80, 86, and a card has SM 90; tune it on a card of"):
-        require_card((80, 86), cast(Device, FakeGpu(wide)))
+    with pytest.raises(UsageError, match="the program is for SM 80, 86, and a GPU has SM 90; tune it on a GPU of"):
+        require_gpu((80, 86), cast(Device, FakeGpu(wide)))
 
 
-def test_a_safe_tile_that_the_card_cannot_hold_is_an_error(program: CudaProgram, tmp_path: Path) -> None:
+def test_a_safe_tile_that_does_not_fit_the_gpu_is_an_error(program: CudaProgram, tmp_path: Path) -> None:
     class Small(FakeGpu):
         def load_kernel(self, *given: Any) -> Kernel:
             raise EngineError("too much shared memory")
@@ -171,14 +169,14 @@ def test_a_safe_tile_that_the_card_cannot_hold_is_an_error(program: CudaProgram,
         tuner(Small(wide)).tune(program, tmp_path / "tiles.json")
 
 
-def test_every_candidate_is_right_for_its_shape(program: CudaProgram) -> None:
-    for product in products_of(program):
-        tiles = candidates(product.shape, 90)
+def test_candidates_are_distinct_and_keep_the_shape(program: CudaProgram) -> None:
+    for matmul in matmuls_of(program):
+        tiles = candidates(matmul.shape, 90)
         assert len(set(tiles)) == len(tiles) >= 4
-        assert shape_of(product.kernel, product.launch) == product.shape
+        assert shape_of(matmul.kernel, matmul.launch) == matmul.shape
 
 
-def test_a_recipes_program_is_had_without_compiling_it(tmp_path: Path) -> None:
+def test_a_recipes_program_is_lowered_without_compiling_it(tmp_path: Path) -> None:
     rows = ("gpu.decode_rows=[1, 2]", "gpu.prefill_rows=[16]", "engine.max_batch_tokens=16")
     given = TuneSource.of("int4-cuda", (f"checkpoint={FIXTURES / 'checkpoints' / 'llama'}", *rows))
     assert given.sms == (90,)
@@ -188,23 +186,23 @@ def test_a_recipes_program_is_had_without_compiling_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["fp32-cpu", "demo"])
 def test_a_program_without_tiles_is_refused(source: str) -> None:
-    with pytest.raises(UsageError, match=r"is for the target cpu; only programs for a card \(targets cuda-smXX\)"):
+    with pytest.raises(UsageError, match=r"is for the target cpu; only programs of the targets cuda-smXX have tiles"):
         TuneSource.of(source)
 
 
 @pytest.mark.parametrize(("seconds", "free", "least_rows"), [(1e-9, False, 65), (1e-9, True, 1), (1.0, True, 999)])
-def test_a_library_is_chosen_where_it_is_fastest_and_the_order_of_sums_may_be_its_own(
+def test_a_library_is_chosen_where_it_is_fastest_and_its_order_of_sums_is_allowed(
     tmp_path: Path, seconds: float, free: bool, least_rows: int
 ) -> None:
-    model, card = imported(), FakeGpu(wide)
+    model, gpu = imported(), FakeGpu(wide)
     program = program_of(model, lower_to_launches(model, BUCKETS[1:], "fp16", TileTable(sm=90)))
-    library = FakeLibrary(card, seconds, lacks=96)
-    made = tuner(card, free_order=free, open_matmuls=lambda device, stream: library)
+    library = FakeLibrary(gpu, seconds, lacks=96)
+    made = tuner(gpu, free_order=free, open_matmuls=lambda device, stream: library)
     table = made.tune(program, tmp_path / "tiles.json").table
-    plain = [product.shape for product in products_of(program) if product.shape.kernel == "matmul"]
+    plain = [matmul.shape for matmul in matmuls_of(program) if matmul.shape.kernel == "matmul"]
     assert {shape.rows > 64 for shape in plain} == {True, False}
     chosen = {key for key, tile in table.choices.items() if tile.library}
     assert 96 in {shape.n for shape in plain}
     assert chosen == {shape.key for shape in plain if shape.rows >= least_rows and shape.n != 96}
-    assert all(product.x.type == "fp16" for product in library.products)
+    assert all(matmul.x.type == "fp16" for matmul in library.matmuls)
     assert library.closed

@@ -25,7 +25,7 @@ from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
-from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable
+from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
 from tests.data_paths import ROOT
 
 LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
@@ -44,7 +44,7 @@ PASSES = (
 class LibraryTiles(TileTable):
     """A library for every product that may have one."""
 
-    def choose(self, shape: ProductShape) -> Tile:
+    def choose(self, shape: MatmulShape) -> Tile:
         is_plain = shape.kernel == "matmul" and shape.bits == 16
         return super().choose(shape).model_copy(update={"library": "cublaslt" if is_plain else None})
 

@@ -6,14 +6,14 @@ tokens. Here tiles are wide: the interpreter takes as long for a small one as fo
 
 from pathlib import Path
 
-from ingot.pipeline.targets.cuda.program_builder import next_power_of_two
-from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable
+from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
+from ingot.sizes import next_power_of_two
 from tests.conftest import BuildArtifact
 from tests.runtime.cuda.demo_model import TOLERANCES, compare
 
 
 class WideTiles(TileTable):
-    def choose(self, shape: ProductShape) -> Tile:
+    def choose(self, shape: MatmulShape) -> Tile:
         return Tile(rows=16, columns=min(2048, next_power_of_two(shape.n)), depth=256)
 
 

@@ -1,1 +1,2 @@
-"""ingot tune: measures which tiles of each matmul are fastest on this GPU."""
+"""`ingot tune`: measures which tiles of each matmul are fastest on this GPU. Tables of tiles and safe choices are in
+`pipeline.targets.cuda.tiles`, where builds read them."""

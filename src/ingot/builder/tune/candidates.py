@@ -1,7 +1,7 @@
-"""What `ingot tune` measures: tiles worth trying for a product, and a launch of it cut into another tile.
+"""The matmuls of a program, the tiles worth measuring for each, and its launch in another tile.
 
-Few rows leave the card waiting for weights: narrow tiles, the sum shared out among programs. Many rows make it wait for
-multiplications: large tiles, deep pipelines.
+Few rows are bound by reading weights: narrow tiles, and the sum split among programs. Many rows are compute-bound:
+large tiles, deep pipelines.
 """
 
 from collections.abc import Iterator
@@ -10,35 +10,53 @@ from itertools import product
 from math import ceil
 from typing import get_args
 
-from ingot.artifact.launch_program import Constant, CudaProgram, Kernel, Launch, Library
+from ingot.artifact.launch_program import Argument, Constant, CudaProgram, Kernel, Launch, Library
 from ingot.errors import UsageError
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, ProductShape, Tile, safe_tile
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile, safe_tile
 
-_FEWEST_PROGRAMS, _MOST_PROGRAMS = 96, 1100  # of a product of few rows: less leaves a card idle, more is overhead
+_FEWEST_PROGRAMS, _MOST_PROGRAMS = (
+    96,
+    1100,
+)  # of a matmul of few rows: fewer leave multiprocessors idle, more are overhead
 _SPLITS = (1, 2, 4, 8, 16)
-_WORK_OF_EIGHT = 128 * 128  # elements of a step's weights that eight warps have enough to do with
+_WORK_OF_EIGHT = 128 * 128  # elements of a step's weights that keep eight warps busy
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product of a program: its shape, the kernel as the program has it, its launch."""
+class Matmul:
+    """A matmul of a program: its shape, its kernel and its launch."""
 
-    shape: ProductShape
+    shape: MatmulShape
     kernel: Kernel
     launch: Launch
 
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """Arguments of the launch by name."""
+        return dict(zip(SIGNATURES[self.kernel.name].arguments, self.launch.arguments, strict=True))
 
-def products_of(program: CudaProgram) -> list[Product]:
-    """The distinct products of a program, those of few rows first.
+    @property
+    def numbers(self) -> dict[str, int | float]:
+        """Arguments that are numbers, by name."""
+        return {name: argument.value for name, argument in self.arguments.items() if argument.kind == "number"}
 
-    UsageError for a program that has products of a library: it was built with a table, and says no more of them.
+    @property
+    def is_logits(self) -> bool:
+        """Whether the result is the program's logits."""
+        return "logits" in self.launch.buffers
+
+
+def matmuls_of(program: CudaProgram) -> list[Matmul]:
+    """Return the distinct matmuls of a program, those of few rows first.
+
+    UsageError for a program with matmuls of a library: they have no tile to compare with.
     """
-    found: dict[str, Product] = {}
+    found: dict[str, Matmul] = {}
     if any(one.library_matmuls for one in program.programs):
         raise UsageError(
-            "the program was built with a table that leaves products to a library, and does not say how it would cut "
-            "them itself; tune the recipe, or an artifact that was built without gpu.tiles"
+            "the program was built with a table that leaves matmuls to a library, and has no tiles for them; tune the "
+            "recipe, or an artifact that was built without gpu.tiles"
         )
     for one in program.programs:
         for launch in one.launches:
@@ -46,35 +64,36 @@ def products_of(program: CudaProgram) -> list[Product]:
                 kernel = program.kernels[launch.kernel]
                 shape = shape_of(kernel, launch)
                 if shape is not None:
-                    found.setdefault(shape.key, Product(shape, kernel, launch))
-    return sorted(found.values(), key=lambda product: (product.shape.rows, product.shape.n * product.shape.columns))
+                    found.setdefault(shape.key, Matmul(shape, kernel, launch))
+    return sorted(found.values(), key=lambda matmul: (matmul.shape.rows, matmul.shape.n * matmul.shape.columns))
 
 
-def shape_of(kernel: Kernel, launch: Launch) -> ProductShape | None:
-    """The shape that a launch's tile was chosen for; None for a kernel that is no product."""
+def shape_of(kernel: Kernel, launch: Launch) -> MatmulShape | None:
+    """Return the shape that a launch's tile was chosen for; None for other kernels than matmuls."""
     if kernel.name not in ("matmul", "matmul_nbits"):
         return None
-    rows = launch.arguments[list(CATALOG[kernel.name].arguments).index("rows")]
+    signature = SIGNATURES[kernel.name]
+    rows = launch.arguments[signature.index("rows")]
     assert rows.kind == "number"
     is_plain = kernel.name == "matmul"
-    return ProductShape(
+    return MatmulShape(
         kernel="matmul" if is_plain else "matmul_nbits",
         rows=int(rows.value),
         n=int(kernel.constants["N"]),
         columns=int(kernel.constants["COLUMNS"]),
         bits=(8 if kernel.constants["KIND"] else 16) if is_plain else int(kernel.constants["BITS"]),
         group=0 if is_plain else int(kernel.constants["GROUP"]),
-        is_float32=kernel.types[list(CATALOG[kernel.name].arguments).index("bias")] == "*fp32",
+        is_float32=kernel.types[signature.index("bias")] == "*fp32",
     )
 
 
-def candidates(shape: ProductShape, sm: int) -> list[Tile]:
-    """Tiles to try, the safe one first, none twice. All are right; one that a card cannot hold shows when it loads."""
+def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
+    """Return distinct tiles to measure, the safe one first. One that does not fit the GPU fails to load."""
     made = _few(shape) if shape.rows <= FEW_ROWS else _many(shape)
     return list(dict.fromkeys([safe_tile(shape, sm), *made]))
 
 
-def _few(shape: ProductShape) -> Iterator[Tile]:
+def _few(shape: MatmulShape) -> Iterator[Tile]:
     rows = 16 if shape.rows <= 16 else 32  # SM 90 multiplies 64 rows by other instructions than fewer
     for columns, depth, splits, warps in product((32, 64, 128), _depths(shape), _SPLITS, (4, 8)):
         tile = Tile(rows=rows, columns=columns, depth=depth, splits=splits, num_warps=warps)
@@ -86,20 +105,20 @@ def _few(shape: ProductShape) -> Iterator[Tile]:
                 yield tile.model_copy(update={"num_stages": stages})
 
 
-def _many(shape: ProductShape) -> Iterator[Tile]:
+def _many(shape: MatmulShape) -> Iterator[Tile]:
     sizes = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8), (64, 256, 8))
     for (rows, columns, warps), depth, stages in product(sizes, _depths(shape), (3, 4)):
         yield Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
 
 
-def _depths(shape: ProductShape) -> tuple[int, ...]:
-    """Steps along the sum that the product really takes."""
+def _depths(shape: MatmulShape) -> tuple[int, ...]:
+    """Steps along the sum that the kernel can take."""
     given = (32, 64, 128) if shape.kernel == "matmul" and shape.rows > FEW_ROWS else (64, 128)
     return tuple(depth for depth in given if _step(shape, depth) == depth)
 
 
-def _step(shape: ProductShape, depth: int) -> int:
-    """Columns of a step: packed codes are walked in whole spans that share a scale."""
+def _step(shape: MatmulShape, depth: int) -> int:
+    """Columns of a step: a step over packed codes has whole spans of one scale."""
     if shape.kernel == "matmul":
         return depth
     spans, at_once = ceil(shape.columns / SPAN), depth // SPAN
@@ -109,15 +128,15 @@ def _step(shape: ProductShape, depth: int) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tile cuts a product, as the lowering does it."""
+    """How a tile divides a matmul, as the lowering does it."""
 
     splits: int
     grid: tuple[int, int, int]
     constants: dict[str, Constant]
 
 
-def cut_of(shape: ProductShape, tile: Tile) -> Cut:
-    """Parts of the sum, the grid, and the constants that depend on the tile."""
+def cut_of(shape: MatmulShape, tile: Tile) -> Cut:
+    """Return the split of the sum, the grid, and the constants that depend on the tile."""
     step = _step(shape, tile.depth)
     splits = min(tile.splits, ceil(shape.columns / step))
     row_tiles, tiles = ceil(shape.rows / tile.rows), ceil(shape.n / tile.columns)
@@ -127,31 +146,27 @@ def cut_of(shape: ProductShape, tile: Tile) -> Cut:
     return Cut(splits, (row_tiles, tiles, splits), constants | {"SPANS_AT_ONCE": step // SPAN})
 
 
-def library_tiles(made: Product, sm: int) -> list[Tile]:
-    """The product left to a library, where one computes all that is asked; the safe tile stands behind it."""
+def library_tiles(made: Matmul, sm: int) -> list[Tile]:
+    """Return a choice per library that computes the whole epilogue; its tile is the safe one, as a fallback."""
     kernel = made.kernel
-    is_wide = "logits" in made.launch.buffers and not made.shape.is_float32
+    is_wide = made.is_logits and not made.shape.is_float32
     lacks = kernel.constants["HAS_SOFTCAP"] or (is_wide and kernel.constants["HAS_BIAS"])
     if made.shape.kernel != "matmul" or made.shape.bits != 16 or lacks:
         return []
     return [safe_tile(made.shape, sm).model_copy(update={"library": library}) for library in get_args(Library)]
 
 
-def with_tile(made: Product, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:
-    """The kernel and the grid of the product in another tile; parts are float32, as in the lowering."""
+def with_tile(made: Matmul, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:
+    """Return kernel and grid of the matmul in another tile; split-K partials are float32, as in the lowering."""
     cut = cut_of(made.shape, tile)
     types = list(made.kernel.types)
-    types[_place(made, "out")] = _out_type(made, cut.splits)
+    types[SIGNATURES[made.kernel.name].index("out")] = _out_type(made, cut.splits)
     changed: dict[str, object] = {"constants": made.kernel.constants | cut.constants, "types": tuple(types)}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     return made.kernel.model_copy(update=changed | options), cut.grid
 
 
-def _out_type(made: Product, splits: int) -> str:
-    """Logits and parts are float32; all else is as the activations, which the bias is, too."""
-    is_wide = splits > 1 or "logits" in made.launch.buffers
-    return "*fp32" if is_wide else made.kernel.types[_place(made, "bias")]
-
-
-def _place(made: Product, argument: str) -> int:
-    return list(CATALOG[made.shape.kernel].arguments).index(argument)
+def _out_type(made: Matmul, splits: int) -> str:
+    """Type of the result: float32 for logits and partials, else that of the activations and the bias."""
+    is_wide = splits > 1 or made.is_logits
+    return "*fp32" if is_wide else made.kernel.types[SIGNATURES[made.kernel.name].index("bias")]

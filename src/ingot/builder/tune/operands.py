@@ -1,6 +1,6 @@
-"""Memory for a product that is measured: random operands, and as many weights in turn as no cache holds.
+"""Operands of a measured matmul: random numbers, and copies of the weight that together exceed every cache.
 
-What is written on the device is a pattern of random bytes, copied over and over: of zeros a card is faster than it is.
+The memory is filled with copies of a pattern of random bytes: on zeros a GPU is faster than on real numbers.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
-from ingot.builder.tune.candidates import Product
-from ingot.pipeline.targets.cuda.kernel_signatures import CATALOG
+from ingot.builder.tune.candidates import Matmul
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.runtime.cuda.device import Bytes, Device, Given, Stream
+from ingot.sizes import ceil_div
 
-_ROTATED_BYTES = 256 * 2**20  # of weights: several times what a card's cache holds
+_ROTATED_BYTES = 256 * 2**20  # of weights: several times a GPU's cache
 _MOST_COPIES = 64
 _PATTERN_BYTES = 2**20
 _WEIGHTS = ("weight", "codes")
@@ -27,24 +28,24 @@ _FLOATS: Mapping[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml
 
 @dataclass(frozen=True)
 class Operands:
-    """Addresses of a product's arguments by name; of its weights one for each copy."""
+    """Addresses of a matmul's operands by name, and of all copies of its weight."""
 
     device: Device
     addresses: Mapping[str, int]
     weights: tuple[int, ...]
 
     @classmethod
-    def of(cls, device: Device, stream: Stream, product: Product, rotated_bytes: int = _ROTATED_BYTES) -> "Operands":
-        """Allocate and fill. EngineError when the device has no room."""
-        sizes = _sizes(product)
+    def of(cls, device: Device, stream: Stream, matmul: Matmul, rotated_bytes: int = _ROTATED_BYTES) -> "Operands":
+        """Allocate and fill the operands. EngineError if the device is out of memory."""
+        sizes = _sizes(matmul)
         weight = next(name for name in _WEIGHTS if name in sizes)
-        copies = min(_MOST_COPIES, max(1, -(-rotated_bytes // sizes[weight])))
-        out = product.shape.rows * product.shape.n * 4 * _MOST_SPLITS if product.shape.rows <= FEW_ROWS else 0
-        sizes["out"] = max(out, product.shape.rows * product.shape.n * 4)
-        addresses = {name: device.allocate(size, f"{name} of {product.shape.key}") for name, size in sizes.items()}
-        more = [device.allocate(sizes[weight], f"{weight} of {product.shape.key}") for _ in range(copies - 1)]
+        copies = min(_MOST_COPIES, max(1, ceil_div(rotated_bytes, sizes[weight])))
+        out = matmul.shape.rows * matmul.shape.n * 4 * _MOST_SPLITS if matmul.shape.rows <= FEW_ROWS else 0
+        sizes["out"] = max(out, matmul.shape.rows * matmul.shape.n * 4)
+        addresses = {name: device.allocate(size, f"{name} of {matmul.shape.key}") for name, size in sizes.items()}
+        more = [device.allocate(sizes[weight], f"{weight} of {matmul.shape.key}") for _ in range(copies - 1)]
         weights = (addresses[weight], *more)
-        types = dict(zip(CATALOG[product.shape.kernel].arguments, product.kernel.types, strict=True))
+        types = dict(zip(SIGNATURES[matmul.shape.kernel].arguments, matmul.kernel.types, strict=True))
         patterns = _Patterns(device, stream)
         for name, size in sizes.items():
             for address in weights if name == weight else (addresses[name],):
@@ -53,12 +54,10 @@ class Operands:
         patterns.free()
         return cls(device, addresses, weights)
 
-    def given(self, product: Product, kernel: Kernel, copy: int) -> list[Given]:
-        """The arguments of a launch with one of the weights."""
+    def given(self, matmul: Matmul, kernel: Kernel, copy: int) -> list[Given]:
+        """Return the arguments of a launch with one copy of the weight."""
         values: list[Given] = []
-        for name, kind, argument in zip(
-            CATALOG[kernel.name].arguments, kernel.types, product.launch.arguments, strict=True
-        ):
+        for (name, argument), kind in zip(matmul.arguments.items(), kernel.types, strict=True):
             if argument.kind == "number":
                 values.append((kind, argument.value))
             elif argument.kind == "null":
@@ -68,23 +67,23 @@ class Operands:
         return values
 
     def of_library(self, copy: int) -> dict[str, int]:
-        """Addresses of a library's operands, with one of the weights."""
-        wanted = {name: self.addresses[name] for name in ("x", "bias", "out") if name in self.addresses}
-        return {**wanted, "weight": self.weights[copy]}
+        """Return the addresses of a library's operands with one copy of the weight."""
+        others = {name: self.addresses[name] for name in ("x", "bias", "out") if name in self.addresses}
+        return {**others, "weight": self.weights[copy]}
 
     def free(self) -> None:
-        """Give everything back."""
+        """Free all operands."""
         for address in {*self.addresses.values(), *self.weights}:
             self.device.free(address)
 
 
-def _sizes(product: Product) -> dict[str, int]:
-    """Bytes of every operand that the launch has, but for the result."""
-    shape, constants = product.shape, product.kernel.constants
+def _sizes(matmul: Matmul) -> dict[str, int]:
+    """Bytes of every operand of the launch except the result."""
+    shape, constants = matmul.shape, matmul.kernel.constants
     groups = int(constants.get("GROUPS", 1))
     packed = int(constants.get("SPANS", 0)) * 8 * shape.bits
     elements = {
-        "x": shape.rows * max(shape.columns, _stride(product)),
+        "x": shape.rows * max(shape.columns, int(matmul.numbers["x_stride"])),
         "weight": shape.n * shape.columns,
         "codes": shape.n * packed,
         "scales": shape.n * groups,
@@ -93,29 +92,22 @@ def _sizes(product: Product) -> dict[str, int]:
         "weight_scales": shape.n,
         "bias": shape.n,
     }
-    listed = zip(CATALOG[shape.kernel].arguments, product.kernel.types, product.launch.arguments, strict=True)
     return {
         name: elements[name] * ELEMENT_BYTES[kind.removeprefix("*")]
-        for name, kind, argument in listed
+        for (name, argument), kind in zip(matmul.arguments.items(), matmul.kernel.types, strict=True)
         if name in elements and argument.kind in ("buffer", "weight")
     }
 
 
-def _stride(product: Product) -> int:
-    """Elements from one row of x to the next."""
-    argument = product.launch.arguments[list(CATALOG[product.shape.kernel].arguments).index("x_stride")]
-    return int(argument.value) if argument.kind == "number" else 0
-
-
 class _Patterns:
-    """Random numbers on the device, one pattern for each kind of operand."""
+    """Patterns of random numbers on the device, one for each kind of operand."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._device, self._stream = device, stream
         self._known: dict[tuple[str, str], int] = {}
 
     def fill(self, address: int, size: int, name: str, kind: str) -> None:
-        """Queue copies of the pattern over an operand."""
+        """Queue copies of the pattern into an operand."""
         form = name if name in ("scales", "zero_points", "x_scales", "weight_scales") else ""
         if (form, kind) not in self._known:
             self._known[form, kind] = self._upload(_pattern(form, kind))
@@ -124,7 +116,7 @@ class _Patterns:
             self._device.copy(address + begin, self._known[form, kind], part, self._stream)
 
     def free(self) -> None:
-        """Give the patterns back."""
+        """Free the patterns."""
         for address in self._known.values():
             self._device.free(address)
 
@@ -143,7 +135,7 @@ def _pattern(form: str, kind: str) -> Bytes:
         return random.integers(7, 10, _PATTERN_BYTES, np.uint8)
     if kind not in _FLOATS:
         signs: NDArray[np.uint8] = random.integers(0, 2, _PATTERN_BYTES, np.uint8) << np.uint8(7)
-        return random.integers(0, 127, _PATTERN_BYTES, np.uint8) | signs  # no NaN of e4m3fn is among them
+        return random.integers(0, 127, _PATTERN_BYTES, np.uint8) | signs  # never a NaN of e4m3fn
     normal = random.standard_normal(_PATTERN_BYTES // ELEMENT_BYTES[kind], np.float32)
     values = 1e-3 * (1 + 0.1 * np.clip(normal, -3, 3)) if form else 0.1 * normal
     raw: Bytes = values.astype(_FLOATS[kind]).view(np.uint8)

@@ -1,12 +1,11 @@
-"""`ingot tune`: every product of a program measured on the card in many tiles, the best kept in a table.
+"""Measures every matmul of a program in many tiles on the GPU, and keeps the best in a table.
 
-    program ─► products (distinct shapes) ─► candidates ─► compiled ─► measured in turn over weights that no cache holds
+    program ─► matmuls (distinct shapes) ─► candidate tiles ─► cubins ─► times ─► table
 
-Products of one weight for few rows are chosen together: the same parts of the sum, in the same order, so that a row has
-the same bits in every bucket of few rows; with `free_order` each bucket takes its own best. Where a product is left in
-parts, reading them is added to its time. The table is written after each weight, so that an interrupted run is no loss.
-
-The program that is tuned: an artifact's, or what a recipe would build, without its weights.
+Tiles for few rows are chosen together for all matmuls of one weight, with one order of sums, so that a row has the same
+bits in every bucket of few rows; with `free_order` each bucket gets its own fastest tile. The time to read split-K
+partials is added to a matmul's time; copies of the weight take turns so that no cache holds it. The table is written
+after each weight, so that an interrupted run resumes.
 """
 
 import os
@@ -20,14 +19,14 @@ from statistics import median
 
 from ingot.artifact import MANIFEST, ModelFacts, open_artifact
 from ingot.artifact.launch_program import CudaProgram, Kernel, read_cuda_program
-from ingot.builder.tune.candidates import Product, candidates, cut_of, library_tiles, products_of, with_tile
-from ingot.builder.tune.measure import ROUNDS, ProductTimer
+from ingot.builder.tune.candidates import Matmul, candidates, cut_of, library_tiles, matmuls_of, with_tile
+from ingot.builder.tune.measure import ROUNDS, MatmulTimer
 from ingot.errors import EngineError, UsageError
 from ingot.pipeline.compile import open_source, run_passes
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, ProductShape, Tile, TileTable, read_tile_table
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, TileTable, read_tile_table
 from ingot.pipeline.targets.cuda.writer import lower_by_recipe
 from ingot.pipeline.targets.table import get_target
 from ingot.progress import detail, note, report_progress
@@ -36,27 +35,26 @@ from ingot.runtime.cuda.device import Device, Stream
 from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
-_ADVICE = "only programs for a card (targets cuda-smXX) have tiles to tune"
+_ADVICE = "only programs of the targets cuda-smXX have tiles to tune"
 
 
 @dataclass(frozen=True)
 class TuneSource:
-    """Where a program comes from: an artifact that holds it, or a recipe that it would be built by."""
+    """Where a program comes from: an artifact that contains it, or a recipe that builds it."""
 
     sms: tuple[int, ...]
     program: Callable[[], CudaProgram]
 
     @classmethod
     def of(cls, source: str, overrides: tuple[str, ...] = ()) -> "TuneSource":
-        """An artifact's folder, or a recipe by name or file.
+        """Open an artifact's folder, or load a recipe by name or file; its passes run when `program` is called.
 
-        UsageError for what has no products of ours, and for overrides of an artifact. The recipe's passes run when
-        its program is asked for.
+        UsageError for a target whose matmuls are not Ingot's kernels, and for overrides of an artifact.
         """
         if not (Path(source) / MANIFEST).is_file():
             recipe = load_recipe(source, overrides)
             target = get_target(recipe.target)
-            if not target.name.startswith("cuda-"):
+            if not target.has_tiles:
                 raise UsageError(f"recipe {recipe.name} is for the target {target.name}; {_ADVICE}")
             return cls(target.sms, partial(_of_recipe, recipe))
         if overrides:
@@ -69,7 +67,7 @@ class TuneSource:
 
 
 def _of_recipe(recipe: Recipe) -> CudaProgram:
-    """Passes and lowering as in a build; nothing is compiled or written."""
+    """Run passes and lowering as in a build, without compiling or writing anything."""
     target = get_target(recipe.target)
     model, _records = run_passes(recipe, open_source(recipe))
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
@@ -77,14 +75,14 @@ def _of_recipe(recipe: Recipe) -> CudaProgram:
 
 
 Compile = Callable[[Mapping[str, Kernel], int], Mapping[str, Cubin]]
-Times = Mapping[Tile, float]  # seconds, the safe tile's first
+Times = Mapping[Tile, float]  # seconds, of the safe tile first
 WORK = "measuring tiles"
 _COPIED_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for a shape, beside the safe tile, in seconds."""
+    """The tile chosen for a shape, and its time and the safe tile's in seconds."""
 
     key: str
     tile: Tile
@@ -93,13 +91,13 @@ class Choice:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as the safe tile."""
+        """Time of the safe tile over that of this one."""
         return self.safe_seconds / self.seconds
 
 
 @dataclass
 class Tuning:
-    """The table, what this run added to it, and how many shapes it held before."""
+    """The table, the choices that this run added, and the number of shapes that it had before."""
 
     table: TileTable
     choices: list[Choice] = field(default_factory=list)
@@ -108,7 +106,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Tuner:
-    """Measures on a device; `compile_` makes cubins for an SM."""
+    """Measures on a device; `compile_` compiles cubins for an SM."""
 
     device: Device
     stopwatch: Stopwatch
@@ -117,22 +115,22 @@ class Tuner:
     open_matmuls: OpenMatmuls = CublasLt
 
     def tune(self, program: CudaProgram, output: Path) -> Tuning:
-        """Measure what `output` does not hold yet, weight by weight, and write it there.
+        """Measure the shapes that the table in `output` lacks, weight by weight, and write it.
 
-        UsageError for a program or a table of another card; BuildError where Triton is missing.
+        UsageError for a program or a table of another GPU; BuildError if Triton is missing.
         """
-        require_card(program.sms, self.device)
+        require_gpu(program.sms, self.device)
         tuning = Tuning(self._begun(output))
-        families = [family for family in families_of(products_of(program)) if _is_new(family, tuning.table)]
-        tuning.held = len(products_of(program)) - sum(map(len, families))
+        families = [family for family in families_of(matmuls_of(program)) if _is_new(family, tuning.table)]
+        tuning.held = len(matmuls_of(program)) - sum(map(len, families))
         self.device.activate()
         stream = self.device.make_stream()
         bytes_per_second = self._bandwidth(stream)
         with self._library(stream) as library:
             for number, family in enumerate(families):
                 report_progress(WORK, number, len(families))
-                times = [self._measure(product, stream, bytes_per_second, library) for product in family]
-                made = choose([product.shape for product in family], times, free_order=self.free_order)
+                times = [self._measure(matmul, stream, bytes_per_second, library) for matmul in family]
+                made = choose([matmul.shape for matmul in family], times, free_order=self.free_order)
                 tuning.choices += made
                 tuning.table = _with(tuning.table, made)
                 _write(tuning.table, output)
@@ -142,19 +140,19 @@ class Tuner:
         return tuning
 
     def _begun(self, output: Path) -> TileTable:
-        """The table so far. UsageError for one of another card."""
+        """Read the table so far. UsageError for a table of another GPU."""
         if not output.exists():
             return TileTable(sm=self.device.sm, device=self.device.name)
         table = read_tile_table(output, (self.device.sm,))
         if table.device != self.device.name:
             raise UsageError(
                 f"{output}: was measured on {table.device}, and this is {self.device.name}; name another file: a table "
-                "holds the times of one card"
+                "is for one GPU"
             )
         return table
 
     def _bandwidth(self, stream: Stream) -> float:
-        """Bytes that the card reads a second, or writes: both in a copy."""
+        """Measure the bytes that the GPU reads or writes in a second, by a copy, which does both."""
         device, size = self.device, _COPIED_BYTES
         one, other = (device.allocate(size, "a copy") for _ in range(2))
         seconds = laps(self.stopwatch, stream, lambda stream: device.copy(other, one, size, stream), ROUNDS)
@@ -164,11 +162,11 @@ class Tuner:
 
     @contextmanager
     def _library(self, stream: Stream) -> Iterator[MatmulBinder | None]:
-        """The library that products may be left to; None, which is told, where it is not there."""
+        """Open the library that can compute matmuls; None, with a note, if it is not installed."""
         try:
             opened = self.open_matmuls(self.device, stream)
         except EngineError as error:
-            note(f"products are not measured in a library: {error}")
+            note(f"no library is measured: {error}")
             yield None
             return
         try:
@@ -176,49 +174,48 @@ class Tuner:
         finally:
             opened.close()
 
-    def _measure(
-        self, product: Product, stream: Stream, bytes_per_second: float, library: MatmulBinder | None
-    ) -> Times:
-        """Seconds of every candidate that the card can hold; the safe tile's first.
+    def _measure(self, matmul: Matmul, stream: Stream, bytes_per_second: float, library: MatmulBinder | None) -> Times:
+        """Return seconds of every candidate that fits the GPU, of the safe tile first.
 
-        A library adds up in an order of its own for every number of rows: for few rows it takes part with `free_order`.
+        A library has its own order of sums for every number of rows: for few rows it is measured only with
+        `free_order`.
         """
-        tiles = candidates(product.shape, self.device.sm)
-        kernels = {str(number): with_tile(product, tile)[0] for number, tile in enumerate(tiles)}
+        tiles = candidates(matmul.shape, self.device.sm)
+        kernels = {str(number): with_tile(matmul, tile)[0] for number, tile in enumerate(tiles)}
         cubins = self.compile_(kernels, self.device.sm)
-        timer = ProductTimer(self.device, self.stopwatch, stream, product, bytes_per_second)
+        timer = MatmulTimer(self.device, self.stopwatch, stream, matmul, bytes_per_second)
         try:
             times = {tile: timer.time(tile, cubins[str(number)]) for number, tile in enumerate(tiles)}
-            if library is not None and (product.shape.rows > FEW_ROWS or self.free_order):
-                times |= {tile: timer.time_library(library) for tile in library_tiles(product, self.device.sm)}
+            if library is not None and (matmul.shape.rows > FEW_ROWS or self.free_order):
+                times |= {tile: timer.time_library(library) for tile in library_tiles(matmul, self.device.sm)}
         finally:
             timer.close()
         return {tile: seconds for tile, seconds in times.items() if seconds is not None}
 
 
-def require_card(sms: Sequence[int], device: Device) -> None:
-    """UsageError for a card of an SM that the program is not for."""
+def require_gpu(sms: Sequence[int], device: Device) -> None:
+    """Raise UsageError for a GPU of an SM that the program is not for."""
     if device.sm not in sms:
         built = ", ".join(map(str, sms))
         raise UsageError(
-            f"the program is for SM {built}, and {device.name} has SM {device.sm}; tune it on a card of SM {built}, or "
+            f"the program is for SM {built}, and {device.name} has SM {device.sm}; tune it on a GPU of SM {built}, or "
             f"build for cuda-sm{device.sm}"
         )
 
 
-def families_of(products: Iterable[Product]) -> list[list[Product]]:
-    """Products of one weight for few rows together, all others by themselves."""
-    found: dict[tuple[object, ...], list[Product]] = {}
-    for product in products:
-        shape = product.shape
+def families_of(matmuls: Iterable[Matmul]) -> list[list[Matmul]]:
+    """Group matmuls of few rows by their weight; every other matmul is a group of its own."""
+    found: dict[tuple[object, ...], list[Matmul]] = {}
+    for matmul in matmuls:
+        shape = matmul.shape
         few = shape.rows <= FEW_ROWS
         weight = (shape.kernel, shape.n, shape.columns, shape.bits, shape.group)
-        found.setdefault(weight if few else (*weight, shape.rows), []).append(product)
+        found.setdefault(weight if few else (*weight, shape.rows), []).append(matmul)
     return list(found.values())
 
 
-def choose(shapes: Sequence[ProductShape], times: Sequence[Times], *, free_order: bool) -> list[Choice]:
-    """The best tiles of a family: of one order of sums, the one that costs the rows together least, relatively."""
+def choose(shapes: Sequence[MatmulShape], times: Sequence[Times], *, free_order: bool) -> list[Choice]:
+    """Choose the tiles of a family: those of the order of sums with the lowest mean of relative times."""
     orders = [{_order(shape, tile) for tile in one} for shape, one in zip(shapes, times, strict=True)]
     common = set[tuple[int, ...]]() if free_order else set.intersection(*orders)
 
@@ -237,13 +234,13 @@ def choose(shapes: Sequence[ProductShape], times: Sequence[Times], *, free_order
     return made
 
 
-def _order(shape: ProductShape, tile: Tile) -> tuple[int, ...]:
-    """What the order of a row's sums depends on."""
+def _order(shape: MatmulShape, tile: Tile) -> tuple[int, ...]:
+    """Everything that the order of a row's sums depends on."""
     return (cut_of(shape, tile).splits, tile.depth, tile.columns, tile.num_warps, int(tile.library is not None))
 
 
-def _is_new(family: Sequence[Product], table: TileTable) -> bool:
-    return any(product.shape.key not in table.choices for product in family)
+def _is_new(family: Sequence[Matmul], table: TileTable) -> bool:
+    return any(matmul.shape.key not in table.choices for matmul in family)
 
 
 def _with(table: TileTable, made: Sequence[Choice]) -> TileTable:
@@ -251,8 +248,8 @@ def _with(table: TileTable, made: Sequence[Choice]) -> TileTable:
 
 
 def _write(table: TileTable, output: Path) -> None:
-    """Whole or not at all, whenever the run is cut off."""
+    """Write the table atomically, so that an interrupted run leaves a complete one."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    beside = output.with_name(f".{output.name}-{os.getpid()}")
-    beside.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    beside.replace(output)
+    temporary = output.with_name(f".{output.name}-{os.getpid()}")
+    temporary.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    temporary.replace(output)

@@ -1,6 +1,6 @@
-"""Compiles every kernel of the catalogue in small shapes for one SM, and prints what came out as JSON.
+"""Compiles every kernel in small shapes for one SM, and prints the outcomes as JSON.
 
-A process of its own: where Triton interprets kernels it cannot compile them.
+Runs as a process of its own: a process whose Triton interprets kernels cannot compile them.
 """
 
 import json
@@ -21,22 +21,22 @@ ROWS: dict[str, Constant] = {"COLUMNS": 172, "BLOCK": 256}
 SPANS: dict[str, Constant] = {"SPANS": 2, "GROUP": 32, "HAS_ZERO_POINTS": True}
 FINISH: dict[str, Constant] = {"HAS_BIAS": True, "HAS_SOFTCAP": True}
 HALF = {"T": "bf16", "X": "bf16", "OUT": "bf16"}
-PARTS = {**HALF, "X": "fp32", "OUT": "fp32"}
+PARTIALS = {**HALF, "X": "fp32", "OUT": "fp32"}
 
 
 def requests() -> Iterator[Kernel]:
     """Every kernel, in every precision that it has."""
     yield make_kernel("carry_tokens", {}, {"BLOCK": 128})
     norm: dict[str, Constant] = {**ROWS, "HAS_INNER": True, "HAS_RESIDUAL": True, "HAS_OUTER": True}
-    yield make_kernel("rms_norm", PARTS, {**norm, "PARTS": 4})
+    yield make_kernel("rms_norm", PARTIALS, {**norm, "PARTS": 4})
     yield make_kernel("gather_rows", HALF, ROWS)
     for bits in (4, 8):
         yield make_kernel(
             "gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "TABLE_ROWS": 9, "BITS": bits}
         )
     for kind in range(6):
-        yield make_kernel("gated_activation", PARTS, {**ROWS, "PARTS": 2, "KIND": kind})
-    yield make_kernel("map_rows", PARTS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
+        yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, "KIND": kind})
+    yield make_kernel("map_rows", PARTIALS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
     yield make_kernel("combine_rows", HALF, {**ROWS, "PARTS": 1, "KIND": 0})
     yield make_kernel("gather_columns", HALF, ROWS)
     yield make_kernel("rotate_heads", HALF, {"DIM": 80, "BLOCK_DIM": 128, "ROTARY": 32})
@@ -44,7 +44,7 @@ def requests() -> Iterator[Kernel]:
         yield from pool_requests(kind, {"T": "fp16", "X": "fp32" if kind == 3 else "fp16", "KV": pool})
     joined: dict[str, Constant] = {**CHUNKS, "HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "BLOCK_CHUNKS": 32}
     yield make_kernel("join_chunks", HALF, {**joined, "HAS_SINKS": True})
-    yield from product_requests()
+    yield from matmul_requests()
     for kernel in ("greedy", "draw"):
         yield make_kernel(kernel, {}, {"VOCABULARY": 300, "BLOCK": 128})
 
@@ -60,13 +60,13 @@ def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     yield make_kernel("ragged_attention", types, {**read, **tiles})
 
 
-def product_requests() -> Iterator[Kernel]:
-    """Products, for every form of weight, whole and in parts."""
+def matmul_requests() -> Iterator[Kernel]:
+    """Matmuls for every form of weight, whole and as split-K partials."""
     shape: dict[str, Constant] = {"N": 64, "COLUMNS": 128, **FINISH}
     for bits, scale_weights, splits in ((4, False, 2), (4, True, 1), (8, False, 1)):
         tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
         constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
-        yield make_kernel("matmul_nbits", {**PARTS, "S": "fp16"}, constants, frozenset({"x_stride"}))
+        yield make_kernel("matmul_nbits", {**PARTIALS, "S": "fp16"}, constants, frozenset({"x_stride"}))
         form: dict[str, Constant] = {**SPANS, "N": 64, "COLUMNS": 128, "TILE": 32, "GROUPS": 4, "BITS": bits}
         yield make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, form)
     for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
@@ -79,14 +79,14 @@ def product_requests() -> Iterator[Kernel]:
 
 
 def outcome(request: Kernel, sm: int) -> dict[str, object]:
-    """What became of one kernel."""
+    """The outcome of one kernel."""
     row: dict[str, object] = {"kernel": request.name, "float8": f"*{FLOAT8}" in request.types}
     try:
-        code, facts = compile_kernel(request, sm)
+        cubin = compile_kernel(request, sm)
     except BuildError as error:
         return {**row, "error": str(error)}
-    is_elf = code.startswith(b"\x7fELF")
-    return {**row, "error": None, "code_starts_with_elf": is_elf, "shared_bytes": facts.shared_bytes}
+    is_elf = cubin.code.startswith(b"\x7fELF")
+    return {**row, "error": None, "code_starts_with_elf": is_elf, "shared_bytes": cubin.facts.shared_bytes}
 
 
 def pairs() -> Iterator[tuple[Kernel, int]]:

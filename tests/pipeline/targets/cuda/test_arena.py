@@ -1,9 +1,10 @@
-"""The arena: what lives together lies apart, and little is lost."""
+"""Plans of the arena: no overlap within a lifetime, and close to the lower bound."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.pipeline.targets.cuda.arena import ALIGNMENT, Lifetime, arena_bytes, least_bytes, lifetimes, plan_arena
+from ingot.sizes import round_up
 
 LIFETIMES = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),
@@ -18,14 +19,14 @@ def test_a_lifetime_reaches_from_the_first_use_to_the_last() -> None:
     assert found == {"a": Lifetime(10, 0, 3), "b": Lifetime(20, 1, 2)}
 
 
-def test_buffers_of_different_times_share_a_place() -> None:
+def test_buffers_of_different_lifetimes_share_memory() -> None:
     chain = {name: Lifetime(1000, at, at + 1) for at, name in enumerate("abcdef")}
     offsets = plan_arena(chain)
     assert arena_bytes(chain, offsets) == least_bytes(chain) == 2 * 1024
 
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), LIFETIMES, max_size=25))
-def test_what_lives_at_one_time_never_overlaps(buffers: dict[str, Lifetime]) -> None:
+def test_buffers_alive_at_one_step_never_overlap(buffers: dict[str, Lifetime]) -> None:
     offsets = plan_arena(buffers)
     assert offsets.keys() == buffers.keys()
     for name, one in buffers.items():
@@ -35,5 +36,5 @@ def test_what_lives_at_one_time_never_overlaps(buffers: dict[str, Lifetime]) -> 
                 apart = offsets[name] + one.bytes <= offsets[other] or offsets[other] + two.bytes <= offsets[name]
                 assert apart
     assert (
-        least_bytes(buffers) <= arena_bytes(buffers, offsets) <= sum(-(-b.bytes // 256) * 256 for b in buffers.values())
+        least_bytes(buffers) <= arena_bytes(buffers, offsets) <= sum(round_up(b.bytes, 256) for b in buffers.values())
     )

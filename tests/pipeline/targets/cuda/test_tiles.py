@@ -1,4 +1,4 @@
-"""Safe tiles: one order of sums for few rows, enough programs for many, what the smallest card can hold."""
+"""Tiles: one order of sums for few rows, enough programs for many, limits of shared memory, tables."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.tiles import (
     FEW_ROWS,
-    Product,
-    ProductShape,
+    MatmulKernel,
+    MatmulShape,
     Tile,
     TileTable,
     read_tile_table,
@@ -17,30 +17,30 @@ from ingot.pipeline.targets.cuda.tiles import (
 )
 
 SHAPES = [(4096, 14336), (6144, 4096), (128256, 4096), (2048, 2048), (96, 64)]  # n, columns
-FORMS: list[tuple[Product, int, int]] = [("matmul", 16, 0), ("matmul", 8, 0), ("matmul_nbits", 4, 128)]
+FORMS: list[tuple[MatmulKernel, int, int]] = [("matmul", 16, 0), ("matmul", 8, 0), ("matmul_nbits", 4, 128)]
 
 
-def shape(form: tuple[Product, int, int], rows: int, n: int, columns: int) -> ProductShape:
+def shape(form: tuple[MatmulKernel, int, int], rows: int, n: int, columns: int) -> MatmulShape:
     kernel, bits, group = form
-    return ProductShape(kernel=kernel, rows=rows, n=n, columns=columns, bits=bits, group=group)
+    return MatmulShape(kernel=kernel, rows=rows, n=n, columns=columns, bits=bits, group=group)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "columns"), SHAPES)
-def test_all_buckets_of_few_rows_add_up_in_one_order(form: tuple[Product, int, int], n: int, columns: int) -> None:
+def test_all_buckets_of_few_rows_add_up_in_one_order(form: tuple[MatmulKernel, int, int], n: int, columns: int) -> None:
     tiles = [safe_tile(shape(form, rows, n, columns), 90) for rows in (1, 8, 16, 17, 32, FEW_ROWS)]
     assert len({(tile.depth, tile.splits, tile.columns, tile.num_warps) for tile in tiles}) == 1
     assert max(tile.rows for tile in tiles) < 64  # from where SM 90 has other instructions
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_many_rows_are_cut_no_finer_than_fills_a_card(form: tuple[Product, int, int]) -> None:
+def test_tiles_of_many_rows_are_as_large_as_still_fills_a_gpu(form: tuple[MatmulKernel, int, int]) -> None:
     few, many = (safe_tile(shape(form, rows, 4096, 4096)) for rows in (128, 4096))
     assert few.rows * few.columns < many.rows * many.columns
     assert few.splits == many.splits == 1
 
 
-def test_float32_takes_tiles_that_fit_twice_the_bytes() -> None:
+def test_float32_tiles_fit_shared_memory() -> None:
     wide = shape(FORMS[0], 4096, 4096, 4096).model_copy(update={"is_float32": True})
     tile = safe_tile(wide, 90)
     stage_bytes = (tile.rows + tile.columns) * tile.depth * 4
@@ -48,21 +48,21 @@ def test_float32_takes_tiles_that_fit_twice_the_bytes() -> None:
     assert wide.key == "matmul bits=16 group=0 float32 rows=4096 n=4096 columns=4096"
 
 
-def test_a_measured_choice_goes_before_a_safe_one() -> None:
+def test_a_measured_tile_overrides_the_safe_one() -> None:
     wanted = shape(FORMS[0], 8, 96, 64)
     chosen = Tile(rows=16, columns=32)
-    assert TileTable(sm=90, device="a card", choices={wanted.key: chosen}).choose(wanted) == chosen
+    assert TileTable(sm=90, device="a GPU", choices={wanted.key: chosen}).choose(wanted) == chosen
     assert TileTable(sm=90).choose(wanted) == safe_tile(wanted, 90)
 
 
-def test_a_library_may_be_chosen_for_plain_weights_alone(tmp_path: Path) -> None:
+def test_a_library_may_be_chosen_only_for_plain_weights(tmp_path: Path) -> None:
     file = tmp_path / "tiles.json"
     tile = {"rows": 64, "columns": 64, "library": "cublaslt"}
     for form in FORMS:
         key = shape(form, 512, 96, 64).key
-        file.write_text(json.dumps({"sm": 90, "device": "a card", "choices": {key: tile}}))
+        file.write_text(json.dumps({"sm": 90, "device": "a GPU", "choices": {key: tile}}))
         if form == ("matmul", 16, 0):
             assert read_tile_table(file, (90,)).choices[key].library == "cublaslt"
             continue
-        with pytest.raises(UsageError, match=f"cublaslt multiplies by plain weights only, and is chosen for '{key}'"):
+        with pytest.raises(UsageError, match=f"cublaslt multiplies only by plain weights, and is chosen for '{key}'"):
             read_tile_table(file, (90,))

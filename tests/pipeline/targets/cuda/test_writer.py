@@ -1,4 +1,4 @@
-"""An artifact for a card, built without one: what lies in it, that it fits together, and that it is the same again."""
+"""An artifact for a GPU, built without one: its files, their consistency, and equal bytes in a second build."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from ingot.cli.main import run
 from ingot.errors import ArtifactError, BuildError
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.pipeline.targets.cuda.tiles import ProductShape, Tile, TileTable
+from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT
 
@@ -49,7 +49,7 @@ def launches(program: CudaProgram) -> Iterator[Launch]:
             yield step
 
 
-def test_the_manifest_names_the_card_the_launches_and_the_compiler(artifact: Artifact) -> None:
+def test_the_manifest_names_target_launches_and_compiler(artifact: Artifact) -> None:
     manifest = artifact.manifest
     assert (manifest.engine, manifest.target, manifest.program.launches) == (
         "cuda",
@@ -62,7 +62,7 @@ def test_the_manifest_names_the_card_the_launches_and_the_compiler(artifact: Art
     assert names == {"program/launches.json", "program/weights.safetensors", cubins_file(90)}
 
 
-def test_every_launch_finds_its_cubin_its_weights_and_its_place(artifact: Artifact, program: CudaProgram) -> None:
+def test_every_launch_has_its_cubin_and_weights(artifact: Artifact, program: CudaProgram) -> None:
     cubins = load_file(artifact.file(cubins_file(90)))
     assert cubins.keys() == program.kernels.keys() == program.cubins[90].keys()
     assert all(code.tobytes().startswith(b"\x7fELF") for code in cubins.values())
@@ -79,7 +79,7 @@ def test_every_launch_finds_its_cubin_its_weights_and_its_place(artifact: Artifa
     assert used == set(program.kernels)
 
 
-def test_the_buckets_are_those_of_the_recipe(program: CudaProgram) -> None:
+def test_the_recipe_decides_the_buckets(program: CudaProgram) -> None:
     assert [bucket.name for bucket in program.programs] == ["decode-1", "ragged-32"]
     for bucket in program.programs:
         assert bucket.sequences == bucket.logits_rows == 1
@@ -95,30 +95,30 @@ def test_the_buckets_are_those_of_the_recipe(program: CudaProgram) -> None:
 def test_a_second_build_has_the_same_identity(
     artifact: Artifact, build_unmeasured: BuildArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))  # nothing compiled is found again
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))  # an empty cache
     assert build_unmeasured("int4-cuda", LLAMA, *SMALL, "threads=1").manifest.files == {
         **artifact.manifest.files,
         "recipe.yaml": build_unmeasured("int4-cuda", LLAMA, *SMALL, "threads=1").manifest.files["recipe.yaml"],
     }
 
 
-def test_a_table_of_tiles_decides_and_is_noted(
+def test_a_table_of_tiles_decides_and_is_named_in_the_program(
     build_unmeasured: BuildArtifact, program: CudaProgram, tmp_path: Path
 ) -> None:
-    product = next(kernel for kernel in program.kernels.values() if kernel.constants.get("BITS") == 4)
-    n, columns = int(product.constants["N"]), int(product.constants["COLUMNS"])
-    shape = ProductShape(kernel="matmul_nbits", rows=1, n=n, columns=columns, bits=4, group=32)
+    matmul = next(kernel for kernel in program.kernels.values() if kernel.constants.get("BITS") == 4)
+    n, columns = int(matmul.constants["N"]), int(matmul.constants["COLUMNS"])
+    shape = MatmulShape(kernel="matmul_nbits", rows=1, n=n, columns=columns, bits=4, group=32)
     choices = {shape.key: Tile(rows=16, columns=32, num_warps=2)}
-    table = TileTable(sm=90, device="a card", choices=choices)
+    table = TileTable(sm=90, device="a GPU", choices=choices)
     (tmp_path / "tiles.json").write_text(table.model_dump_json())
     tuned = build_unmeasured("int4-cuda", LLAMA, *SMALL, f"gpu.tiles={tmp_path / 'tiles.json'}")
     found = read_cuda_program(tuned.file("program/launches.json"))
-    assert found.tuned_on == "a card"
-    products = [kernel for kernel in found.kernels.values() if kernel.name == "matmul_nbits" and kernel.num_warps == 2]
-    assert [(kernel.constants["TILE"], kernel.constants["N"]) for kernel in products] == [(32, n)]
+    assert found.tuned_on == "a GPU"
+    matmuls = [kernel for kernel in found.kernels.values() if kernel.name == "matmul_nbits" and kernel.num_warps == 2]
+    assert [(kernel.constants["TILE"], kernel.constants["N"]) for kernel in matmuls] == [(32, n)]
 
 
-def test_a_table_of_another_card_is_refused(build_unmeasured: BuildArtifact, tmp_path: Path) -> None:
+def test_a_table_of_another_sm_is_refused(build_unmeasured: BuildArtifact, tmp_path: Path) -> None:
     (tmp_path / "tiles.json").write_text(TileTable(sm=80, device="NVIDIA A100").model_dump_json())
     with pytest.raises(
         Exception, match=r"was measured on NVIDIA A100 \(SM 80\), and this builds for SM 90; run `ingot tune`"
@@ -126,8 +126,8 @@ def test_a_table_of_another_card_is_refused(build_unmeasured: BuildArtifact, tmp
         build_unmeasured("int4-cuda", LLAMA, *SMALL, f"gpu.tiles={tmp_path / 'tiles.json'}")
 
 
-def test_a_kernel_that_does_not_compile_ends_the_build_by_its_name() -> None:
-    wrong = make_kernel("gather_rows", {"T": "fp16"}, {"COLUMNS": 64, "BLOCK": 100})  # no power of two
+def test_a_kernel_that_does_not_compile_is_named_in_the_error() -> None:
+    wrong = make_kernel("gather_rows", {"T": "fp16"}, {"COLUMNS": 64, "BLOCK": 100})  # not a power of two
     right = {
         f"right {at}": make_kernel("gather_rows", {"T": "fp16"}, {"COLUMNS": 64 + at, "BLOCK": 64}) for at in range(3)
     }
@@ -144,7 +144,7 @@ def test_inspect_lists_buckets_kernels_and_launches(artifact: Artifact, capsys: 
     assert "unknown bucket 'decode-3'; buckets: decode-1, ragged-32. Did you mean" in capsys.readouterr().err
 
 
-def test_launches_that_are_none_are_named(tmp_path: Path) -> None:
+def test_an_invalid_launches_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "launches.json"
     file.write_text(json.dumps({"sms": []}))
     with pytest.raises(ArtifactError, match=r"launches\.json: sms: .*; build the artifact again"):

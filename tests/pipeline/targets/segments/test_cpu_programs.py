@@ -1,4 +1,4 @@
-"""Every family's program against its own IR: fusions, lowering, partition, writer, all at once."""
+"""Every family's program of segments for the CPU against its own IR: fusions, lowering, partition, writer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,14 +34,14 @@ def prepared(checkpoint: Path, scheme: dict[str, object]) -> ir.Model:
 
 
 def cases() -> Iterator[object]:
-    """Every checkpoint in float; of each family, which the plain names are, every scheme."""
+    """Every checkpoint in float; one checkpoint of each family (a name without a dash) in every scheme."""
     for checkpoint in CHECKPOINTS:
         for scheme in SCHEMES if "-" not in checkpoint.name else ("float",):
             yield pytest.param(checkpoint, scheme, id=f"{checkpoint.name}-{scheme}")
 
 
 @pytest.mark.parametrize(("checkpoint", "scheme"), list(cases()))
-def test_the_program_computes_what_the_ir_says(checkpoint: Path, scheme: str, tmp_path: Path) -> None:
+def test_the_program_computes_the_same_as_the_ir(checkpoint: Path, scheme: str, tmp_path: Path) -> None:
     model = prepared(checkpoint, SCHEMES[scheme])
     facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
     tokens = np.random.default_rng(0).integers(0, facts.vocab_size, min(40, facts.context_tokens))
