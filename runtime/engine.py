@@ -173,6 +173,7 @@ class Engine:
         return self._outputs.take()
 
     def _advance(self) -> None:
+        """One step; queue its outputs. A step that the host samples first waits for the one in flight."""
         batch = self._scheduler.schedule()
         self._require_progress(batch)
         if self._pipeline and not self._needs_logits(batch):

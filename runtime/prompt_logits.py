@@ -38,27 +38,12 @@ def iterate_prompt_logits(
     queue = enumerate(prompts)
     index_of: dict[int, int] = {}
     try:
-        while True:
-            _refill(scheduler, queue, index_of)
-            if not scheduler.has_sequences:
-                return
+        while _refill(scheduler, queue, index_of):
             drain()
-            batch = scheduler.schedule()
-            if not batch.entries:
-                raise EngineError(
-                    f"no block is free for a sequence of {len(scheduler.waiting[0].tokens)} tokens: running requests"
-                    f" hold {scheduler.blocks.num_in_use} of {scheduler.blocks.num_blocks}; finish them first"
-                )
+            batch = _schedule(scheduler)
             logits = executor.forward(builder.build(batch, all_logits=True))  # [T, vocab]
             scheduler.complete(batch)
-            num_built = builder.num_built
-            for part in _parts(batch, logits, index_of):
-                if builder.num_built != num_built:
-                    raise EngineError(
-                        f"the logits of prompt {part.prompt_index} were overwritten: the engine ran another step while"
-                        " they were still unread; read all of them before other calls, or give one prompt at a time"
-                    )
-                yield part
+            yield from _parts(batch, logits, index_of, builder)
             for entry in batch.entries:
                 if entry.samples:
                     scheduler.remove(entry.sequence)
@@ -69,19 +54,39 @@ def iterate_prompt_logits(
 
 def _refill(
     scheduler: Scheduler, queue: Iterator[tuple[int, tuple[int, Int64Array]]], index_of: dict[int, int]
-) -> None:
-    """Keep the tokens of one step waiting."""
+) -> bool:
+    """Keep the tokens of one step waiting; returns whether any sequence is left."""
     while sum(len(sequence.tokens) for sequence in scheduler.waiting) < scheduler.max_batch_tokens:
         following = next(queue, None)
         if following is None:
-            return
+            break
         index, (sequence_id, tokens) = following
         index_of[sequence_id] = index
         scheduler.add(Sequence.of(sequence_id, tokens, 1, reuse_prefix=False))
+    return scheduler.has_sequences
 
 
-def _parts(batch: ScheduledBatch, logits: FloatArray, index_of: dict[int, int]) -> Iterator[PromptLogits]:
-    row = 0
+def _schedule(scheduler: Scheduler) -> ScheduledBatch:
+    batch = scheduler.schedule()
+    if not batch.entries:
+        raise EngineError(
+            f"no block is free for a sequence of {len(scheduler.waiting[0].tokens)} tokens: running requests"
+            f" hold {scheduler.blocks.num_in_use} of {scheduler.blocks.num_blocks}; finish them first"
+        )
+    return batch
+
+
+def _parts(
+    batch: ScheduledBatch, logits: FloatArray, index_of: dict[int, int], builder: BatchBuilder
+) -> Iterator[PromptLogits]:
+    """Logits of each sequence of the step; EngineError when another step has overwritten them."""
+    num_built, row = builder.num_built, 0
     for sequence, start, num_tokens, _ in batch.entries:
-        yield PromptLogits(index_of[sequence.id], start, logits[row : row + num_tokens])
+        index = index_of[sequence.id]
+        if builder.num_built != num_built:
+            raise EngineError(
+                f"the logits of prompt {index} were overwritten: the engine ran another step while they were still"
+                " unread; read all of them before other calls, or give one prompt at a time"
+            )
+        yield PromptLogits(index, start, logits[row : row + num_tokens])
         row += num_tokens
