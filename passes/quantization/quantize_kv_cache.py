@@ -1,13 +1,13 @@
-"""The pass quantize-kv-cache: keys and values stand in the pool with 8 or 4 bits, a scale per token and head.
+"""The pass quantize-kv-cache: stores keys and values with 8 or 4 bits and a scale per token and head.
 
     Matched         the model's KV geometry
-    Replacement     the same in fp8 (e4m3), int8 or int4: each vector divided by a float16 scale that takes its largest
+    Replacement     the same in fp8 (e4m3), int8 or int4: each vector divided by a float16 scale that maps its largest
                     element to the format's largest number
 
-No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block then takes
-half (fp8, int8) or a quarter (int4) of its bytes, and a scale for each vector more.
+No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block takes half
+(fp8, int8) or a quarter (int4) of its bytes, plus a scale per vector.
 
-Refuses: int4 with heads of an odd size, as two dims share a byte.
+Refuses: int4 with heads of an odd size, as two elements share a byte.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ingot.passes.base import Pass, PassKind
 
 @dataclass(frozen=True)
 class QuantizeKVCache(Pass):
-    """precision    fp8: e4m3, for cards from SM 89 on; int8; int4"""
+    """precision    fp8: e4m3, for GPUs from SM 89 on; int8; int4"""
 
     name: ClassVar[str] = "quantize-kv-cache"
     kind: ClassVar[PassKind] = "quantization"
@@ -34,11 +34,11 @@ class QuantizeKVCache(Pass):
 
     @property
     def kv_precision(self) -> Literal["fp8", "int8", "int4"]:
-        """The option's."""
+        """The option `precision`."""
         return self.precision
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Note the precision in the model's geometry."""
+        """Set the precision in the model's KV geometry."""
         before = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
         if self.precision == "int4" and before.head_dim % 2:
             raise PassError(f"heads have {before.head_dim} dims, and two share a byte of int4; use int8")

@@ -1,11 +1,11 @@
-"""The pass round-scales: scales of quantized weights to numbers that float16 holds.
+"""The pass round-scales: rounds the scales of quantized weights to float16 numbers.
 
     Matched         DequantizeLinear(q, scale, zero_point?)
     Replacement     the same with float32(float16(scale))
 
-GPTQ, AWQ and GGUF store scales in 16 bits; with this pass behind the quantization, an artifact and a checkpoint that is
-exported from the same recipe hold the same weights, bit for bit. A scale moves by less than 1 part in 2000. The engine
-goes on computing with float32 scales.
+GPTQ, AWQ and GGUF store scales in 16 bits; with this pass after the quantizer, an artifact and a checkpoint exported
+from the same recipe have the same weights, bit for bit. A scale changes by less than 1 part in 2000. The engine still
+computes with float32 scales.
 
 Refuses: a scale above float16's largest number, 65504, by the weight's name.
 """
@@ -38,7 +38,7 @@ class RoundScales(Pass):
 
 
 def _round(scale: ir.Value) -> bool:
-    """Round one initializer; whether a number changed."""
+    """Round one initializer; return whether a number changed."""
     tensor = scale.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return False

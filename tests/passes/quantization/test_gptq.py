@@ -85,7 +85,7 @@ def test_layers_with_too_few_tokens_get_one_warning_with_numbers(caplog: pytest.
         quantized(Gptq(), few)
     (record,) = caplog.records
     assert f"layers.0.down_proj (64 tokens, {INNER} channels), layers.1.down_proj" in record.getMessage()
-    assert f"until {INNER} tokens and more reach each" in record.getMessage()
+    assert f"until each gets at least {INNER} tokens" in record.getMessage()
 
 
 def test_a_layer_with_zero_inputs_is_rounded_to_nearest_and_named(caplog: pytest.LogCaptureFixture) -> None:
