@@ -34,10 +34,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
+from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.rounding import RoundedWeight
-
-CALIBRATION_KEY = "ingot.calibration"  # model.metadata_props: JSON of CalibrationFacts
 
 Arrays = Mapping[str, NDArray[Any]]
 Trial = Mapping[ir.Value, Callable[[], Float32Array]]  # weight operand of a layer -> another weight [out, in]
@@ -71,9 +70,16 @@ class CalibrationFacts:
         """Tokens that every layer is calibrated on."""
         return self.sequences * self.sequence_tokens - self.missing_tokens
 
+    def as_json(self) -> dict[str, object]:
+        """The facts with the count of tokens."""
+        return asdict(self) | {"tokens": self.tokens}
+
     def record(self, model: ir.Model) -> None:
-        """Write the facts into the IR's metadata."""
-        model.metadata_props[CALIBRATION_KEY] = json.dumps(asdict(self) | {"tokens": self.tokens})
+        """Record the facts on the model."""
+        CALIBRATION_FACTS.record(model, self)
+
+
+CALIBRATION_FACTS = Fact("ingot.calibration", CalibrationFacts, CalibrationFacts.as_json)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
 """Metadata of a pruned model: its current facts and KV geometry, and what was removed."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import PassError
+from ingot.passes.model_facts import KV, MODEL, Fact, WeightFacts
 
-STRUCTURE_KEY = "ingot.prune-structure"  # model.metadata_props: JSON of StructureFacts
-MASKS_KEY = "ingot.prune-weights"  # model.metadata_props: JSON, see prune_weights.py
+MASKS_FACTS = Fact("ingot.prune-weights", WeightFacts)  # see prune_weights.py
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 
 
@@ -31,16 +29,10 @@ class StructureFacts:
     num_kv_heads: int
     head_dim: int
     intermediate_sizes: tuple[int, ...]
-    sites: tuple[Mapping[str, object], ...]
+    sites: tuple[Mapping[str, Any], ...]
 
-    @classmethod
-    def of(cls, model: ir.Model) -> "StructureFacts | None":
-        """The model's, or None where nothing was pruned."""
-        text = model.metadata_props.get(STRUCTURE_KEY)
-        if text is None:
-            return None
-        found: dict[str, Any] = json.loads(text)
-        return cls(**(found | {key: tuple(value) for key, value in found.items() if isinstance(value, list)}))
+
+STRUCTURE_FACTS = Fact("ingot.prune-structure", StructureFacts)
 
 
 def record_structure(
@@ -51,7 +43,7 @@ def record_structure(
     removed: int,
 ) -> None:
     """Write the facts after a pruning that kept `layers`, numbered as before, and removed that many weight elements."""
-    before = StructureFacts.of(model)
+    before = STRUCTURE_FACTS.find(model)
     heads = _heads(model)
     sizes = tuple(sorted({int(str(site["kept"])) for site in sites if site["kind"] == "ffn"}))
     facts = StructureFacts(
@@ -63,26 +55,24 @@ def record_structure(
         intermediate_sizes=sizes or (before.intermediate_sizes if before else ()),
         sites=(*(before.sites if before else ()), *sites),
     )
-    model.metadata_props[STRUCTURE_KEY] = json.dumps(asdict(facts))
+    STRUCTURE_FACTS.record(model, facts)
     _update(model, facts, removed)
 
 
 def refuse_to_fill_zeros(model: ir.Model) -> None:
     """PassError for a pass that would overwrite the zeros of prune-weights."""
-    if MASKS_KEY in model.metadata_props:
+    if MASKS_FACTS.is_in(model):
         raise PassError("the zeros that prune-weights made would be lost; list prune-weights after it")
 
 
 def _update(model: ir.Model, facts: StructureFacts, removed: int) -> None:
     """Update model facts and KV geometry, where the model has them."""
-    if "ingot.model" in model.metadata_props:
-        known = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    if (known := MODEL.find(model)) is not None:
         changed = {"num_layers": len(facts.layers), "num_parameters": known.num_parameters - removed}
-        model.metadata_props["ingot.model"] = known.model_copy(update=changed).model_dump_json()
-    if "ingot.kv" in model.metadata_props:
-        geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+        MODEL.record(model, known.model_copy(update=changed))
+    if (geometry := KV.find(model)) is not None:
         changed = {"num_layers": len(facts.layers), "num_kv_heads": facts.num_kv_heads}
-        model.metadata_props["ingot.kv"] = geometry.model_copy(update=changed).model_dump_json()
+        KV.record(model, geometry.model_copy(update=changed))
 
 
 def _heads(model: ir.Model) -> dict[str, int]:

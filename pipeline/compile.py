@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
+from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact import CALIBRATION_FILE, KVGeometry, ModelFacts
+from ingot.artifact import CALIBRATION_FILE, ModelFacts
 from ingot.errors import UsageError
 from ingot.passes.base import Pass
-from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
+from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
-from ingot.passes.registry import make_pass
+from ingot.passes.model_facts import KV, MODEL, Rows, pass_facts
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
+from ingot.passes.registry import make_pass, pass_names
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, open_journal, read_calibration_data
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
@@ -35,7 +38,9 @@ class Compiled:
     target: Target
     written: Written
     passes: tuple[PassRecord, ...]
-    facts: Mapping[str, str]  # the IR's metadata as the passes left it, quantization statistics among it
+    weights: Rows  # statistics of the quantized weights, a row each
+    pass_facts: Mapping[str, Any]  # name of a pass -> facts that it recorded
+    calibration: CalibrationFacts | None
 
 
 def compile_recipe(
@@ -57,11 +62,13 @@ def compile_recipe(
     written = program_writer(target)(model, folder, recipe, target)  # passes -> segments -> program
     _write_sources(recipe, as_pruned(source.checkpoint, model), model, folder)  # program -> artifact
     return Compiled(
-        model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
+        model=MODEL.of(model),
         target=target,
         written=written,
         passes=tuple(records),
-        facts=dict(model.metadata_props),
+        weights=quantized.weights if (quantized := QUANTIZATION_FACTS.find(model)) else [],
+        pass_facts=pass_facts(model, pass_names()),
+        calibration=CALIBRATION_FACTS.find(model),
     )
 
 
@@ -116,7 +123,7 @@ def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: Model
 
 
 def _require_kv_type(target: Target, model: ir.Model) -> None:
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = KV.of(model)
     if geometry.is_quantized:
         require_kv_type(target, geometry.dtype)
 
@@ -125,6 +132,6 @@ def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, fold
     """What the program was made from: configuration and tokenizer, the recipe, facts of the calibration data."""
     seal_checkpoint(checkpoint, folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
-    if CALIBRATION_KEY in model.metadata_props:
-        facts = json.dumps(json.loads(model.metadata_props[CALIBRATION_KEY]), indent=2)
-        (folder / CALIBRATION_FILE).write_text(f"{facts}\n", encoding="utf-8")
+    if (facts := CALIBRATION_FACTS.find(model)) is not None:
+        text = json.dumps(facts.as_json(), indent=2)
+        (folder / CALIBRATION_FILE).write_text(f"{text}\n", encoding="utf-8")

@@ -35,6 +35,7 @@ from ingot.artifact.launch_program import (
 )
 from ingot.artifact.manifest import FileEntry
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -73,7 +74,7 @@ def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepa
     PassManager([*passes_of(spec, recipe), *map(make_pass, _TARGET.lowering)]).run(model)
     table = recipe_tiles(recipe, _TARGET.sms)
     lowered = lower_by_recipe(model, recipe, table)
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    facts = MODEL.of(model)
     return Prepared(spec, recipe, facts, lowered, weight_table(lowered.shared.weights), table.device)
 
 

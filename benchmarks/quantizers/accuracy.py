@@ -22,14 +22,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact import ModelFacts
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, read_calibration_data
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.model.importer import ModelSource, import_checkpoint
 from ingot.runtime import Tokenizer
 
 FUSIONS = ("fold-constants", "pack-projections", "fuse-gated-activation")
@@ -172,8 +171,7 @@ def main(
     json_file: Path | None,
 ) -> None:
     """Entry point; see the module's docstring."""
-    facts = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False).metadata_props["ingot.model"]
-    vocab = ModelFacts.model_validate_json(facts).vocab_size
+    vocab = ModelSource.open(checkpoint).facts.vocab_size
     with tempfile.TemporaryDirectory() as folder:
         texts = halves(evaluation, Path(folder)) if split else (evaluation, calibration)
         service = CalibrationEngine(read_calibration_data(texts[1], checkpoint, sequences, sequence_tokens, 0, vocab))

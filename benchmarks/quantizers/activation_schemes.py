@@ -19,14 +19,13 @@ import click
 import onnx_ir as ir
 
 from benchmarks.quantizers.accuracy import FUSIONS, compare, first_sequences, halves
-from ingot.artifact import ModelFacts
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationEngine, read_calibration_data
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.model.importer import ModelSource, import_checkpoint
 
 SEQUENCES, SEQUENCE_TOKENS = 64, 256
 Options = Mapping[str, Any]
@@ -105,8 +104,7 @@ def main(
     checkpoint: Path, text: Path, calibration: Path | None, tokens: int, only: tuple[str, ...], json_file: Path | None
 ) -> None:
     """Entry point; see the module's docstring."""
-    facts = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False).metadata_props["ingot.model"]
-    vocab = ModelFacts.model_validate_json(facts).vocab_size
+    vocab = ModelSource.open(checkpoint).facts.vocab_size
     with tempfile.TemporaryDirectory() as folder:
         texts = (text, calibration) if calibration else halves(text, Path(folder))
         drawn = read_calibration_data(texts[1], checkpoint, SEQUENCES, SEQUENCE_TOKENS, 0, vocab)

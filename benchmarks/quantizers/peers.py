@@ -28,9 +28,9 @@ from benchmarks.quantizers.accuracy import compare, first_sequences, halves
 from benchmarks.quantizers.cases import CHAINS, MODELS, RealModel, Setting, data_folder, make_chain
 from benchmarks.quantizers.runs import PEERS, VENVS, Case, Peer, run_peer
 from benchmarks.quantizers.table import Row, markdown, update_json
-from ingot.artifact import ModelFacts
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import MODEL
 from ingot.pipeline.calibrate import CalibrationEngine, read_calibration_data
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import tool_versions
@@ -68,7 +68,7 @@ def load(folder: Path) -> ir.Model:
 
 def open_bench(model: RealModel, sequences: int, sequence_tokens: int, tokens: int, work: Path) -> Bench:
     """Select the calibration tokens, and write them to the file that the packages read."""
-    vocab = ModelFacts.model_validate_json(load(model.checkpoint).metadata_props["ingot.model"]).vocab_size
+    vocab = MODEL.of(load(model.checkpoint)).vocab_size
     with tempfile.TemporaryDirectory() as folder:
         evaluation = data_folder() / model.evaluation
         if model.calibration is None:

@@ -18,7 +18,6 @@ Refuses: widths that m does not divide; inputs that are zero on all data or not 
 that it changes become float32 and stay in memory until the program is written.
 """
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,11 +31,12 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.model_facts import record_weights
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import damped_gram
 from ingot.passes.numerics.pruning import Sparsity, relative_output_error, sparse_gpt, wanda
 from ingot.passes.progress import report_kept
-from ingot.passes.pruned_facts import MASKS_KEY
+from ingot.passes.pruned_facts import MASKS_FACTS
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import (
     WeightSite,
@@ -106,8 +106,7 @@ class PruneWeights(Pass):
         if not statistics:
             return ir.passes.PassResult(model, modified=False)
         calibration.facts.record(model)
-        before = json.loads(model.metadata_props.get(MASKS_KEY, '{"weights": []}'))["weights"]
-        model.metadata_props[MASKS_KEY] = json.dumps({"weights": [*before, *statistics]})
+        record_weights(model, MASKS_FACTS, statistics)
         return ir.passes.PassResult(model, modified=True)
 
     def _prune(

@@ -22,7 +22,6 @@ usually has 8 bits or more, is left alone silently. The choices are in the model
 [{layers, exponent, by_weights, error_before, error_after}, ...], errors relative to the block's output.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ import onnx_ir as ir
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import CalibrationStage, LinearGroup
+from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.channel_scales import awq_scale, relative_magnitudes
 from ingot.passes.numerics.gptq_rounding import DampedGram, gptq_round
@@ -56,7 +56,7 @@ from ingot.passes.quantization.gptq import factored_gram
 from ingot.passes.weights import weight_sites
 from ingot.settings import num_threads
 
-AWQ_KEY = "ingot.awq"  # model.metadata_props: JSON, see the module's docstring
+AWQ_FACTS = Fact("ingot.awq", Rows)  # see the module's docstring
 DAMPING = 0.01
 
 _log = logging.getLogger("ingot.passes")
@@ -107,7 +107,7 @@ class Awq(Pass):
 
         choices = scale_groups(self.name, model, self.fold, heads, search)
         if choices:
-            model.metadata_props[AWQ_KEY] = json.dumps(choices)
+            AWQ_FACTS.record(model, choices)
         return ir.passes.PassResult(model, modified=bool(choices))
 
     def _search(

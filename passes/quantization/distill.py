@@ -19,7 +19,6 @@ line in the log: quantized weights that several layers share. Refuses a model wi
 batch, and an op without a gradient.
 """
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -33,16 +32,17 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Divergence, require_calibration
+from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.numerics.tuning import Tuned, TunedNorm, TunedWeight
-from ingot.passes.pruned_facts import MASKS_KEY
+from ingot.passes.pruned_facts import MASKS_FACTS
 from ingot.passes.quantization.channel_scaling import is_own, scale_stored
 from ingot.passes.quantization.weight_nodes import code_tensor, weight_bits
 from ingot.passes.weights import float32_values
 from ingot.progress import note, report_progress
 
-DISTILL_KEY = "ingot.distill"  # model.metadata_props: JSON, see the module's docstring
+DISTILL_FACTS: Fact[dict[str, Any]] = Fact("ingot.distill", dict)  # see the module's docstring
 
 _log = logging.getLogger("ingot.passes")
 _MOST_BITS = 4
@@ -107,7 +107,7 @@ class Distill(Pass):
             for node in list(value.consumers()):
                 scale_stored(model.graph, node, 1, columns=np.exp(norm.log_factor))
         calibration.facts.record(model)
-        model.metadata_props[DISTILL_KEY] = json.dumps(facts)
+        DISTILL_FACTS.record(model, facts)
         return ir.passes.PassResult(model, modified=True)
 
     def _tune(self, divergence: Divergence, tuned: Mapping[ir.Value, Tuned]) -> tuple[float, float, int]:
@@ -143,7 +143,7 @@ class Distill(Pass):
 
     def _weights(self, model: ir.Model) -> dict[ir.Value, TunedWeight]:
         """Weights of up to 4 bits that one linear layer reads, by the DequantizeLinear's output."""
-        found, keep_zeros = {}, self.keep_zeros or MASKS_KEY in model.metadata_props
+        found, keep_zeros = {}, self.keep_zeros or MASKS_FACTS.is_in(model)
         for node in model.graph:
             if node.op_type != "DequantizeLinear" or not _is_weight(node) or weight_bits(node) > _MOST_BITS:
                 continue

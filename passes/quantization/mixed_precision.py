@@ -21,7 +21,6 @@ but inferred from the error of the weight's outputs (sensitivity.py).
 Refuses: a budget that no assignment meets, with the smallest reachable one; a model without a weight to choose for.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -31,6 +30,7 @@ import onnx_ir as ir
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import require_calibration
+from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.quantization.bit_assignment import Assignment, Budget, Count, assign, elements_of, stored_bytes
 from ingot.passes.quantization.schemes import assign_scheme, parse_overrides
@@ -38,7 +38,7 @@ from ingot.passes.quantization.sensitivity import Points, Rounding, Sensitivity,
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import Role, require_matches, weight_sites
 
-MIXED_KEY = "ingot.mixed-precision"  # model.metadata_props: JSON, see the module's docstring
+MIXED_FACTS: Fact[dict[str, Any]] = Fact("ingot.mixed-precision", dict)  # see the module's docstring
 
 _BUDGETS = ("same_size_as", "budget_bits", "budget_bytes", "budget_kl")
 _SAME_SIZE: Mapping[str, object] = {"bits": 4, "block_size": 128}
@@ -127,11 +127,11 @@ class MixedPrecision(Pass):
             raise PassError("no weight is left to choose bits for; put it before the pass that quantizes")
         budget = self._budget(weights)
         assignment = assign(weights, budget, self.count, may_stay=16 in self.bits)
-        before = model.metadata_props.get(MIXED_KEY)
-        model.metadata_props[MIXED_KEY] = json.dumps(self._facts(assignment, budget))
+        before = MIXED_FACTS.find(model)
+        MIXED_FACTS.record(model, self._facts(assignment, budget))
         calibration.facts.record(model)
         changes = [assign_scheme(w.sites, c.scheme) for w, c in zip(weights, assignment.picked, strict=True)]
-        return ir.passes.PassResult(model, modified=any(changes) or before != model.metadata_props[MIXED_KEY])
+        return ir.passes.PassResult(model, modified=any(changes) or before != MIXED_FACTS.of(model))
 
     def _schemes(self) -> list[Scheme]:
         codes: list[WeightBits] = [bits for bits in self.bits if bits != 16]

@@ -14,7 +14,6 @@ needs the recipe's section `calibration`. The choices are in the model's metadat
 Refuses: inputs that are NaN or infinite on calibration data; with `static`, inputs that are zero on all of it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, fact_arrays, recorded_facts, require_calibration
+from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.activation_rounding import (
     ActivationScheme,
     Channels,
@@ -41,7 +41,7 @@ from ingot.passes.quantization.activation_nodes import (
     insert_activation_quantization,
     split_outliers,
 )
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import WeightSite, require_matches, weight_sites
 from ingot.progress import report_progress
@@ -49,6 +49,9 @@ from ingot.progress import report_progress
 ActivationScale = Literal["dynamic", "static", "none"]  # the option `activations` of passes that quantize weights, too
 KINDS: Mapping[str, Kind] = {"int8": "int", "float8": "float"}
 SAMPLE_ROWS = 2048
+
+
+ACTIVATIONS_FACTS = Fact(ACTIVATIONS_KEY, Rows)
 
 
 @dataclass(frozen=True)
@@ -222,16 +225,15 @@ def _recorded(arrays: Arrays, source: ir.Value, linears: tuple[ir.Node, ...]) ->
 def _record(model: ir.Model, plans: Sequence[_Plan]) -> None:
     """Write the choices to the metadata, and to the statistics of weights that are quantized already."""
     rows = [{"layers": [node.name for node in plan.linears], **plan.facts} for plan in plans]
-    before = json.loads(model.metadata_props.get(ACTIVATIONS_KEY, "[]"))
-    model.metadata_props[ACTIVATIONS_KEY] = json.dumps([*before, *rows])
-    if QUANTIZATION_KEY not in model.metadata_props:
+    ACTIVATIONS_FACTS.record(model, [*(ACTIVATIONS_FACTS.find(model) or []), *rows])
+    if not QUANTIZATION_FACTS.is_in(model):
         return
     by_layer = {node.name: plan.scheme.facts for plan in plans for node in plan.linears}
-    statistics = json.loads(model.metadata_props[QUANTIZATION_KEY])
-    for row in statistics["weights"]:
+    statistics = QUANTIZATION_FACTS.of(model)
+    for row in statistics.weights:
         if row["name"] in by_layer:
             row["activations"] = by_layer[row["name"]]
-    model.metadata_props[QUANTIZATION_KEY] = json.dumps(statistics)
+    QUANTIZATION_FACTS.record(model, statistics)
 
 
 def _check_options(options: QuantizeActivations) -> None:

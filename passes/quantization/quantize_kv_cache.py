@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 
 import onnx_ir as ir
 
-from ingot.artifact import KVGeometry
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.model_facts import KV
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class QuantizeKVCache(Pass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Set the precision in the model's KV geometry."""
-        before = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+        before = KV.of(model)
         if self.precision == "int4" and before.head_dim % 2:
             raise PassError(f"heads have {before.head_dim} dims, and two share a byte of int4; use int8")
         after = before.model_copy(update={"dtype": self.precision})
-        model.metadata_props["ingot.kv"] = after.model_dump_json()
+        KV.record(model, after)
         return ir.passes.PassResult(model, modified=before != after)

@@ -24,7 +24,6 @@ Refuses: a NaN or infinite weight, by name; a pattern of `overrides` that matche
 x @ W.T + b. Weights that are already quantized are left alone.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,6 +35,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.model_facts import Fact, WeightFacts, record_weights
 from ingot.passes.numerics.rounding import RoundedWeight, round_weight
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.numerics.weight_statistics import weight_statistics
@@ -47,7 +47,7 @@ from ingot.passes.weights import WeightSite, apply_to_array, require_matches, we
 from ingot.progress import report_progress
 from ingot.settings import num_threads
 
-QUANTIZATION_KEY = "ingot.quantization"  # model.metadata_props: JSON, see the module's docstring
+QUANTIZATION_FACTS = Fact("ingot.quantization", WeightFacts)  # see the module's docstring
 
 Bits = Literal["none", 2, 3, 4, 8]
 Groups = dict[tuple[ir.Value, Scheme], list[WeightSite]]
@@ -192,5 +192,4 @@ def _statistics(site: WeightSite, dequantize: ir.Node, rounded: RoundedWeight, s
 
 def append_statistics(model: ir.Model, statistics: list[dict[str, object]]) -> None:
     """Append rows, one per weight, to those in the model's metadata."""
-    before = json.loads(model.metadata_props.get(QUANTIZATION_KEY, '{"weights": []}'))
-    model.metadata_props[QUANTIZATION_KEY] = json.dumps({"weights": [*before["weights"], *statistics]})
+    record_weights(model, QUANTIZATION_FACTS, statistics)

@@ -29,7 +29,6 @@ choices are in the model's metadata "ingot.smooth-quant": [{layers, alpha, error
 Run the pass after fold-constants and pack-projections. Refuses what quantize-activations and quantize-weights refuse.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import BlockRun, CalibrationStage, LinearGroup
+from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme, RangeMethod
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.channel_scales import LEAST, smoothing_scale
@@ -66,7 +66,7 @@ from ingot.passes.rewriting import add_initializer
 from ingot.passes.weights import WeightSite, drop_if_unused, weight_sites
 from ingot.settings import num_threads
 
-SMOOTHING_KEY = "ingot.smooth-quant"  # model.metadata_props: JSON, see the module's docstring
+SMOOTHING_FACTS = Fact("ingot.smooth-quant", Rows)  # see the module's docstring
 TABLE_BLOCK: Final = 64  # the widest in which a head of 8 bits needs no rows of padding: lower_onnxruntime_cpu.py
 
 WeightScale = Literal["channel", "tensor", "none"]
@@ -157,7 +157,7 @@ class SmoothQuant(Pass):
 
         choices = scale_groups(self.name, model, self.fold, left, choose)
         if choices:
-            model.metadata_props[SMOOTHING_KEY] = json.dumps(choices)
+            SMOOTHING_FACTS.record(model, choices)
         return bool(choices)
 
     def _choose(

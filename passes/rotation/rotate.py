@@ -24,16 +24,16 @@ exactly are left alone with "auto", and the log says why; with true they are an 
 Gemma 3, OLMo 2), weights that are shared or quantized.
 """
 
-import json
 import logging
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import LinearGroup
+from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.hadamard import Matrix, make_rotation, of_heads, of_rows
 from ingot.passes.pruned_facts import refuse_to_fill_zeros
 from ingot.passes.quantization.channel_scaling import Fold, find_fold
@@ -41,7 +41,7 @@ from ingot.passes.rewriting import Refusal, require_plain_gemm
 from ingot.passes.rotation.residual_stream import find_residual_stream, plan_turns, turn_stream
 from ingot.passes.weights import change_stored, stored_value, weight_sites
 
-ROTATE_KEY = "ingot.rotate"  # model.metadata_props: JSON, see the module's docstring
+ROTATE_FACTS: Fact[dict[str, Any]] = Fact("ingot.rotate", dict)  # see the module's docstring
 
 _log = logging.getLogger("ingot.passes")
 
@@ -85,7 +85,7 @@ class Rotate(Pass):
 
     def requires(self, model: ir.Model) -> None:
         """The model is neither rotated nor sparse, and every Gemm is x @ W.T + b."""
-        if ROTATE_KEY in model.metadata_props:
+        if ROTATE_FACTS.is_in(model):
             raise PassError("the model is already rotated, and a second rotation could undo the first; list it once")
         refuse_to_fill_zeros(model)
         for site in weight_sites(model):
@@ -100,7 +100,7 @@ class Rotate(Pass):
             _log.info("%s: residual stream of %s channels rotated", self.name, done.residual)
         if not done.values and done.residual is None:
             raise PassError(f"nothing in the model can be rotated: {'; '.join(done.left_alone) or 'no attention'}")
-        model.metadata_props[ROTATE_KEY] = json.dumps({"matrix": self.matrix, "seed": self.seed, **vars(done)})
+        ROTATE_FACTS.record(model, {"matrix": self.matrix, "seed": self.seed, **vars(done)})
         return ir.passes.PassResult(model, modified=True)
 
     def _settle(self, refusal: Refusal | None, wanted: Literal["auto"] | bool, done: _Done) -> bool:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ingot.artifact import Artifact
 from ingot.artifact.safetensors import read_header
 from ingot.errors import ArtifactError, UsageError
-from ingot.passes.pruned_facts import StructureFacts
+from ingot.passes.pruned_facts import STRUCTURE_FACTS, StructureFacts
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import LayerConfig, read_config
 from ingot.pipeline.targets.segments.split import WEIGHTS
@@ -73,7 +73,7 @@ def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:
 
     UsageError when feed-forwards were pruned to several sizes: config.json has one intermediate_size for all.
     """
-    facts = StructureFacts.of(model)
+    facts = STRUCTURE_FACTS.find(model)
     if facts is None:
         return checkpoint
     return replace(checkpoint, config=_pruned(checkpoint, facts))

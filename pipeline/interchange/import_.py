@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.errors import CheckpointError
+from ingot.passes.model_facts import DEQUANTIZED
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.folder import Source
 from ingot.pipeline.interchange.formats import formats_that_hold
@@ -83,7 +84,7 @@ def _weights_of_artifact(checkpoint: Checkpoint) -> tuple[int, dict[str, list[st
     """Return how many quantized layers the IR holds as codes, and the others by the reason why not."""
     model = import_checkpoint(checkpoint, check_weights=False)
     floats: dict[str, list[str]] = {}
-    for name, reason in json.loads(model.metadata_props.get("ingot.dequantized", "{}")).items():
+    for name, reason in (DEQUANTIZED.find(model) or {}).items():
         floats.setdefault(reason, []).append(name)
     kept = sum(f"{name}.q" in model.graph.initializers for name in checkpoint.encoded)
     return kept, floats

@@ -1,6 +1,5 @@
 """Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay where they are."""
 
-import json
 import math
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,7 @@ import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
+from ingot.passes.model_facts import CHECKPOINT, DEQUANTIZED, DTYPE, KV, MODEL
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
@@ -41,7 +41,7 @@ class ModelSource:
     @property
     def facts(self) -> ModelFacts:
         """Facts of the imported model."""
-        return ModelFacts.model_validate_json(self._imported.metadata_props["ingot.model"])
+        return MODEL.of(self._imported)
 
     def check_weights(self) -> None:
         """Read every weight, the first time that this is called, and refuse NaN and Inf."""
@@ -65,7 +65,7 @@ def import_checkpoint(
     check_weights     read every weight once and refuse NaN and Inf
 
     Returns a model with the inputs input_ids [T], position_ids [T], logits_indices [R] (int64), the output logits
-    [R, vocab_size] (float32), and ModelFacts and KVGeometry as JSON in metadata_props ("ingot.model", "ingot.kv").
+    [R, vocab_size] (float32), and the facts MODEL, KV, DTYPE, CHECKPOINT and, where weights became floats, DEQUANTIZED.
     Weights of a quantized checkpoint stay codes, scales and zero points where the IR can hold them; those that became
     floats stand in "ingot.dequantized" with the reason, name -> reason. The checkpoint's own 16-bit type, bfloat16 or
     float16, stands in "ingot.dtype".
@@ -80,12 +80,12 @@ def import_checkpoint(
     DecoderBuilder(builder, config, context_tokens).build()
     model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
     num_parameters = sum(math.prod(checkpoint.shapes[name]) for name in names)
-    model.metadata_props["ingot.model"] = _facts(config, context_tokens, num_parameters).model_dump_json()
-    model.metadata_props["ingot.kv"] = _kv_geometry(config).model_dump_json()
+    MODEL.record(model, _facts(config, context_tokens, num_parameters))
+    KV.record(model, _kv_geometry(config))
     if builder.dequantized:
-        model.metadata_props["ingot.dequantized"] = json.dumps(builder.dequantized)
-    model.metadata_props["ingot.dtype"] = _half_type(checkpoint)
-    model.metadata_props["ingot.checkpoint"] = checkpoint.path.resolve().name
+        DEQUANTIZED.record(model, builder.dequantized)
+    DTYPE.record(model, _half_type(checkpoint))
+    CHECKPOINT.record(model, checkpoint.path.resolve().name)
     return model
 
 

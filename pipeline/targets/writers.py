@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, Program
 from ingot.errors import BuildError
+from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from ingot.pipeline.targets.segments.weight_operands import weight_bytes
@@ -63,5 +64,5 @@ def write_segments(model: ir.Model, folder: Path, recipe: Recipe, target: Target
 
 def kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
     """The model's geometry in blocks of the recipe's size."""
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = KV.of(model)
     return geometry.model_copy(update={"block_tokens": recipe.engine.block_tokens})

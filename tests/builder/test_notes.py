@@ -11,7 +11,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.builder import build
-from ingot.builder.notes import pass_facts, write_pass_facts
+from ingot.builder.notes import write_pass_facts
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -61,11 +61,6 @@ def test_the_statistics_are_kept(pruned: Artifact) -> None:
     assert all(row["sparsity"] >= 0.5 and row["pattern"] == "2:4" for row in weights)
 
 
-def test_facts_of_every_pass_are_kept_under_its_name() -> None:
-    facts = {"ingot.awq": "[1]", "ingot.distill": '{"steps": 3}', "ingot.mixed-precision": "{}", "ingot.model": "{}"}
-    assert pass_facts(facts) == {"awq": [1], "distill": {"steps": 3}, "mixed-precision": {}}
-
-
 def test_it_generates(pruned: Artifact) -> None:
     with Engine.load(pruned, kv_blocks=8) as engine:
         (output,) = engine.generate(["def f1(x):"], SamplingParams(max_tokens=8, ignore_eos=True))
@@ -73,7 +68,7 @@ def test_it_generates(pruned: Artifact) -> None:
 
 
 def test_nothing_is_written_where_no_pass_left_facts(tmp_path: Path) -> None:
-    write_pass_facts({"ingot.model": "{}"}, tmp_path / "evidence")
+    write_pass_facts({}, tmp_path / "evidence")
     assert not (tmp_path / "evidence").exists()
 
 

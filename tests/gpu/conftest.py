@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter, Program, open_artifact
 from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.errors import EngineError
+from ingot.passes.model_facts import MODEL
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.cuda.writer import write_lowered
@@ -58,7 +59,7 @@ def launches(request: pytest.FixtureRequest, gpu_sm: int, tmp_path_factory: pyte
         write_lowered(lowered, model, writer.path, (gpu_sm,), TileTable(), None)
         writer.describe(
             name="tiny",
-            model=ModelFacts.model_validate_json(model.metadata_props["ingot.model"]),
+            model=MODEL.of(model),
             kv=lowered.shared.kv,
             target=f"cuda-sm{gpu_sm}",
             program=Program(launches=LAUNCHES_FILE),

@@ -7,9 +7,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact import KVGeometry, ModelFacts
 from ingot.passes.calibration import CalibrationFacts
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -101,9 +101,9 @@ def logits_by_program(
     tiles: TileTable | None = None,
 ) -> list[NDArray[np.float32]]:
     """Logits of the last two tokens of each prompt: all before through the ragged bucket, one through the decode's."""
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    model.metadata_props["ingot.kv"] = geometry.model_copy(update={"dtype": kv}).model_dump_json()
+    facts = MODEL.of(model)
+    geometry = KV.of(model)
+    KV.record(model, geometry.model_copy(update={"dtype": kv}))
     buckets = (Bucket.ragged(ROWS, CONTEXT, SEQUENCES), Bucket.decode(SEQUENCES, CONTEXT))
     lowered = lower_to_launches(model, buckets, "fp32", tiles)
     runner = runner_class(lowered, blocks=len(ids) * -(-CONTEXT // lowered.shared.kv.block_tokens))

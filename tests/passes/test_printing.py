@@ -3,6 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
+from ingot.passes.model_facts import CHECKPOINT
 from ingot.passes.printing import model_to_text
 from tests.passes.snippets import Snippet, random
 from tests.passes.tiny_decoder import TinyDecoder
@@ -21,7 +22,7 @@ output y: FLOAT[T,8]
 
 def _model() -> ir.Model:
     s = Snippet()
-    s.model.metadata_props["ingot.checkpoint"] = "tiny"
+    CHECKPOINT.record(s.model, "tiny")
     x, stored = s.input("x", "T", 4), s.weight("w", random(8, 4, dtype=np.float16))
     scale = s.weight("scale", np.array(0.1, np.float32))
     cast = s.node("Cast", "w.float32", [stored], 8, 4, to=ir.DataType.FLOAT)

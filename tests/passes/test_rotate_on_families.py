@@ -1,13 +1,11 @@
 """Rotations on checkpoints of every family: the logits stay, with any matrix."""
 
-import json
-
 import onnx_ir as ir
 import pytest
 
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.passes.rotation.rotate import ROTATE_KEY
+from ingot.passes.rotation.rotate import ROTATE_FACTS
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.cases import CASES
@@ -40,7 +38,7 @@ def same_logits(name: str, model: ir.Model) -> bool:
 def test_logits_stay_before_and_after_pack_projections(name: str) -> None:
     matrix = "orthogonal" if len(name) % 2 else "random-hadamard"
     model = rotated(name, matrix=matrix, seed=len(name))
-    facts = json.loads(model.metadata_props[ROTATE_KEY])
+    facts = ROTATE_FACTS.of(model)
     print(name, facts)
     assert bool(facts["residual"]) != name.startswith(POST_NORMS)
     assert facts["values"] == sum(node.op_type == "PagedAttention" for node in model.graph)

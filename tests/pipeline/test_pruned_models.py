@@ -1,6 +1,7 @@
 """Structured pruning on every family: the IR runs, and its export, read back by its config.json, computes the same."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
-from ingot.passes.pruned_facts import STRUCTURE_KEY
+from ingot.passes.model_facts import KV, MODEL
+from ingot.passes.pruned_facts import STRUCTURE_FACTS
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
@@ -75,20 +76,18 @@ def test_an_export_read_back_computes_what_the_pruned_program_does(
     model = compiled(made, service)
     folder = export_checkpoint(made, tmp_path / "out", "safetensors")
     again = import_checkpoint(Checkpoint.open(folder))
-    assert again.metadata_props["ingot.kv"] == model.metadata_props["ingot.kv"]
-    ours, theirs = (ModelFacts.model_validate_json(found.metadata_props["ingot.model"]) for found in (model, again))
+    assert KV.of(again) == KV.of(model)
+    ours, theirs = (MODEL.of(found) for found in (model, again))
     assert ours == theirs
-    print(name, json.loads(model.metadata_props[STRUCTURE_KEY])["layers"], ours.num_parameters)
+    print(name, STRUCTURE_FACTS.of(model).layers, ours.num_parameters)
     parity = compare(logits(name, again), logits(name, model))
     assert within("parity.float32", parity.worst, name, max(1.0, parity.largest / 4))
 
 
 def test_the_kv_geometry_shrinks(tmp_path: Path, service: CalibrationEngine) -> None:
     made = recipe(tmp_path, CHECKPOINTS / "llama", {"prune-structure": options("llama")})
-    before = KVGeometry.model_validate_json(
-        import_checkpoint(Checkpoint.open(CHECKPOINTS / "llama")).metadata_props["ingot.kv"]
-    )
-    after = KVGeometry.model_validate_json(compiled(made, service).metadata_props["ingot.kv"])
+    before = KV.of(import_checkpoint(Checkpoint.open(CHECKPOINTS / "llama")))
+    after = KV.of(compiled(made, service))
     assert after.num_layers == before.num_layers - 1
     assert after.num_kv_heads == 1 < before.num_kv_heads
 
@@ -102,7 +101,6 @@ def test_norms_over_all_heads_forbid_kv_groups_by_name(tmp_path: Path, service: 
 def test_feed_forwards_of_several_sizes_have_no_config(tmp_path: Path, service: CalibrationEngine) -> None:
     made = recipe(tmp_path, CHECKPOINTS / "llama", {"prune-structure": {"ffn": 8}})
     model = compiled(made, service)
-    facts = json.loads(model.metadata_props[STRUCTURE_KEY])
-    model.metadata_props[STRUCTURE_KEY] = json.dumps(facts | {"intermediate_sizes": [8, 16]})
+    STRUCTURE_FACTS.record(model, replace(STRUCTURE_FACTS.of(model), intermediate_sizes=(8, 16)))
     with pytest.raises(UsageError, match=r"pruned to 8, 16 neurons, and config\.json has one intermediate_size"):
         as_pruned(Checkpoint.open(CHECKPOINTS / "llama"), model)

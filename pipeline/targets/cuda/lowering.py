@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact import ModelFacts
 from ingot.artifact.launch_program import ActivationType, CubinFacts, CudaProgram, LaunchProgram
 from ingot.errors import PassError, one_of
+from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.fusions import Gate, Rounding, find_fusions
 from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
@@ -77,7 +78,7 @@ def lower_to_launches(
 
     PassError names a node without a kernel.
     """
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = KV.of(model)
     shared = Shared.of(activation_type, geometry, tiles or TileTable())
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
@@ -88,7 +89,7 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     for node in model.graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)
-    sample_tokens(builder, ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size)
+    sample_tokens(builder, MODEL.of(model).vocab_size)
     return builder.program()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from safetensors.numpy import save
 
-from ingot.artifact import ModelFacts, Program
+from ingot.artifact import Program
 from ingot.artifact.launch_program import (
     LAUNCHES_FILE,
     TILES_FILE,
@@ -18,6 +18,7 @@ from ingot.artifact.launch_program import (
     cubins_file,
 )
 from ingot.artifact.writer import needing_room
+from ingot.passes.model_facts import DTYPE, KV, MODEL
 from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
@@ -41,7 +42,7 @@ def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Ta
 
 def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered:
     """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
-    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    KV.record(model, kv_geometry(model, recipe))
     return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
 
 
@@ -53,7 +54,7 @@ def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
 
 def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:
     """Return the recipe's buckets: decode first, each kind by rows."""
-    context_tokens = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).context_tokens
+    context_tokens = MODEL.of(model).context_tokens
     decode = recipe.gpu.decode_rows
     ragged = recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
     return (
@@ -65,7 +66,7 @@ def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:
 def activation_type(model: ir.Model, recipe: Recipe) -> ActivationType:
     """Return the type of the activations: the recipe's, by default the checkpoint's."""
     wanted = recipe.gpu.activations
-    return _TYPES[model.metadata_props["ingot.dtype"] if wanted == "checkpoint" else wanted]
+    return _TYPES[DTYPE.of(model) if wanted == "checkpoint" else wanted]
 
 
 def write_lowered(
@@ -79,7 +80,7 @@ def write_lowered(
     """Write launches, cubins for every SM, and weights to folder/program."""
     (folder / "program").mkdir(parents=True, exist_ok=True)
     cubins = {sm: _write_cubins(lowered, folder, sm, workers) for sm in sms}
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    facts = MODEL.of(model)
     program = lowered.cuda_program(facts, sms, cubins, tiles.device)
     file = folder / LAUNCHES_FILE
     text = json.dumps(program.model_dump(mode="json"), separators=(",", ":"))

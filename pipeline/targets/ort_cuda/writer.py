@@ -10,9 +10,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ingot.artifact import KVGeometry, Program
+from ingot.artifact import Program
 from ingot.artifact.launch_program import LAUNCHES_FILE, ActivationType
 from ingot.artifact.writer import needing_room
+from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared
@@ -29,7 +30,7 @@ from ingot.pipeline.targets.writers import Written, kv_geometry
 def write_ort_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """Write a program for the SMs of the recipe's gpu.sms. See `ProgramWriter`."""
     sms, tiles = recipe.gpu.sms, recipe_tiles(recipe, recipe.gpu.sms)
-    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    KV.record(model, kv_geometry(model, recipe))
     lowered = lower_with_segments(model, folder, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
     write_lowered(lowered, model, folder, sms, tiles, recipe.threads)
     return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
@@ -46,7 +47,7 @@ def lower_with_segments(
     segments = [lower_ort_segment(stage, compute) for stage in stages if isinstance(stage, SegmentStage)]
     names = write_segments(segments, folder)
     files = [SegmentFile(segment, "onnxruntime", name) for segment, name in zip(segments, names, strict=True)]
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = KV.of(model)
     shared = Shared.of(compute, geometry, tiles)
     return Lowered(lower_to_calls(model, stages, files, buckets, shared), shared)
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ingot.artifact import ModelFacts
 from ingot.artifact.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
+from ingot.passes.model_facts import MODEL
 from ingot.pipeline.targets.cuda.fusions import Fusions
 from ingot.pipeline.targets.cuda.lowering import carry_tokens, lower_node, sample_tokens
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
@@ -47,7 +47,7 @@ def lower_to_calls(
     """Return the program of every bucket. `files` are those of the segments among the stages, in the same order."""
     given = iter(files)
     steps = [next(given) if isinstance(stage, SegmentStage) else stage for stage in stages]
-    vocabulary = ModelFacts.model_validate_json(model.metadata_props["ingot.model"]).vocab_size
+    vocabulary = MODEL.of(model).vocab_size
     return tuple(_program(steps, ProgramBuilder(bucket, shared), vocabulary) for bucket in buckets)
 
 

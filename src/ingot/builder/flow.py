@@ -77,7 +77,7 @@ def build(
         compiled = compile_recipe(recipe, writer.path, watch, opened)
         notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, watch, writer.path))
         write_quantization(notes.quantization, writer.path / "evidence")
-        write_pass_facts(compiled.facts, writer.path / "evidence")
+        write_pass_facts(compiled.pass_facts, writer.path / "evidence")
         describe_artifact(writer, recipe, compiled)
         evidence = _measure(recipe, opened, writer, notes) if is_measured(recipe) else None
         if evidence:

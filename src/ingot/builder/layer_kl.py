@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ingot.artifact import ModelFacts
 from ingot.errors import DataError
 from ingot.passes.calibration import CalibrationFacts
+from ingot.passes.model_facts import MODEL
 from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.quantization.sensitivity import divergences_of_each
 from ingot.passes.weights import float32_values, weight_sites
@@ -67,7 +68,7 @@ def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOpti
             f"{LEAST_TOKENS} tokens would take {products * LEAST_TOKENS:.1e} multiplications; "
             "set evaluation.layer_kl_tokens to measure it all the same"
         )
-    data = _windows(ModelFacts.model_validate_json(model.metadata_props["ingot.model"]), tokenizer, options)
+    data = _windows(MODEL.of(model), tokenizer, options)
     engine = CalibrationEngine(data, threads=options.threads)
     found = divergences_of_each(model, engine, weights, tokens=data.tokens, name="KL of single weights")
     facts = data.facts

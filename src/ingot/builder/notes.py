@@ -20,8 +20,6 @@ import onnx_ir as ir
 
 from ingot.builder.layer_kl import KlOptions, LayerKl, layer_kl, quantized_weights
 from ingot.passes.manager import PassRecord
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.registry import pass_names
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.compile import Compiled, Observer
@@ -78,20 +76,13 @@ def _num_quantized(model: ir.Model) -> int:
 
 
 PASSES_FILE = "passes.json"
-_PREFIX = "ingot."
 
 
-def pass_facts(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Pass name -> its facts, of the passes that left any."""
-    return {name: json.loads(metadata[key]) for name in pass_names() if (key := f"{_PREFIX}{name}") in metadata}
-
-
-def write_pass_facts(metadata: Mapping[str, str], folder: Path) -> None:
-    """Write passes.json into `folder` (made if missing); nothing where no pass left facts."""
-    found = pass_facts(metadata)
-    if found:
+def write_pass_facts(facts: Mapping[str, Any], folder: Path) -> None:
+    """Write the facts of passes, by name, to passes.json in `folder`, made if missing; nothing if there are none."""
+    if facts:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / PASSES_FILE).write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / PASSES_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 _FIELDS = {field.name for field in fields(QuantizedWeight)}
@@ -99,10 +90,9 @@ _FIELDS = {field.name for field in fields(QuantizedWeight)}
 
 def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, folder: Path) -> Quantization:
     """Of a recipe that was compiled into `folder`. KL is measured as far as the recipe's evaluation asks for it."""
-    rows = json.loads(compiled.facts.get(QUANTIZATION_KEY, '{"weights": []}'))["weights"]
-    if not rows:
+    if not compiled.weights:
         return Quantization()
-    weights = tuple(_weight(row, compiled.written.weight_bytes) for row in rows)
+    weights = tuple(_weight(row, compiled.written.weight_bytes) for row in compiled.weights)
     reason = _why_no_kl(recipe, watch)
     if reason:
         return Quantization(weights, kl_absent=reason)

@@ -1,8 +1,8 @@
 """`ingot build`: builds a recipe into a sealed artifact and prints the evidence."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import onnx_ir as ir
@@ -14,7 +14,7 @@ from ingot.cli.evidence import print_evidence
 from ingot.errors import GateError, UsageError, did_you_mean, one_of
 from ingot.passes.manager import PassRecord, print_after, save_after_each, timing_table
 from ingot.passes.quantization.bit_assignment import assignment_table
-from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
+from ingot.passes.quantization.mixed_precision import MIXED_FACTS, MixedPrecision
 from ingot.passes.registry import pass_names
 from ingot.pipeline.compile import Observer
 from ingot.runtime import Engine, SamplingParams
@@ -75,7 +75,7 @@ def build_command(
     if time_passes:
         header, *rows = timing_table(result.compiled.passes)
         print_table("Passes", header, rows)
-    _note_prediction(result.compiled.facts, result.evidence)
+    _note_prediction(result.compiled.pass_facts, result.evidence)
     _print_artifact(result.artifact)
     _print_sample(result)
 
@@ -154,16 +154,16 @@ def _facts(result: BuildResult) -> dict[str, object]:
 def _print_assignment(model: ir.Model, record: PassRecord) -> None:
     """Print the table of choices after the pass mixed-precision; nothing after any other."""
     if record.name == MixedPrecision.name:
-        header, *rows = assignment_table(json.loads(model.metadata_props[MIXED_KEY]))
+        header, *rows = assignment_table(MIXED_FACTS.of(model))
         print_table("Mixed precision: KL in nats per token, of each weight alone", header, rows)
 
 
-def _note_prediction(facts: Mapping[str, str], evidence: Evidence | None) -> None:
+def _note_prediction(facts: Mapping[str, Any], evidence: Evidence | None) -> None:
     """Print the predicted KL next to the measured one, if there are both."""
     measured = None if evidence is None else evidence.measured.get("kl_mean")
-    if MIXED_KEY not in facts or measured is None:
+    if MixedPrecision.name not in facts or measured is None:
         return
-    predicted = json.loads(facts[MIXED_KEY])["predicted_kl"]
+    predicted = facts[MixedPrecision.name]["predicted_kl"]
     print_note(
         f"mixed-precision predicted a KL of {predicted:.4g} of its weights on the calibration text; the whole artifact "
         f"has {measured.estimate.value:.4g} on the evaluation text"

@@ -12,6 +12,7 @@ from benchmarks.synthetic import write_checkpoint
 from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import KV
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -30,7 +31,7 @@ def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
     shapes = passes_of(spec, recipe)
     real = [*recipe.make_passes(), *shapes[len(recipe.passes) :]]
     PassManager([*real, *map(make_pass, get_target(recipe.target).lowering)]).run(model)
-    model.metadata_props["ingot.kv"] = kv_geometry(model, recipe).model_dump_json()
+    KV.record(model, kv_geometry(model, recipe))
     return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe))
 
 

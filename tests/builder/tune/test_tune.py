@@ -6,12 +6,12 @@ from typing import Any, cast
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact import ModelFacts
 from ingot.artifact.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import candidates, matmuls_of, shape_of, with_tile
 from ingot.builder.tune.tune import Tuner, TuneSource, families_of, require_gpu
 from ingot.errors import EngineError, UsageError
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -43,7 +43,7 @@ def model() -> ir.Model:
 
 
 def program_of(model: ir.Model, lowered: Lowered) -> CudaProgram:
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    facts = MODEL.of(model)
     return CudaProgram(
         sms=(90,),
         activation_type="fp16",

@@ -1,6 +1,5 @@
 """prune-structure: removes what matters least, shrinks all shapes, and refuses bad requests by name."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.fusion.fuse_residual_norm import FuseResidualNorm
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.pruned_facts import STRUCTURE_KEY
+from ingot.passes.pruned_facts import STRUCTURE_FACTS, StructureFacts
 from ingot.passes.pruning.prune_structure import PruneStructure
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
@@ -42,9 +41,8 @@ def pruned(model: ir.Model, *after: Any, **options: Any) -> ir.Model:
     return model
 
 
-def facts(model: ir.Model) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(model.metadata_props[STRUCTURE_KEY])
-    return found
+def facts(model: ir.Model) -> StructureFacts:
+    return STRUCTURE_FACTS.of(model)
 
 
 def logits(model: ir.Model) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -69,7 +67,7 @@ def test_idle_neurons_are_removed_and_all_else_stays(packed: bool, refit: bool) 
         kept = np.delete(np.arange(INNER), DEAD)
         np.testing.assert_array_equal(array(model, GATE), array(decoder(), GATE)[kept].astype(np.float32))
         np.testing.assert_array_equal(array(model, UP), array(decoder(), UP)[kept].astype(np.float32))
-    assert facts(model)["intermediate_sizes"] == [INNER - len(DEAD)]
+    assert facts(model).intermediate_sizes == (INNER - len(DEAD),)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -90,7 +88,7 @@ def test_a_kv_head_is_removed_with_its_query_heads(packed: bool) -> None:
     rotary = [node for node in model.graph if node.op_type == "RotaryEmbedding"]
     assert sorted({node.attributes["num_heads"].as_int() for node in rotary}) == [1, 2]
     assert np.isfinite(logits(model)).all()
-    first = facts(model)["sites"][0]
+    first = facts(model).sites[0]
     assert (first["kind"], first["kept"], first["of"]) == ("kv_groups", 1, 2)
     assert first["output_error"] < 1e-3
 
@@ -102,8 +100,8 @@ def test_the_layer_of_least_influence_is_removed_and_the_others_are_renumbered()
         value.const_value = ir.tensor(array(model, name) * np.float16(0.001), name=name)
     exact, third = logits(model), array(model, "layers.3.q_proj.weight").copy()
     pruned(model, layers=3)
-    assert facts(model)["layers"] == [0, 2, 3]
-    assert int(np.argmin(facts(model)["influence"])) == 1
+    assert facts(model).layers == (0, 2, 3)
+    assert int(np.argmin(facts(model).influence)) == 1
     attentions = [node for node in model.graph if node.op_type == "PagedAttention"]
     assert [node.attributes["layer"].as_int() for node in attentions] == [0, 1, 2]
     assert [node.name for node in attentions] == [f"layers.{number}.attention" for number in range(3)]
@@ -120,11 +118,11 @@ def test_refitting_loses_less_than_cutting() -> None:
 
 def test_a_second_pruning_counts_from_the_first() -> None:
     model = pruned(decoder(layers=4), layers=3, ffn=128)
-    first = facts(model)["layers"]
+    first = facts(model).layers
     pruned(model, layers=2, ffn=64)
-    assert set(facts(model)["layers"]) < set(first)
-    assert len(facts(model)["layers"]) == 2
-    assert facts(model)["intermediate_sizes"] == [64]
+    assert set(facts(model).layers) < set(first)
+    assert len(facts(model).layers) == 2
+    assert facts(model).intermediate_sizes == (64,)
     assert array(model, DOWN).shape == (HIDDEN, 64)
 
 
@@ -137,7 +135,7 @@ def test_a_pruned_model_can_be_quantized(quantizer: Any) -> None:
 
 def test_the_same_data_gives_the_same_choice() -> None:
     first, second = pruned(decoder(), ffn=0.5), pruned(decoder(), ffn=0.5)
-    assert first.metadata_props[STRUCTURE_KEY] == second.metadata_props[STRUCTURE_KEY]
+    assert STRUCTURE_FACTS.of(first) == STRUCTURE_FACTS.of(second)
     np.testing.assert_array_equal(array(first, DOWN), array(second, DOWN))
 
 

@@ -1,6 +1,5 @@
 """prune-weights: the requested number of zeros, where they cost least; quantizers keep them."""
 
-import json
 import logging
 from typing import Any
 
@@ -13,7 +12,7 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.pruned_facts import MASKS_KEY
+from ingot.passes.pruned_facts import MASKS_FACTS
 from ingot.passes.pruning.prune_structure import PruneStructure
 from ingot.passes.pruning.prune_weights import PruneWeights
 from ingot.passes.quantization.awq import Awq
@@ -47,7 +46,7 @@ def weights(model: ir.Model) -> Weights:
 
 
 def statistics(model: ir.Model) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in json.loads(model.metadata_props[MASKS_KEY])["weights"]}
+    return {row["name"]: row for row in MASKS_FACTS.of(model).weights}
 
 
 def logits(model: ir.Model) -> np.ndarray[Any, np.dtype[np.float32]]:

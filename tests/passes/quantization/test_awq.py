@@ -1,6 +1,5 @@
 """awq: the function stays, later rounding loses less, and layers that cannot be scaled are left alone."""
 
-import json
 import logging
 from typing import Any
 
@@ -14,7 +13,7 @@ from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.arrays import Float32Array
-from ingot.passes.quantization.awq import AWQ_KEY, Awq
+from ingot.passes.quantization.awq import AWQ_FACTS, Awq
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from tests.passes.calibration_data import calibration
@@ -46,7 +45,7 @@ def logits(model: ir.Model) -> Float32Array:
 
 
 def choices(model: ir.Model) -> dict[str, dict[str, Any]]:
-    return {choice["layers"][0]: choice for choice in json.loads(model.metadata_props[AWQ_KEY])}
+    return {choice["layers"][0]: choice for choice in AWQ_FACTS.of(model)}
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -151,7 +150,7 @@ def test_layers_with_zero_inputs_are_left_alone(caplog: pytest.LogCaptureFixture
 
 def test_the_same_data_gives_the_same_scales() -> None:
     first, second = scaled(decoder()), scaled(decoder())
-    assert first.metadata_props[AWQ_KEY] == second.metadata_props[AWQ_KEY]
+    assert AWQ_FACTS.of(first) == AWQ_FACTS.of(second)
     name = "layers.1.down_proj.weight"
     np.testing.assert_array_equal(array(first, name), array(second, name))
 

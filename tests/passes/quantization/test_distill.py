@@ -1,6 +1,5 @@
 """distill: the divergence on other data falls, codes and scales keep their form, and no model gets worse."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
+from ingot.passes.calibration import CALIBRATION_FACTS, calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.distill import DISTILL_KEY, Distill
+from ingot.passes.quantization.distill import DISTILL_FACTS, Distill
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.quantization.weight_nodes import weight_bits
@@ -82,11 +81,11 @@ def test_the_divergence_on_other_data_falls_by_a_third(symmetric: bool) -> None:
     model = distilled(quantized(symmetric=symmetric))
     print(f"KL {before:.5f} before, {divergence(model):.5f} after")
     assert divergence(model) < 2 / 3 * before
-    facts = json.loads(model.metadata_props[DISTILL_KEY])
+    facts = DISTILL_FACTS.of(model)
     assert facts["kl_after"] < facts["kl_before"]
     assert facts["steps"] == 6 * 13
     assert 0 < facts["codes_changed"] < 1
-    assert json.loads(model.metadata_props[CALIBRATION_KEY])["tokens"] == DATA.tokens
+    assert CALIBRATION_FACTS.of(model).tokens == DATA.tokens
 
 
 def test_it_improves_on_gptq() -> None:
@@ -133,7 +132,7 @@ def test_without_codes_only_scales_and_norms_change() -> None:
         assert new.inputs[1] is not None
         assert not np.array_equal(float32_values(old.inputs[1]), float32_values(new.inputs[1]))
     assert divergence(model) < divergence(before)
-    assert json.loads(model.metadata_props[DISTILL_KEY])["codes_changed"] == 0
+    assert DISTILL_FACTS.of(model)["codes_changed"] == 0
 
 
 def test_keep_zeros_keeps_codes_that_represent_zero() -> None:
@@ -160,7 +159,7 @@ def test_a_model_that_would_get_worse_stays_as_it_was(caplog: pytest.LogCaptureF
         model = quantized(bits=4)
         result = Distill(epochs=1, batch_tokens=256, codes_rate=1.0, scales_rate=0.1)(model)
     assert not result.modified
-    assert DISTILL_KEY not in model.metadata_props
+    assert not DISTILL_FACTS.is_in(model)
     for name, node in dequantizers(before).items():
         assert np.array_equal(float32_values(node.outputs[0]), float32_values(dequantizers(model)[name].outputs[0]))
     assert "left the model as it was: the KL did not fall" in caplog.text
@@ -217,6 +216,6 @@ def test_the_teacher_of_a_recipe_is_the_checkpoints_model(two_layers: Path, tmp_
         ],
     )
     compiled = compile_recipe(recipe, tmp_path)
-    facts = json.loads(compiled.facts[DISTILL_KEY])
+    facts = compiled.pass_facts["distill"]
     assert facts["steps"] == 2
     assert 0 < facts["kl_after"] < facts["kl_before"] < 0.1

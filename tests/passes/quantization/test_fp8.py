@@ -1,6 +1,5 @@
 """fp8: weights, activations and optionally the head as float8, with the same numbers after the lowering."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
 from ingot.passes.quantization.activation_nodes import activation_scheme
 from ingot.passes.quantization.fp8 import Fp8
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.quantization.weight_nodes import FLOAT8, STRATEGY_KEY
 from ingot.passes.weights import weight_sites
 from tests.passes.calibration_data import calibration
@@ -38,7 +37,7 @@ def quantized(model: ir.Model, **options: Any) -> ir.Model:
 
 
 def statistics(model: ir.Model) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]}
+    return {row["name"]: row for row in QUANTIZATION_FACTS.of(model).weights}
 
 
 @pytest.mark.parametrize("options", VARIANTS)

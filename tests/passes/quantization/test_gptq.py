@@ -1,6 +1,5 @@
 """gptq: less error in the layers' outputs than rounding to nearest, and a record of what was rounded how."""
 
-import json
 import logging
 from typing import Any
 
@@ -9,18 +8,18 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
+from ingot.passes.calibration import CALIBRATION_FACTS, calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.printing import model_to_text
 from ingot.passes.quantization.gptq import Gptq
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.pipeline.calibrate import CalibrationEngine
 from tests.passes.calibration_data import SEQUENCES, TOKENS, calibration, calibration_data
 from tests.passes.tiny_decoder import INNER, TinyDecoder
 
 
 def statistics(model: ir.Model) -> dict[str, dict[str, Any]]:
-    return {entry["name"]: entry for entry in json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]}
+    return {entry["name"]: entry for entry in QUANTIZATION_FACTS.of(model).weights}
 
 
 def quantized(pass_: QuantizeWeights, service: CalibrationEngine | None = None, tied: bool = True) -> ir.Model:
@@ -67,9 +66,9 @@ def test_the_same_data_gives_the_same_bytes() -> None:
 
 
 def test_the_datas_digest_and_counts_are_in_the_model() -> None:
-    facts = json.loads(quantized(Gptq()).metadata_props[CALIBRATION_KEY])
-    assert facts["sha256"] == "0" * 64
-    assert facts["tokens"] == SEQUENCES * TOKENS
+    facts = CALIBRATION_FACTS.of(quantized(Gptq()))
+    assert facts.sha256 == "0" * 64
+    assert facts.tokens == SEQUENCES * TOKENS
 
 
 def test_a_second_run_changes_nothing() -> None:

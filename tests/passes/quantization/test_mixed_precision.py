@@ -9,14 +9,14 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.calibration import CALIBRATION_KEY, calibrate_with
+from ingot.passes.calibration import CALIBRATION_FACTS, calibrate_with
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.bit_assignment import assignment_table
 from ingot.passes.quantization.gptq import Gptq
-from ingot.passes.quantization.mixed_precision import MIXED_KEY, MixedPrecision
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.mixed_precision import MIXED_FACTS, MixedPrecision
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.passes.quantization.schemes import SCHEME_KEY, assign_scheme
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import weight_sites
@@ -36,7 +36,7 @@ def mixed(*after: str, tied: bool = True, **options: Any) -> ir.Model:
 
 
 def facts(model: ir.Model) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(model.metadata_props[MIXED_KEY])
+    found: dict[str, Any] = MIXED_FACTS.of(model)
     return found
 
 
@@ -49,7 +49,7 @@ def _assigned(node: ir.Node) -> bool:
 
 
 def quantized(model: ir.Model) -> dict[str, tuple[int, int]]:
-    rows = json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]
+    rows = QUANTIZATION_FACTS.of(model).weights
     return {row["name"]: (row["bits"], row["block_size"]) for row in rows}
 
 
@@ -80,7 +80,7 @@ def test_the_table_adds_up_and_holds_the_alternatives(assigned: ir.Model) -> Non
         same = [other for other in row["alternatives"] if other["bytes"] == row["bytes"] and other["kl"] == row["kl"]]
         assert same
         assert of_nodes[row["name"]] == {key: row[key] for key in ("bits", "block_size")} | {"symmetric": False}
-    assert CALIBRATION_KEY in assigned.metadata_props
+    assert CALIBRATION_FACTS.is_in(assigned)
 
 
 def test_the_printed_table_has_each_weights_scheme_and_alternatives(assigned: ir.Model) -> None:

@@ -1,6 +1,5 @@
 """quantize-activations: scales per token or from data, outlier channels, refusals of bad data and options."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.arrays import Float32Array
-from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, activation_scheme
+from ingot.passes.quantization.activation_nodes import activation_scheme
 from ingot.passes.quantization.gptq import Gptq
-from ingot.passes.quantization.quantize_activations import QuantizeActivations
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.quantize_activations import ACTIVATIONS_FACTS, QuantizeActivations
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.pipeline.interchange.weight_sources import weights_of_model
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder, array
@@ -50,8 +49,7 @@ def error(model: ir.Model, exact: Float32Array) -> float:
 
 
 def choices(model: ir.Model) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(model.metadata_props[ACTIVATIONS_KEY])
-    return found
+    return ACTIVATIONS_FACTS.of(model)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "static"}, {"mode": "static", "range": "mse"}])
@@ -130,7 +128,7 @@ def test_weights_may_be_rounded_before_or_after_and_statistics_include_the_activ
     with calibrate_with(calibration()):
         PassManager(passes if first else passes[::-1]).run(model)
     assert error(model, exact) < 0.07
-    rows = json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]
+    rows = QUANTIZATION_FACTS.of(model).weights
     assert {row["activations"]["strategy"] for row in rows} == {"token"}
 
 

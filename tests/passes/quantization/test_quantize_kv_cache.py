@@ -5,6 +5,7 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import PassError
+from ingot.passes.model_facts import KV
 from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -14,7 +15,7 @@ LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
 
 
 def geometry(model: ir.Model) -> KVGeometry:
-    return KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    return KV.of(model)
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp8", 4), ("int8", 4), ("int4", 8)])
@@ -33,6 +34,6 @@ def test_a_block_holds_its_codes_and_a_scale_per_vector(precision: str, share: i
 def test_int4_refuses_heads_of_an_odd_size() -> None:
     model = import_checkpoint(Checkpoint.open(LLAMA))
     odd = geometry(model).model_copy(update={"head_dim": 15})
-    model.metadata_props["ingot.kv"] = odd.model_dump_json()
+    KV.record(model, odd)
     with pytest.raises(PassError, match="heads have 15 dims, and two share a byte of int4; use int8"):
         QuantizeKVCache(precision="int4")(model)

@@ -1,6 +1,5 @@
 """quantize-weights: tensors and numbers before and after, options, refusals."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from ingot.errors import PassError, UsageError
 from ingot.passes.manager import PassManager
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY, QuantizeWeights
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.passes.registry import make_pass
 from ingot.progress import progress_to
 from tests.passes.lowering.test_lower_onnxruntime_cpu import linear_model
@@ -19,7 +18,7 @@ from tests.passes.tiny_decoder import TinyDecoder, array
 
 
 def statistics(model: ir.Model) -> dict[str, dict[str, Any]]:
-    return {entry["name"]: entry for entry in json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]}
+    return {entry["name"]: entry for entry in QUANTIZATION_FACTS.of(model).weights}
 
 
 def node(model: ir.Model, name: str) -> ir.Node:
@@ -186,5 +185,5 @@ def test_a_gemm_of_another_form_is_refused() -> None:
 def test_statistics_include_those_of_the_weight_and_its_codes() -> None:
     model = linear_model()
     QuantizeWeights(bits=4, block_size=32)(model)
-    (row,) = json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]
+    (row,) = QUANTIZATION_FACTS.of(model).weights
     assert {"scale_min", "scale_median", "scale_max", "outlier_share", "peak_over_rms", "end_share"} <= row.keys()

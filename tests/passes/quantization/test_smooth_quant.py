@@ -1,6 +1,5 @@
 """smooth-quant: the function stays, planted outliers stop hurting, each of its three steps is optional."""
 
-import json
 import logging
 from typing import Any
 
@@ -16,10 +15,11 @@ from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.printing import model_to_text
-from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, activation_scheme
+from ingot.passes.quantization.activation_nodes import activation_scheme
 from ingot.passes.quantization.gptq import Gptq
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_KEY
-from ingot.passes.quantization.smooth_quant import SMOOTHING_KEY, SmoothQuant
+from ingot.passes.quantization.quantize_activations import ACTIVATIONS_FACTS
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
+from ingot.passes.quantization.smooth_quant import SMOOTHING_FACTS, SmoothQuant
 from ingot.passes.quantization.weight_nodes import STRATEGY_KEY
 from ingot.passes.weights import weight_sites
 from tests.passes.calibration_data import calibration
@@ -70,7 +70,7 @@ def divergence(model: ir.Model, exact: Float32Array) -> float:
 
 
 def choices(model: ir.Model) -> dict[str, dict[str, Any]]:
-    return {row["layers"][0]: row for row in json.loads(model.metadata_props[SMOOTHING_KEY])}
+    return {row["layers"][0]: row for row in SMOOTHING_FACTS.of(model)}
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -78,8 +78,8 @@ def test_smoothing_alone_does_not_change_the_function(packed: bool) -> None:
     exact = logits(decoder(packed))
     smoothed = quantized(decoder(packed), weights="none", activations="none")
     assert np.linalg.norm(logits(smoothed) - exact) / np.linalg.norm(exact) < 2e-5
-    assert smoothed.metadata_props.keys() >= {SMOOTHING_KEY}
-    assert QUANTIZATION_KEY not in smoothed.metadata_props
+    assert SMOOTHING_FACTS.is_in(smoothed)
+    assert not QUANTIZATION_FACTS.is_in(smoothed)
 
 
 @pytest.mark.parametrize("activations", ["dynamic", "static"])
@@ -128,7 +128,7 @@ def test_other_passes_can_do_steps_that_are_left_out() -> None:
     options: dict[str, Any] = {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS}
     with calibrate_with(calibration()):
         PassManager([SmoothQuant(weights="none"), Gptq(**options), LowerOnnxruntimeCpu()]).run(model)
-    rows = json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]
+    rows = QUANTIZATION_FACTS.of(model).weights
     assert {row["method"] for row in rows} == {"gptq"}
     assert all(row["activations"]["dynamic"] for row in rows)
     assert divergence(quantized(decoder()), exact) < 0.1
@@ -137,10 +137,10 @@ def test_other_passes_can_do_steps_that_are_left_out() -> None:
 
 def test_statistics_include_the_activations_of_every_layer_but_the_head() -> None:
     model = quantized(decoder(), activations="static", lm_head=8)
-    rows = {row["name"]: row for row in json.loads(model.metadata_props[QUANTIZATION_KEY])["weights"]}
+    rows = {row["name"]: row for row in QUANTIZATION_FACTS.of(model).weights}
     assert "activations" not in rows.pop("lm_head")
     assert all(row["activations"]["strategy"] == "tensor" for row in rows.values())
-    assert len(json.loads(model.metadata_props[ACTIVATIONS_KEY])) == 8
+    assert len(ACTIVATIONS_FACTS.of(model)) == 8
 
 
 def test_excluded_layers_stay_as_they_are() -> None:
@@ -163,7 +163,7 @@ def test_rounding_to_nearest_with_dynamic_scales_needs_no_data() -> None:
     assert not SmoothQuant(alpha="none").needs_calibration
     model = decoder()
     PassManager([SmoothQuant(alpha="none", **FLOATS)]).run(model)  # type: ignore[arg-type]  # plain options
-    assert {row["strategy"] for row in json.loads(model.metadata_props[ACTIVATIONS_KEY])} == {"token"}
+    assert {row["strategy"] for row in ACTIVATIONS_FACTS.of(model)} == {"token"}
 
 
 def test_layers_that_cannot_be_scaled_are_logged(caplog: pytest.LogCaptureFixture) -> None:

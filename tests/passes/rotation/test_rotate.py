@@ -1,6 +1,5 @@
 """rotate: outputs stay, no channel dominates, tied heads get a tensor of their own, refusals name the reason."""
 
-import json
 import logging
 from typing import Any
 
@@ -14,10 +13,10 @@ from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.fusion.fuse_residual_norm import FuseResidualNorm
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassManager
-from ingot.passes.quantization.awq import AWQ_KEY, Awq
+from ingot.passes.quantization.awq import AWQ_FACTS, Awq
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
-from ingot.passes.rotation.rotate import ROTATE_KEY, Rotate
+from ingot.passes.rotation.rotate import ROTATE_FACTS, Rotate
 from tests.passes.calibration_data import calibration
 from tests.passes.snippets import Snippet, run
 from tests.passes.tiny_decoder import HEAD_DIM, HIDDEN, VOCAB, TinyDecoder, array
@@ -104,7 +103,7 @@ def test_a_tied_head_gets_a_tensor_of_its_own_and_the_log_says_its_bytes(caplog:
         model = rotated(decoder(tied=True))
     size = VOCAB * HIDDEN * 4
     assert f"the head gets a tensor of its own, {size} bytes" in caplog.text
-    assert json.loads(model.metadata_props[ROTATE_KEY])["separate_head"] == size
+    assert ROTATE_FACTS.of(model)["separate_head"] == size
     assert not np.allclose(array(model, HEAD), array(model, "model.embed_tokens.weight"))
 
 
@@ -136,7 +135,7 @@ def test_later_rounding_loses_less(quantizer: Any) -> None:
 
 def test_awq_folds_its_scales_into_norms_of_ones() -> None:
     model = calibrated([Rotate(), Awq(), Gptq()])
-    layers = {layer for choice in json.loads(model.metadata_props[AWQ_KEY]) for layer in choice["layers"]}
+    layers = {layer for choice in AWQ_FACTS.of(model) for layer in choice["layers"]}
     assert "layers.0.gate_up_proj" in layers  # reads a norm
     assert relative(logits(model), logits(decoder())) < tolerance("quantized.int4")
 
@@ -171,7 +170,7 @@ def test_a_fused_residual_is_left_alone_with_auto_and_refused_with_true(caplog: 
     with caplog.at_level(logging.WARNING, "ingot.passes"):
         rotated(model)
     assert "rotate: left alone: node 'layers.0." in caplog.text
-    assert json.loads(model.metadata_props[ROTATE_KEY])["residual"] is None
+    assert ROTATE_FACTS.of(model)["residual"] is None
     assert relative(logits(model), exact) < 1e-5
 
 

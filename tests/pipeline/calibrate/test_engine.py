@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact import ModelFacts
 from ingot.passes import weights as weight_values
 from ingot.passes.fusion.pack_projections import PackProjections
+from ingot.passes.model_facts import MODEL
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, steps
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe
@@ -54,7 +54,7 @@ def test_logits_of_every_kind_of_family_equal_those_of_the_paged_reference(famil
     def imported() -> ir.Model:
         return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
 
-    vocab = ModelFacts.model_validate_json(imported().metadata_props["ingot.model"]).vocab_size
+    vocab = MODEL.of(imported()).vocab_size
     data = calibration_data(sequences=2, tokens=24, vocab=vocab)
     logits = np.concatenate(list(CalibrationEngine(data).logits(imported())))
     reference = np.concatenate(ReferenceRunner(imported()).run_ragged(data.sequences.tolist(), [(12, 12)]))
@@ -66,7 +66,7 @@ def test_sequences_of_different_lengths_have_the_same_logits_together_as_alone(f
     def imported() -> ir.Model:
         return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
 
-    vocab = ModelFacts.model_validate_json(imported().metadata_props["ingot.model"]).vocab_size
+    vocab = MODEL.of(imported()).vocab_size
     whole = calibration_data(sequences=5, tokens=24, vocab=vocab)
     lengths = np.array([3, 7, 8, 20, 24])
     logits = np.concatenate(list(CalibrationEngine(replace(whole, lengths=lengths)).logits(imported())))
@@ -146,11 +146,12 @@ def test_activations_on_disk_give_the_same_statistics() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_recipe_s_data_reaches_the_pass_and_is_recorded_in_the_facts(tmp_path: Path) -> None:
+def test_the_recipe_s_data_reaches_the_pass_and_is_recorded(tmp_path: Path) -> None:
     overrides = [f"checkpoint={DEMO_MODEL}", f"calibration.text={TEXT}"]
     overrides += ["calibration.sequences=4", "calibration.sequence_tokens=64", "passes.gptq.refine=0"]
     recipe = load_recipe("int4-gptq-cpu", overrides)
     assert "text: heldout.txt" in recipe.resolved_yaml()
     compiled = compile_recipe(recipe, tmp_path)
-    assert '"sequences": 4' in compiled.facts["ingot.calibration"]
+    assert compiled.calibration is not None
+    assert compiled.calibration.sequences == 4
     assert recipe.baseline().calibration is None

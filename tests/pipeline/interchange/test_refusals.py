@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.errors import CheckpointError, UsageError
+from ingot.passes.model_facts import DEQUANTIZED
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.interchange.export import export_checkpoint
@@ -101,7 +102,7 @@ def test_activation_order_becomes_floats_and_says_why(tmp_path: Path) -> None:
     edit_quantization(folder, {"desc_act": True})
     checkpoint = Checkpoint.open(folder)
     model = import_checkpoint(checkpoint)
-    reasons = json.loads(model.metadata_props["ingot.dequantized"])
+    reasons = DEQUANTIZED.of(model)
     assert list(reasons) == [f"{LAYER}.weight"]
     assert "activation order" in reasons[f"{LAYER}.weight"]
     tensor = model.graph.initializers[f"{LAYER}.weight"].const_value

@@ -9,6 +9,7 @@ import pytest
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import CheckpointError, UsageError
+from ingot.passes.model_facts import CHECKPOINT, KV, MODEL
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.cases import CASES
@@ -121,9 +122,9 @@ def test_equal_rope_parameters_share_one_table() -> None:
     assert "rope.1.cos" in imported("gemma3_text").graph.initializers
 
 
-def test_facts_and_kv_geometry_are_in_the_metadata() -> None:
-    metadata = imported("llama-tied-biases", context_tokens=48).metadata_props
-    facts = ModelFacts.model_validate_json(metadata["ingot.model"])
+def test_facts_and_kv_geometry_are_recorded() -> None:
+    model = imported("llama-tied-biases", context_tokens=48)
+    facts = MODEL.of(model)
     checkpoint = Checkpoint.open(CHECKPOINTS / "llama-tied-biases")
     assert facts == ModelFacts(
         family="llama",
@@ -135,8 +136,8 @@ def test_facts_and_kv_geometry_are_in_the_metadata() -> None:
         eos_token_ids=(2, 3),
         bos_token_id=1,
     )
-    assert KVGeometry.model_validate_json(metadata["ingot.kv"]) == KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8)
-    assert metadata["ingot.checkpoint"] == "llama-tied-biases"
+    assert KV.of(model) == KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8)
+    assert CHECKPOINT.of(model) == "llama-tied-biases"
 
 
 def test_rope_tables_are_as_long_as_the_context() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from safetensors.numpy import save_file
 
-from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
 from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.launch_program import (
     LAUNCHES_FILE,
@@ -19,6 +19,7 @@ from ingot.artifact.launch_program import (
     cubins_file,
 )
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
@@ -57,9 +58,9 @@ def model_of(checkpoint: Path = LLAMA, kv: KVType | None = None, block_tokens: i
     model = import_checkpoint(Checkpoint.open(checkpoint))
     PassManager([make_pass(name) for name in PASSES]).run(model)
     changed = {"dtype": kv, "block_tokens": block_tokens}
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = KV.of(model)
     geometry = geometry.model_copy(update={key: value for key, value in changed.items() if value is not None})
-    model.metadata_props["ingot.kv"] = geometry.model_dump_json()
+    KV.record(model, geometry)
     return model
 
 
@@ -79,7 +80,7 @@ def write_artifact(
     lowered = lower_to_launches(model, given, activation_type, tiles)
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
-        facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+        facts = MODEL.of(model)
         write_program(lowered, facts, writer.path, compiled)
         writer.describe(
             name="launches",

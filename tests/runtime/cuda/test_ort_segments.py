@@ -9,9 +9,10 @@ import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
-from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter, Program, open_artifact
 from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
 from ingot.errors import EngineError
+from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.ort_cuda.writer import lower_with_segments
 from ingot.runtime import Engine, SamplingParams
@@ -72,9 +73,9 @@ def open_on_host(artifact: Artifact, device: Device, stream: Stream) -> HostSegm
 
 def written(model: ir.Model, folder: Path) -> Artifact:
     """The artifact of a prepared model in float32, with blocks of 4 tokens and small buckets."""
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
-    model.metadata_props["ingot.kv"] = geometry.model_copy(update={"block_tokens": 4}).model_dump_json()
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    geometry = KV.of(model)
+    KV.record(model, geometry.model_copy(update={"block_tokens": 4}))
+    facts = MODEL.of(model)
     with ArtifactWriter(folder) as writer:
         given = buckets(decode=(1, 2), ragged=8, sequences=2)
         lowered = lower_with_segments(model, writer.path, given, "fp32", TileTable())

@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
 from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
+from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Shared
 from ingot.pipeline.targets.segments.segment import Segment
@@ -70,14 +71,14 @@ class InterpretedSegments:
 def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[CudaExecutor, list[InterpretedSegments]]:
     """The executor of a fixture's program in float32, and what runs its segments."""
     model, opened = prepared(form, checkpoint), list[InterpretedSegments]()
-    geometry = KVGeometry.model_validate_json(model.metadata_props["ingot.kv"])
+    geometry = KV.of(model)
     shared = Shared("fp32", geometry.model_copy(update={"block_tokens": 4}))
     segments = segments_of(model, "fp32")
     files = [f"program/segment-{number:03}.plan" for number in range(len(segments))]
     calls = [SegmentFile(segment, "tensorrt", file) for segment, file in zip(segments, files, strict=True)]
     given = buckets(decode=(1, 2), ragged=8, sequences=2)
     programs = lower_to_calls(model, split_stages(model.graph, is_kernel), calls, given, shared)
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    facts = MODEL.of(model)
     artifact = _sealed(Lowered(programs, shared), facts, folder)
 
     def open_segments(artifact: Artifact, device: Device, stream: Stream) -> InterpretedSegments:

@@ -17,11 +17,12 @@ from math import prod
 from pathlib import Path
 from statistics import median
 
-from ingot.artifact import MANIFEST, ModelFacts, open_artifact
+from ingot.artifact import MANIFEST, open_artifact
 from ingot.artifact.launch_program import CudaProgram, Kernel, read_cuda_program
 from ingot.builder.tune.candidates import Matmul, candidates, cut_of, library_tiles, matmuls_of, with_tile
 from ingot.builder.tune.measure import ROUNDS, MatmulTimer
 from ingot.errors import EngineError, UsageError
+from ingot.passes.model_facts import MODEL
 from ingot.pipeline.compile import open_source, run_passes
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
@@ -70,7 +71,7 @@ def _of_recipe(recipe: Recipe) -> CudaProgram:
     """Run passes and lowering as in a build, without compiling or writing anything."""
     target = get_target(recipe.target)
     model, _records = run_passes(recipe, open_source(recipe))
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    facts = MODEL.of(model)
     return lower_by_recipe(model, recipe, TileTable(sm=target.sms[0])).cuda_program(facts, target.sms, {})
 
 

@@ -1,6 +1,5 @@
 """Every checkpoint that a package wrote builds, with its codes in the artifact where the engine has such codes."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.artifact import Artifact, SegmentStep
+from ingot.passes.model_facts import DEQUANTIZED
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
@@ -43,7 +43,7 @@ def test_the_ir_holds_the_codes_or_says_why_not(name: str, tmp_path: Path) -> No
     checkpoint = Checkpoint.open(whole_checkpoint(name, tmp_path / "model"))
     model = import_checkpoint(checkpoint)
     layers, reason = FLOATS.get(name, ((), ""))
-    told = json.loads(model.metadata_props.get("ingot.dequantized", "{}"))
+    told = DEQUANTIZED.find(model) or {}
     assert set(told) == {f"{layer}.weight" for layer in layers}
     assert all(text.startswith(reason) for text in told.values())
     expected, found = dequantized(checkpoint), in_ir(model)

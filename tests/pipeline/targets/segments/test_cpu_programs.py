@@ -7,8 +7,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact import ModelFacts
 from ingot.passes.manager import PassManager
+from ingot.passes.model_facts import MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -43,7 +43,7 @@ def cases() -> Iterator[object]:
 @pytest.mark.parametrize(("checkpoint", "scheme"), list(cases()))
 def test_the_program_computes_the_same_as_the_ir(checkpoint: Path, scheme: str, tmp_path: Path) -> None:
     model = prepared(checkpoint, SCHEMES[scheme])
-    facts = ModelFacts.model_validate_json(model.metadata_props["ingot.model"])
+    facts = MODEL.of(model)
     tokens = np.random.default_rng(0).integers(0, facts.vocab_size, min(40, facts.context_tokens))
     expected = reference_logits(prepared(checkpoint, SCHEMES[scheme]), tokens)
     exact_activations = make_pass("lower-onnxruntime-cpu", {"accuracy_level": 0})

@@ -1,7 +1,6 @@
 """write_program: what is on disk, and the whole way from a checkpoint to logits."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 
 from ingot.errors import BuildError
 from ingot.passes.manager import PassManager
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -162,4 +162,4 @@ def test_the_demo_models_quantized_program_stays_near(
     logits = ProgramChain(program, tmp_path).logits(tokens)
     error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
     assert error < limit
-    assert len(json.loads(model.metadata_props["ingot.quantization"])["weights"]) == 6 * 4 + 1
+    assert len(QUANTIZATION_FACTS.of(model).weights) == 6 * 4 + 1
