@@ -1,6 +1,5 @@
-"""What can be built for: one row of facts per target. To add a target, a row, its lowering, its writer."""
+"""The table of targets: one row of facts per target. To add a target, write its row, its lowering and its writer."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ingot.artifact import EngineKind
@@ -15,12 +14,12 @@ class Target:
     """Facts of a target.
 
     lowering    passes, by name, that every program for it ends with
-    writer      what puts the lowered IR into the artifact: module:function, a `program_writers.ProgramWriter`
-    kv_types    what keys and values can be quantized to, beside the engine's own floats
-    sms         cards that it builds for, as SM numbers; none: no card, or those that gpu.sms chooses
-    sm_choice   what gpu.sms may choose from
+    writer      function that writes the lowered IR into the artifact: module:function, a `ProgramWriter`
+    kv_types    types that keys and values can be quantized to, in addition to the engine's own floats
+    sms         SMs of the GPUs that it builds for; empty: no GPU, or the SMs that gpu.sms chooses
+    sm_choice   SMs that gpu.sms may choose
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
-    extra       of Ingot's package, whose `packages` the writer imports; each names alternatives
+    extra       extra of Ingot's package with the `packages` that the writer imports; each entry lists alternatives
     """
 
     name: str
@@ -36,7 +35,7 @@ class Target:
     packages: tuple[tuple[str, ...], ...] = ()
 
 
-_CARDS = {
+_GPUS = {
     80: "A100, A30",
     86: "A10, A40, RTX 30",
     89: "L4, L40, RTX 40",
@@ -45,11 +44,11 @@ _CARDS = {
 }
 
 
-def _cuda(sm: int, cards: str) -> Target:
+def _cuda(sm: int, gpus: str) -> Target:
     return Target(
         name=f"cuda-sm{sm}",
         engine="cuda",
-        summary=f"Kernels compiled ahead of time for SM {sm} ({cards}), launched by Ingot's own program.",
+        summary=f"Kernels compiled ahead of time for SM {sm} ({gpus}), launched by Ingot's own program.",
         lowering=("fuse-residual-norm", "fuse-rotary-attention", "clean-up"),
         writer="ingot.pipeline.targets.cuda.writer:write_cuda_program",
         kv_types=("fp8", "int8", "int4") if sm >= FLOAT8_FROM else ("int8", "int4"),
@@ -68,11 +67,11 @@ _ROWS = (
         lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
         writer="ingot.pipeline.targets.writers:write_segments",
     ),
-    *(_cuda(sm, cards) for sm, cards in _CARDS.items()),
+    *(_cuda(sm, gpus) for sm, gpus in _GPUS.items()),
     Target(
         name="tensorrt",
         engine="tensorrt",
-        summary="Segments as TensorRT plans for RTX cards (gpu.sms), attention by Ingot's own kernels.",
+        summary="Segments as TensorRT plans for RTX GPUs (gpu.sms), attention by Ingot's own kernels.",
         lowering=("fuse-rotary-attention", "clean-up"),
         writer="ingot.pipeline.targets.tensorrt.writer:write_tensorrt_program",
         kv_types=("fp8", "int8", "int4"),
@@ -83,36 +82,32 @@ _ROWS = (
     Target(
         name="ort-cuda",
         engine="onnxruntime-cuda",
-        summary="Segments run by onnxruntime's CUDA provider on the cards of gpu.sms, attention by Ingot's kernels.",
+        summary="Segments run by onnxruntime's CUDA provider on the GPUs of gpu.sms, attention by Ingot's kernels.",
         lowering=("fuse-rotary-attention", "clean-up"),
         writer="ingot.pipeline.targets.ort_cuda.writer:write_ort_cuda_program",
         kv_types=("fp8", "int8", "int4"),
-        sm_choice=tuple(_CARDS),
+        sm_choice=tuple(_GPUS),
         extra="cuda",
         packages=(("triton",),),
     ),
 )
-SMS = tuple(_CARDS)
+SMS = tuple(_GPUS)
 TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
 
 
 def get_target(name: str) -> Target:
-    """The target of that name; UsageError with the nearest name when there is none."""
+    """Return the target of that name. UsageError with the nearest name if it is unknown."""
     if name not in TARGETS:
-        raise UsageError(f"no target is named {name!r}; targets: {one_of(TARGETS)}.{did_you_mean(name, TARGETS)}")
+        raise UsageError(f"unknown target {name!r}; targets: {one_of(TARGETS)}.{did_you_mean(name, TARGETS)}")
     return TARGETS[name]
 
 
 def require_kv_type(target: Target, kv_type: KVType) -> None:
-    """UsageError for keys and values in a precision that the target's kernels do not read."""
+    """Raise UsageError for keys and values in a precision that the target's kernels do not read."""
     if kv_type not in target.kv_types:
-        able = _able(kv_type)
-        allowed = f"it reads {one_of(target.kv_types)}" if target.kv_types else "it keeps them as 32-bit floats"
+        able = [row.name for row in _ROWS if kv_type in row.kv_types]
+        allowed = f"it reads {one_of(target.kv_types)}" if target.kv_types else "it stores them as 32-bit floats"
         raise UsageError(
-            f"target {target.name} does not read keys and values in {kv_type}; {allowed}: take quantize-kv-cache out, "
+            f"target {target.name} does not read keys and values in {kv_type}; {allowed}: leave quantize-kv-cache out, "
             f"or build for {one_of(able)}"
         )
-
-
-def _able(kv_type: KVType) -> Iterable[str]:
-    return [row.name for row in _ROWS if kv_type in row.kv_types]

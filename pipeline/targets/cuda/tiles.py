@@ -65,13 +65,13 @@ class MatmulShape(_Frozen):
 
     @property
     def key(self) -> str:
-        """The shape as a table names it."""
+        """The shape's key in a table."""
         form = f"{self.kernel} bits={self.bits} group={self.group}{' float32' if self.is_float32 else ''}"
         return f"{form} rows={self.rows} n={self.n} columns={self.columns}"
 
 
 class TileTable(_Frozen):
-    """Choices by shape, and the card they were measured on. Without choices: sm is what safe ones are made for."""
+    """Choices by shape and the GPU that they were measured on; without choices `sm` is that of safe tiles."""
 
     sm: int | None = None
     device: str | None = None

@@ -35,7 +35,7 @@ class SegmentLowering(ABC):
     """Lowers the nodes of one stage, each after the nodes that it reads.
 
     engine      name in error messages
-    builder     class of `b`, which knows the operator domains of the engine
+    builder     class of `b`, with the operator domains of the engine
     handlers    methods by op_type; other ops are copied by `generic`
     """
 

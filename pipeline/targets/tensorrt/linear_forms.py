@@ -92,7 +92,7 @@ class QuantizedOperand:
 
     @property
     def plan_block(self) -> int | None:
-        """The largest block size that TensorRT takes and whose blocks have one scale each; None if there is none."""
+        """The largest block size that TensorRT takes and whose blocks have one scale each; None if no size does."""
         columns = self.shape[1]
         allowed = (b for b in _BLOCKS if columns % b == 0 and (self.block or _MOST_SPLIT) % b == 0)
         return next(allowed, None)

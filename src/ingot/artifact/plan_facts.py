@@ -74,9 +74,9 @@ def is_rtx_plan(start: bytes) -> bool:
 
 
 def read_plan_header(start: bytes, name: str) -> PlanHeader:
-    """The header in a plan's first HEADER_BYTES bytes; ArtifactError when it is no TensorRT-RTX plan."""
+    """The header in a plan's first HEADER_BYTES bytes; ArtifactError when it is not a TensorRT-RTX plan."""
     if not is_rtx_plan(start) or len(start) < _TABLE:
-        raise ArtifactError(f"{name} is no TensorRT-RTX plan: it begins with {start[:4]!r}")
+        raise ArtifactError(f"{name} is not a TensorRT-RTX plan: it begins with {start[:4]!r}")
     body, version, mask = struct.unpack_from("<Q4s4xQ", start, 0x10)
     at = start.find(_WEIGHTS, _TABLE, HEADER_BYTES)
     offset, size = struct.unpack_from("<QQ", start, at + 8) if at >= 0 else (body, 0)

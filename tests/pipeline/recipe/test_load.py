@@ -123,7 +123,7 @@ def test_the_nearest_name_is_offered(tmp_path: Path, text: str, nearest: str) ->
         ("seed: " + "[" * 5000, "mine.yaml:0: invalid recipe: values are nested too deeply"),
         ("name: a b", "mine.yaml:1: name is 'a b'; it must be made of letters"),
         ("name: ../up", "mine.yaml:1: name is '../up'; it must be made of letters"),
-        ("target: cqu", "mine.yaml:1: no target is named 'cqu'"),
+        ("target: cqu", "mine.yaml:1: unknown target 'cqu'"),
         ("passes: clean-up", "mine.yaml:1: passes is 'clean-up'; it must be a list of passes"),
         ("engine: 3", "mine.yaml:1: engine is 3; it must be a mapping of keys"),
         ("gates: [a]", "mine.yaml:1: gates is ['a']; it must be a mapping of keys"),

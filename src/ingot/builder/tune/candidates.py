@@ -4,9 +4,9 @@ Few rows are bound by reading weights: narrow tiles, and the sum split among pro
 large tiles, deep pipelines.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from math import ceil
 from typing import get_args
 
@@ -95,7 +95,7 @@ def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
 
 def _few(shape: MatmulShape) -> Iterator[Tile]:
     rows = 16 if shape.rows <= 16 else 32  # SM 90 multiplies 64 rows by other instructions than fewer
-    for columns, depth, splits, warps in product((32, 64, 128), _depths(shape), _SPLITS, (4, 8)):
+    for columns, depth, splits, warps in itertools.product((32, 64, 128), _depths(shape), _SPLITS, (4, 8)):
         tile = Tile(rows=rows, columns=columns, depth=depth, splits=splits, num_warps=warps)
         programs = ceil(shape.n / columns) * splits
         is_sensible = splits == 1 or _FEWEST_PROGRAMS <= programs <= _MOST_PROGRAMS
@@ -107,7 +107,7 @@ def _few(shape: MatmulShape) -> Iterator[Tile]:
 
 def _many(shape: MatmulShape) -> Iterator[Tile]:
     sizes = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8), (64, 256, 8))
-    for (rows, columns, warps), depth, stages in product(sizes, _depths(shape), (3, 4)):
+    for (rows, columns, warps), depth, stages in itertools.product(sizes, _depths(shape), (3, 4)):
         yield Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
 
 

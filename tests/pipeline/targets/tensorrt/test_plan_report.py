@@ -86,7 +86,7 @@ def test_a_plan_that_does_not_match_the_request_is_refused(asked: PlanRequest, m
 
 
 def test_a_file_of_another_format_is_refused_by_name() -> None:
-    with pytest.raises(ArtifactError, match=r"segment-007.plan is no TensorRT-RTX plan: it begins with b'PK"):
+    with pytest.raises(ArtifactError, match=r"segment-007.plan is not a TensorRT-RTX plan: it begins with b'PK"):
         read_plan_header(b"PK\3\4" + bytes(100), "segment-007.plan")
 
 
