@@ -1,11 +1,7 @@
-"""How far the candidate's predictions are from the baseline's: perplexity, KL divergence, top-1 agreement.
+"""Measures the candidate's accuracy relative to the baseline: perplexity, KL divergence, top-1 agreement.
 
-Both read the same windows of the same text, window by window and chunk by chunk, so that memory holds one chunk of
-logits of each and one float per token, however long the text is. Items are windows.
-
-Per-token scores from a pair of logits: negative log-likelihood, KL divergence, top-1 agreement.
-
-Accuracy items -> metrics with intervals. See docs/evidence.md for the definitions.
+Both read the same windows of the same text, chunk by chunk, so that memory holds one chunk of logits of each and one
+float per token, however long the text is. Intervals are over windows. docs/evidence.md defines the metrics.
 """
 
 from collections.abc import Sequence
@@ -27,10 +23,9 @@ from ingot.validation.statistics import (
 from ingot.validation.subject import AccuracySubject, LogitsArray
 from ingot.validation.windows import AccuracyOptions, EvaluationText, Window, split_windows
 
-_SLICE_CELLS = 1 << 20
-"""float64 cells worked on at once: three arrays of 8 MiB, whatever the vocabulary."""
-
 FloatArray = NDArray[np.float64]
+
+_SLICE_CELLS = 1 << 20  # float64 values processed at once: three arrays of 8 MiB, for any vocabulary
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ class TokenScores:
 
     baseline_nll, candidate_nll  -log p(target), nats
     kl                           KL(baseline || candidate) of the next-token distributions, nats
-    agrees                       both put the same token first (the lowest id among equals)
+    agrees                       both have the same most likely token (the lowest id in a tie)
     """
 
     baseline_nll: FloatArray
@@ -48,18 +43,18 @@ class TokenScores:
     agrees: NDArray[np.bool_]
 
     @staticmethod
-    def join(parts: list["TokenScores"]) -> "TokenScores":
-        """The parts laid end to end."""
+    def join(chunks: list["TokenScores"]) -> "TokenScores":
+        """Concatenate the scores of consecutive tokens."""
         names = ("baseline_nll", "candidate_nll", "kl", "agrees")
-        return TokenScores(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return TokenScores(*(np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in names))
 
 
 def score(baseline: LogitsArray, candidate: LogitsArray, targets: NDArray[np.int64]) -> TokenScores:
-    """Score logits [n, vocab] of both against the tokens [n] that followed. float32 in, float64 throughout."""
+    """Score float32 logits [n, vocab] of both against the tokens [n] that follow, in float64."""
     assert baseline.shape == candidate.shape, (baseline.shape, candidate.shape)
-    rows = max(1, _SLICE_CELLS // baseline.shape[1])
-    slices = [slice(start, start + rows) for start in range(0, len(targets), rows)]
-    return TokenScores.join([_score(baseline[part], candidate[part], targets[part]) for part in slices])
+    size = max(1, _SLICE_CELLS // baseline.shape[1])
+    slices = [slice(start, start + size) for start in range(0, len(targets), size)]
+    return TokenScores.join([_score(baseline[rows], candidate[rows], targets[rows]) for rows in slices])
 
 
 def _score(baseline: LogitsArray, candidate: LogitsArray, targets: NDArray[np.int64]) -> TokenScores:
@@ -69,7 +64,7 @@ def _score(baseline: LogitsArray, candidate: LogitsArray, targets: NDArray[np.in
     return TokenScores(
         baseline_nll=-base[rows, targets],
         candidate_nll=-cand[rows, targets],
-        kl=np.maximum(kl, 0.0),  # rounding may leave -1e-17
+        kl=np.maximum(kl, 0.0),  # rounding can produce -1e-17
         agrees=baseline.argmax(axis=1) == candidate.argmax(axis=1),
     )
 
@@ -83,7 +78,7 @@ def _log_softmax(logits: LogitsArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class AccuracyItem:
-    """One window: where it starts in the text's tokens, and its sums over the predicted tokens. Nats."""
+    """One window: its first token in the text, and sums over its predicted tokens, in nats."""
 
     start: int
     tokens: int
@@ -96,7 +91,7 @@ class AccuracyItem:
 
 @dataclass(frozen=True)
 class AccuracyResult:
-    """All windows, in text order, and KL of every token [windows * window_tokens]."""
+    """All windows in text order, and the KL of every token [windows * window_tokens]."""
 
     text_name: str
     text_sha256: str
@@ -106,7 +101,7 @@ class AccuracyResult:
 
     @property
     def num_tokens(self) -> int:
-        """Predicted tokens."""
+        """Number of predicted tokens."""
         return sum(item.tokens for item in self.items)
 
     @property
@@ -121,7 +116,7 @@ class AccuracyResult:
 
     @property
     def window_of_token(self) -> NDArray[np.int64]:
-        """[windows * window_tokens] index of the window that each token_kl belongs to."""
+        """Index of each token's window [windows * window_tokens]."""
         return np.repeat(np.arange(len(self.items)), [item.tokens for item in self.items])
 
 
@@ -133,8 +128,8 @@ def measure_accuracy(
 ) -> AccuracyResult:
     """Score both subjects on the text's windows.
 
-    Raises DataError for a text that is too short, UsageError for a pair or a window that cannot be compared, and
-    EngineError for logits that are not finite.
+    Raises DataError for a text that is too short, UsageError for different vocabularies or a window longer than the
+    context, and EngineError for logits that are not finite.
     """
     _require_comparable(candidate, baseline, text, options)
     windows = split_windows(text, options)
@@ -150,16 +145,16 @@ def measure_accuracy(
 
 
 def score_window(candidate: AccuracySubject, baseline: AccuracySubject, window: Window) -> TokenScores:
-    """Scores of one window's targets, chunk by chunk."""
-    parts, row = [], -window.skipped_rows
+    """Score one window's targets, chunk by chunk."""
+    scores, row = [], -window.skipped_rows
     for base, cand in zip(baseline.prompt_logits(window.inputs), candidate.prompt_logits(window.inputs), strict=True):
         skip = max(0, -row)
         targets = window.targets[row + skip : row + len(base)]
         if len(targets):
-            parts.append(score(base[skip:], cand[skip:], targets))
+            scores.append(score(base[skip:], cand[skip:], targets))
         row += len(base)
     assert row == len(window.targets), (row, len(window.targets))
-    return TokenScores.join(parts)
+    return TokenScores.join(scores)
 
 
 def _require_finite(window: Window, scores: TokenScores) -> None:
@@ -188,14 +183,14 @@ def _require_comparable(
 ) -> None:
     if candidate.vocab_size != baseline.vocab_size:
         raise UsageError(
-            f"candidate has {candidate.vocab_size} tokens in its vocabulary, baseline {baseline.vocab_size}; "
+            f"the candidate's vocabulary has {candidate.vocab_size} tokens, the baseline's {baseline.vocab_size}; "
             "compare artifacts of the same checkpoint"
         )
     read = options.window_tokens + (text.bos_token_id is not None)
     context = min(candidate.context_tokens, baseline.context_tokens)
     if read > context:
         raise UsageError(
-            f"a window reads {read} tokens, the model's context holds {context}; "
+            f"a window has {read} tokens, but the model's context is limited to {context}; "
             f"set evaluation window_tokens to {context - read + options.window_tokens} or less"
         )
     _require_vocabulary(text.token_ids, baseline.vocab_size, text.name)
@@ -205,13 +200,13 @@ def _require_vocabulary(token_ids: Sequence[int], vocab_size: int, name: str) ->
     worst = max(token_ids, default=0)
     if worst >= vocab_size:
         raise UsageError(
-            f"{name}: the tokenizer made token {worst}, the model knows {vocab_size}; "
-            "tokenizer and weights are not of the same checkpoint"
+            f"{name}: the tokenizer produced token {worst}, but the model's vocabulary has {vocab_size}; "
+            "tokenizer and weights are from different checkpoints"
         )
 
 
 def accuracy_metrics(result: AccuracyResult) -> list[Measured]:
-    """perplexity, perplexity_ratio, kl_mean, kl_p99, top1_agreement, over the windows."""
+    """The metrics perplexity, perplexity_ratio, kl_mean, kl_p99 and top1_agreement, with intervals over windows."""
     tokens, seed = _column(result, "tokens"), result.options.seed
     candidate = _column(result, "candidate_nll") / tokens  # [windows] nats per token
     difference = candidate - _column(result, "baseline_nll") / tokens
@@ -230,7 +225,7 @@ def accuracy_metrics(result: AccuracyResult) -> list[Measured]:
 
 
 def _perplexity(nll: FloatArray) -> Estimate:
-    """exp of the mean: `detectable` becomes a change of the perplexity itself."""
+    """exp of the mean, with `detectable` as an absolute change of the perplexity."""
     estimate = ratio_interval(nll)
     return replace(estimate, detectable=estimate.value * estimate.detectable)
 

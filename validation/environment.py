@@ -1,4 +1,4 @@
-"""The machine and the software behind a measurement. No host name, no user, no path: evidence travels."""
+"""Facts about the machine and the software of a measurement, without host name, user or paths: evidence is shared."""
 
 import os
 import platform
@@ -20,10 +20,10 @@ _PACKAGES = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", 
 
 
 def environment(threads: int | None = None, device: DeviceFacts | None = None) -> dict[str, Any]:
-    """CPU, memory, card where one computed, system, Python, packages and engine threads, ready for JSON."""
-    card = {"name": device.name, "sm": device.sm, "memory_bytes": device.total_bytes} if device else None
+    """CPU, memory, GPU if one was used, system, Python, packages and engine threads, as plain data."""
+    gpu = {"name": device.name, "sm": device.sm, "memory_bytes": device.total_bytes} if device else None
     return {
-        "card": card,
+        "card": gpu,
         "cpu": cpu_facts(_read("/proc/cpuinfo")),
         "cores_available": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cores_total": os.cpu_count(),
@@ -38,7 +38,7 @@ def environment(threads: int | None = None, device: DeviceFacts | None = None) -
 
 
 def cpu_facts(cpuinfo: str) -> dict[str, Any]:
-    """Model, and the instruction sets that matter to matrix kernels, from the text of /proc/cpuinfo."""
+    """The model, and the instruction sets that matrix kernels use, from the text of /proc/cpuinfo."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
@@ -57,7 +57,7 @@ def memory_bytes(meminfo: str) -> int | None:
 
 
 def _read(path: str) -> str:
-    """Text of a system file; empty on systems that have none."""
+    """Text of a system file; empty if it does not exist."""
     file = Path(path)
     return file.read_text(errors="replace") if file.is_file() else ""
 

@@ -1,13 +1,14 @@
-"""Measure an artifact against its baseline, decide its gates, write what was seen.
+"""Measures an artifact against its baseline, decides its gates and writes the evidence.
 
 evidence = measure(candidate, baseline, options)
 write_evidence(evidence, folder)                    # JSON files, report.html, report.md
 raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, UsageError
@@ -16,8 +17,7 @@ from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.latency import LatencyOptions, LatencyResult, measure_latency
-from ingot.validation.latency_summary import latency_metrics
+from ingot.validation.latency import LatencyOptions, LatencyResult, latency_metrics, measure_latency
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
 from ingot.validation.quantization import Quantization
 from ingot.validation.report.report import render_html, render_markdown
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What to measure; None leaves a part out. `text` is the evaluation text's file, wanted by accuracy."""
+    """What to measure; None disables a part. `text` is the evaluation text's file, which accuracy requires."""
 
     text: Path | None = None
     accuracy: AccuracyOptions | None = None
@@ -50,11 +50,11 @@ class MeasureOptions:
 
     def __post_init__(self) -> None:
         if self.accuracy and self.text is None:
-            raise UsageError("accuracy is to be measured, but no evaluation text is named; name a UTF-8 text file")
+            raise UsageError("accuracy requires an evaluation text, but none is named; name a UTF-8 text file")
 
     @property
     def sequence_tokens(self) -> int:
-        """Most tokens that are in the KV pool at once."""
+        """Maximum tokens in the KV pool at the same time."""
         window = self.accuracy.window_tokens + 1 if self.accuracy else 1
         load = self.latency.sequence_tokens * max(self.latency.concurrency) if self.latency else 1
         return max(window, load)
@@ -68,8 +68,8 @@ def measure(
 ) -> Evidence:
     """Measure the artifact `candidate` against the artifact `baseline`.
 
-    Sizes come first and cost nothing, then memory in processes of its own, then accuracy and latency with both
-    engines loaded. Raises DataError for a text that is too short, UsageError for what cannot be measured.
+    Memory is measured in child processes before any engine is loaded, accuracy and latency with both engines loaded.
+    Raises DataError for a text that is too short, UsageError for options that do not fit the artifacts.
     """
     artifacts = open_artifact(candidate), open_artifact(baseline)
     sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
@@ -93,7 +93,7 @@ def measure(
 def collect(
     sizes: SizeResult, accuracy: AccuracyResult | None, latency: LatencyResult | None, memory: MemoryResult | None
 ) -> dict[str, Measured]:
-    """Every metric that the results give, by key, in the order of the report."""
+    """All metrics of the results by key, in the order of the report."""
     found = accuracy_metrics(accuracy) if accuracy else []
     found += latency_metrics(latency) if latency else []
     found += size_metrics(sizes)
@@ -102,7 +102,7 @@ def collect(
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
-    """Write every file of the evidence into `folder` (made if missing); returns their paths."""
+    """Write every file of the evidence to `folder`, created if missing; return their paths."""
     files = evidence_files(evidence)
     files["report.html"] = render_html(evidence)
     files["report.md"] = render_markdown(evidence)
@@ -113,25 +113,29 @@ def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
 
 
 def write_quantization(found: Quantization, folder: Path) -> None:
-    """Write quantization.json alone into `folder` (made if missing); nothing where nothing was quantized."""
+    """Write only quantization.json to `folder`, created if missing; nothing if no weight is quantized."""
     if found.weights:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / QUANTIZATION_FILE).write_text(quantization_text(found), encoding="utf-8")
 
 
 def sealed_quantization(artifact: Artifact) -> Quantization:
-    """What the artifact's build knew of its quantized weights; empty where it kept nothing.
+    """Statistics of the quantized weights from the artifact's build; empty if it stored none.
 
-    ArtifactError for a file that is no such record.
+    ArtifactError for an invalid file.
     """
     name = f"evidence/{QUANTIZATION_FILE}"
     if not artifact.has(name):
         return Quantization()
     file = artifact.file(name)
     try:
-        return Quantization.from_json(json.loads(file.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{file}: is no record of quantized weights ({error}); build the artifact again") from error
+        return Quantization.from_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        raise ArtifactError(
+            f"{file}: invalid statistics of quantized weights ({reason}); build the artifact again"
+        ) from error
 
 
 def _run_engines(

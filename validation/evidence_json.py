@@ -1,4 +1,4 @@
-"""Evidence -> JSON: what a program, or a doubtful reader, recomputes the report from.
+"""Writes evidence as JSON, from which every number of the report can be recomputed.
 
 summary.json       artifacts, every metric with its interval, gates, sizes, memory
 accuracy.json      one item per window
@@ -13,8 +13,7 @@ from typing import Any
 
 from ingot.artifact.metrics import METRICS
 from ingot.validation.accuracy import AccuracyResult
-from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
-from ingot.validation.latency_summary import summarize
+from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord, summarize
 from ingot.validation.quantization import Quantization
 from ingot.validation.result import Evidence
 from ingot.validation.statistics import CONFIDENCE, POWER, Measured
@@ -24,7 +23,7 @@ QUANTIZATION_FILE = "quantization.json"
 
 
 def evidence_files(evidence: Evidence) -> dict[str, str]:
-    """File name -> text of the JSON files; parts that were not measured have none."""
+    """File name -> text of the JSON files; parts that were not measured have no file."""
     values: dict[str, Any] = {"summary.json": summary(evidence), "environment.json": evidence.environment}
     if evidence.accuracy:
         values["accuracy.json"] = _accuracy(evidence.accuracy)
@@ -36,12 +35,12 @@ def evidence_files(evidence: Evidence) -> dict[str, str]:
 
 
 def quantization_text(found: Quantization) -> str:
-    """quantization.json, for an artifact of which nothing else was measured."""
+    """The text of quantization.json."""
     return _dump(found.as_json())
 
 
 def summary(evidence: Evidence) -> dict[str, Any]:
-    """What `--json` prints and summary.json holds."""
+    """The content of summary.json, which `--json` also prints."""
     return {
         "verdict": evidence.verdict,
         "candidate": asdict(evidence.candidate),
@@ -121,11 +120,11 @@ def _dump(value: Any) -> str:
 
 
 def _text(value: Any, depth: int) -> str:
-    """Indented JSON with arrays of numbers on one line: readable, and not one line per token."""
+    """Indented JSON with each array of numbers on one line."""
     inner, outer = "\n" + "  " * (depth + 1), "\n" + "  " * depth
     if isinstance(value, dict) and value:
-        parts = (f"{json.dumps(str(key))}: {_text(item, depth + 1)}" for key, item in value.items())
-        return "{" + ",".join(inner + part for part in parts) + outer + "}"
+        entries = (f"{json.dumps(str(key))}: {_text(item, depth + 1)}" for key, item in value.items())
+        return "{" + ",".join(inner + entry for entry in entries) + outer + "}"
     if isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
         return "[" + ",".join(inner + _text(item, depth + 1) for item in value) + outer + "]"
     return json.dumps(value, allow_nan=False)

@@ -1,11 +1,11 @@
-"""Gates: a limit on a metric, decided from its confidence interval.
+"""Decides gates: limits on metrics, compared with their confidence intervals.
 
-    PASS       the whole interval is on the right side of the limit, the limit itself included
+    PASS       the whole interval is on the right side of the limit, or touches it
     FAIL       the whole interval is on the wrong side
-    UNDECIDED  the limit lies inside: the sample cannot tell, and so the gate does not pass
+    UNDECIDED  the limit is inside the interval: the sample is too small, and the gate does not pass
 
-A latency metric is measured at several concurrencies; a gate on it must hold at each, and makes one outcome per
-level, named metric@level.
+A latency metric is measured at several concurrencies; a gate on it must hold at each, and has one outcome per level,
+named metric@level.
 """
 
 import math
@@ -34,7 +34,7 @@ class GateSpec:
         name = self.metric.partition("@")[0]
         if name not in METRICS:
             near = did_you_mean(name, METRICS)
-            raise UsageError(f"gate on an unknown metric {name!r}.{near} Known metrics: {one_of(METRICS)}")
+            raise UsageError(f"gate on an unknown metric {name!r}.{near} Metrics: {one_of(METRICS)}")
         if not math.isfinite(self.limit):
             raise UsageError(f"gate {self.metric}: the limit is {self.limit}; it must be a finite number")
 
@@ -45,33 +45,32 @@ def decide(specs: Sequence[GateSpec], measured: Mapping[str, Measured]) -> list[
 
 
 def raise_for(outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured] | None = None) -> None:
-    """Raise GateFailed when any gate failed, else GateUndecided when any is undecided; a line per such gate.
+    """Raise GateFailed when any gate failed, else GateUndecided when any is undecided, with a line per such gate.
 
-    With `measured`, an undecided gate's line says how many tokens or rounds might decide it, not only how many times
-    as many.
+    With `measured`, an undecided gate's line estimates the tokens or rounds needed to decide it; without, a factor.
     """
     failed = [outcome for outcome in outcomes if outcome.verdict == "FAIL"]
     undecided = [outcome for outcome in outcomes if outcome.verdict == "UNDECIDED"]
     if failed:
-        advice = "Choose more bits, a smaller block or another recipe, or loosen the limit if you can accept the value."
-        raise GateFailed("\n".join([*map(_failure, failed), *(_doubt(o, measured) for o in undecided), advice]))
+        advice = "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable."
+        raise GateFailed("\n".join([*map(_failure, failed), *(_undecided(o, measured) for o in undecided), advice]))
     if undecided:
-        raise GateUndecided("\n".join(_doubt(outcome, measured) for outcome in undecided))
+        raise GateUndecided("\n".join(_undecided(outcome, measured) for outcome in undecided))
 
 
 def describe(outcome: GateOutcome) -> str:
-    """One line: measured value, interval, and what the limit asks."""
+    """One line with the measured value, its interval and the limit."""
     sign = "<=" if outcome.bound == "max" else ">="
     interval = f"95 % interval {outcome.low:.6g} to {outcome.high:.6g}"
-    return f"{outcome.name} is {outcome.measured:.6g} ({interval}), the gate wants {sign} {outcome.limit:.6g}"
+    return f"{outcome.name} is {outcome.measured:.6g} ({interval}), the gate requires {sign} {outcome.limit:.6g}"
 
 
 def _keys(spec: GateSpec, measured: Mapping[str, Measured]) -> list[str]:
     keys = [key for key in measured if spec.metric in (key, measured[key].metric)]
     if not keys:
         raise UsageError(
-            f"gate {spec.metric}: not measured here, so it cannot be decided; measured were: {one_of(measured)}."
-            " Turn the measurement on in the recipe, or remove the gate"
+            f"gate {spec.metric}: this metric was not measured; measured: {one_of(measured)}."
+            " Enable the measurement in the recipe, or remove the gate"
         )
     return keys
 
@@ -101,25 +100,25 @@ def _failure(outcome: GateOutcome) -> str:
     return f"gate failed: {describe(outcome)}."
 
 
-def _doubt(outcome: GateOutcome, measured: Mapping[str, Measured] | None) -> str:
+def _undecided(outcome: GateOutcome, measured: Mapping[str, Measured] | None) -> str:
     return f"gate undecided: {describe(outcome)}. {_advice(outcome, (measured or {}).get(outcome.name))}"
 
 
 def _advice(outcome: GateOutcome, measured: Measured | None) -> str:
-    """How large the sample must grow until the interval, shrinking with its square root, leaves the limit out."""
+    """The sample size at which the interval, shrinking with its square root, would exclude the limit."""
     distance = abs(outcome.measured - outcome.limit)
     beyond = outcome.limit > outcome.measured
     half = outcome.high - outcome.measured if beyond else outcome.measured - outcome.low
     times = (half / distance) ** 2 if distance else math.inf
     if times > _MOST_TIMES:
-        return "The value is at the limit; no sample of a reasonable size decides it: move the limit."
+        return "The value is at the limit, so no sample of a reasonable size decides it: move the limit."
     if measured is None:
         return f"A sample {times * _MARGIN:.1f} times as large might decide it."
-    wanted = _round_up(times * _MARGIN * measured.sample_size)
-    return f"About {wanted} {measured.sample_unit} instead of {measured.sample_size} might decide it."
+    needed = _round_up(times * _MARGIN * measured.sample_size)
+    return f"About {needed} {measured.sample_unit} instead of {measured.sample_size} might decide it."
 
 
 def _round_up(value: float) -> int:
-    """To two significant digits: the estimate is no better than that."""
+    """Round up to two significant digits, the precision of the estimate."""
     step: int = 10 ** max(0, math.floor(math.log10(value)) - 1)
     return math.ceil(value / step - 1e-9) * step

@@ -1,10 +1,8 @@
-"""Latency of candidate and baseline under the same load, interleaved, one record per request.
+"""Measures latency of candidate and baseline under the same load, and summarizes it as percentiles and ratios.
 
-Both engines stand in memory; runs alternate A B, B A, A B, ... so that drift of the machine (heat, neighbours) falls on
-both alike, and each round gives one paired ratio. The first runs, which touch memory for the first time, are thrown
-away; the garbage collector rests while the clock runs.
-
-What latency runs ask for: options and seeded prompts.
+Both engines are in memory, and their runs alternate A B, B A, A B, ..., so that drift of the machine (heat, other
+processes) affects both equally and each round gives one paired ratio. The first wave of each engine at each concurrency
+is discarded as warm-up, and the garbage collector is off during a run.
 """
 
 import gc
@@ -18,12 +16,17 @@ import numpy as np
 
 from ingot.errors import UsageError
 from ingot.progress import Stage
+from ingot.validation.statistics import Measured, percentiles, ratio_interval
 from ingot.validation.subject import LatencySubject
+
+Clock = Callable[[], float]
+
+PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """The objective behind goodput: a request counts when both hold. Seconds."""
+    """The service-level objective for goodput: a request counts when both limits hold."""
 
     ttft_seconds: float
     tpot_seconds: float
@@ -36,15 +39,15 @@ class ServiceLevel:
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """Which load is put on both engines.
+    """The load on both engines.
 
-    concurrency    levels: requests kept in flight (closed loop)
-    prompt_tokens  of each request, random token ids
-    output_tokens  of each request, exactly; end-of-sequence is ignored
+    concurrency    numbers of requests kept in flight (closed loop), each a level of its own
+    prompt_tokens  per request, random token ids
+    output_tokens  per request, exactly; end-of-sequence is ignored
     requests       per run; a run is one engine at one level in one round
     rounds         pairs of runs per level, in the order A B, B A, A B, ...
-    seed           of the prompts
-    slo            objective for goodput
+    seed           seed of the prompts
+    slo            objective for goodput; None for no goodput
     """
 
     concurrency: tuple[int, ...] = (1, 4)
@@ -61,14 +64,14 @@ class LatencyOptions:
                 f"latency concurrency is {list(self.concurrency)}; give levels of 1 or more, such as [1, 4]"
             )
         if len(set(self.concurrency)) < len(self.concurrency):
-            raise UsageError(f"latency concurrency {list(self.concurrency)} names a level twice")
+            raise UsageError(f"latency concurrency {list(self.concurrency)} repeats a level")
         for name, least in (("prompt_tokens", 1), ("output_tokens", 2), ("requests", 1), ("rounds", 2)):
             if getattr(self, name) < least:
                 raise UsageError(f"latency {name} is {getattr(self, name)}; it must be {least} or more")
 
     @property
     def sequence_tokens(self) -> int:
-        """Prompt and output of one request together."""
+        """Tokens of one request: prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -82,37 +85,35 @@ class Run:
 
 
 def schedule(options: LatencyOptions) -> Iterator[Run]:
-    """Every run in order: per round all levels, baseline first in even rounds and candidate first in odd ones."""
+    """Every run in order: all levels per round, the baseline first in even rounds and the candidate first in odd
+    ones."""
     for number in range(options.rounds):
         sides = ("baseline", "candidate") if number % 2 == 0 else ("candidate", "baseline")
         yield from (Run(number, level, side) for level in options.concurrency for side in sides)
 
 
 def prompts(options: LatencyOptions, vocab_size: int, round_number: int, level: int) -> list[list[int]]:
-    """Prompts of a run, [requests][prompt_tokens]: the same for both engines, new in every round."""
+    """Prompts of a run, [requests][prompt_tokens]: the same for both engines, different in every round."""
     rng = np.random.default_rng((options.seed, round_number, level))
     ids = rng.integers(0, vocab_size, size=(max(options.requests, level), options.prompt_tokens))
     return [[int(token) for token in row] for row in ids]
 
 
-Clock = Callable[[], float]
-
-
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request: when it was submitted and when each of its tokens came, seconds from the start of its run."""
+    """One request: the times of its submission and of each token, in seconds from the start of the run."""
 
     submitted: float
     token_seconds: tuple[float, ...]
 
     @property
     def ttft(self) -> float:
-        """Time to first token: from submission, queueing included."""
+        """Time to first token, from submission, queueing included."""
         return self.token_seconds[0] - self.submitted
 
     @property
     def e2e(self) -> float:
-        """From submission to the last token."""
+        """End-to-end time, from submission to the last token."""
         return self.token_seconds[-1] - self.submitted
 
     @property
@@ -122,13 +123,20 @@ class RequestRecord:
 
     @property
     def itl(self) -> tuple[float, ...]:
-        """Inter-token latencies: the gaps between neighbouring tokens."""
+        """Inter-token latencies: the gaps between consecutive tokens."""
         return tuple(b - a for a, b in zip(self.token_seconds, self.token_seconds[1:], strict=False))
+
+
+_SECONDS: dict[str, Callable[[RequestRecord], float]] = {
+    "ttft": lambda request: request.ttft,
+    "tpot": lambda request: request.tpot,
+    "e2e": lambda request: request.e2e,
+}
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run's requests in order of submission; `seconds` from its start to its last token."""
+    """The requests of one run in order of submission; `seconds` from the start to the last token."""
 
     run: Run
     seconds: float
@@ -136,13 +144,13 @@ class RunRecord:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that the run made."""
+        """Number of tokens that the run generated."""
         return sum(len(request.token_seconds) for request in self.requests)
 
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """Every counted run, in the order in which they ran."""
+    """Every run except warm-up, in order."""
 
     options: LatencyOptions
     runs: tuple[RunRecord, ...]
@@ -173,7 +181,7 @@ def measure_latency(
 def closed_loop(
     subject: LatencySubject, requests: Sequence[Sequence[int]], output_tokens: int, concurrency: int, clock: Clock
 ) -> list[RequestRecord]:
-    """Keep `concurrency` requests in flight until all are done; a finished one is replaced at once."""
+    """Keep `concurrency` requests in flight until all are done, replacing a finished one immediately."""
     waiting = deque(requests)
     submitted: dict[int, float] = {}
     tokens: dict[int, list[float]] = {}
@@ -181,9 +189,9 @@ def closed_loop(
     start = clock()
     while waiting or running:
         for _ in range(min(concurrency - running, len(waiting))):
-            asked = clock() - start
+            moment = clock() - start
             request = subject.submit(waiting.popleft(), output_tokens)
-            submitted[request], tokens[request] = asked, []
+            submitted[request], tokens[request] = moment, []
             running += 1
         events = subject.step()
         now = clock() - start
@@ -195,7 +203,7 @@ def closed_loop(
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Collect now, then not until the block ends."""
+    """Collect garbage now, and not again until the block ends."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -206,23 +214,110 @@ def garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True)
+class LevelSummary:
+    """One engine at one concurrency, over all rounds.
+
+    percentiles   {"ttft" | "tpot" | "itl" | "e2e": {"p50" | "p90" | "p99": seconds}}
+    throughput    output tokens per second
+    goodput       requests per second that met the objective; None without an objective
+    """
+
+    level: int
+    side: str
+    num_requests: int
+    percentiles: dict[str, dict[str, float]]
+    throughput: float
+    goodput: float | None
+
+
+def summarize(result: LatencyResult) -> list[LevelSummary]:
+    """One summary per level and side, the baseline first."""
+    levels, slo = result.options.concurrency, result.options.slo
+    pairs = [(level, side) for level in levels for side in ("baseline", "candidate")]
+    return [_summary(level, side, select(result, level, side), slo) for level, side in pairs]
+
+
+def select(result: LatencyResult, level: int, side: str) -> list[RunRecord]:
+    """The runs of one engine at one level, by round."""
+    return [record for record in result.runs if (record.run.level, record.run.side) == (level, side)]
+
+
+def request_values(runs: Sequence[RunRecord], name: str) -> list[float]:
+    """ "ttft", "tpot", "e2e" (one per request) or "itl" (one per gap) of all runs, in seconds."""
+    requests = [request for run in runs for request in run.requests]
+    if name == "itl":
+        return [gap for request in requests for gap in request.itl]
+    return [_SECONDS[name](request) for request in requests]
+
+
+def latency_metrics(result: LatencyResult) -> list[Measured]:
+    """The metrics ttft_ratio, tpot_ratio, e2e_ratio (of medians) and throughput_ratio at every level."""
+    return [_ratio(result, level, name) for level in result.options.concurrency for name in (*_SECONDS, "throughput")]
+
+
+def round_ratios(result: LatencyResult, level: int, name: str) -> list[float]:
+    """Candidate over baseline, one ratio per round: of medians over requests, or of throughputs."""
+    values = [[_run_value(run, name) for run in select(result, level, side)] for side in ("candidate", "baseline")]
+    return [candidate / baseline for candidate, baseline in zip(*values, strict=True)]
+
+
 def _run(subject: LatencySubject, run: Run, options: LatencyOptions, clock: Clock) -> RunRecord:
-    wanted = prompts(options, subject.vocab_size, run.round, run.level)
+    requests = prompts(options, subject.vocab_size, run.round, run.level)
     with garbage_collection_paused():
-        records = closed_loop(subject, wanted, options.output_tokens, run.level, clock)
+        records = closed_loop(subject, requests, options.output_tokens, run.level, clock)
     return RunRecord(run, max(record.token_seconds[-1] for record in records), tuple(records))
 
 
 def _warm_up(subject: LatencySubject, options: LatencyOptions, level: int, clock: Clock) -> None:
-    """One wave of requests, on prompts of their own."""
-    wanted = prompts(options, subject.vocab_size, options.rounds, level)[:level]
-    closed_loop(subject, wanted, options.output_tokens, level, clock)
+    """Run one wave of requests, with prompts of no round."""
+    wave = prompts(options, subject.vocab_size, options.rounds, level)[:level]
+    closed_loop(subject, wave, options.output_tokens, level, clock)
 
 
 def _require_context(sides: Mapping[str, LatencySubject], options: LatencyOptions) -> None:
     for name, subject in sides.items():
         if options.sequence_tokens > subject.context_tokens:
             raise UsageError(
-                f"latency prompt_tokens + output_tokens is {options.sequence_tokens}, the {name}'s context holds "
-                f"{subject.context_tokens}; lower one of them"
+                f"latency prompt_tokens + output_tokens is {options.sequence_tokens}, but the {name}'s context is "
+                f"limited to {subject.context_tokens}; lower one of them"
             )
+
+
+def _run_value(run: RunRecord, name: str) -> float:
+    if name == "throughput":
+        return run.output_tokens / run.seconds
+    return float(np.median(request_values([run], name)))
+
+
+def _pooled(runs: Sequence[RunRecord], name: str) -> float:
+    if name == "throughput":
+        return sum(run.output_tokens for run in runs) / sum(run.seconds for run in runs)
+    return float(np.median(request_values(runs, name)))
+
+
+def _ratio(result: LatencyResult, level: int, name: str) -> Measured:
+    return Measured(
+        metric=f"{name}_ratio",
+        estimate=ratio_interval(np.log(round_ratios(result, level, name))),
+        baseline=_pooled(select(result, level, "baseline"), name),
+        candidate=_pooled(select(result, level, "candidate"), name),
+        unit="tokens/s" if name == "throughput" else "seconds",
+        level=level,
+        sample_unit="latency rounds",
+        sample_size=result.options.rounds,
+    )
+
+
+def _summary(level: int, side: str, runs: list[RunRecord], slo: ServiceLevel | None) -> LevelSummary:
+    requests = [request for run in runs for request in run.requests]
+    seconds = sum(run.seconds for run in runs)
+    met = [r for r in requests if slo and r.ttft <= slo.ttft_seconds and r.tpot <= slo.tpot_seconds]
+    return LevelSummary(
+        level=level,
+        side=side,
+        num_requests=len(requests),
+        percentiles={name: percentiles(request_values(runs, name), PERCENTILES) for name in (*_SECONDS, "itl")},
+        throughput=_pooled(runs, "throughput"),
+        goodput=len(met) / seconds if slo else None,
+    )

@@ -1,4 +1,4 @@
-"""Peak memory of loading an artifact and generating, each time in a fresh process, so that nothing else is counted."""
+"""Measures the peak memory of loading an artifact and generating, in fresh processes, so that nothing else counts."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from ingot.validation.statistics import Measured, ratio_interval
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """probes per engine, and the length of the generation in each."""
+    """Number of probes (processes) per engine, and tokens of the prompt and the output in each."""
 
     probes: int = 3
     prompt_tokens: int = 64
@@ -31,7 +31,7 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class MemoryProbe:
-    """What one process took: before the load, after it, after the generation. Its peak is generated.peak_bytes."""
+    """Memory of one process: before loading, after it, after generating. The peak is generated.peak_bytes."""
 
     imported: ProcessMemory
     loaded: ProcessMemory
@@ -40,7 +40,7 @@ class MemoryProbe:
 
 @dataclass(frozen=True)
 class MemoryResult:
-    """Probes of both engines, paired in the order in which they ran."""
+    """Probes of both engines, paired in order."""
 
     candidate: tuple[MemoryProbe, ...]
     baseline: tuple[MemoryProbe, ...]
@@ -50,7 +50,7 @@ Prober = Callable[[Path, MemoryOptions], MemoryProbe]
 
 
 def probe_in_child(artifact: Path, options: MemoryOptions) -> MemoryProbe:
-    """Start the probe and read its answer. EngineError with the child's last words when it fails."""
+    """Run the probe in a child process. EngineError with the last line of its stderr when it fails."""
     command = [sys.executable, "-P", "-m", "ingot.validation.memory_probe", str(artifact)]
     command += [str(options.prompt_tokens), str(options.output_tokens)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -67,7 +67,7 @@ def measure_memory(
     options: MemoryOptions,
     prober: Prober = probe_in_child,
 ) -> MemoryResult:
-    """Probe both in turn, `options.probes` times each."""
+    """Probe both alternately, `options.probes` times each."""
     stage = Stage("memory", 2 * options.probes)
     probes: tuple[list[MemoryProbe], list[MemoryProbe]] = ([], [])
     for _ in range(options.probes):
@@ -78,7 +78,7 @@ def measure_memory(
 
 
 def memory_metrics(result: MemoryResult) -> list[Measured]:
-    """peak_memory_ratio: peak of the candidate over peak of the baseline, paired by probe."""
+    """The metric peak_memory_ratio: peak of the candidate over peak of the baseline, paired by probe."""
     candidate, baseline = peaks(result.candidate), peaks(result.baseline)
     return [
         Measured(
@@ -94,5 +94,5 @@ def memory_metrics(result: MemoryResult) -> list[Measured]:
 
 
 def peaks(probes: Sequence[MemoryProbe]) -> list[int]:
-    """Peak bytes of every probe, a card's among them."""
+    """Peak bytes of every probe, GPU memory included."""
     return [probe.generated.peak_bytes + probe.generated.device_bytes for probe in probes]

@@ -1,8 +1,8 @@
-"""Memory of this process as Linux counts it. One source: /proc/self/status.
+"""The child process of memory.py: loads an artifact, generates, and prints its own memory use as JSON.
 
-The child process that memory.py starts: load an artifact, generate a little, print what memory it took as JSON.
+    python -m ingot.validation.memory_probe ARTIFACT PROMPT_TOKENS OUTPUT_TOKENS
 
-python -m ingot.validation.memory_probe ARTIFACT PROMPT_TOKENS OUTPUT_TOKENS
+Memory is read from /proc/self/status (Linux). Imports count in the measurement: keep them few.
 """
 
 import json
@@ -21,9 +21,9 @@ _FIELDS = {"peak_bytes": "VmHWM", "resident_bytes": "VmRSS", "private_bytes": "R
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """peak_bytes since the process began; of what is resident now, private pages and pages mapped from files.
+    """Peak bytes since the process started; resident bytes now, split into private pages and pages mapped from files.
 
-    device_bytes    what it took of a card's memory, beside all that
+    device_bytes    GPU memory, not included in the others
     """
 
     peak_bytes: int
@@ -34,7 +34,7 @@ class ProcessMemory:
 
 
 def process_memory() -> ProcessMemory:
-    """Read it now. EngineError where there is no /proc (Linux alone has it)."""
+    """The memory of this process now. EngineError on systems without /proc (only Linux has it)."""
     try:
         return parse_status(_STATUS.read_text().splitlines())
     except OSError as error:
@@ -44,30 +44,30 @@ def process_memory() -> ProcessMemory:
 
 
 def parse_status(lines: Iterable[str]) -> ProcessMemory:
-    """Pick the fields out of the lines "VmHWM:     1234 kB"."""
+    """Parse lines such as "VmHWM:     1234 kB"."""
     values = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
     return ProcessMemory(**{field: int(values[key][0]) * 1024 for field, key in _FIELDS.items()})
 
 
 def probe(artifact: Path, prompt_tokens: int, output_tokens: int) -> dict[str, dict[str, int]]:
-    """Memory before the load, after it and after a generation.
+    """Memory before loading the artifact, after it, and after generating.
 
-    A card's pool takes all that is free unless it is told how much: there it holds what the generation needs. On the
-    CPU a pool costs what is written of it.
+    By default a KV pool on a GPU allocates all free memory, so there it is limited to what the generation needs. A pool
+    on the CPU only occupies the pages that are written.
     """
     stages = {"imported": asdict(process_memory())}
-    opened = open_artifact(artifact, verify=False)  # measure() has verified it
+    opened = open_artifact(artifact, verify=False)  # measure() has verified the digests
     needed = None if opened.manifest.engine == "onnxruntime" else prompt_tokens + output_tokens
     with EngineSubject.load(opened, needed) as subject:
-        stages["loaded"] = _taken(subject)
+        stages["loaded"] = _memory(subject)
         subject.submit([token % subject.vocab_size for token in range(prompt_tokens)], output_tokens)
         while not any(event.finished for event in subject.step()):
             pass
-        stages["generated"] = _taken(subject)
+        stages["generated"] = _memory(subject)
     return stages
 
 
-def _taken(subject: EngineSubject) -> dict[str, int]:
+def _memory(subject: EngineSubject) -> dict[str, int]:
     device = subject.device
     return asdict(replace(process_memory(), device_bytes=device.used_bytes if device else 0))
 

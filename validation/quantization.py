@@ -1,16 +1,18 @@
-"""What quantization did, weight by weight, and which weights cost the model most.
+"""Statistics of every quantized weight, and advice on the weights that cost the model most.
 
-A figure that was not measured, or cannot be known from what is at hand, is None. To add one: its field here, its column
-in report.html.jinja, its line in docs/evidence.md.
+A statistic that was not measured is None. To add one: its field here, its column in report/quantization_text.py, its
+line in docs/evidence.md.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 FLOAT_BITS = 32  # the baseline's weights
 WORST = 5
-_LEAST_SHARE = 0.1  # of the summed KL, for a weight that advice is given on
+_LEAST_SHARE = 0.1  # share of the summed KL from which a weight gets advice
 _MORE_BITS = 8
 _MOST_ADVICE = 3
 
@@ -19,20 +21,20 @@ _MOST_ADVICE = 3
 class QuantizedWeight:
     """One weight of the program.
 
-    name             the node that reads it, as "layers.0.mlp.down_proj"
-    tensor           its codes' name in the program
-    kind             codes are integers, or floats (fp8 e4m3)
-    activations      how the layer's inputs are quantized, as "int8 dynamic per token"; "" where they are not
-    bits             of a code; block_size: columns that share a scale, 0 for a whole row
-    stored_bytes     of codes, scales and zero points in the artifact
-    method           how it was rounded: "gptq", "round-to-nearest"
+    name             the node that reads it, such as "layers.0.mlp.down_proj"
+    tensor           name of its codes in the program
+    kind             type of the codes: integer, or float (fp8 e4m3)
+    activations      quantization of the layer's inputs, such as "int8 dynamic per token"; "" for none
+    bits             bits of a code; block_size: columns that share a scale, 0 for a whole row
+    stored_bytes     bytes of codes, scales and zero points in the artifact
+    method           rounding method: "gptq", "round-to-nearest"
     relative_error   ||W - W'|| / ||W||, Frobenius norms
-    output_error     ||X (W - W')^T|| / ||X W^T|| on calibration data; output_error_nearest: rounded to the nearest
+    output_error     ||X (W - W')^T|| / ||X W^T|| on calibration data; output_error_nearest: with round-to-nearest
     scale_min ...    smallest, median and largest scale
-    outlier_share    share of weights beyond 4 root mean squares; peak_over_rms: the largest |w| over it
+    outlier_share    share of weights beyond 4 times the root mean square; peak_over_rms: largest |w| over it
     end_share        share of codes at either end of their range
-    code_histogram   counts over the range of the codes, in up to 16 bins; () where codes were not read
-    kl               mean KL per token, nats, of the model's predictions when this weight alone is quantized
+    code_histogram   counts over the range of the codes, in up to 16 bins; () if codes were not read
+    kl               mean KL per token, in nats, of the model's predictions with only this weight quantized
     """
 
     name: str
@@ -59,7 +61,7 @@ class QuantizedWeight:
 
     @property
     def format(self) -> str:
-        """The scheme in words."""
+        """The quantization scheme in words."""
         block = f"blocks of {self.block_size}" if self.block_size else "per channel"
         sides = "" if self.kind == "float" else f", {'symmetric' if self.symmetric else 'asymmetric'}"
         bits = f"fp{self.bits}" if self.kind == "float" else f"{self.bits} bits"
@@ -72,13 +74,13 @@ class QuantizedWeight:
 
     @property
     def effective_bits(self) -> float | None:
-        """Stored bits for each weight, scales and zero points included."""
+        """Stored bits per element, scales and zero points included."""
         return None if self.stored_bytes is None else 8 * self.stored_bytes / self.elements
 
 
 @dataclass(frozen=True)
 class KlMeasurement:
-    """How the KL of single weights was measured: on which text, on how many tokens, and how long it took."""
+    """How the KL of single weights was measured: text, tokens and time."""
 
     text: str
     sha256: str
@@ -91,7 +93,7 @@ class KlMeasurement:
 class Quantization:
     """All quantized weights, in the program's order.
 
-    kl    how KL was measured; None where it was not, for the reason in `kl_absent`
+    kl    how KL was measured; None if it was not, for the reason in `kl_absent`
     """
 
     weights: tuple[QuantizedWeight, ...] = ()
@@ -100,7 +102,7 @@ class Quantization:
 
     @property
     def worst_first(self) -> list[QuantizedWeight]:
-        """By KL; else by the output's error, else by the weight's, else by the share of codes at the ends."""
+        """The weights, sorted by KL, then output error, weight error and share of codes at the ends."""
         return sorted(self.weights, key=_badness, reverse=True)
 
     def as_json(self) -> dict[str, Any]:
@@ -117,21 +119,17 @@ class Quantization:
         }
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Quantization":
-        """The same again; derived figures are computed anew."""
-        names = QuantizedWeight.__dataclass_fields__
-        rows = [{key: value for key, value in row.items() if key in names} for row in values["weights"]]
-        rows = [{**row, "code_histogram": tuple(row.get("code_histogram", ()))} for row in rows]
-        kl = KlMeasurement(**values["kl"]) if values["kl"] else None
-        return cls(tuple(QuantizedWeight(**row) for row in rows), kl, values["kl_absent"])
+    def from_json(cls, text: bytes | str) -> "Quantization":
+        """Parse quantization.json, ignoring derived values. pydantic's ValidationError for an invalid record."""
+        return TypeAdapter(cls).validate_json(text, strict=True)
 
 
 @dataclass(frozen=True)
 class QuantizationSummary:
-    """The whole in a few figures; `advice` are sentences.
+    """Totals over all weights; `advice` are sentences.
 
     effective_bits    stored bits per quantized weight, scales and zero points included
-    kl_sum            summed KL of all weights, each quantized alone; worst_share: of the WORST worst ones
+    kl_sum            sum of the KL of each weight quantized alone; worst_share: share of the WORST worst weights
     """
 
     num_weights: int
@@ -145,7 +143,7 @@ class QuantizationSummary:
 
 
 def summarize(found: Quantization) -> QuantizationSummary:
-    """Sums over all weights, and what would gain most."""
+    """Totals over all weights, and advice on the worst of them."""
     weights = found.weights
     elements = sum(weight.elements for weight in weights)
     sizes = [weight.stored_bytes for weight in weights]
@@ -170,14 +168,14 @@ def _badness(weight: QuantizedWeight) -> tuple[float, ...]:
 
 
 def _advice(worst: Sequence[QuantizedWeight], total: float, stored: int | None) -> list[str]:
-    said = []
+    sentences = []
     for weight in worst[:_MOST_ADVICE]:
         share = (weight.kl or 0.0) / total
         if share < _LEAST_SHARE or weight.bits >= _MORE_BITS:
             continue
         more = weight.elements * (_MORE_BITS - weight.bits) // 8
         cost = f"{more / 1e3:,.0f} kB more" + (f" ({100 * more / stored:+.1f} %)" if stored else "")
-        said.append(
-            f"Give {weight.name} {_MORE_BITS} bits: alone it makes {100 * share:.0f} % of the summed KL, for {cost}"
+        sentences.append(
+            f"Give {weight.name} {_MORE_BITS} bits: alone it causes {100 * share:.0f} % of the summed KL; cost: {cost}"
         )
-    return said
+    return sentences

@@ -1,11 +1,8 @@
-"""The evidence as data: everything that was measured, and what followed from it.
-
-Bytes on disk of an artifact by kind, from its manifest. Evidence is not counted: a baseline has none.
-"""
+"""The evidence as data: everything that was measured, the metrics and the gates, and the sizes of both artifacts."""
 
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.artifact import Artifact, GateOutcome
 from ingot.artifact.reader import is_evidence
@@ -15,10 +12,15 @@ from ingot.validation.memory import MemoryResult
 from ingot.validation.quantization import Quantization
 from ingot.validation.statistics import Measured, exact
 
+if TYPE_CHECKING:  # an installed runtime measures without the compiler
+    from ingot.passes.manager import PassRecord
+
+Verdict = Literal["PASS", "FAIL", "UNDECIDED"]
+
 
 @dataclass(frozen=True)
 class ArtifactSize:
-    """weights (safetensors), graph (the rest of program/), tokenizer, and other (recipe)."""
+    """Bytes on disk: weights (safetensors), graph (the rest of program/), tokenizer, and other (recipe)."""
 
     weights: int = 0
     graph: int = 0
@@ -27,50 +29,26 @@ class ArtifactSize:
 
     @property
     def program(self) -> int:
-        """Weights and graph: what size_ratio compares."""
+        """Bytes of weights and graph, which size_ratio compares."""
         return self.weights + self.graph
 
     @property
     def total(self) -> int:
-        """All kinds together."""
+        """Bytes of all kinds."""
         return self.program + self.tokenizer + self.other
 
 
 @dataclass(frozen=True)
 class SizeResult:
-    """Both artifacts."""
+    """Sizes of both artifacts."""
 
     candidate: ArtifactSize
     baseline: ArtifactSize
 
 
-def artifact_size(artifact: Artifact) -> ArtifactSize:
-    """Sum the manifest's files by kind."""
-    sums = {"weights": 0, "graph": 0, "tokenizer": 0, "other": 0}
-    for name, entry in artifact.manifest.files.items():
-        if not is_evidence(name):
-            sums[_kind(PurePosixPath(name))] += entry.bytes
-    return ArtifactSize(**sums)
-
-
-def size_metrics(result: SizeResult) -> list[Measured]:
-    """size_ratio: program and weights of the candidate over those of the baseline."""
-    candidate, baseline = result.candidate.program, result.baseline.program
-    return [Measured("size_ratio", exact(candidate / baseline), float(baseline), float(candidate), unit="bytes")]
-
-
-def _kind(name: PurePosixPath) -> str:
-    if name.suffix == ".safetensors":
-        return "weights"
-    return {"program": "graph", "tokenizer": "tokenizer"}.get(name.parts[0], "other")
-
-
-Verdict = Literal["PASS", "FAIL", "UNDECIDED"]
-
-
 @dataclass(frozen=True)
 class SubjectFacts:
-    """Which artifact was measured. `identity` is the digest of what it computes."""
+    """Facts about a measured artifact. `identity` is the digest of program, weights, tokenizer and recipe."""
 
     name: str
     identity: str
@@ -81,7 +59,7 @@ class SubjectFacts:
 
     @classmethod
     def of(cls, artifact: Artifact) -> "SubjectFacts":
-        """From the artifact's manifest."""
+        """Read the facts from the artifact's manifest."""
         manifest = artifact.manifest
         return cls(
             name=manifest.name,
@@ -93,56 +71,17 @@ class SubjectFacts:
         )
 
 
-class PassRow(Protocol):
-    """What the report shows of a pass; the pass manager's records have it."""
-
-    @property
-    def name(self) -> str:
-        """Kebab-case name."""
-        ...
-
-    @property
-    def options(self) -> str:
-        """The pass as a recipe writes it."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """Time that it took."""
-        ...
-
-    @property
-    def nodes_before(self) -> int:
-        """Nodes of the graph before it."""
-        ...
-
-    @property
-    def nodes_after(self) -> int:
-        """Nodes of the graph after it."""
-        ...
-
-    @property
-    def weight_bytes_before(self) -> int:
-        """Bytes of all weights before it."""
-        ...
-
-    @property
-    def weight_bytes_after(self) -> int:
-        """Bytes of all weights after it."""
-        ...
-
-
 @dataclass(frozen=True)
 class BuildNotes:
-    """What only the build knows, for the report. An artifact keeps its quantization, and is measured again with it."""
+    """Facts from the build, for the report. The artifact stores `quantization`, so that it is also in later reports."""
 
-    passes: tuple[PassRow, ...] = ()
+    passes: "tuple[PassRecord, ...]" = ()
     quantization: Quantization = field(default_factory=Quantization)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One candidate against one baseline. `measured` is keyed by metric, or metric@level."""
+    """One candidate compared with one baseline. `measured` is keyed by metric, or metric@level."""
 
     candidate: SubjectFacts
     baseline: SubjectFacts
@@ -157,7 +96,28 @@ class Evidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst verdict of all gates: FAIL over UNDECIDED over PASS; None without gates."""
+        """The worst verdict of all gates: FAIL, then UNDECIDED, then PASS; None without gates."""
         verdicts = {gate.verdict for gate in self.gates}
         worst: tuple[Verdict, ...] = ("FAIL", "UNDECIDED", "PASS")
         return next((verdict for verdict in worst if verdict in verdicts), None)
+
+
+def artifact_size(artifact: Artifact) -> ArtifactSize:
+    """Sum the bytes of the manifest's files by kind, without the evidence, which a baseline does not have."""
+    sums = {"weights": 0, "graph": 0, "tokenizer": 0, "other": 0}
+    for name, entry in artifact.manifest.files.items():
+        if not is_evidence(name):
+            sums[_kind(PurePosixPath(name))] += entry.bytes
+    return ArtifactSize(**sums)
+
+
+def size_metrics(result: SizeResult) -> list[Measured]:
+    """The metric size_ratio: bytes of program and weights, candidate over baseline."""
+    candidate, baseline = result.candidate.program, result.baseline.program
+    return [Measured("size_ratio", exact(candidate / baseline), float(baseline), float(candidate), unit="bytes")]
+
+
+def _kind(name: PurePosixPath) -> str:
+    if name.suffix == ".safetensors":
+        return "weights"
+    return {"program": "graph", "tokenizer": "tokenizer"}.get(name.parts[0], "other")

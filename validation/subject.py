@@ -1,8 +1,6 @@
-"""A compiled artifact as a subject of measurement: the runtime's engine behind the protocol of subject.py.
+"""The subjects of a measurement, candidate and baseline: two small protocols, and the engine that implements them.
 
-What is measured: two subjects, the candidate and the baseline, behind one small protocol.
-
-`engine_subject.EngineSubject` puts a compiled artifact behind it; tests put known logits and a hand-driven clock.
+Tests implement the protocols with known logits and with a clock that they set.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +22,7 @@ LogitsArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class StepEvent:
-    """What one engine step did for one request: tokens it gained, and whether it is complete."""
+    """What one engine step did for one request: number of new tokens, and whether the request is finished."""
 
     request: int
     new_tokens: int
@@ -32,28 +30,28 @@ class StepEvent:
 
 
 class AccuracySubject(Protocol):
-    """Gives the logits of whole prompts."""
+    """Computes the logits of whole prompts."""
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
+        """Number of columns of the logits."""
         ...
 
     @property
     def context_tokens(self) -> int:
-        """Longest sequence."""
+        """Maximum length of a sequence."""
         ...
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[LogitsArray]:
-        """Logits of every position, in order, as chunks [n, vocab]; two subjects cut a prompt at the same places.
+        """Logits of every position, in order, in chunks [n, vocab]; two subjects split a prompt at the same places.
 
-        A chunk is only valid until the next one is asked for. Each prompt starts with an empty context.
+        A chunk is valid until the next one is requested. Each prompt starts with an empty context.
         """
         ...
 
 
 class LatencySubject(Protocol):
-    """Serves requests step by step; the caller holds the clock."""
+    """Serves requests step by step; the caller measures time."""
 
     @property
     def vocab_size(self) -> int:
@@ -62,11 +60,11 @@ class LatencySubject(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """Longest sequence, prompt and output together."""
+        """Maximum length of a sequence, prompt and output together."""
         ...
 
     def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
-        """Queue a greedy request that makes exactly `output_tokens` tokens; returns its id."""
+        """Queue a greedy request for exactly `output_tokens` tokens; returns its id."""
         ...
 
     def step(self) -> list[StepEvent]:
@@ -74,15 +72,11 @@ class LatencySubject(Protocol):
         ...
 
 
-class Subject(AccuracySubject, LatencySubject, Protocol):
-    """Both."""
-
-
 _SPARE_BLOCKS = 2
 
 
 class EngineSubject:
-    """Owns an engine without a prefix cache: every prompt is computed from its start, in both roles."""
+    """Implements both protocols with an engine that it owns, without prefix cache: every prompt is computed in full."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -91,7 +85,7 @@ class EngineSubject:
     def load(
         cls, artifact: Artifact, sequence_tokens: int | None = None, num_threads: int | None = None
     ) -> "EngineSubject":
-        """Load an artifact; `sequence_tokens` sizes the KV pool so that so many tokens fit, else it has its own size.
+        """Load an artifact with a KV pool that fits `sequence_tokens` tokens; None for the default size.
 
         Raises EngineError as Engine.load does.
         """
@@ -102,34 +96,34 @@ class EngineSubject:
 
     @property
     def device(self) -> DeviceFacts | None:
-        """The card that it computes on; None on the CPU."""
+        """The GPU it runs on; None on the CPU."""
         return self._engine.device
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
+        """Number of columns of the logits."""
         return self._engine.model.vocab_size
 
     @property
     def context_tokens(self) -> int:
-        """Longest sequence."""
+        """Maximum length of a sequence."""
         return self._engine.model.context_tokens
 
     def encode(self, text: str) -> tuple[list[int], int | None]:
-        """Tokens of a text without any added token, and the BOS token where the tokenizer puts one in front.
+        """Tokens of a text without special tokens, and the BOS token if the tokenizer adds one.
 
         DataError when the artifact has no tokenizer.
         """
         tokenizer = self._engine.tokenizer
         if tokenizer is None:
-            raise DataError("the artifact has no tokenizer, so no text can be evaluated; leave accuracy out")
+            raise DataError("the artifact has no tokenizer, so no text can be evaluated; disable accuracy")
         opened = tokenizer.encode(text[:1])
         bos = tokenizer.bos_token_id if opened[:1] == [tokenizer.bos_token_id] else None
         return tokenizer.encode(text, add_special_tokens=False), bos
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[LogitsArray]:
-        """Logits of every position as chunks [n, vocab]; the scheduler cuts by token counts alone."""
-        return (part.logits for part in self._engine.iterate_prompt_logits([token_ids]))
+        """Logits of every position in chunks [n, vocab]; the scheduler splits only by token counts."""
+        return (chunk.logits for chunk in self._engine.iterate_prompt_logits([token_ids]))
 
     def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
         """Queue a greedy request of exactly `output_tokens` tokens."""
@@ -140,7 +134,7 @@ class EngineSubject:
         return [StepEvent(output.request_id, len(output.tokens), output.finished) for output in self._engine.step()]
 
     def close(self) -> None:
-        """Give back memory and threads."""
+        """Free memory and threads."""
         self._engine.close()
 
     def __enter__(self) -> Self:

@@ -1,9 +1,9 @@
-"""Evaluation text -> tokens -> windows: the items that accuracy is paired over.
+"""Splits an evaluation text into windows of tokens, over which accuracy is paired.
 
-A window holds `window_tokens` tokens of context and predicts `window_tokens` tokens: token i + 1 from tokens 0 .. i.
-Windows lie end to end and share nothing but one token (the last target of one is the first input of the next), so n
-windows need n * window_tokens + 1 tokens. Every window is read from an empty context, so every token of the text but
-its first is predicted exactly once.
+A window has `window_tokens` input tokens and predicts `window_tokens` tokens: token i + 1 from tokens 0 .. i. Windows
+are consecutive and share one token (the last target of one is the first input of the next), so n windows need
+n * window_tokens + 1 tokens. Every window starts from an empty context, and every token of the text except the first is
+predicted exactly once.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ class AccuracyOptions:
     """How much text to score, and how.
 
     tokens         tokens to predict, rounded down to whole windows
-    window_tokens  tokens of context and of prediction per window
-    seed           of the bootstrap
+    window_tokens  input tokens and predicted tokens per window
+    seed           seed of the bootstrap
     """
 
     tokens: int = 61_440
@@ -43,18 +43,18 @@ class AccuracyOptions:
 
     @property
     def num_windows(self) -> int:
-        """Windows that are scored."""
+        """Number of windows."""
         return self.tokens // self.window_tokens
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of text that the windows need."""
+        """Number of text tokens that the windows need."""
         return self.num_windows * self.window_tokens + 1
 
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """A text by name (never a path: evidence travels) with its digest and tokens."""
+    """A text: its name (not its path, because evidence is shared), digest and tokens."""
 
     name: str
     sha256: str
@@ -62,7 +62,7 @@ class EvaluationText:
     bos_token_id: int | None = None
 
     def require(self, options: AccuracyOptions) -> None:
-        """Raise DataError when the text is too short for the windows asked for."""
+        """Raise DataError when the text is too short for the requested windows."""
         if len(self.token_ids) >= options.text_tokens:
             return
         windows = (len(self.token_ids) - 1) // options.window_tokens
@@ -75,7 +75,7 @@ class EvaluationText:
 
 @dataclass(frozen=True)
 class Window:
-    """inputs: what the model reads, a BOS token in front where the tokenizer wants one; targets [window_tokens]."""
+    """Input tokens, starting with a BOS token if the tokenizer adds one, and targets [window_tokens]."""
 
     start: int
     inputs: tuple[int, ...]
@@ -83,12 +83,12 @@ class Window:
 
     @property
     def skipped_rows(self) -> int:
-        """Rows of logits in front (the BOS token's) that predict no target."""
+        """Number of leading rows of logits, of the BOS token, that predict no target."""
         return len(self.inputs) - len(self.targets)
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """Text of a UTF-8 file and the SHA-256 of its bytes. DataError when it is missing, or is not UTF-8."""
+    """The text of a UTF-8 file and the SHA-256 of its bytes. DataError when it is missing or not UTF-8."""
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -98,5 +98,5 @@ def test_a_table_that_is_none_is_refused_by_its_file(artifact: Artifact, tmp_pat
     (folder / "evidence" / "quantization.json").write_text(
         "[]".ljust(artifact.manifest.files["evidence/quantization.json"].bytes)
     )
-    with pytest.raises(ArtifactError, match=r"quantization\.json: is no record of quantized weights"):
+    with pytest.raises(ArtifactError, match=r"quantization\.json: invalid statistics of quantized weights"):
         quantize_report(open_artifact(folder, verify=False))

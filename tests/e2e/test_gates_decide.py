@@ -55,7 +55,7 @@ def test_a_gate_too_tight_fails_with_code_3_and_leaves_no_artifact(
     assert build_demo(tmp_path / "demo", "gates.top1_agreement.min=0.9999") == 3
     shown = capsys.readouterr()
     assert "gate failed: top1_agreement is 0.9" in shown.err
-    assert "the gate wants >= 0.9999" in shown.err
+    assert "the gate requires >= 0.9999" in shown.err
     assert "FAIL" in shown.out
     assert [entry.name for entry in tmp_path.iterdir()] == ["demo.rejected"]
     assert (tmp_path / "demo.rejected/evidence/report.html").is_file()

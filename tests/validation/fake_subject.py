@@ -1,4 +1,4 @@
-"""Subjects with known logits, and with latencies that a hand-driven clock decides."""
+"""Subjects with known logits, and with latencies of a clock that the test sets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,19 +23,19 @@ class TableSubject:
         return len(self.table)
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[LogitsArray]:
-        """Rows of the table; one buffer is used again for every chunk, as an engine may do."""
+        """Rows of the table; one buffer is reused for every chunk, as an engine may do."""
         self.prompts.append(tuple(token_ids))
         buffer = np.empty((self.chunk_tokens, self.vocab_size), np.float32)
         for start in range(0, len(token_ids), self.chunk_tokens):
-            part = list(token_ids[start : start + self.chunk_tokens])
-            buffer[: len(part)] = self.table[part]
-            yield buffer[: len(part)]
+            chunk = list(token_ids[start : start + self.chunk_tokens])
+            buffer[: len(chunk)] = self.table[chunk]
+            yield buffer[: len(chunk)]
             buffer[:] = np.nan
 
 
 @dataclass
 class Clock:
-    """Seconds that only move when told."""
+    """A clock that only advances when the test sets it."""
 
     now: float = 0.0
 
@@ -57,14 +57,14 @@ class ClockedSubject:
     _left: dict[int, list[int]] = field(default_factory=dict)
 
     def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
-        """Queue it: [prefill steps, tokens] left."""
+        """Queue the request with its [prefill steps, tokens] left."""
         self.prompts.append(tuple(prompt))
         self._left[len(self.prompts)] = [self.prefill_steps, output_tokens]
         self.most_in_flight = max(self.most_in_flight, len(self._left))
         return len(self.prompts)
 
     def step(self) -> list[StepEvent]:
-        """Move the clock and every request."""
+        """Advance the clock and every request."""
         self.clock.now += self.step_seconds
         return [event for request in list(self._left) if (event := self._advance(request))]
 

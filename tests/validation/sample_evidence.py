@@ -1,9 +1,10 @@
-"""Evidence of a made-up pair, the same every time: real accuracy and latency code on fake subjects."""
-
-from dataclasses import dataclass
+"""Deterministic evidence of a fictional pair: real accuracy and latency code on fake subjects."""
 
 import numpy as np
 
+from ingot.passes.fusion.pack_projections import PackProjections
+from ingot.passes.manager import PassRecord
+from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.evidence import collect
 from ingot.validation.gates import GateSpec, decide
@@ -32,21 +33,8 @@ GATES = (
 )
 
 
-@dataclass(frozen=True)
-class PassNote:
-    """A row of the pass table."""
-
-    name: str
-    options: str
-    seconds: float
-    nodes_before: int
-    nodes_after: int
-    weight_bytes_before: int
-    weight_bytes_after: int
-
-
 def sample_evidence(gates: tuple[GateSpec, ...] = GATES, *, with_runs: bool = True) -> Evidence:
-    """Evidence with everything in it; with_runs=False leaves out accuracy, latency and memory."""
+    """Evidence with every part; with_runs=False omits accuracy, latency and memory."""
     accuracy = _accuracy() if with_runs else None
     latency = _latency() if with_runs else None
     memory = MemoryResult((_probe(182), _probe(184), _probe(183)), (_probe(241), _probe(243), _probe(240)))
@@ -106,7 +94,7 @@ def _probe(megabytes: int) -> MemoryProbe:
 
 def _environment() -> dict[str, object]:
     return {
-        "card": {"name": "A card", "sm": 90, "memory_bytes": 80_000_000_000},
+        "card": {"name": "A GPU", "sm": 90, "memory_bytes": 80_000_000_000},
         "cpu": {"model": "A processor", "flags": ["avx2", "avx512_vnni", "fma"]},
         "cores_available": 2,
         "cores_total": 4,
@@ -123,8 +111,8 @@ def _environment() -> dict[str, object]:
 def _notes() -> BuildNotes:
     return BuildNotes(
         passes=(
-            PassNote("pack-projections", "pack-projections", 0.0042, 214, 178, 23_094_200, 23_094_200),
-            PassNote("quantize-weights", "quantize-weights{bits=4}", 1.31, 178, 202, 23_094_200, 4_812_304),
+            PassRecord(PackProjections(), 0.0042, 214, 178, 23_094_200, 23_094_200, modified=True),
+            PassRecord(QuantizeWeights(bits=4), 1.31, 178, 202, 23_094_200, 4_812_304, modified=True),
         ),
         quantization=Quantization(
             (

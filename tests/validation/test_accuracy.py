@@ -59,12 +59,12 @@ def test_a_bos_token_changes_the_context_and_not_the_targets() -> None:
     assert opened.items == plain.items  # the table looks one token back only
 
 
-def test_a_bos_token_alone_in_its_chunk_predicts_nothing() -> None:
+def test_a_bos_token_alone_in_its_chunk_predicts_no_target() -> None:
     subjects = TableSubject(CANDIDATE, chunk_tokens=1), TableSubject(BASELINE, chunk_tokens=1)
     assert measure_accuracy(*subjects, replace(TEXT, bos_token_id=1), OPTIONS).items == _measure().items
 
 
-def test_the_baseline_against_itself_differs_in_nothing() -> None:
+def test_the_baseline_equals_itself() -> None:
     result = measure_accuracy(TableSubject(BASELINE), TableSubject(BASELINE), TEXT, OPTIONS)
     measured = {one.metric: one.estimate for one in accuracy_metrics(result)}
     for metric, value in {"perplexity_ratio": 1.0, "kl_mean": 0.0, "kl_p99": 0.0}.items():
@@ -81,22 +81,22 @@ def test_progress_counts_the_windows() -> None:
 
 def test_subjects_of_different_vocabularies_are_refused() -> None:
     small = TableSubject(np.zeros((2, 2), np.float32))
-    with pytest.raises(UsageError, match="candidate has 2 tokens in its vocabulary, baseline 3"):
+    with pytest.raises(UsageError, match="the candidate's vocabulary has 2 tokens, the baseline's 3"):
         measure_accuracy(small, TableSubject(BASELINE), TEXT, OPTIONS)
 
 
 def test_a_window_longer_than_the_context_is_refused() -> None:
     subject = TableSubject(BASELINE, context_tokens=3)
-    with pytest.raises(UsageError, match=r"a window reads 4 tokens.*context holds 3.*window_tokens to 3 or less"):
+    with pytest.raises(UsageError, match=r"a window has 4 tokens.*context is limited to 3.*window_tokens to 3 or less"):
         measure_accuracy(subject, subject, TEXT, OPTIONS)
 
 
-def test_a_token_that_the_model_does_not_know_is_refused() -> None:
-    with pytest.raises(UsageError, match="made token 9, the model knows 3"):
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(UsageError, match="produced token 9, but the model's vocabulary has 3"):
         _measure(replace(TEXT, token_ids=(9,) * 9))
 
 
-def test_logits_that_are_not_finite_are_refused_with_side_and_place() -> None:
+def test_logits_that_are_not_finite_are_refused_with_side_and_window() -> None:
     broken = CANDIDATE.copy()
     broken[1, 2] = np.nan
     with pytest.raises(EngineError, match="candidate's logits are not finite in the window at token 4"):
@@ -123,7 +123,7 @@ def test_equal_logits_have_no_divergence_and_agree() -> None:
     assert scores.agrees.all()
 
 
-def test_a_constant_added_to_all_logits_changes_nothing() -> None:
+def test_a_constant_added_to_all_logits_changes_no_score() -> None:
     logits = np.array([[1.0, 2.0, 4.0]], np.float32)
     scores = score(logits, logits + np.float32(64), np.array([1]))
     assert scores.kl[0] < 1e-15

@@ -63,13 +63,13 @@ def test_everything_is_measured_on_real_artifacts(evidence: Evidence) -> None:
 
 
 @pytest.mark.slow
-def test_a_gate_set_too_tight_fails_with_its_name_value_and_limit(evidence: Evidence) -> None:
-    with pytest.raises(GateFailed, match=r"size_ratio is 0\.\d+ .*wants <= 0\.01"):
+def test_a_tight_gate_fails_with_its_name_value_and_limit(evidence: Evidence) -> None:
+    with pytest.raises(GateFailed, match=r"size_ratio is 0\.\d+ .*requires <= 0\.01"):
         raise_for(evidence.gates, evidence.measured)
 
 
 @pytest.mark.slow
-def test_the_files_are_complete_and_name_no_place_of_this_machine(
+def test_the_files_are_complete_and_contain_no_path_of_this_machine(
     evidence: Evidence, pair: Pair, tmp_path: Path
 ) -> None:
     files = write_evidence(evidence, tmp_path / "evidence")
@@ -84,7 +84,7 @@ def test_the_files_are_complete_and_name_no_place_of_this_machine(
 
 
 @pytest.mark.slow
-def test_accuracy_is_the_same_to_the_last_bit_when_measured_again(evidence: Evidence, pair: Pair) -> None:
+def test_accuracy_is_bit_identical_when_measured_again(evidence: Evidence, pair: Pair) -> None:
     again = measure(pair.candidate, pair.baseline, MeasureOptions(text=TEXT, accuracy=OPTIONS.accuracy))
     assert evidence.accuracy
     assert again.accuracy
@@ -109,5 +109,5 @@ def test_a_text_that_is_too_short_is_refused(pair: Pair, tmp_path: Path) -> None
 
 
 def test_accuracy_without_a_text_is_refused() -> None:
-    with pytest.raises(UsageError, match="no evaluation text is named"):
+    with pytest.raises(UsageError, match="accuracy requires an evaluation text"):
         MeasureOptions(accuracy=AccuracyOptions())

@@ -18,7 +18,7 @@ def test_every_file_is_json_and_the_same_each_time(files: dict[str, str]) -> Non
     assert evidence_files(sample_evidence()) == files
 
 
-def test_perplexity_can_be_computed_again_from_the_items(files: dict[str, str]) -> None:
+def test_perplexity_can_be_recomputed_from_the_items(files: dict[str, str]) -> None:
     accuracy = json.loads(files["accuracy.json"])
     tokens = sum(item["tokens"] for item in accuracy["items"])
     nll = sum(item["candidate_nll"] for item in accuracy["items"])
@@ -26,7 +26,7 @@ def test_perplexity_can_be_computed_again_from_the_items(files: dict[str, str]) 
     assert accuracy["candidate_perplexity"] == pytest.approx(2.718281828459045 ** (nll / tokens))
 
 
-def test_latencies_can_be_computed_again_from_the_requests(files: dict[str, str]) -> None:
+def test_latencies_can_be_recomputed_from_the_requests(files: dict[str, str]) -> None:
     latency = json.loads(files["latency.json"])
     assert len(latency["runs"]) == 5 * 2 * 2
     for request in (request for run in latency["runs"] for request in run["requests"]):
@@ -51,5 +51,5 @@ def test_parts_that_were_not_measured_have_no_file() -> None:
     assert json.loads(small["summary.json"])["memory"] is None
 
 
-def test_rows_of_numbers_stand_on_one_line(files: dict[str, str]) -> None:
+def test_arrays_of_numbers_are_on_one_line(files: dict[str, str]) -> None:
     assert max(len(text.splitlines()) for text in files.values()) < 2_500

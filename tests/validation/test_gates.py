@@ -36,7 +36,7 @@ def test_the_interval_decides_not_the_value(bound: Literal["max", "min"], limit:
     assert (outcome.measured, outcome.low, outcome.high, outcome.limit) == (1.0, 0.9, 1.1, limit)
 
 
-def test_a_quantity_without_chance_is_always_decided() -> None:
+def test_an_exact_quantity_is_always_decided() -> None:
     measured = {"size_ratio": Measured("size_ratio", exact(0.3))}
     verdicts = [decide([GateSpec("size_ratio", "max", limit)], measured)[0].verdict for limit in (0.3, 0.29)]
     assert verdicts == ["PASS", "FAIL"]
@@ -59,35 +59,35 @@ def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
         GateSpec("perplexity_ration", "max", 1.0)
 
 
-def test_a_limit_that_is_no_number_is_refused() -> None:
+def test_a_limit_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(UsageError, match="limit is nan"):
         GateSpec("kl_mean", "max", math.nan)
 
 
-def test_a_gate_on_what_was_not_measured_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"gate kl_mean: not measured here.*measured were: size_ratio"):
+def test_a_gate_on_a_metric_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"gate kl_mean: this metric was not measured; measured: size_ratio"):
         decide([GateSpec("kl_mean", "max", 1.0)], {"size_ratio": Measured("size_ratio", exact(0.3))})
 
 
-def test_gates_that_pass_raise_nothing() -> None:
+def test_passing_gates_raise_no_error() -> None:
     measured = _measured("kl_mean", 0.9, 1.0, 1.1)
     raise_for(decide([GateSpec("kl_mean", "max", 2.0)], measured), measured)
     raise_for([])
 
 
-def test_a_failed_gate_names_itself_the_value_the_interval_and_the_limit() -> None:
+def test_a_failed_gate_is_reported_with_value_interval_and_limit() -> None:
     measured = _measured("perplexity_ratio", 1.04, 1.05, 1.06)
     with pytest.raises(GateFailed) as error:
         raise_for(decide([GateSpec("perplexity_ratio", "max", 1.01)], measured), measured)
     first, advice = str(error.value).splitlines()
-    assert first == ("gate failed: perplexity_ratio is 1.05 (95 % interval 1.04 to 1.06), the gate wants <= 1.01.")
+    assert first == ("gate failed: perplexity_ratio is 1.05 (95 % interval 1.04 to 1.06), the gate requires <= 1.01.")
     assert "loosen the limit" in advice
     assert error.value.exit_code == 3
 
 
 def test_an_undecided_gate_says_how_many_tokens_might_decide_it() -> None:
     measured = _measured("kl_mean", 0.8, 1.0, 1.2)
-    with pytest.raises(GateUndecided, match=r"wants <= 1\.1") as error:
+    with pytest.raises(GateUndecided, match=r"requires <= 1\.1") as error:
         raise_for(decide([GateSpec("kl_mean", "max", 1.1)], measured), measured)
     assert "About 4400 evaluation tokens instead of 1000 might decide it." in str(error.value)
     assert error.value.exit_code == 4
@@ -105,14 +105,14 @@ def test_no_sample_is_advised_when_the_value_is_at_the_limit() -> None:
         raise_for(decide([GateSpec("ttft_ratio", "max", 1.0)], measured), measured)
 
 
-def test_failing_wins_over_undecided_and_both_are_told() -> None:
+def test_a_failed_gate_wins_over_an_undecided_one_and_both_are_reported() -> None:
     measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("kl_p99", 3, 4, 5)
     outcomes = decide([GateSpec("kl_mean", "max", 1.1), GateSpec("kl_p99", "max", 1.0)], measured)
     with pytest.raises(GateFailed, match=r"gate failed: kl_p99[^\n]*\ngate undecided: kl_mean"):
         raise_for(outcomes, measured)
 
 
-def test_the_advice_looks_at_the_interval_s_side_that_faces_the_limit() -> None:
+def test_the_advice_uses_the_side_of_the_interval_next_to_the_limit() -> None:
     measured = _measured("kl_mean", 0.5, 1.0, 1.2)
     with pytest.raises(GateUndecided, match="About 4400 evaluation tokens"):
         raise_for(decide([GateSpec("kl_mean", "max", 1.1)], measured), measured)

@@ -1,4 +1,4 @@
-""" """
+"""Latency: schedule, prompts, closed loop, records and their summary."""
 
 import gc
 
@@ -8,13 +8,17 @@ from ingot.errors import UsageError
 from ingot.progress import progress_to
 from ingot.validation.latency import (
     LatencyOptions,
+    LatencyResult,
     RequestRecord,
     ServiceLevel,
     closed_loop,
     garbage_collection_paused,
+    latency_metrics,
     measure_latency,
     prompts,
+    round_ratios,
     schedule,
+    summarize,
 )
 from tests.validation.fake_subject import Clock, ClockedSubject
 
@@ -29,7 +33,7 @@ def test_the_times_of_a_request_follow_their_definitions() -> None:
     assert record.itl == pytest.approx((0.2, 0.4))
 
 
-def test_a_closed_loop_keeps_so_many_in_flight_and_replaces_the_finished() -> None:
+def test_a_closed_loop_keeps_its_concurrency_and_replaces_finished_requests() -> None:
     clock = Clock(100.0)
     subject = ClockedSubject(clock, step_seconds=1.0, prefill_steps=2)
     records = closed_loop(subject, [[1], [2], [3]], output_tokens=2, concurrency=2, clock=clock)
@@ -49,7 +53,7 @@ def test_both_engines_get_the_same_prompts_and_warm_up_is_not_counted() -> None:
     assert len(candidate.prompts) + len(baseline.prompts) == counted + 2 * (1 + 2)
 
 
-def test_a_slower_clock_shows_in_every_record() -> None:
+def test_every_record_has_the_clock_s_times() -> None:
     clock = Clock()
     result = measure_latency(ClockedSubject(clock, 1.0), ClockedSubject(clock, 2.0), OPTIONS, clock=clock)
     tpots = {run.run.side: {request.tpot for request in run.requests} for run in result.runs}
@@ -67,18 +71,19 @@ def test_progress_counts_warm_up_and_runs() -> None:
 
 def test_a_request_longer_than_the_context_is_refused() -> None:
     subject = ClockedSubject(Clock(), 1.0, context_tokens=6)
-    with pytest.raises(UsageError, match="prompt_tokens \\+ output_tokens is 7, the candidate's context holds 6"):
+    message = r"prompt_tokens \+ output_tokens is 7, but the candidate's context is limited to 6"
+    with pytest.raises(UsageError, match=message):
         measure_latency(subject, subject, OPTIONS)
 
 
-def test_the_garbage_collector_rests_and_comes_back() -> None:
+def test_the_garbage_collector_is_off_during_the_block() -> None:
     assert gc.isenabled()
     with garbage_collection_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
-def test_the_garbage_collector_comes_back_after_an_error() -> None:
+def test_the_garbage_collector_is_on_again_after_an_error() -> None:
     with pytest.raises(RuntimeError), garbage_collection_paused():
         raise RuntimeError
     assert gc.isenabled()
@@ -101,7 +106,7 @@ def test_every_round_has_both_engines_at_every_level() -> None:
     assert len(runs) == len(set(runs)) == 16
 
 
-def test_prompts_are_the_same_for_the_same_seed_and_new_in_every_round() -> None:
+def test_prompts_depend_on_the_seed_and_differ_by_round() -> None:
     options = LatencyOptions(prompt_tokens=5, requests=3)
     assert prompts(options, 100, 0, 1) == prompts(options, 100, 0, 1)
     assert prompts(options, 100, 0, 1) != prompts(options, 100, 1, 1)
@@ -118,17 +123,59 @@ def test_there_are_enough_requests_to_fill_the_concurrency() -> None:
     [
         ({"concurrency": ()}, r"concurrency is \[\]"),
         ({"concurrency": (0,)}, r"levels of 1 or more"),
-        ({"concurrency": (2, 2)}, "names a level twice"),
+        ({"concurrency": (2, 2)}, "repeats a level"),
         ({"output_tokens": 1}, "output_tokens is 1; it must be 2 or more"),
         ({"rounds": 1}, "rounds is 1; it must be 2 or more"),
         ({"requests": 0}, "requests is 0"),
     ],
 )
-def test_a_load_that_measures_nothing_is_refused(options: dict[str, tuple[int, ...]], message: str) -> None:
+def test_an_invalid_load_is_refused(options: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         LatencyOptions(**options)  # type: ignore[arg-type]
 
 
-def test_an_objective_of_no_time_is_refused() -> None:
+def test_an_objective_of_zero_seconds_is_refused() -> None:
     with pytest.raises(UsageError, match="tpot_seconds is 0"):
         ServiceLevel(ttft_seconds=1.0, tpot_seconds=0)
+
+
+def _result(slo: ServiceLevel | None = None) -> LatencyResult:
+    options = LatencyOptions(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2, slo=slo)
+    clock = Clock()
+    candidate, baseline = ClockedSubject(clock, 1.0, prefill_steps=2), ClockedSubject(clock, 2.0, prefill_steps=2)
+    return measure_latency(candidate, baseline, options, clock=clock)
+
+
+def test_percentiles_throughput_and_counts_of_every_level_and_side() -> None:
+    summary = {(level.level, level.side): level for level in summarize(_result())}
+    assert list(summary) == [(1, "baseline"), (1, "candidate"), (2, "baseline"), (2, "candidate")]
+    baseline = summary[1, "baseline"]
+    assert baseline.num_requests == 8
+    assert baseline.percentiles["ttft"] == {"p50": 4.0, "p90": 4.0, "p99": 4.0}
+    assert baseline.percentiles["itl"] == baseline.percentiles["tpot"] == {"p50": 2.0, "p90": 2.0, "p99": 2.0}
+    assert baseline.percentiles["e2e"]["p99"] == 8.0
+    assert baseline.throughput == pytest.approx(3 / 8)
+    assert summary[2, "candidate"].throughput == pytest.approx(2 * 3 / 4)
+
+
+def test_goodput_counts_requests_within_both_objectives() -> None:
+    summary = {(level.level, level.side): level.goodput for level in summarize(_result(ServiceLevel(2.0, 1.0)))}
+    assert summary[1, "baseline"] == 0
+    assert summary[1, "candidate"] == pytest.approx(1 / 4)
+    assert summarize(_result())[0].goodput is None
+
+
+def test_ratios_are_candidate_over_baseline_at_every_level() -> None:
+    measured = {one.key: one for one in latency_metrics(_result())}
+    assert set(measured) == {
+        f"{name}_ratio@{level}" for name in ("ttft", "tpot", "e2e", "throughput") for level in (1, 2)
+    }
+    tpot = measured["tpot_ratio@2"]
+    assert (tpot.estimate.value, tpot.estimate.low, tpot.estimate.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert (tpot.baseline, tpot.candidate, tpot.unit) == (2.0, 1.0, "seconds")
+    assert (tpot.sample_unit, tpot.sample_size) == ("latency rounds", 2)
+    assert measured["throughput_ratio@1"].estimate.value == pytest.approx(2.0)
+
+
+def test_there_is_one_ratio_per_round() -> None:
+    assert round_ratios(_result(), 1, "ttft") == [0.5, 0.5]

@@ -25,7 +25,7 @@ def test_status_lines_become_bytes() -> None:
     assert parse_status(STATUS) == ProcessMemory(204_800, 153_600, 102_400, 51_200)
 
 
-def test_this_process_has_a_peak_no_smaller_than_what_it_holds() -> None:
+def test_the_peak_is_at_least_the_resident_memory() -> None:
     memory = process_memory()
     assert memory.peak_bytes >= memory.resident_bytes > 1_000_000
 
@@ -44,9 +44,7 @@ def test_probes_alternate_and_the_ratio_is_paired() -> None:
     assert (measured.baseline, measured.candidate) == (600, 300)
 
 
-def test_a_probe_that_fails_is_an_engine_error_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_probe_is_an_engine_error_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
         return subprocess.CompletedProcess(command, 1, "", "Traceback\nMemoryError: too much\n")
 

@@ -48,7 +48,7 @@ def test_ratio_interval_is_the_mean_interval_on_the_log_scale() -> None:
     assert (ratio.value, ratio.low, ratio.high) == (math.exp(log.value), math.exp(log.low), math.exp(log.high))
 
 
-def test_equal_items_give_an_interval_without_width() -> None:
+def test_equal_items_give_an_interval_of_zero_width() -> None:
     assert mean_interval([0.3, 0.3, 0.3]).low == mean_interval([0.3, 0.3, 0.3]).high == pytest.approx(0.3)
     assert positive_interval([0.0, 0.0], seed=0).high == 0.0
     assert exact(0.5) == Estimate(0.5, 0.5, 0.5, 1, "exact")
@@ -59,7 +59,7 @@ def test_a_single_item_has_no_interval() -> None:
         mean_interval([1.0])
 
 
-def test_agreement_everywhere_still_has_an_interval_with_a_width() -> None:
+def test_full_agreement_has_an_interval_with_a_width() -> None:
     estimate = proportion_interval([512] * 20, [512] * 20)
     assert estimate.value == estimate.high == 1.0
     assert 0.999 < estimate.low < 1.0
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert positive_interval(values, seed=3) != positive_interval(values, seed=4)
 
 
-def test_percentiles_of_nothing_are_nothing() -> None:
+def test_no_values_have_no_percentiles() -> None:
     assert percentiles([], (50, 99)) == {}
     assert percentiles([1.0, 2.0, 3.0], (50,)) == {"p50": 2.0}
 
@@ -118,7 +118,7 @@ def test_quantile_interval_covers_the_99th_percentile_of_correlated_tokens() -> 
     assert 0.88 <= _coverage(draw, truth, repeats=150) <= 0.99
 
 
-def test_an_effect_of_the_detectable_size_is_found_four_times_in_five() -> None:
+def test_a_detectable_effect_is_found_four_times_in_five() -> None:
     rng = np.random.default_rng(7)
     effect = float(np.mean([mean_interval(rng.normal(0, 1, 30)).detectable for _ in range(100)]))
     found = [mean_interval(rng.normal(effect, 1, 30)).low > 0 for _ in range(_REPEATS)]

@@ -23,7 +23,7 @@ def test_chunks_of_prompt_logits_add_up_to_the_whole_prompt() -> None:
     assert np.array_equal(np.concatenate(chunks), whole)
 
 
-def test_a_prompt_starts_from_an_empty_context_whatever_came_before() -> None:
+def test_every_prompt_starts_from_an_empty_context() -> None:
     with _subject() as subject:
         first = np.concatenate([chunk.copy() for chunk in subject.prompt_logits([5, 6, 7])])
         list(subject.prompt_logits(list(range(100))))
@@ -31,7 +31,7 @@ def test_a_prompt_starts_from_an_empty_context_whatever_came_before() -> None:
     assert np.array_equal(first, again)
 
 
-def test_a_request_makes_exactly_the_tokens_asked_for() -> None:
+def test_a_request_generates_exactly_its_output_tokens() -> None:
     with _subject() as subject:
         request = subject.submit([1, 2, 3], output_tokens=5)
         events: list[StepEvent] = []
@@ -53,6 +53,6 @@ def test_both_measurements_run_on_the_real_engine() -> None:
     assert all(request.ttft > 0 for run in latency.runs for request in run.requests)
 
 
-def test_a_text_needs_a_tokenizer() -> None:
+def test_encoding_a_text_requires_a_tokenizer() -> None:
     with _subject() as subject, pytest.raises(DataError, match="no tokenizer"):
         subject.encode("text")

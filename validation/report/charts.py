@@ -1,7 +1,4 @@
-"""The report's figures, each from plain numbers to one SVG string.
-
-Small pieces of SVG: scales, ticks, frames. Colours come from the report's style sheet by class name.
-"""
+"""The report's figures: each function turns numbers into one SVG string. Colors come from report.css.jinja by class."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,11 +11,15 @@ from ingot.artifact import GateOutcome
 
 WIDTH, HEIGHT = 460, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 44
+_BINS = 40
+_KL_FLOOR = 1e-8
+_CDF_POINTS = 200
+_SIDES = ("baseline", "candidate")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps [low, high] to pixels [start, end], linearly or by logarithm."""
+    """Maps [low, high] to pixels [start, end], linearly or logarithmically."""
 
     low: float
     high: float
@@ -42,9 +43,9 @@ class Scale:
         return linear_ticks(self.low, self.high)
 
 
-def linear_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten inside [low, high]."""
-    raw = (high - low) / wanted
+def linear_ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """About `count` multiples of 1, 2 or 5 times a power of ten within [low, high]."""
+    raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -53,29 +54,29 @@ def linear_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
 
 def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
     """Range of the values with a margin on both sides; never empty."""
-    known = list(values)
-    low, high = min(known), max(known)
+    given = list(values)
+    low, high = min(given), max(given)
     margin = (high - low) * share or abs(low) * 0.01 or 1.0
     return low - margin, high + margin
 
 
 def x_scale(low: float, high: float, log: bool = False) -> Scale:
-    """Across a figure."""
+    """The horizontal scale of a figure."""
     return Scale(low, high, _LEFT, WIDTH - _RIGHT, log)
 
 
 def y_scale(low: float, high: float) -> Scale:
-    """Up a figure."""
+    """The vertical scale of a figure."""
     return Scale(low, high, HEIGHT - _BOTTOM, _TOP)
 
 
 def num(value: float) -> str:
-    """A coordinate: one decimal at most, always the same for the same input."""
+    """Format a coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def tick_label(value: float) -> str:
-    """Short text of a tick: 0.25, 1e-4, 12k."""
+    """Short label of a tick: 0.25, 1e-4, 12k."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:
@@ -86,34 +87,34 @@ def tick_label(value: float) -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line of a class."""
+    """A straight line with the class `kind`."""
     return f'<line class="{kind}" x1="{num(x1)}" y1="{num(y1)}" x2="{num(x2)}" y2="{num(y2)}"/>'
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A rectangle of a class; `title` shows on hover."""
+    """A rectangle with the class `kind`; `title` is shown on hover."""
     box = f'class="{kind}" x="{num(x)}" y="{num(y)}" width="{num(max(width, 0))}" height="{num(max(height, 0))}"'
     return f"<rect {box}><title>{escape(title)}</title></rect>" if title else f"<rect {box}/>"
 
 
 def circle(x: float, y: float, radius: float, kind: str) -> str:
-    """A dot of a class."""
+    """A dot with the class `kind`."""
     return f'<circle class="{kind}" cx="{num(x)}" cy="{num(y)}" r="{num(radius)}"/>'
 
 
 def text(x: float, y: float, words: str, kind: str = "tick", anchor: str = "middle") -> str:
-    """Words at a place."""
+    """Text at a position."""
     return f'<text class="{kind}" x="{num(x)}" y="{num(y)}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def path(points: Sequence[tuple[float, float]], kind: str) -> str:
-    """An open line through the points."""
+    """An open polyline through the points."""
     moves = " ".join(f"{'L' if index else 'M'}{num(x)} {num(y)}" for index, (x, y) in enumerate(points))
     return f'<path class="{kind}" d="{moves}"/>'
 
 
 def frame(x: Scale, y: Scale, x_label: str, y_label: str, tick: Callable[[float], str] = tick_label) -> list[str]:
-    """Grid, ticks and axis labels; `tick` writes the labels across."""
+    """Grid, ticks and axis labels; `tick` formats the horizontal labels."""
     parts = []
     for value in y.ticks:
         parts += [line(x.start, y(value), x.end, y(value), "grid")]
@@ -129,15 +130,9 @@ def frame(x: Scale, y: Scale, x_label: str, y_label: str, tick: Callable[[float]
 
 
 def figure(parts: Iterable[str], description: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """The <svg> around the parts, with a description for those who cannot see it."""
+    """The <svg> element, with a description for screen readers."""
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(description, quote=True)}">'
     return head + "".join(parts) + "</svg>"
-
-
-_BINS = 40
-_KL_FLOOR = 1e-8
-_CDF_POINTS = 200
-_SIDES = ("baseline", "candidate")
 
 
 def nll_scatter(baseline: Sequence[float], candidate: Sequence[float]) -> str:
@@ -219,7 +214,7 @@ def round_dots(ratios: Mapping[str, Sequence[float]], means: Mapping[str, tuple[
 
 
 def stacked_bars(rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
-    """One bar per side, parts laid end to end; the legend stands below."""
+    """One stacked bar per side, with a legend below."""
     kinds = list(dict.fromkeys(kind for parts in rows.values() for kind in parts))
     most = max(sum(parts.values()) for parts in rows.values()) or 1.0
     x = Scale(0, most * 1.22, 84, WIDTH - 14)
@@ -239,7 +234,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
 
 
 def gate_bar(outcome: GateOutcome) -> str:
-    """The interval against the limit; the forbidden side is shaded."""
+    """The interval and the limit; the side that fails is shaded."""
     width, height = 220, 26
     low, high = padded([outcome.low, outcome.high, outcome.limit, outcome.measured], 0.18)
     x = Scale(low, high, 2, width - 2)
@@ -250,7 +245,7 @@ def gate_bar(outcome: GateOutcome) -> str:
     parts += [rect(x(outcome.low), at - 4, max(x(outcome.high) - x(outcome.low), 1.5), 8, f"{verdict}-soft")]
     parts += [circle(x(outcome.measured), at, 4, f"{verdict}-fill")]
     side = "below" if outcome.bound == "max" else "above"
-    return figure(parts, f"{outcome.name}: interval and limit; allowed is {side} it", width, height)
+    return figure(parts, f"{outcome.name}: interval and limit; values {side} it pass", width, height)
 
 
 def _bars(x: Scale, y: Scale, counts: Sequence[float], edges: Sequence[float]) -> list[str]:
@@ -262,14 +257,14 @@ def _bars(x: Scale, y: Scale, counts: Sequence[float], edges: Sequence[float]) -
 
 
 def _mark_label(x: Scale, y: Scale, value: float, words: str, row: int = 0) -> str:
-    """Words beside a mark, on the side that has room."""
+    """A label next to a mark, on the side with more space."""
     on_left = x(value) > (x.start + x.end) / 2
     place = x(value) + (-6 if on_left else 6)
     return text(place, y.end + 10 + 14 * row, words, "value", "end" if on_left else "start")
 
 
 def _steps(x: Scale, y: Scale, values: Sequence[float]) -> list[tuple[float, float]]:
-    """Corners of the stepped line; a long sample is thinned to quantiles."""
+    """Corners of the step function; a long sample is reduced to quantiles."""
     ranked = np.sort(np.asarray(values, dtype=np.float64))
     if len(ranked) > _CDF_POINTS:
         ranked = np.quantile(ranked, np.linspace(0, 1, _CDF_POINTS))

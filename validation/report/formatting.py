@@ -1,4 +1,4 @@
-"""Numbers as people read them, one place for report, summary and messages."""
+"""Formats numbers for the report, the summary and messages."""
 
 from ingot.artifact.metrics import METRICS
 from ingot.sizes import format_bytes
@@ -20,13 +20,13 @@ _TITLES = {
 
 
 def title(metric: str, level: int | None = None) -> str:
-    """A metric's name for a reader, with its concurrency."""
+    """A metric's title, with its concurrency."""
     words = _TITLES.get(metric, metric.replace("_", " "))
     return words if level is None else f"{words}, {level} in flight"
 
 
 def key_title(key: str) -> str:
-    """As `title`, from "metric" or "metric@level"."""
+    """The title of "metric" or "metric@level"."""
     metric, _, level = key.partition("@")
     return title(metric, int(level) if level else None)
 
@@ -37,13 +37,13 @@ def seconds(value: float) -> str:
 
 
 def seconds_row(values: list[float]) -> str:
-    """Several times in the unit of the largest: "1.2 / 3.4 / 5.6 ms"."""
+    """Format several times in the unit of the largest: "1.2 / 3.4 / 5.6 ms"."""
     unit, factor = _time_unit(max(values))
     return f"{' / '.join(_three_digits(value * factor) for value in values)} {unit}"
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """A value in "seconds", "bytes", "tokens/s" or no unit; a dash for None."""
+    """Format a value in "seconds", "bytes", "tokens/s" or without unit; a dash for None."""
     if value is None:
         return "-"
     if unit == "seconds":
@@ -54,7 +54,7 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def metric_value(metric: str, value: float) -> str:
-    """A metric's value: ratios with four decimals, shares in percent, KL with four digits."""
+    """Format a metric's value: ratios with four decimals, shares in percent, KL with four digits."""
     if metric.partition("@")[0] == "top1_agreement":
         return f"{100 * value:.2f} %"
     if METRICS[metric.partition("@")[0]].comparison == "ratio":
@@ -63,7 +63,7 @@ def metric_value(metric: str, value: float) -> str:
 
 
 def interval(measured: Measured) -> str:
-    """ "0.98 to 1.02", or "exact" for a quantity without chance."""
+    """Format the interval as "0.98 to 1.02", or "exact"."""
     estimate = measured.estimate
     if estimate.method == "exact":
         return "exact"
@@ -71,7 +71,7 @@ def interval(measured: Measured) -> str:
 
 
 def detectable(measured: Measured) -> str:
-    """Smallest effect that the sample could have seen, in the metric's own unit."""
+    """Format the smallest detectable effect, in the metric's unit."""
     if measured.estimate.method == "exact":
         return "-"
     value = measured.estimate.detectable

@@ -1,4 +1,4 @@
-"""The quantization table in words, one place for report, summary and the command line."""
+"""The table of quantized weights as text, for the report, the summary and the command line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its title, what it means, and how a weight's cell reads."""
+    """A column of the table: its title, its meaning, and a function for a weight's cell."""
 
     title: str
     meaning: str
@@ -46,31 +46,37 @@ COLUMNS: Mapping[str, Column] = {
     for column in (
         Column("Weight", "the layer that reads it", lambda weight: weight.name),
         Column("Format", "bits of a code, columns that share a scale, zero points", lambda weight: weight.format),
-        Column("Bytes", "of codes, scales and zero points in the artifact", lambda weight: _bytes(weight.stored_bytes)),
-        Column("Bits", "of all these bytes per weight", lambda weight: _number(weight.effective_bits)),
+        Column("Bytes", "codes, scales and zero points in the artifact", lambda weight: _bytes(weight.stored_bytes)),
+        Column(
+            "Bits",
+            "stored bits per element, scales and zero points included",
+            lambda weight: _number(weight.effective_bits),
+        ),
         Column(
             "KL alone",
-            "mean KL per token, nats, of the predictions when this weight alone is quantized",
+            "mean KL per token, in nats, of the predictions with only this weight quantized",
             lambda weight: _number(weight.kl),
         ),
         Column("Weight error", "‖W - Q‖ / ‖W‖", lambda weight: _percent(weight.relative_error)),
         Column(
             "Output error",
-            "‖X(W - Q)ᵀ‖ / ‖XWᵀ‖ on the calibration data; in brackets when rounded to the nearest",
+            "‖X(W - Q)ᵀ‖ / ‖XWᵀ‖ on the calibration data; in brackets with round-to-nearest",
             _output_error,
         ),
         Column("Scales", "smallest / median / largest", _scales),
         Column(
-            "Outliers", "share of weights beyond 4 root mean squares", lambda weight: _percent(weight.outlier_share)
+            "Outliers",
+            "share of elements beyond 4 times the root mean square",
+            lambda weight: _percent(weight.outlier_share),
         ),
-        Column("Peak", "the largest |w| in root mean squares", lambda weight: _number(weight.peak_over_rms)),
+        Column("Peak", "largest |w| over the RMS", lambda weight: _number(weight.peak_over_rms)),
         Column("At ends", "share of codes at either end of their range", lambda weight: _percent(weight.end_share)),
     )
 }
 
 
 def shown_columns(found: Quantization) -> dict[str, Column]:
-    """The columns that say something of any weight, by title."""
+    """The columns that have a value for any weight, by title."""
     return {
         title: column
         for title, column in COLUMNS.items()
@@ -96,19 +102,21 @@ def summary_sentences(found: Quantization) -> list[str]:
     if not found.weights:
         return []
     total = summarize(found)
-    said = [f"{total.num_weights} weights, {total.elements:,} numbers"]
+    sentences = [f"{total.num_weights} weights, {total.elements:,} elements"]
     if total.stored_bytes is not None and total.effective_bits is not None:
-        said[0] += f": {format_bytes(total.stored_bytes)} instead of {format_bytes(total.float_bytes)} as float32, "
-        said[0] += f"{total.effective_bits:.3g} bits each with scales and zero points"
+        sentences[0] += (
+            f": {format_bytes(total.stored_bytes)} instead of {format_bytes(total.float_bytes)} as float32, "
+        )
+        sentences[0] += f"{total.effective_bits:.3g} bits per element with scales and zero points"
     if total.kl_sum is not None and total.worst_share is not None:
-        said.append(
-            f"KL of each weight quantized alone sums to {total.kl_sum:.3g} nats; the {WORST} worst make "
+        sentences.append(
+            f"KL of each weight quantized alone sums to {total.kl_sum:.3g} nats; the {WORST} worst weights cause "
             f"{100 * total.worst_share:.0f} % of it"
         )
     if found.kl is not None:
-        said.append(
+        sentences.append(
             f"Measured on {found.kl.tokens:,} tokens of {found.kl.text} in float32, in {fmt.seconds(found.kl.seconds)}"
         )
     elif found.kl_absent:
-        said.append(f"KL of single weights was not measured: {found.kl_absent}")
-    return [*said, *total.advice]
+        sentences.append(f"KL of single weights was not measured: {found.kl_absent}")
+    return [*sentences, *total.advice]

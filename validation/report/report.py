@@ -1,6 +1,6 @@
-"""The report: one HTML file with nothing outside it, and a Markdown summary for a CI page.
+"""Renders the report: one self-contained HTML file, and a Markdown summary for a CI page.
 
-Numbers are prepared here, words and layout are in report.*.jinja, figures in charts.py.
+This file prepares the numbers; text and layout are in report.*.jinja, figures in charts.py.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ from markupsafe import Markup
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS
 from ingot.validation.accuracy import AccuracyResult
-from ingot.validation.latency import LatencyResult
-from ingot.validation.latency_summary import request_values, round_ratios, select, summarize
+from ingot.validation.latency import LatencyResult, request_values, round_ratios, select, summarize
 from ingot.validation.quantization import Quantization
 from ingot.validation.report import charts
 from ingot.validation.report import formatting as fmt
@@ -28,7 +27,7 @@ _RATIO_ROWS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "throughput": "thro
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with what a reader should look for in it."""
+    """A chart, and a caption that explains how to read it."""
 
     svg: Markup
     title: str
@@ -36,17 +35,17 @@ class Figure:
 
 
 def render_html(evidence: Evidence) -> str:
-    """The whole report as one HTML page. The same evidence gives the same bytes."""
+    """The report as one HTML page. The same evidence gives the same bytes."""
     return _template("report.html.jinja").render(_context(evidence))
 
 
 def render_markdown(evidence: Evidence) -> str:
-    """Gates and metrics as two tables."""
+    """Gates, metrics and quantized weights as Markdown tables."""
     return _template("report.md.jinja").render(_context(evidence))
 
 
 def accuracy_figures(evidence: Evidence) -> list[Figure]:
-    """Windows against each other, their differences, KL per token."""
+    """Loss per window of both, its difference, and KL per token and along the text."""
     if evidence.accuracy is None:
         return []
     items = evidence.accuracy.items
@@ -63,23 +62,23 @@ def accuracy_figures(evidence: Evidence) -> list[Figure]:
         _figure(
             charts.difference_histogram(differences, sum(differences) / len(differences)),
             "Difference of loss per window",
-            "Paired by window, so that easy and hard text cancel; right of zero the candidate is worse.",
+            "Paired by window, so that easy and hard text cancel out; right of zero the candidate is worse.",
         ),
         _figure(
             charts.kl_histogram(evidence.accuracy.token_kl.tolist(), marks),
             "KL divergence per token",
-            "How far the next-token distribution moved, token by token; the axis is logarithmic.",
+            "How far the next-token distribution moved, per token; the axis is logarithmic.",
         ),
         _figure(
             charts.text_profile([item.start for item in items], _nats(evidence.accuracy, "kl"), values["kl_mean"]),
             "KL divergence along the text",
-            "Mean of every window; peaks are the passages that the candidate reads differently.",
+            "Mean of every window; at the peaks the candidate predicts differently.",
         ),
     ]
 
 
 def latency_figures(evidence: Evidence) -> list[Figure]:
-    """Per level: distributions of TTFT and TPOT, ratios of every round."""
+    """Per concurrency: distributions of TTFT, TPOT and E2E, and the ratios of every round."""
     if evidence.latency is None:
         return []
     levels = evidence.latency.options.concurrency
@@ -87,7 +86,7 @@ def latency_figures(evidence: Evidence) -> list[Figure]:
 
 
 def resource_figures(evidence: Evidence) -> list[Figure]:
-    """Size on disk by kind, and memory."""
+    """Size on disk by kind, and peak memory."""
     sizes = {"baseline": evidence.sizes.baseline, "candidate": evidence.sizes.candidate}
     kinds = ("weights", "graph", "tokenizer", "other")
     disk = {side: {kind: getattr(size, kind) / 1e6 for kind in kinds} for side, size in sizes.items()}
@@ -95,7 +94,7 @@ def resource_figures(evidence: Evidence) -> list[Figure]:
         _figure(
             charts.stacked_bars(disk, "MB"),
             "Size on disk",
-            "Every file but the evidence; the metric compares weights and graph alone.",
+            "All files except the evidence; the metric compares only weights and graph.",
         )
     ]
     if evidence.memory is None:
@@ -106,11 +105,11 @@ def resource_figures(evidence: Evidence) -> list[Figure]:
             "private": probe.generated.private_bytes / 1e6,
             "file-mapped": probe.generated.mapped_bytes / 1e6,
             "released": max(0, probe.generated.peak_bytes - probe.generated.resident_bytes) / 1e6,
-            **({"on the card": probe.generated.device_bytes / 1e6} if probe.generated.device_bytes else {}),
+            **({"on the GPU": probe.generated.device_bytes / 1e6} if probe.generated.device_bytes else {}),
         }
         for side, probe in probes.items()
     }
-    caption = "Resident after a generation in a fresh process; released: what the peak held beyond that."
+    caption = "Resident memory after generating in a fresh process; released: the rest of the peak."
     return [*found, _figure(charts.stacked_bars(memory, "MB"), "Peak memory", caption)]
 
 

@@ -40,7 +40,7 @@ def test_every_figure_is_well_formed_described_and_inside_its_box(name: str) -> 
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_colours_come_from_the_style_sheet_alone(name: str) -> None:
+def test_colors_come_only_from_the_style_sheet(name: str) -> None:
     assert not re.search(r"#[0-9a-f]{3}|rgb|style=|fill=|stroke=", FIGURES[name]())
 
 

@@ -68,11 +68,11 @@ def test_the_page_has_every_figure(page: str) -> None:
     assert parsed.seen.count("svg") == parsed.seen.count("figure") + gates
 
 
-def test_the_page_needs_nothing_from_outside(page: str) -> None:
+def test_the_page_loads_no_external_resource(page: str) -> None:
     assert not re.search(r"(?:https?:)?//[a-z]|url\(|@import|<script|<link|<img|src=|href=", page)
 
 
-def test_no_object_s_address_stands_in_the_page(page: str) -> None:
+def test_the_page_contains_no_object_address(page: str) -> None:
     assert " at 0x" not in page
     assert "object at" not in page
 
@@ -94,7 +94,7 @@ def test_the_page_shows_gates_with_values_intervals_limits_and_verdicts(evidence
     assert "of 6 gates failed" in page
 
 
-def test_evidence_of_sizes_alone_has_a_page_without_the_other_sections() -> None:
+def test_evidence_of_sizes_only_has_a_page_without_the_other_sections() -> None:
     small = sample_evidence((GateSpec("size_ratio", "max", 0.4),), with_runs=False)
     parsed = _parsed(render_html(small))
     assert parsed.ids == ["gates", "metrics", "resources", "method", "environment"]
