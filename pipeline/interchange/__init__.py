@@ -1,1 +1,4 @@
-"""Checkpoints in the formats of other tools: export, transcode, import, lint."""
+"""Other tools' checkpoints: export, transcode, import and lint, and the one table of formats (formats.py).
+
+Layouts of single layers are in pipeline/checkpoint/formats; reading a checkpoint for a build is in pipeline/checkpoint.
+"""

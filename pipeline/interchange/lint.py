@@ -1,17 +1,13 @@
-"""Lint of quantized layers: what their tensors say against what config.json says of them.
+"""Lint a checkpoint, quantized or not: report every error and warning, where a build stops at the first error.
 
-To add a check: a generator of findings, and its line in layer_findings or checkpoint_findings.
-
-Lint of a checkpoint, quantized or not: everything that is wrong with it, where building stops at the first thing.
-
-    files, configuration, shapes     what import refuses
+    files, configuration, shapes     errors of reading the checkpoint
     values                           NaN and Inf in tensors and scales, scales of zero
-    zero points                      GPTQ layers whose zero points are off by one, or beyond the codes
-    act-order                        g_idx out of order though desc_act is false (missing: refused by name)
-    exclude lists                    modules listed as left alone that are quantized, and the other way round
-    scales of inputs, KV cache       missing, zero or not finite, or there without a scheme
+    zero points                      GPTQ zero points that are off by one, or beyond the codes
+    activation order                 g_idx out of order although desc_act is false
+    exclude lists                    excluded modules that are quantized, and the other way round
+    scales of inputs, KV cache       missing, zero or not finite; present without a scheme
 
-Checks of quantized layers are in lint.py. To add one: a generator of findings, and its line there or here.
+To add a check: a generator of findings, and its line in lint_checkpoint or _layer.
 """
 
 import re
@@ -30,22 +26,56 @@ from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTens
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
 from ingot.progress import report_progress
 
+_LAYER = re.compile(r"^model\.layers\.\d+\.(self_attn|mlp)\.\w+$")
 _OTHER_VERSION = {"gptq": "gptq_v2", "gptq_v2": "gptq"}
-# Codes less zero points average to 0 in a trained layer, and to -1 or 1 where the zero points are off by one.
+# Codes less zero points average to 0 in a trained layer, and to -1 or 1 if the zero points are off by one.
 _OFF_BY_ONE = 0.5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong (error) or looks wrong (warning), and the tensor, module or file it is about."""
+    """An error or a warning, and the tensor, module or file that has it."""
 
     severity: Literal["error", "warning"]
     where: str
     message: str
 
 
-def layer_findings(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[Finding]:
-    """What one layer's own tensors show; it is decoded once."""
+def lint_checkpoint(path: Path) -> list[Finding]:
+    """Return all findings in the order of the checks; every tensor is read once, one in memory at a time."""
+    try:
+        checkpoint = Checkpoint.open(path)
+    except CheckpointError as error:
+        return [Finding("error", str(path), str(error))]
+    findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
+    for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
+        findings += _layer(tensor, checkpoint.quantization)
+        report_progress("decoding", done, len(checkpoint.encoded))
+    return [
+        *findings,
+        *_exclude_lists(checkpoint, checkpoint.quantization),
+        *_quantized_head(checkpoint),
+        *_input_scales(checkpoint),
+        *_kv_scales(checkpoint),
+    ]
+
+
+def _structure(checkpoint: Checkpoint) -> Iterator[Finding]:
+    try:
+        check_tensors(checkpoint, read_config(checkpoint))
+    except CheckpointError as error:
+        yield Finding("error", checkpoint.path.name, str(error))
+
+
+def _plain_values(checkpoint: Checkpoint) -> Iterator[Finding]:
+    try:
+        checkpoint.check_finite()
+    except CheckpointError as error:
+        yield Finding("error", checkpoint.path.name, str(error))
+
+
+def _layer(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check one layer's tensors, which are decoded once."""
     try:
         weight = tensor.read()
     except CheckpointError as error:
@@ -59,16 +89,8 @@ def layer_findings(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> It
     if weight.zero_points is not None and quantization.get("quant_method") == "gptq":
         yield from _zero_points(tensor.name, weight, quantization)
     if weight.g_idx is not None and quantization.get("desc_act") is False:
-        message = "g_idx puts columns into groups out of order, but desc_act is false: some loaders leave g_idx unread"
+        message = "g_idx puts columns into groups out of order, but desc_act is false: some loaders ignore g_idx"
         yield Finding("error", tensor.name, message)
-
-
-def checkpoint_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What configuration and tensors say of the head, of scales of activations and of the KV cache."""
-    if checkpoint.quantization.get("lm_head") is False and HEAD in checkpoint.encoded:
-        yield Finding("error", HEAD, "is quantized, but lm_head is false: loaders will look for floats")
-    yield from _input_scales(checkpoint)
-    yield from _kv_scales(checkpoint)
 
 
 def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, Any]) -> Iterator[Finding]:
@@ -90,25 +112,63 @@ def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, An
         yield Finding(
             "warning",
             name,
-            f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: a zero point of 0, which gptq "
-            "cannot store, turns into that",
+            f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: gptq cannot store a zero point of 0, "
+            "and reads it as that",
         )
 
 
 def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> Iterator[Finding]:
-    """A guess from the numbers: which side of their zero points the codes lie on."""
+    """Guess the version of the zero points from the mean difference between codes and zero points."""
     assert weight.zero_points is not None
     per_group = np.bincount(weight.groups_of_columns, minlength=weight.scales.shape[1])
     zeros = float((weight.zero_points.astype(np.float64) * per_group).sum()) / weight.codes.size
     mean = float(weight.codes.mean(dtype=np.float64)) - zeros
-    wrong_side = -1 if declared == "gptq" else 1  # read with the wrong version, zero points come out one up, one down
+    wrong_side = -1 if declared == "gptq" else 1  # the wrong version reads zero points off by one
     if abs(mean - wrong_side) < _OFF_BY_ONE:
         yield Finding(
             "warning",
             name,
-            f"its codes lie {mean:+.2f} from their zero points on average, as if these were stored as "
+            f"its codes are {mean:+.2f} from their zero points on average, as if these were stored as "
             f"{_OTHER_VERSION[declared]} stores them; {says}",
         )
+
+
+def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compare the configuration's exclude lists with the layers that are in floats."""
+    if not quantization:
+        return
+    listed = [str(item) for key in ("ignore", "modules_to_not_convert") for item in quantization.get(key) or ()]
+    quantized = {name.removesuffix(".weight") for name in checkpoint.encoded}
+    modules = quantized | {name.removesuffix(".weight") for name in checkpoint.tensors if name.endswith(".weight")}
+    modules.add(HEAD.removesuffix(".weight"))  # loaders have this module even if it shares the embedding's tensor
+    for item in listed:
+        found = [module for module in modules if _matches(item, module)]
+        if not found:
+            yield Finding("warning", item, "is excluded from quantization, but there is no such module")
+        for module in sorted(quantized.intersection(found)):
+            yield Finding("error", module, f"is excluded from quantization ({item}), but it is quantized")
+    for module in sorted(modules - quantized):
+        expected = _LAYER.match(module) and not module.endswith("norm")
+        head = f"{module}.weight" == HEAD and _targets_all_linear(quantization)
+        if (expected or head) and not any(_matches(item, module) for item in listed):
+            yield Finding("error", module, "is in floats, but nothing excludes it from quantization: loaders will fail")
+
+
+def _targets_all_linear(quantization: Mapping[str, Any]) -> bool:
+    """Return whether a config group targets every Linear, the head too."""
+    groups = quantization.get("config_groups") or {}
+    return any("Linear" in (group.get("targets") or ()) for group in groups.values() if isinstance(group, Mapping))
+
+
+def _matches(item: str, module: str) -> bool:
+    if item.startswith("re:"):
+        return re.match(item.removeprefix("re:"), module) is not None
+    return module == item or item in module.split(".") or module.endswith(f".{item}")
+
+
+def _quantized_head(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if checkpoint.quantization.get("lm_head") is False and HEAD in checkpoint.encoded:
+        yield Finding("error", HEAD, "is quantized, but lm_head is false: loaders will look for floats")
 
 
 def _input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -126,7 +186,7 @@ def _kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     scheme = checkpoint.quantization.get("kv_cache_scheme")
     if not scheme:
         for name in found:
-            yield Finding("warning", name, "is there, but no kv_cache_scheme says that the cache is quantized")
+            yield Finding("warning", name, "exists, but no kv_cache_scheme says that the cache is quantized")
         return
     if isinstance(scheme, Mapping) and scheme.get("dynamic"):
         return
@@ -144,68 +204,3 @@ def _positive(stored: StoredTensor) -> Iterator[Finding]:
     values = load(stored)
     if not (np.isfinite(values).all() and (values > 0).all()):
         yield Finding("error", stored.name, f"must be finite and above 0, but it is {values.reshape(-1)[:4].tolist()}")
-
-
-__all__ = ["Finding", "lint_checkpoint"]
-
-_LAYER = re.compile(r"^model\.layers\.\d+\.(self_attn|mlp)\.\w+$")
-
-
-def lint_checkpoint(path: Path) -> list[Finding]:
-    """All findings, in the order of the checks; every tensor is read once, one in memory at a time."""
-    try:
-        checkpoint = Checkpoint.open(path)
-    except CheckpointError as error:
-        return [Finding("error", str(path), str(error))]
-    findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
-    for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
-        findings += layer_findings(tensor, checkpoint.quantization)
-        report_progress("decoding", done, len(checkpoint.encoded))
-    return [*findings, *_exclude_lists(checkpoint, checkpoint.quantization), *checkpoint_findings(checkpoint)]
-
-
-def _structure(checkpoint: Checkpoint) -> Iterator[Finding]:
-    try:
-        check_tensors(checkpoint, read_config(checkpoint))
-    except CheckpointError as error:
-        yield Finding("error", checkpoint.path.name, str(error))
-
-
-def _plain_values(checkpoint: Checkpoint) -> Iterator[Finding]:
-    try:
-        checkpoint.check_finite()
-    except CheckpointError as error:
-        yield Finding("error", checkpoint.path.name, str(error))
-
-
-def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
-    """What configuration and tensors say of the layers that are left in floats."""
-    if not quantization:
-        return
-    listed = [str(item) for key in ("ignore", "modules_to_not_convert") for item in quantization.get(key) or ()]
-    quantized = {name.removesuffix(".weight") for name in checkpoint.encoded}
-    modules = quantized | {name.removesuffix(".weight") for name in checkpoint.tensors if name.endswith(".weight")}
-    modules.add(HEAD.removesuffix(".weight"))  # a module of loaders even where it shares the table
-    for item in listed:
-        found = [module for module in modules if _matches(item, module)]
-        if not found:
-            yield Finding("warning", item, "is excluded from quantization, but there is no such module")
-        for module in sorted(quantized.intersection(found)):
-            yield Finding("error", module, f"is excluded from quantization ({item}), but it is quantized")
-    for module in sorted(modules - quantized):
-        expected = _LAYER.match(module) and not module.endswith("norm")
-        head = f"{module}.weight" == HEAD and _targets_all_linear(quantization)
-        if (expected or head) and not any(_matches(item, module) for item in listed):
-            yield Finding("error", module, "is in floats, but nothing excludes it from quantization: loaders will fail")
-
-
-def _targets_all_linear(quantization: Mapping[str, Any]) -> bool:
-    """Whether compressed-tensors takes every Linear for quantized, the head too."""
-    groups = quantization.get("config_groups") or {}
-    return any("Linear" in (group.get("targets") or ()) for group in groups.values() if isinstance(group, Mapping))
-
-
-def _matches(item: str, module: str) -> bool:
-    if item.startswith("re:"):
-        return re.match(item.removeprefix("re:"), module) is not None
-    return module == item or item in module.split(".") or module.endswith(f".{item}")

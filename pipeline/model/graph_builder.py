@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ingot.passes.quantization.weight_nodes import code_tensor, mark_bits
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
-from ingot.pipeline.checkpoint.formats.exact_forms import IntegerForm, integer_form
+from ingot.pipeline.checkpoint.formats.exact_forms import DequantizeOperands, dequantize_operands
 
 
-def form_tensors(source: EncodedTensor, form: IntegerForm) -> list[ir.TensorProtocol]:
+def form_tensors(source: EncodedTensor, form: DequantizeOperands) -> list[ir.TensorProtocol]:
     """Codes, scale and, when asymmetric, zero point: the operands of DequantizeLinear."""
     name = source.name
     tensors: list[ir.TensorProtocol] = [_lazy_codes(source, form), ir.Tensor(form.scale, name=f"{name}.scale")]
@@ -33,13 +33,13 @@ def float_tensor(source: EncodedTensor) -> ir.LazyTensor:
     )
 
 
-def _lazy_codes(source: EncodedTensor, form: IntegerForm) -> ir.LazyTensor:
+def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTensor:
     name, shape = f"{source.name}.q", ir.Shape(source.shape)
     kind = "INT" if form.zero_point is None else "UINT"
 
     def decode() -> ir.TensorProtocol:
-        again = integer_form(source.read())
-        assert isinstance(again, IntegerForm), "it was one when the model was imported"
+        again = dequantize_operands(source.read())
+        assert isinstance(again, DequantizeOperands), "it was one when the model was imported"
         return code_tensor(again.codes, again.bits, name)
 
     return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
@@ -142,7 +142,7 @@ class GraphBuilder:
     def _encoded(self, source: EncodedTensor) -> ir.Value:
         """A quantized weight: decoded once to see its form, and again, lazily, wherever its codes are read."""
         if source.name not in self._widened:
-            form = integer_form(source.read())
+            form = dequantize_operands(source.read())
             self._widened[source.name] = (
                 self._floats(source, form) if isinstance(form, str) else self._quantized(source, form)
             )
@@ -153,7 +153,7 @@ class GraphBuilder:
         self._initializer(float_tensor(source))
         return self.graph.initializers[source.name]
 
-    def _quantized(self, source: EncodedTensor, form: IntegerForm) -> ir.Value:
+    def _quantized(self, source: EncodedTensor, form: DequantizeOperands) -> ir.Value:
         tensors = form_tensors(source, form)
         for tensor in tensors:
             self._initializer(tensor)

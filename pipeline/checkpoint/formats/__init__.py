@@ -1,1 +1,4 @@
-"""Quantized checkpoint formats: what other tools write, read bit for bit, and written so that they can read it."""
+"""Quantized formats of checkpoints: their layouts, decoded and encoded bit for bit, and their settings in config.json.
+
+Whole checkpoints are written by pipeline/interchange; GGUF's files and names are read by ../gguf_file.py and ../gguf.py.
+"""

@@ -1,9 +1,9 @@
-"""Streams of small integers in 32-bit words and bytes: least significant bit first, row by row.
+"""Packed codes: small integers in 32-bit words and bytes, least significant bit first; small floats.
 
 A row of n codes of b bits is one stream of n * b bits; bit k of the stream is bit k % 32 of word k // 32. With 2, 4 and
 8 bits no code crosses a word; with 3 bits they do (32 codes in 3 words).
 
-Small float formats as float32, exactly: e4m3, e2m1, e8m0 (OCP MX specification 1.0) and bfloat16.
+e4m3, e2m1, e8m0 (OCP MX specification 1.0) and bfloat16 convert to float32 exactly.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ WORD_BITS = 32
 
 
 def num_words(count: int, bits: int) -> int:
-    """Words that `count` codes take, the last one perhaps in part."""
+    """Return the words that `count` codes take; the last one may be partly used."""
     return -(-count * bits // WORD_BITS)
 
 
 def unpack_words(words: NDArray[Any], bits: int, count: int) -> ByteArray:
-    """[rows, num_words(count, bits)] int32 -> the first `count` codes of every row, [rows, count] uint8."""
+    """Return the first `count` codes of every row, [rows, count] uint8, from words [rows, num_words(count, bits)]."""
     stream = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)  # [rows, 4 * words]
     if bits == 8:
         return np.ascontiguousarray(stream[:, :count])
@@ -36,7 +36,7 @@ def unpack_words(words: NDArray[Any], bits: int, count: int) -> ByteArray:
 
 
 def pack_words(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
-    """Inverse of unpack_words: [rows, count] codes below 2 ** bits -> [rows, num_words(count, bits)] int32."""
+    """Invert unpack_words: pack codes [rows, count] below 2 ** bits in int32 [rows, num_words(count, bits)]."""
     rows, count = codes.shape
     if bits in (2, 4, 8):
         return _pack_in_bytes(codes, bits)
@@ -48,7 +48,7 @@ def pack_words(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
 
 
 def _pack_in_bytes(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
-    """pack_words where no code crosses a byte."""
+    """Pack codes of 2, 4 or 8 bits, which cross no byte."""
     rows, count = codes.shape
     per_byte = 8 // bits
     stream = np.zeros((rows, num_words(count, bits) * WORD_BITS // 8), np.uint8)
@@ -60,7 +60,7 @@ def _pack_in_bytes(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
 
 
 def unpack_nibbles(packed: ByteArray) -> ByteArray:
-    """[rows, n] bytes -> [rows, 2 * n] codes, the low half of a byte first."""
+    """Return codes [rows, 2 * n] from bytes [rows, n], the low half of a byte first."""
     both = np.stack([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
 
@@ -69,7 +69,7 @@ FloatArray = NDArray[np.float32]
 
 
 def _e4m3_table() -> FloatArray:
-    """All 256 values of float8_e4m3fn: no infinities, 0x7F and 0xFF are NaN, exponent 0 is subnormal."""
+    """Return the 256 values of float8_e4m3fn: no infinities, 0x7F and 0xFF are NaN, exponent 0 is subnormal."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
@@ -85,27 +85,27 @@ _E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.nan).astype(
 
 
 def from_e4m3(codes: ByteArray) -> FloatArray:
-    """float8_e4m3fn bytes as float32."""
+    """Return float8_e4m3fn bytes as float32."""
     return _E4M3[codes]
 
 
 def from_e2m1(codes: ByteArray) -> FloatArray:
-    """4-bit codes (one to a byte) as float32."""
+    """Return 4-bit codes, one to a byte, as float32."""
     return _E2M1[codes]
 
 
 def from_e8m0(codes: ByteArray) -> FloatArray:
-    """Exponent bytes as float32 powers of two."""
+    """Return exponent bytes as float32 powers of two."""
     return _E8M0[codes]
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> FloatArray:
-    """The upper half of a float32's bits as float32."""
+    """Return the upper half of a float32's bits as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def to_e4m3(values: FloatArray) -> ByteArray:
-    """float32 numbers that float8_e4m3fn holds as its bytes, zeros with their sign; others are a programming error."""
+    """Return the bytes of float32 numbers, which must be exact in float8_e4m3fn; zeros keep their sign."""
     order = np.argsort(_E4M3_BITS)
     places = np.searchsorted(_E4M3_BITS, values.view(np.uint32), sorter=order).clip(0, 255)
     found: ByteArray = order[places].astype(np.uint8)

@@ -1,8 +1,11 @@
-"""EncodedTensor: a checkpoint's weight that must be decoded, and where its bytes are; reading stored tensors.
+"""Quantized weights of a checkpoint: where they are stored, and the codes and scales that they decode to.
 
-DecodedWeight: what every format decodes to, codes and the numbers that make floats of them.
+    EncodedTensor     a weight in a file, under its plain name; decoded each time it is read
+    DecodedWeight     codes, scales, zero points and offsets: what every format decodes to
 
-W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
+A decoded weight dequantizes to
+
+    W[o, i] = (codes[o, i] - zero_points[o, g]) * scales[o, g] + offsets[o, g]        g = g_idx[i], or i // group_size
 """
 
 from collections.abc import Callable, Mapping
@@ -23,15 +26,15 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DecodedWeight:
-    """A weight [out, in] as its format stores it.
+    """The codes and scales of a weight [out, in], as a format stores them.
 
-    codes          [out, in]      int8 or uint8; float32 where codes are floats themselves (fp8, fp4)
+    codes          [out, in]      int8 or uint8; float32 if codes are floats themselves (fp8, fp4)
     scales         [out, groups]  float32
-    zero_points    [out, groups]  int16, or None: codes are centred at zero. They may lie outside the codes' range.
+    zero_points    [out, groups]  int16, or None: codes are centred at zero. They may be outside the codes' range.
     offsets        [out, groups]  float32, added last (GGUF's minima), or None
-    group_size     columns that share a scale; the width of a row where a row shares one
-    g_idx          [in]           the group of each column where groups are not contiguous (act-order), or None
-    bits           of a stored code; 0: not said
+    group_size     columns that share a scale; the row's width if a whole row does
+    g_idx          [in]           the group of each column if groups are not contiguous (activation order), or None
+    bits           width of a stored code; 0: unknown
     """
 
     codes: NDArray[Any]
@@ -59,11 +62,11 @@ class DecodedWeight:
         return np.arange(self.codes.shape[1], dtype=np.int32) // np.int32(self.group_size)
 
     def dequantize(self) -> FloatArray:
-        """The weight itself, [out, in] float32; every operation is rounded once, in the order of the formula."""
+        """Return the weight [out, in] as float32; every operation rounds once, in the order of the formula."""
         rows, columns = self.codes.shape
         weight: FloatArray = self.codes.astype(np.float32)
         if self.g_idx is None and columns % self.group_size == 0:
-            grouped = weight.reshape(rows, -1, self.group_size)  # a view; what a group shares is broadcast
+            grouped = weight.reshape(rows, -1, self.group_size)  # a view; values of a group are broadcast
             self._apply(grouped, lambda values: values[:, :, None])
         else:
             groups = self.groups_of_columns
@@ -71,7 +74,7 @@ class DecodedWeight:
         return weight
 
     def _apply(self, weight: FloatArray, spread: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-        """The formula in place, with `spread` from [out, groups] to the weight's shape."""
+        """Apply the formula in place; `spread` broadcasts [out, groups] to the weight's shape."""
         if self.zero_points is not None:
             weight -= spread(self.zero_points.astype(np.float32))
         weight *= spread(self.scales)
@@ -79,14 +82,14 @@ class DecodedWeight:
             weight += spread(self.offsets)
 
     def without_trivial_order(self) -> "DecodedWeight":
-        """Without g_idx where it says no more than contiguous groups do."""
+        """Return the weight without g_idx if its groups are contiguous."""
         if self.g_idx is None:
             return self
         plain = np.arange(len(self.g_idx)) // self.group_size
         return replace(self, g_idx=None) if np.array_equal(self.g_idx, plain) else self
 
     def rows_in_order(self, order: NDArray[np.intp]) -> "DecodedWeight":
-        """The same with its rows reordered."""
+        """Return the weight with its rows reordered."""
         zero_points = None if self.zero_points is None else self.zero_points[order]
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(
@@ -110,10 +113,11 @@ _NUMPY = {
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A weight under its plain name and shape; `decode` reads and decodes it anew each time, holding nothing.
+    """A weight in a file, under its plain name and shape.
 
-    parts          the tensors that it is decoded from, by their leaf names
-    storage        the format they are in, where a method has several
+    decode         reads and decodes it; nothing is kept
+    parts          the stored tensors that it is decoded from, by leaf name
+    storage        their storage format, for methods with several
     activations    how the layer's inputs are quantized, if they are
     """
 
@@ -126,10 +130,9 @@ class EncodedTensor:
     activations: ActivationScheme | None = None
 
     def read(self) -> DecodedWeight | FloatArray:
-        """Codes and scales, or the floats themselves. CheckpointError when they contradict one another or are not
-        finite."""
+        """Return codes and scales, or floats. CheckpointError when they do not fit together or are not finite."""
         try:
-            with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
+            with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are refused below
                 content = self.decode()
         except ValueError as error:
             raise CheckpointError(f"{self.file}: {self.name!r}: {error}; the checkpoint is damaged") from error
@@ -137,7 +140,7 @@ class EncodedTensor:
         return content
 
     def dequantize(self) -> FloatArray:
-        """The weight as float32."""
+        """Return the weight as float32."""
         content = self.read()
         return content.dequantize() if isinstance(content, DecodedWeight) else content
 
@@ -150,7 +153,7 @@ class EncodedTensor:
             if bad:
                 raise CheckpointError(
                     f"{self.file}: {self.name!r}: {bad} of its {values.size} {part} are NaN or infinite; the "
-                    "checkpoint is damaged or its quantization went wrong; take another one"
+                    "checkpoint is damaged or its quantization failed; use another one"
                 )
 
 
@@ -164,7 +167,7 @@ def _floats(content: DecodedWeight | FloatArray) -> list[tuple[str, FloatArray]]
 
 
 def load(stored: StoredTensor) -> NDArray[Any]:
-    """The tensor as an array of its own: bfloat16 as float32, fp8 as its bytes. CheckpointError for other dtypes."""
+    """Read the tensor into an array: bfloat16 as float32, fp8 as bytes. CheckpointError for other dtypes."""
     if stored.dtype not in _NUMPY:
         raise CheckpointError(
             f"{stored.file}: {stored.name!r} is {stored.dtype}; quantized checkpoints are read with {', '.join(_NUMPY)}"

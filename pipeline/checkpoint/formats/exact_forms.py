@@ -1,19 +1,16 @@
-"""The same weight in another form: what may change in codes, zero points and groups without changing a value.
+"""Other forms of a quantized weight with exactly the same values.
 
-    shift       codes and zero points of a group move together: only their difference counts
-    width       codes of fewer bits stand in wider ones
-    groups      a scale that is shared by many columns is repeated for fewer
-    minima      q * d + m is (q - z) * d where m is a whole multiple -z of d (GGUF's Q4_1)
-    doubling    fp4 numbers are halves of integers: e2m1 * s is (2 * e2m1) * (s / 2)
+    zero points   codes and zero points of a group shift together: only their difference counts
+    width         codes of fewer bits are stored in more
+    groups        a scale of many columns is repeated for smaller groups
+    minima        q * d + m is (q - z) * d if m is a whole multiple -z of d (GGUF's Q4_1)
+    fp4           e2m1 numbers are halves of integers: e2m1 * s is (2 * e2m1) * (s / 2)
 
-All of it is arithmetic on whole numbers, and float32 results stay the same bits (but for the sign of a zero).
+All of it is integer arithmetic, and dequantized float32 values keep their bits (except the sign of a zero). A form that
+does not exist is refused with the reason.
 
-DecodedWeight -> the one form of quantized weight that the IR holds, without changing a value.
-
-DequantizeLinear takes codes of 2, 3, 4 or 8 bits, signed and centred at zero or unsigned with zero points of the same
-type, in contiguous blocks. Shifting codes and zero points together changes no difference, and a group may be cut into
-smaller blocks that repeat its scale, so much of what formats store fits: any constant zero point is taken into the
-codes, groups of 96 become blocks of 32, fp4 numbers are halves of 8-bit integers. What does not fit says why.
+dequantize_operands gives the form that the IR holds. DequantizeLinear takes codes of 2, 3, 4 or 8 bits in contiguous
+blocks: signed ones without zero points, or unsigned ones with zero points of the same type.
 """
 
 from dataclasses import dataclass, replace
@@ -26,33 +23,33 @@ from ingot.passes.lowering.nbits_packing import ENGINE_BLOCKS
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
 
 GroupArray = NDArray[np.int16]  # [out, groups]
-# Zero points: all in the middle of the range (symmetric), from 0, or from 1 (GPTQ's version 1 stores them less one).
+# Zero points: all in the middle of the range (symmetric), from 0 up, or from 1 up (GPTQ's version 1 stores them - 1).
 Zeros = Literal["middle", "from zero", "from one"]
 MAX_BITS = 8
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Lowest and highest code - zero_point of each group, [out, groups]: all that a change of form has to respect."""
+    """Lowest and highest code - zero_point of each group, [out, groups]: every form of the weight keeps them."""
 
     lowest: GroupArray
     highest: GroupArray
 
     def bits(self, zeros: Zeros) -> int | None:
-        """The fewest bits that hold the codes with such zero points; None: more than MAX_BITS."""
+        """Return the fewest bits that hold the codes with such zero points; None: more than MAX_BITS."""
         return next((bits for bits in range(2, MAX_BITS + 1) if self._fit(bits, zeros)), None)
 
-    def zero_points(self, bits: int, zeros: Zeros, wanted: GroupArray) -> GroupArray:
-        """Zero points of that width, those that are wanted where they are possible."""
+    def zero_points(self, bits: int, zeros: Zeros, preferred: GroupArray) -> GroupArray:
+        """Return zero points of that width: the preferred ones, or the nearest that are possible."""
         least, most = self._bounds(bits, zeros)
-        return np.clip(wanted, least, most).astype(np.int16)
+        return np.clip(preferred, least, most).astype(np.int16)
 
     def _fit(self, bits: int, zeros: Zeros) -> bool:
         least, most = self._bounds(bits, zeros)
         return bool((least <= most).all())
 
     def _bounds(self, bits: int, zeros: Zeros) -> tuple[GroupArray, GroupArray]:
-        """Least and largest zero point of each group so that all its codes lie in [0, 2 ** bits)."""
+        """Return least and largest zero point of each group with which all its codes are in [0, 2 ** bits)."""
         codes, middle = 1 << bits, 1 << (bits - 1)
         first, last = {"middle": (middle, middle), "from zero": (0, codes - 1), "from one": (1, codes)}[zeros]
         least = np.maximum(-self.lowest.astype(np.int32), first)
@@ -61,7 +58,7 @@ class Differences:
 
 
 def differences(weight: DecodedWeight) -> Differences:
-    """Of a weight with integer codes and without offsets."""
+    """Return the differences of a weight with integer codes and without offsets."""
     groups, codes = weight.groups_of_columns, weight.codes
     if weight.g_idx is not None:
         order = np.argsort(groups, kind="stable")
@@ -74,7 +71,7 @@ def differences(weight: DecodedWeight) -> Differences:
 
 
 def as_integers(weight: DecodedWeight) -> DecodedWeight | str:
-    """The weight with integer codes and zero points alone, or the reason why there is none of the same values."""
+    """Return the weight with integer codes and zero points, without offsets; or the reason why no such form exists."""
     if weight.kind == "float":
         return _doubled(weight)
     if weight.g_idx is not None and len(np.unique(weight.g_idx)) < weight.scales.shape[1]:
@@ -83,9 +80,9 @@ def as_integers(weight: DecodedWeight) -> DecodedWeight | str:
 
 
 def unsigned(weight: DecodedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> DecodedWeight:
-    """Codes in [0, 2 ** bits) with such zero points; those that the weight has are kept where they are possible.
+    """Return codes in [0, 2 ** bits) with such zero points, the weight's own ones if possible.
 
-    The caller has seen that Differences.bits allows it.
+    The caller has checked Differences.bits.
     """
     found = found or differences(weight)
     points = found.zero_points(bits, zeros, _natural(weight, bits))
@@ -96,7 +93,7 @@ def unsigned(weight: DecodedWeight, bits: int, zeros: Zeros, found: Differences 
 
 
 def signed(weight: DecodedWeight, bits: int, zeros: Zeros, found: Differences | None = None) -> DecodedWeight:
-    """Codes in [-2 ** (bits - 1), 2 ** (bits - 1)); without zero points where they are in the middle."""
+    """Return codes in [-2 ** (bits - 1), 2 ** (bits - 1)); with "middle", without zero points."""
     shifted, half = unsigned(weight, bits, zeros, found), np.int16(1 << (bits - 1))
     assert shifted.zero_points is not None
     codes = (shifted.codes.astype(np.int16) - half).astype(np.int8)
@@ -105,7 +102,7 @@ def signed(weight: DecodedWeight, bits: int, zeros: Zeros, found: Differences | 
 
 
 def regrouped(weight: DecodedWeight, group_size: int) -> DecodedWeight:
-    """The same in groups of that size, which divides the weight's groups: scales and zero points repeat."""
+    """Return the weight in groups of a size that divides its own: scales and zero points repeat."""
     if group_size == weight.group_size:
         return weight
     assert weight.g_idx is None
@@ -124,13 +121,13 @@ def regrouped(weight: DecodedWeight, group_size: int) -> DecodedWeight:
 
 
 def is_float16(values: FloatArray) -> bool:
-    """Whether float16 holds every number as it is."""
+    """Return whether every number is exact in float16."""
     with np.errstate(over="ignore"):
         return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
 
 
 def _natural(weight: DecodedWeight, bits: int) -> GroupArray:
-    """The weight's own zero points, as they are when its codes are made unsigned in the usual way."""
+    """Return the weight's own zero points, shifted by half the range if its codes are signed."""
     shift = (1 << (bits - 1)) if weight.codes.dtype == np.int8 else 0
     points = np.zeros(weight.scales.shape, np.int16) if weight.zero_points is None else weight.zero_points
     return points + np.int16(shift)
@@ -142,7 +139,7 @@ def _doubled(weight: DecodedWeight) -> DecodedWeight | str:
     if not np.array_equal(codes, twice) or np.abs(codes).max() > 127:
         return "its codes are floats (fp8)"
     if not np.array_equal(half * np.float32(2), weight.scales):
-        return "half of its smallest scale is no float32"
+        return "half of its smallest scale is not exact in float32"
     return replace(weight, codes=codes.astype(np.int8), scales=half, bits=MAX_BITS)
 
 
@@ -153,15 +150,16 @@ def _with_whole_minima(weight: DecodedWeight) -> DecodedWeight | str:
     points = np.clip(points, -(1 << 10), 1 << 10).astype(np.int16)
     found = replace(weight, zero_points=points, offsets=None)
     if not np.array_equal(found.dequantize(), weight.dequantize()):
-        return "its minima are no whole multiples of its scales"
+        return "its minima are not whole multiples of its scales"
     return found
 
 
 @dataclass(frozen=True)
-class IntegerForm:
-    """codes [out, in] int8 | uint8, scale [out, blocks] (per channel: [out]), zero_point as scale or None.
+class DequantizeOperands:
+    """Operands of the DequantizeLinear that gives the weight.
 
-    block_size is 0 per channel. Signed codes have no zero points, unsigned ones do.
+    codes [out, in] int8 without zero points, or uint8 with zero points; scale [out, blocks], or [out] per channel;
+    zero_point as scale; block_size 0: per channel.
     """
 
     codes: NDArray[Any]
@@ -171,27 +169,27 @@ class IntegerForm:
     block_size: int
 
 
-def integer_form(weight: DecodedWeight | FloatArray) -> IntegerForm | str:
-    """The same weight as the IR holds it, or the reason why it cannot."""
+def dequantize_operands(weight: DecodedWeight | FloatArray) -> DequantizeOperands | str:
+    """Return the operands that give the same weight, or the reason why the IR cannot hold it."""
     if not isinstance(weight, DecodedWeight):
         return "it is not quantized"
     integers = as_integers(weight)
     if isinstance(integers, str):
-        return f"{integers}; the engine's are integers with whole zero points"
+        return f"{integers}; the engine computes with integers and whole zero points"
     if integers.g_idx is not None:
         return "its groups are in activation order"
     return _in_blocks(integers)
 
 
-def _in_blocks(weight: DecodedWeight) -> IntegerForm | str:
+def _in_blocks(weight: DecodedWeight) -> DequantizeOperands | str:
     block_size = _block_size(weight)
     if block_size is None:
-        return f"groups of {weight.group_size} columns are no whole blocks of {min(ENGINE_BLOCKS)}"
+        return f"groups of {weight.group_size} columns are not whole blocks of {min(ENGINE_BLOCKS)}"
     shifted = _signed(weight) or _unsigned(weight)
     if shifted is None:
-        return "its zero points lie outside of 8 bits"
+        return "its zero points are outside of 8 bits"
     codes, zero_points, bits = shifted
-    return IntegerForm(
+    return DequantizeOperands(
         codes=codes,
         scale=_per_block(weight.scales, weight, block_size),
         zero_point=None if zero_points is None else _per_block(zero_points, weight, block_size),
@@ -201,14 +199,14 @@ def _in_blocks(weight: DecodedWeight) -> IntegerForm | str:
 
 
 def _block_size(weight: DecodedWeight) -> int | None:
-    """0 per channel, the largest engine block that divides a group, or None."""
+    """Return the largest block of the engine that divides a group; 0 per channel; None if no block does."""
     if weight.scales.shape[1] == 1:
         return 0
     return next((block for block in reversed(ENGINE_BLOCKS) if weight.group_size % block == 0), None)
 
 
 def _signed(weight: DecodedWeight) -> tuple[NDArray[Any], None, int] | None:
-    """Codes with one zero point for all taken into them."""
+    """Return codes less their zero point, if all groups have the same one."""
     zero = 0 if weight.zero_points is None else int(weight.zero_points.flat[0])
     if weight.zero_points is not None and (weight.zero_points != zero).any():
         return None
@@ -221,7 +219,7 @@ def _signed(weight: DecodedWeight) -> tuple[NDArray[Any], None, int] | None:
 
 
 def _unsigned(weight: DecodedWeight) -> tuple[NDArray[Any], NDArray[np.uint8], int] | None:
-    """Codes and zero points, shifted together where they are signed."""
+    """Return unsigned codes and zero points, shifted together if they are signed."""
     points = np.zeros_like(weight.scales, np.int16) if weight.zero_points is None else weight.zero_points
     lowest = min(int(weight.codes.min()), int(points.min()))
     highest = max(int(weight.codes.max()), int(points.max()))
@@ -234,12 +232,12 @@ def _unsigned(weight: DecodedWeight) -> tuple[NDArray[Any], NDArray[np.uint8], i
 
 
 def _widths(weight: DecodedWeight) -> list[int]:
-    """Widths to try: those of the IR, from what the format stores up; 2 and 3 where it says so."""
+    """Return the IR's widths from the stored one up; a weight that records no width starts at 4."""
     return [bits for bits in (2, 3, 4, 8) if bits >= (weight.bits or 4)]
 
 
 def _per_block(values: NDArray[Any], weight: DecodedWeight, block_size: int) -> NDArray[Any]:
-    """[out, groups] -> [out, blocks], or [out] per channel."""
+    """Return [out, groups] as [out, blocks], or as [out] per channel."""
     if block_size == 0:
         return np.ascontiguousarray(values[:, 0])
     columns = weight.codes.shape[1]

@@ -1,4 +1,4 @@
-"""GGUF's block types: bytes of rows -> DecodedWeight, and back for the plain ones.
+"""GGUF's block types: decode the bytes of rows; encode Q4_0, Q4_1 and Q8_0.
 
 A row is a sequence of blocks of 32 values (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) or super-blocks of 256 (K-quants), whose
 scales are 6-bit (Q6_K: 8-bit) codes times one float16. (Source: ggml/src/ggml-common.h, ggml-quants.c.)
@@ -19,8 +19,8 @@ Fields = tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type by its number in the file; `decode` takes blocks [n, num_bytes] and gives codes [n, values], scales
-    [n, values / group] and offsets of the same shape or None."""
+    """A block type. `decode` takes blocks [n, num_bytes] and returns codes [n, values], scales [n, values / group],
+    and offsets as scales or None."""
 
     name: str
     values: int
@@ -30,7 +30,7 @@ class BlockType:
 
 
 def decode_rows(raw: ByteArray, kind: BlockType, rows: int, columns: int) -> DecodedWeight:
-    """Bytes of a whole tensor -> DecodedWeight [rows, columns]; columns is a multiple of the block's values."""
+    """Decode the bytes of a whole tensor [rows, columns]; columns is a multiple of the block's values."""
     codes, scales, offsets = kind.decode(raw.reshape(-1, kind.num_bytes))
     groups = columns // kind.group
     return DecodedWeight(
@@ -43,7 +43,7 @@ def decode_rows(raw: ByteArray, kind: BlockType, rows: int, columns: int) -> Dec
 
 
 def encode_rows(weight: DecodedWeight, name: str) -> ByteArray:
-    """Q4_0, Q4_1 or Q8_0 bytes, [rows, bytes of a row]; scales and offsets are float16 values in float32."""
+    """Encode as Q4_0, Q4_1 or Q8_0, [rows, bytes of a row]; scales and offsets must be exact in float16."""
     codes = weight.codes.reshape(-1, 32)  # [blocks, 32]
     parts = [_float16_bytes(weight.scales)]
     if name == "Q8_0":
@@ -62,17 +62,17 @@ def _float16_bytes(values: FloatArray) -> ByteArray:
 
 
 def _float16(block: ByteArray) -> FloatArray:
-    """[n, 2] bytes -> [n, 1] float32."""
+    """Return float16 bytes [n, 2] as float32 [n, 1]."""
     return np.ascontiguousarray(block).view("<f2").astype(np.float32)
 
 
 def _halves(packed: ByteArray) -> ByteArray:
-    """[n, 16] -> [n, 32]: all low halves, then all high ones."""
+    """Return the low halves of 16 bytes, then the high halves, [n, 32]."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
 
 
 def _fifth_bits(block: ByteArray) -> ByteArray:
-    """[n, 4] bytes -> [n, 32] zeros and sixteens."""
+    """Return 32 bits [n, 4 bytes] as zeros and sixteens [n, 32]."""
     return np.unpackbits(block, axis=1, bitorder="little") << np.uint8(4)
 
 
@@ -98,7 +98,7 @@ def _q8_0(block: ByteArray) -> tuple[NDArray[Any], FloatArray, None]:
 
 
 def _q3_k(block: ByteArray) -> tuple[NDArray[Any], FloatArray, None]:
-    """hmask [32], 2-bit codes [64], 6-bit scales [12], d. The mask's bit unset: four less."""
+    """Decode hmask [32], 2-bit codes [64], 6-bit scales [12], d. An unset bit of the mask subtracts four."""
     high, low, packed, d = block[:, :32], block[:, 32:96], block[:, 96:108], _float16(block[:, 108:])
     codes = _bit_planes(low, (0, 2, 4, 6), 3).astype(np.int8)
     codes -= (_bit_planes(high, tuple(range(8)), 1) ^ np.uint8(1)).astype(np.int8) << np.int8(2)
@@ -120,7 +120,7 @@ def _q5_k(block: ByteArray) -> tuple[NDArray[Any], FloatArray, FloatArray]:
 
 
 def _q6_k(block: ByteArray) -> tuple[NDArray[Any], FloatArray, None]:
-    """Lower 4 bits [128], upper 2 bits [64], int8 scales [16], d; two halves of 128 values."""
+    """Decode lower 4 bits [128], upper 2 bits [64], int8 scales [16], d, in two halves of 128 values."""
     low, high = block[:, :128].reshape(-1, 2, 1, 64), block[:, 128:192].reshape(-1, 2, 1, 32)
     low_codes = np.concatenate([low & np.uint8(15), low >> np.uint8(4)], axis=2).reshape(-1, 2, 4, 32)
     high_codes = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1)) & np.uint8(3)  # [n, 2, 4, 32]
@@ -130,13 +130,13 @@ def _q6_k(block: ByteArray) -> tuple[NDArray[Any], FloatArray, None]:
 
 
 def _bit_planes(packed: ByteArray, shifts: tuple[int, ...], mask: int) -> ByteArray:
-    """[n, 32 * k] -> [n, 32 * k * len(shifts)]: of every 32 bytes first all values at the first shift, and so on."""
+    """Return [n, 32 * k * len(shifts)]: for every 32 bytes, their values at the first shift, then at the next."""
     runs = packed.reshape(len(packed), -1, 1, 32) >> np.array(shifts, np.uint8).reshape(-1, 1)
     return (runs & np.uint8(mask)).reshape(len(packed), -1)
 
 
 def _scales_and_minima(block: ByteArray) -> tuple[FloatArray, FloatArray]:
-    """d, dmin and twelve bytes of 6-bit codes at the front of Q4_K and Q5_K -> scales and negated minima, [n, 8]."""
+    """Return scales and negated minima [n, 8] from d, dmin and 12 bytes of 6-bit codes, as Q4_K and Q5_K begin."""
     d, dmin, packed = _float16(block[:, :2]), _float16(block[:, 2:4]), block[:, 4:16]
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     top, low = np.uint8(6), np.uint8(15)
@@ -145,7 +145,7 @@ def _scales_and_minima(block: ByteArray) -> tuple[FloatArray, FloatArray]:
     return d * scales.astype(np.float32), -(dmin * minima.astype(np.float32))
 
 
-BLOCK_TYPES: Mapping[int, BlockType] = {
+BLOCK_TYPES: Mapping[int, BlockType] = {  # by the type's number in the file
     2: BlockType("Q4_0", 32, 18, 32, _q4_0),
     3: BlockType("Q4_1", 32, 20, 32, _q4_1),
     6: BlockType("Q5_0", 32, 22, 32, _q5_0),

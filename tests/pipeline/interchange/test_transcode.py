@@ -51,7 +51,7 @@ HELD = {
     "llmcompressor-w8a8-int8": FLOAT_SCALES,
 }
 ORDER = "has 4 bits symmetric in blocks of 128 in activation order"
-MINIMA = "has 4 bits with minima in blocks of 32: its minima are no whole multiples of its scales"
+MINIMA = "has 4 bits with minima in blocks of 32: its minima are not whole multiples of its scales"
 FP8 = r"has fp8 per channel: its codes are floats \(fp8\)"
 SCALES = "stores scales as float16, and those of model.layers.0.self_attn.q_proj "
 NOT_FOUR = "awq holds only 4 bits, but model.layers.0.self_attn.q_proj has "

@@ -17,8 +17,8 @@ from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.exact_forms import (
     Zeros,
     as_integers,
+    dequantize_operands,
     differences,
-    integer_form,
     regrouped,
     signed,
     unsigned,
@@ -142,7 +142,7 @@ def test_a_group_that_is_all_one_value_of_minima_is_not_taken_for_zero_points() 
     weight = DecodedWeight(
         np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.float32), 32, offsets=np.full((1, 1), 0.5, np.float32), bits=4
     )
-    assert as_integers(weight) == "its minima are no whole multiples of its scales"
+    assert as_integers(weight) == "its minima are not whole multiples of its scales"
     assert facts_of(weight).q4_1
 
 
@@ -176,7 +176,7 @@ def weight(
     ],
 )
 def test_the_form_dequantizes_to_the_same_bits(made: DecodedWeight, bits: int, block: int, signed: bool) -> None:
-    form = integer_form(made)
+    form = dequantize_operands(made)
     assert not isinstance(form, str)
     assert (form.bits, form.block_size, form.codes.dtype == np.int8) == (bits, block, signed)
     columns = made.codes.shape[1]
@@ -189,18 +189,18 @@ def test_the_form_dequantizes_to_the_same_bits(made: DecodedWeight, bits: int, b
     ("changes", "reason"),
     [
         ({"codes": np.full((8, 192), 0.25, np.float32), "zero_points": None}, "its codes are floats"),
-        ({"offsets": np.ones((8, 3), np.float32)}, "its minima are no whole multiples of its scales"),
+        ({"offsets": np.ones((8, 3), np.float32)}, "its minima are not whole multiples of its scales"),
         ({"g_idx": np.arange(192, dtype=np.int32) % 3}, "its groups are in activation order"),
-        ({"zero_points": RNG.integers(1, 400, (8, 3)).astype(np.int16)}, "its zero points lie outside of 8 bits"),
+        ({"zero_points": RNG.integers(1, 400, (8, 3)).astype(np.int16)}, "its zero points are outside of 8 bits"),
     ],
 )
 def test_what_the_ir_cannot_hold_says_why(changes: dict[str, Any], reason: str) -> None:
     made = weight(0, 16, (1, 16), 64)
     parts = {"codes": made.codes, "scales": made.scales, "group_size": 64, "zero_points": made.zero_points, **changes}
-    form = integer_form(DecodedWeight(**parts))
+    form = dequantize_operands(DecodedWeight(**parts))
     assert isinstance(form, str)
     assert reason in form
 
 
 def test_groups_that_are_no_whole_blocks_say_so() -> None:
-    assert integer_form(weight(0, 16, (1, 16), 24)) == "groups of 24 columns are no whole blocks of 16"
+    assert dequantize_operands(weight(0, 16, (1, 16), 24)) == "groups of 24 columns are not whole blocks of 16"

@@ -17,7 +17,7 @@ from tests.pipeline.interchange.test_round_trip import dequantized, in_ir
 from tests.pipeline.targets.program_chain import ProgramChain
 
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, 12)
-MINIMA = "its minima are no whole multiples of its scales"
+MINIMA = "its minima are not whole multiples of its scales"
 KEY_VALUE = (f"{LAYER}self_attn.k_proj", f"{LAYER}self_attn.v_proj")
 WEIGHTS = tuple(f"{LAYER}{module}" for module in MODULES)
 # fixture -> layers that become floats, and why; all others stay codes
