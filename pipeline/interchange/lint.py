@@ -112,8 +112,8 @@ def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, An
         yield Finding(
             "warning",
             name,
-            f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: gptq cannot store a zero point of 0, "
-            "and reads it as that",
+            f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: gptq cannot store a "
+            "zero point of 0, and reads it as that",
         )
 
 

@@ -1,4 +1,4 @@
 """Quantized formats of checkpoints: their layouts, decoded and encoded bit for bit, and their settings in config.json.
 
-Whole checkpoints are written by pipeline/interchange; GGUF's files and names are read by ../gguf_file.py and ../gguf.py.
+Whole checkpoints are written by pipeline/interchange; GGUF's files are read by ../gguf_file.py and ../gguf.py.
 """
