@@ -1,7 +1,4 @@
-"""`ingot export`: the folder, the outcome as JSON, and refusals on standard error.
-
-`ingot transcode`: the folder, the proof as text, JSON and file, and refusals on standard error.
-"""
+"""Export and transcode: the folder, the outcome and the proof as text, JSON and file, refusals on standard error."""
 
 import json
 from pathlib import Path
@@ -39,7 +36,7 @@ def test_a_gguf_file_with_its_tokenizer_is_written(tmp_path: Path, capsys: pytes
     assert metadata["tokenizer.ggml.token_type"][0] == 3  # a control token
 
 
-def test_the_exported_gguf_is_the_model_it_came_from(tmp_path: Path) -> None:
+def test_the_exported_gguf_holds_the_source_model(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     assert run([*BASE, *SYMMETRIC, "--to", "gguf", "--round-scales", "-o", str(out)]) == 0
     original, again = Checkpoint.open(DEMO_MODEL), Checkpoint.open(out / "demo.gguf")
@@ -59,7 +56,7 @@ def test_the_exported_gguf_is_the_model_it_came_from(tmp_path: Path) -> None:
     assert np.linalg.norm(here - there) < 0.15 * np.linalg.norm(there)
 
 
-def test_what_does_not_fit_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scheme_that_does_not_fit_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*BASE, "--set", f"passes={PASS % 'false'}", "--to", "awq", "-o", str(tmp_path / "out")]) == 2
     assert "passes.quantize-weights.embedding=none" in capsys.readouterr().err
     assert run([*BASE, "--set", f"passes={PASS % 'false'}", "--to", "gtpq", "-o", str(tmp_path / "out")]) == 2
@@ -96,7 +93,7 @@ def test_an_onnx_file_runs_on_input_ids_alone(tmp_path: Path) -> None:
     assert logits.shape == (2, 5, json.loads((out / "config.json").read_text())["vocab_size"])
 
 
-def test_an_artifact_is_no_source_of_onnx(
+def test_onnx_cannot_be_exported_from_an_artifact(
     tmp_path: Path, build_unmeasured: BuildArtifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
     artifact = build_unmeasured("fp32-cpu")
@@ -121,7 +118,7 @@ def test_a_checkpoint_is_written_with_its_proof(tmp_path: Path, capsys: pytest.C
     assert facts["tensors"] == len(Checkpoint.open(source).shapes)
 
 
-def test_a_plain_model_becomes_gguf_and_json_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_model_becomes_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert run(["transcode", str(DEMO_MODEL), "--to", "gguf", "-o", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -129,7 +126,7 @@ def test_a_plain_model_becomes_gguf_and_json_says_so(tmp_path: Path, capsys: pyt
     assert {file.name for file in out.iterdir()} >= {"demo.gguf", "tokenizer.json"}
 
 
-def test_what_a_target_format_cannot_hold_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_does_not_fit_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["transcode", str(DEMO_MODEL), "--to", "gptq", "-o", str(tmp_path / "out")]) == 2
     assert "Formats that hold this checkpoint exactly: gguf, safetensors" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
 @pytest.mark.parametrize("name", ["rotate", "prune-structure"])
 @pytest.mark.parametrize("case", [c for c in CASES if c.context_tokens is None], ids=lambda case: case.name)
-def test_transformers_computes_what_the_import_of_an_export_does(
+def test_transformers_gives_the_logits_of_our_import_of_an_export(
     case: Case, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)

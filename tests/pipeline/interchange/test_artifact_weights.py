@@ -1,4 +1,4 @@
-"""A program read back: every family's tensors by name, with the numbers that onnxruntime multiplies with."""
+"""Weights of an artifact: every family's tensors by name, with the values that onnxruntime computes with."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.data_paths import FIXTURES
 from tests.sessions import plain_session
 
 FAMILIES = sorted(path.name for path in (FIXTURES / "checkpoints").iterdir() if path.is_dir())
-ONE_PLUS = ("gemma2", "gemma3")  # their norms multiply by 1 + w, of which the program holds the sum
+ONE_PLUS = ("gemma2", "gemma3")  # their norms multiply by 1 + w, and the program stores the sum
 
 
 def floats(weight: Weight) -> NDArray[np.float32]:
@@ -32,14 +32,12 @@ def floats(weight: Weight) -> NDArray[np.float32]:
 
 
 def stored(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
-    """The checkpoint's own tensor as float32."""
+    """The checkpoint's tensor as float32."""
     return np.asarray(checkpoint.external(name).numpy()).astype(np.float32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_floats_of_every_family_come_back_as_the_checkpoint_has_them(
-    family: str, build_unmeasured: BuildArtifact
-) -> None:
+def test_floats_of_every_family_equal_the_checkpoints(family: str, build_unmeasured: BuildArtifact) -> None:
     checkpoint = Checkpoint.open(FIXTURES / "checkpoints" / family)
     for weight in weights_of_artifact(build_unmeasured("fp32-cpu", checkpoint.path, "generate=null")):
         assert isinstance(weight, PlainWeight)
@@ -52,9 +50,7 @@ def test_floats_of_every_family_come_back_as_the_checkpoint_has_them(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_quantized_layers_of_every_family_are_told_apart_by_their_own_names(
-    family: str, build_unmeasured: BuildArtifact
-) -> None:
+def test_quantized_layers_of_every_family_have_their_own_names(family: str, build_unmeasured: BuildArtifact) -> None:
     checkpoint = Checkpoint.open(FIXTURES / "checkpoints" / family)
     for weight in weights_of_artifact(build_unmeasured("int4-cpu", checkpoint.path, "generate=null")):
         if isinstance(weight, QuantizedLayer):
@@ -62,18 +58,18 @@ def test_quantized_layers_of_every_family_are_told_apart_by_their_own_names(
             assert np.linalg.norm(floats(weight) - original) < 0.25 * np.linalg.norm(original), weight.name
 
 
-def products(artifact: Artifact) -> dict[str, NDArray[np.float32]]:
-    """Node name -> its weight [out, in], as onnxruntime's MatMulNBits multiplies an identity by it."""
+def matmul_weights(artifact: Artifact) -> dict[str, NDArray[np.float32]]:
+    """Node name -> weight [out, in], the result of onnxruntime's MatMulNBits for an identity matrix."""
     found = {}
     for step in artifact.manifest.program.steps:
         if isinstance(step, SegmentStep):
             for node in ir.load(artifact.file(step.file)).graph:
                 if node.op_type == "MatMulNBits":
-                    found[node.name or ""] = _product(node)
+                    found[node.name or ""] = _matmul_weight(node)
     return found
 
 
-def _product(node: ir.Node) -> NDArray[np.float32]:
+def _matmul_weight(node: ir.Node) -> NDArray[np.float32]:
     columns = node.attributes["K"].as_int()
     identity = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([columns, columns]))
     weights = [
@@ -100,23 +96,23 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize(("bits", "block", "symmetric"), SCHEMES)
-def test_codes_are_those_that_onnxruntime_multiplies_with(
+def test_codes_are_the_ones_that_onnxruntime_computes_with(
     bits: int, block: object, symmetric: str, build_unmeasured: BuildArtifact
 ) -> None:
     scheme = f"bits: {bits}, block_size: {block}, symmetric: {symmetric}, embedding: none, lm_head: none"
     passes = f"passes=[pack-projections, {{quantize-weights: {{{scheme}}}}}]"
     artifact = build_unmeasured("fp32-cpu", FIXTURES / "checkpoints" / "qwen2", passes, "generate=null")
     read = {weight.name: weight for weight in weights_of_artifact(artifact)}
-    for node, product in products(artifact).items():
+    for node, expected in matmul_weights(artifact).items():
         path, _, leaf = f"model.{node}".rpartition(".")
         parts = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}.get(leaf, [leaf])
         layers = [read[f"{path}.{part}.weight"] for part in parts]
-        assert np.array_equal(np.concatenate([floats(layer) for layer in layers]), product)
+        assert np.array_equal(np.concatenate([floats(layer) for layer in layers]), expected)
         assert all(isinstance(layer, QuantizedLayer) and layer.facts.bits == bits for layer in layers)
 
 
 @pytest.mark.parametrize("symmetric", ["true", "false"])
-def test_integer_matmuls_come_back_with_what_their_inputs_are(symmetric: str, build_unmeasured: BuildArtifact) -> None:
+def test_integer_matmuls_keep_the_scheme_of_their_inputs(symmetric: str, build_unmeasured: BuildArtifact) -> None:
     scheme = f"bits: 8, block_size: channel, symmetric: {symmetric}, embedding: none, lm_head: none"
     quantize = f"{{quantize-weights: {{{scheme}}}}}"
     source = FIXTURES / "checkpoints" / "qwen2"
@@ -130,7 +126,7 @@ def test_integer_matmuls_come_back_with_what_their_inputs_are(symmetric: str, bu
             assert weight.activations.words == "int8 dynamic per token"
 
 
-def test_a_tied_head_that_is_quantized_alone_has_a_name_of_its_own(build_unmeasured: BuildArtifact) -> None:
+def test_a_tied_head_that_alone_is_quantized_gets_its_own_name(build_unmeasured: BuildArtifact) -> None:
     passes = "passes=[{quantize-weights: {embedding: none, lm_head: 8}}]"
     source = FIXTURES / "checkpoints" / "llama-tied-biases"
     read = {w.name: w for w in weights_of_artifact(build_unmeasured("fp32-cpu", source, passes, "generate=null"))}
@@ -140,7 +136,7 @@ def test_a_tied_head_that_is_quantized_alone_has_a_name_of_its_own(build_unmeasu
     assert np.array_equal(floats(table), stored(Checkpoint.open(source), table.name))
 
 
-def test_an_op_that_nobody_reads_is_named(build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_without_a_reader_is_refused(build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = build_unmeasured("int4-cpu", FIXTURES / "checkpoints" / "llama", "generate=null")
     key = ("com.microsoft", "MatMulNBits")
     monkeypatch.setattr(weight_operands, "READERS", {op: row for op, row in READERS.items() if op != key})
@@ -148,9 +144,7 @@ def test_an_op_that_nobody_reads_is_named(build_unmeasured: BuildArtifact, monke
         weights_of_artifact(artifact)
 
 
-def test_a_configuration_of_another_shape_is_refused(
-    build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_of_another_shape_is_refused(build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = build_unmeasured("fp32-cpu", FIXTURES / "checkpoints" / "llama", "generate=null")
     config = Path(artifact.file(CONFIG)).read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4')
     sealed = sealed_checkpoint(artifact)

@@ -1,4 +1,4 @@
-"""A foreign checkpoint is taken over with the same weights, in one form, with a recipe that builds it; or refused."""
+"""An import has the same weights in one form and a recipe that builds them; a wrong checkpoint is refused."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_folder_holds_the_same_weights_and_as_many_codes(name: str, tmp_path
     in_floats = len(FLOATS.get(name, ((), ""))[0])
     assert (outcome.kept, sum(map(len, outcome.floats.values()))) == (len(WEIGHTS) - in_floats, in_floats)
     encoded = Checkpoint.open(outcome.transcoded.folder).encoded
-    # Minima are floats there, too; fp8 and act-order keep their codes.
+    # Layers with minima are floats there, too; fp8 and activation order keep their codes.
     without_codes = in_floats if name in ("gguf-Q4_1", "gguf-llamacpp-Q3_K_M", "gguf-llamacpp-Q4_K_M") else 0
     assert len(encoded) == len(WEIGHTS) - without_codes
 
@@ -43,14 +43,14 @@ def test_its_recipe_builds_with_the_codes(name: str, tmp_path: Path) -> None:
     assert engine_nodes(artifact).count("MatMulNBits") == in_codes
 
 
-def test_a_plain_model_stays_in_its_own_types(tmp_path: Path) -> None:
+def test_a_plain_model_keeps_its_types(tmp_path: Path) -> None:
     outcome = import_foreign(DEMO_MODEL, tmp_path / "out")
     assert outcome.transcoded.target == "safetensors"
     before, after = (load_file(folder / "model.safetensors") for folder in (DEMO_MODEL, outcome.transcoded.folder))
     assert {name: array.dtype for name, array in before.items()} == {name: a.dtype for name, a in after.items()}
 
 
-def test_all_that_is_wrong_is_told_and_nothing_written(tmp_path: Path) -> None:
+def test_all_errors_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
     made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(symmetric=True), "round-scales")
     folder = export_checkpoint(made, tmp_path / "awq", "awq")
     names = [f"model.layers.{n}.mlp.up_proj.scales" for n in (0, 1)]
@@ -66,5 +66,5 @@ def test_the_command_prints_the_recipe(tmp_path: Path, capsys: pytest.CaptureFix
     assert "largest difference 0" in text
     assert "extends: fp32-cpu" in text
     assert run(["import", str(DEMO_MODEL), "-o", str(tmp_path / "two"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["equal"], told["kept"], told["recipe"]) == (True, 0, str(tmp_path / "two" / RECIPE))
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["equal"], facts["kept"], facts["recipe"]) == (True, 0, str(tmp_path / "two" / RECIPE))

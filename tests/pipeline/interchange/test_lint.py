@@ -1,9 +1,8 @@
-"""The lint finds what is wrong with a checkpoint, all of it, and nothing in a good one."""
+"""Lint finds every error of a checkpoint, and nothing in a good one."""
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +14,10 @@ from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.interchange.lint import lint_checkpoint
 from ingot.pipeline.interchange.transcode import transcode
 from tests.parity import CHECKPOINTS
-from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
+from tests.pipeline.checkpoint.formats.tiny_model import edit_quantization, exported, quantize, recipe, tiny_checkpoint
 from tests.pipeline.tiny_checkpoint import ABSENT, edit_json, edit_tensors
 
 LAYER = "model.layers.0.mlp.down_proj"
-
-
-def exported(folder: Path, format_name: str, **options: Any) -> Path:
-    made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(**options), "round-scales")
-    return export_checkpoint(made, folder / "out", format_name)
-
-
-def edit_quantization(folder: Path, changes: dict[str, Any]) -> None:
-    (folder / "quantize_config.json").unlink(missing_ok=True)
-    config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    kept = {key: value for key, value in {**config, **changes}.items() if value is not ABSENT}
-    edit_json(folder / "config.json", {"quantization_config": kept})
 
 
 def found(folder: Path) -> list[tuple[str, str, str]]:
@@ -38,15 +25,15 @@ def found(folder: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("format_name", ["gptq", "awq", "compressed-tensors", "gguf", "safetensors"])
-def test_what_we_write_is_clean(tmp_path: Path, format_name: str) -> None:
+def test_our_exports_have_no_findings(tmp_path: Path, format_name: str) -> None:
     assert lint_checkpoint(exported(tmp_path, format_name, symmetric=True)) == []
 
 
-def test_a_plain_checkpoint_is_clean() -> None:
+def test_a_plain_checkpoint_has_no_findings() -> None:
     assert lint_checkpoint(CHECKPOINTS / "llama") == []
 
 
-def test_all_that_is_wrong_is_found_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
     folder = exported(tmp_path, "awq")
     scales = load_file(folder / "model.safetensors")[f"{LAYER}.scales"]
     scales[0, :2] = np.inf
@@ -70,7 +57,7 @@ def test_zero_points_of_the_other_version_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("declared", "mean"), [("gptq_v2", r"\+[01]\.\d\d"), (None, r"-[01]\.\d\d")])
-def test_asymmetric_zero_points_of_the_other_version_show_in_the_average(
+def test_asymmetric_zero_points_of_the_other_version_are_guessed_from_the_mean(
     tmp_path: Path, declared: str | None, mean: str
 ) -> None:
     folder = exported(tmp_path, "gptq")
@@ -122,7 +109,7 @@ def test_the_gemv_layout_is_a_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("offset", "value"), [(8, 10**12), (8, 3), (16, 10**9)])
-def test_a_gguf_header_that_lies_is_a_finding(tmp_path: Path, offset: int, value: int) -> None:
+def test_a_wrong_gguf_header_is_a_finding(tmp_path: Path, offset: int, value: int) -> None:
     file = exported(tmp_path, "gguf", symmetric=True) / "out.gguf"
     content = bytearray(file.read_bytes())
     content[offset : offset + 8] = value.to_bytes(8, "little")
@@ -145,7 +132,7 @@ def test_a_quantized_head_that_is_announced_as_floats_is_found(tmp_path: Path) -
     ]
 
 
-def test_static_scales_of_inputs_are_looked_for(tmp_path: Path) -> None:
+def test_missing_and_nan_static_scales_of_inputs_are_found(tmp_path: Path) -> None:
     folder = exported(tmp_path, "compressed-tensors", bits=8, symmetric=True, block_size="channel")
     groups = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]
     groups["group_0"]["input_activations"] = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
@@ -169,7 +156,7 @@ def test_kv_scales_without_a_scheme_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_exclude_lists_are_held_against_the_tensors(tmp_path: Path) -> None:
+def test_exclude_lists_are_compared_with_the_tensors(tmp_path: Path) -> None:
     folder = exported(tmp_path, "compressed-tensors", overrides={"*.0.mlp.up_proj": "none"})
     edit_quantization(folder, {"ignore": ["lm_head", LAYER, "vision_tower"]})
     assert found(folder) == [
@@ -183,7 +170,7 @@ def test_exclude_lists_are_held_against_the_tensors(tmp_path: Path) -> None:
     ]
 
 
-def test_a_tied_head_that_loaders_take_for_quantized_is_found(tmp_path: Path) -> None:
+def test_a_tied_head_that_loaders_would_quantize_is_found(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "model")
     edit_tensors(source, {"lm_head.weight": ABSENT})
     edit_json(source / "config.json", {"tie_word_embeddings": True})
@@ -206,7 +193,7 @@ def test_missing_kv_scales_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_is_no_checkpoint_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_checkpoint_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lint-checkpoint", str(tmp_path)]) == 1
     assert "holds no config.json" in capsys.readouterr().out
     assert run(["lint-checkpoint", str(CHECKPOINTS / "llama")]) == 0

@@ -1,4 +1,4 @@
-"""Figures of an artifact's weights from its program alone, against numpy over the weights it reads back."""
+"""Statistics of an artifact's weights, compared with numpy over the weights that are read back."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def built(build: BuildArtifact, options: str) -> tuple[Artifact, dict[str, Progr
         "bits: 8, block_size: 32",
     ],
 )
-def test_figures_are_those_of_the_weights(options: str, build_unmeasured: BuildArtifact) -> None:
+def test_statistics_equal_those_of_the_weights(options: str, build_unmeasured: BuildArtifact) -> None:
     artifact, found = built(build_unmeasured, options)
     layers = {weight.name: weight for weight in weights_of_artifact(artifact) if isinstance(weight, QuantizedLayer)}
     assert {f"model.{name}.weight".replace("model.lm_head", "lm_head") for name in found} == set(layers)
@@ -52,7 +52,7 @@ def test_figures_are_those_of_the_weights(options: str, build_unmeasured: BuildA
         assert len(weight.code_histogram) == min(16, 1 << read.bits)
 
 
-def test_a_whole_row_with_one_scale_has_no_blocks(build_unmeasured: BuildArtifact) -> None:
+def test_a_scale_per_row_counts_as_no_blocks(build_unmeasured: BuildArtifact) -> None:
     _, found = built(build_unmeasured, "bits: 4, block_size: channel, symmetric: true")
     assert {weight.block_size for weight in found.values()} == {0}
 
@@ -63,11 +63,11 @@ def test_bytes_count_padding_scales_and_zero_points(build_unmeasured: BuildArtif
     assert down.stored_bytes == 32 * (2 * 16 + 2 * 4 + 1)
 
 
-def test_an_artifact_without_quantization_has_none(build_unmeasured: BuildArtifact) -> None:
+def test_an_artifact_without_quantization_has_no_statistics(build_unmeasured: BuildArtifact) -> None:
     assert not list(program_statistics(build_unmeasured("fp32-cpu", LLAMA, "generate=null")))
 
 
-def test_float8_weights_and_what_is_done_to_their_inputs_are_told(build_unmeasured: BuildArtifact) -> None:
+def test_float8_weights_report_the_scheme_of_their_inputs(build_unmeasured: BuildArtifact) -> None:
     artifact = build_unmeasured("fp32-cpu", LLAMA, "passes=[{fp8: {activations: dynamic}}]", "generate=null")
     found = list(program_statistics(artifact))
     assert {(weight.kind, weight.bits, weight.block_size) for weight in found} == {("float", 8, 0)}
@@ -77,7 +77,7 @@ def test_float8_weights_and_what_is_done_to_their_inputs_are_told(build_unmeasur
     assert all(sealed[weight.tensor].end_share == weight.end_share for weight in found)
 
 
-def test_weights_of_an_op_that_nobody_reads_back_are_left_out(
+def test_weights_of_an_op_without_a_reader_are_left_out(
     build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact, found = built(build_unmeasured, "bits: 4, block_size: 32")

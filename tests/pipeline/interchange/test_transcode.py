@@ -1,4 +1,4 @@
-"""Checkpoints of other packages go into every format that can hold them, and back, without a changed value."""
+"""Checkpoints of other packages survive every format that can hold them, and back, without a changed value."""
 
 import json
 from pathlib import Path
@@ -101,7 +101,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("name", "target"), [pair for pair in PAIRS if pair[1] in HELD[pair[0]]])
-def test_a_format_that_holds_a_checkpoint_gives_it_back(
+def test_a_checkpoint_survives_a_format_that_holds_it(
     name: str, target: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     there = transcode(sources[name], tmp_path / "there", target)
@@ -113,7 +113,7 @@ def test_a_format_that_holds_a_checkpoint_gives_it_back(
 
 
 @pytest.mark.parametrize(("name", "target"), [pair for pair in PAIRS if pair[1] not in HELD[pair[0]]])
-def test_a_format_that_cannot_says_why_and_which_ones_can(
+def test_a_refusal_gives_the_reason_and_the_formats_that_hold_the_checkpoint(
     name: str, target: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=OWN_REASONS.get((name, target)) or REASONS[name]) as refusal:
@@ -138,9 +138,7 @@ def test_a_checkpoint_in_its_own_format_keeps_the_packages_tensors(
 
 
 @pytest.mark.parametrize("name", [name for name in FIXTURES if name.startswith("llmcompressor")])
-def test_compressed_tensors_configuration_says_what_the_package_said(
-    name: str, sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_compressed_tensors_config_equals_the_packages(name: str, sources: dict[str, Path], tmp_path: Path) -> None:
     folder = transcode(sources[name], tmp_path / "out", "compressed-tensors").folder
     before, after = (json.loads((path / "config.json").read_text()) for path in (sources[name], folder))
     here, there = before["quantization_config"], after["quantization_config"]
@@ -162,9 +160,7 @@ def test_asymmetric_weights_are_written_as_version_2_and_symmetric_ones_as_1(
     assert json.loads((folder / "quantize_config.json").read_text())["checkpoint_format"] == version
 
 
-def test_codes_of_fewer_bits_and_larger_groups_say_in_what_form_they_stand(
-    sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_changes_of_width_and_group_size_are_noted(sources: dict[str, Path], tmp_path: Path) -> None:
     first = f"7 layers, {LAYER}{next(iter(MODULES))} the first"
     three = transcode(sources["autogptq-w3-asym"], tmp_path / "three", "awq")
     assert three.notes == [f"3 bits are stored in codes of 4: {first}"]
@@ -173,13 +169,13 @@ def test_codes_of_fewer_bits_and_larger_groups_say_in_what_form_they_stand(
     assert wide.notes == [f"scales of groups of 128 repeat for blocks of 32: {first}"]
 
 
-def test_what_belongs_to_no_weight_is_told(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_left_out_scales_are_listed(sources: dict[str, Path], tmp_path: Path) -> None:
     outcome = transcode(sources["llmcompressor-fp8-kv"], tmp_path / "out", "safetensors")
     assert outcome.left_out == [f"2 scales of a quantized KV cache, {LAYER}self_attn.k_scale the first"]
     assert outcome.notes == ["quantized inputs (fp8 static per tensor) are left out: safetensors holds only weights"]
 
 
-def test_rounding_is_asked_for_and_measured(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_lossy_rounding_is_measured(sources: dict[str, Path], tmp_path: Path) -> None:
     source = sources["llmcompressor-gptq-w4-sym"]
     outcome = transcode(source, tmp_path / "out", "gptq", lossy=True)
     weights, again = (Checkpoint.open(path).encoded for path in (source, outcome.folder))
@@ -189,7 +185,7 @@ def test_rounding_is_asked_for_and_measured(sources: dict[str, Path], tmp_path: 
     assert outcome.proof.changed_tensors == 7
 
 
-def test_floats_are_written_in_the_type_that_is_asked_for(tmp_path: Path) -> None:
+def test_floats_are_written_in_the_chosen_type(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "model")
     with pytest.raises(UsageError, match=r"model\.embed_tokens\.weight \(float\) holds numbers that bfloat16 rounds"):
         transcode(source, tmp_path / "out", "safetensors", dtype="bfloat16")
@@ -203,7 +199,7 @@ def test_floats_are_written_in_the_type_that_is_asked_for(tmp_path: Path) -> Non
     assert (kept.folder / "model.safetensors").stat().st_size == (rounded.folder / "model.safetensors").stat().st_size
 
 
-def test_sixteen_bit_floats_stay_so_in_gguf_and_back(tmp_path: Path) -> None:
+def test_sixteen_bit_floats_survive_gguf(tmp_path: Path) -> None:
     source = transcode(tiny_checkpoint(tmp_path / "m"), tmp_path / "b", "safetensors", dtype="bfloat16", lossy=True)
     there = transcode(source.folder, tmp_path / "there", "gguf")
     back = transcode(there.folder, tmp_path / "back", "safetensors")
@@ -219,11 +215,11 @@ def test_layers_of_two_schemes_share_the_wider_one(tmp_path: Path) -> None:
     outcome = transcode(source, tmp_path / "out", "gptq")
     assert outcome.proof.equal
     assert {note.partition(":")[0] for note in outcome.notes} >= {"4 bits are stored in codes of 8"}
-    said = json.loads((outcome.folder / "config.json").read_text())["quantization_config"]
-    assert (said["bits"], said["group_size"], said["sym"]) == (8, 16, True)
+    quantization = json.loads((outcome.folder / "config.json").read_text())["quantization_config"]
+    assert (quantization["bits"], quantization["group_size"], quantization["sym"]) == (8, 16, True)
 
 
-def test_a_family_that_is_not_known_is_carried_by_name(tmp_path: Path) -> None:
+def test_tensors_of_an_unknown_family_are_copied_by_name(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "model")
     edit_json(source / "config.json", {"model_type": "hyena"})
     edit_tensors(source, {"model.layers.0.filter.taps": np.arange(5, dtype=np.int64)})
@@ -232,12 +228,12 @@ def test_a_family_that_is_not_known_is_carried_by_name(tmp_path: Path) -> None:
     assert load_file(outcome.folder / "model.safetensors")["model.layers.0.filter.taps"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_model_without_a_quantized_layer_is_refused_by_formats_of_quantized_ones(tmp_path: Path) -> None:
+def test_quantized_formats_refuse_a_model_without_a_quantized_layer(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nothing is quantized.*exactly: gguf, safetensors"):
         transcode(tiny_checkpoint(tmp_path / "model"), tmp_path / "out", "awq")
 
 
-def test_a_proof_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_proof_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*arguments: Any) -> Proof:
         return Proof(1, 1, 0.5, "model.norm.weight", 1, "a", "b")
 
@@ -254,12 +250,12 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
         transcode(tmp_path, tmp_path / "out", "safetensors", dtype="float64")
 
 
-def test_the_documented_table_says_what_holds_what() -> None:
+def test_the_documented_table_is_the_tested_one() -> None:
     text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     lines = text.partition("| source | gptq |")[2].partition("\n\n")[0].splitlines()
     columns = ["gptq", *(cell.strip() for cell in lines[0].split("|") if cell.strip())]
-    said = {}
+    documented = {}
     for line in lines[2:]:
         name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        said[name] = {column for column, cell in zip(columns, cells, strict=True) if cell == "yes"}
-    assert said == {name: set(held) & set(columns) for name, held in HELD.items()}
+        documented[name] = {column for column, cell in zip(columns, cells, strict=True) if cell == "yes"}
+    assert documented == {name: set(held) & set(columns) for name, held in HELD.items()}

@@ -1,7 +1,4 @@
-"""Packing is what the layouts say, and unpacking undoes it.
-
-Small float formats at their edges: zero, subnormals, the largest number, NaN.
-"""
+"""Codes are packed as documented, and unpacking undoes it. Small floats: zero, subnormals, largest number, NaN."""
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ def test_unpacking_undoes_packing(bits: int, rows: int, count: int, seed: int) -
     ("bits", "codes", "word"),
     [(4, [1, 2, 3, 4, 5, 6, 7, 8], 0x87654321), (2, [1, 2, 3] + [0] * 13, 0b111001), (8, [1, 2, 3, 4], 0x04030201)],
 )
-def test_the_first_code_stands_in_the_lowest_bits(bits: int, codes: list[int], word: int) -> None:
+def test_the_first_code_is_in_the_lowest_bits(bits: int, codes: list[int], word: int) -> None:
     assert pack_words(np.array([codes]), bits).view(np.uint32).tolist() == [[word]]
 
 

@@ -1,7 +1,4 @@
-"""Another form of a weight has the same float32 values, and what does not fit is not said to.
-
-What fits the IR's form is held exactly; what does not says why.
-"""
+"""Every other form of a weight has the same float32 values; a form that does not exist is refused with the reason."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +30,7 @@ Q4_1 = next(kind for kind in BLOCK_TYPES.values() if kind.name == "Q4_1")
 
 @st.composite
 def weights(draw: st.DrawFn, float16: bool = False) -> DecodedWeight:
-    """Codes of 2 to 8 bits, signed or not, symmetric or not, in groups, perhaps in activation order."""
+    """Codes of 2 to 8 bits, signed or not, symmetric or not, in groups, some in activation order."""
     bits, group = draw(st.integers(2, 8)), draw(st.sampled_from([16, 32, 64, 96, 192]))
     is_signed, has_zeros, ordered = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -53,7 +50,7 @@ def weights(draw: st.DrawFn, float16: bool = False) -> DecodedWeight:
 
 
 @given(weights(), st.sampled_from(KINDS), st.integers(2, 8))
-def test_codes_of_any_width_that_fits_stand_for_the_same_values(made: DecodedWeight, zeros: Zeros, bits: int) -> None:
+def test_codes_of_any_width_that_fits_have_the_same_values(made: DecodedWeight, zeros: Zeros, bits: int) -> None:
     needed = differences(made).bits(zeros)
     assume(needed is not None and bits >= needed)
     for form in (unsigned(made, bits, zeros), signed(made, bits, zeros)):
@@ -68,7 +65,7 @@ def test_codes_of_any_width_that_fits_stand_for_the_same_values(made: DecodedWei
 
 
 @given(weights(), st.sampled_from(KINDS))
-def test_fewer_bits_than_needed_hold_no_choice_of_zero_points(made: DecodedWeight, zeros: Zeros) -> None:
+def test_no_zero_points_fit_in_fewer_bits_than_needed(made: DecodedWeight, zeros: Zeros) -> None:
     needed = differences(made).bits(zeros) or 9
     found = differences(made)
     for bits in range(2, needed):
@@ -138,7 +135,7 @@ def test_fp4_numbers_are_halves_of_integers_and_fp8_ones_are_not() -> None:
     assert as_integers(replace(made, codes=fp4 + np.float32(0.0625))) == "its codes are floats (fp8)"
 
 
-def test_a_group_that_is_all_one_value_of_minima_is_not_taken_for_zero_points() -> None:
+def test_a_group_of_equal_minima_is_not_read_as_zero_points() -> None:
     weight = DecodedWeight(
         np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.float32), 32, offsets=np.full((1, 1), 0.5, np.float32), bits=4
     )
@@ -175,7 +172,7 @@ def weight(
         (weight(0, 256, (1, 256), 128, columns=200), 8, 128, False),
     ],
 )
-def test_the_form_dequantizes_to_the_same_bits(made: DecodedWeight, bits: int, block: int, signed: bool) -> None:
+def test_the_operands_dequantize_to_the_same_bits(made: DecodedWeight, bits: int, block: int, signed: bool) -> None:
     form = dequantize_operands(made)
     assert not isinstance(form, str)
     assert (form.bits, form.block_size, form.codes.dtype == np.int8) == (bits, block, signed)
@@ -194,7 +191,7 @@ def test_the_form_dequantizes_to_the_same_bits(made: DecodedWeight, bits: int, b
         ({"zero_points": RNG.integers(1, 400, (8, 3)).astype(np.int16)}, "its zero points are outside of 8 bits"),
     ],
 )
-def test_what_the_ir_cannot_hold_says_why(changes: dict[str, Any], reason: str) -> None:
+def test_a_weight_that_the_ir_cannot_hold_gives_the_reason(changes: dict[str, Any], reason: str) -> None:
     made = weight(0, 16, (1, 16), 64)
     parts = {"codes": made.codes, "scales": made.scales, "group_size": 64, "zero_points": made.zero_points, **changes}
     form = dequantize_operands(DecodedWeight(**parts))
@@ -202,5 +199,5 @@ def test_what_the_ir_cannot_hold_says_why(changes: dict[str, Any], reason: str) 
     assert reason in form
 
 
-def test_groups_that_are_no_whole_blocks_say_so() -> None:
+def test_groups_of_partial_blocks_are_refused() -> None:
     assert dequantize_operands(weight(0, 16, (1, 16), 24)) == "groups of 24 columns are not whole blocks of 16"

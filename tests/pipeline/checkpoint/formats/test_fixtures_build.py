@@ -1,4 +1,4 @@
-"""Every checkpoint that a package wrote builds, with its codes in the artifact where the engine has such codes."""
+"""Every checkpoint that a package wrote builds, and the artifact keeps the codes that the engine supports."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.conftest import BuildArtifact
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, VOCABULARY, whole_checkpoint
-from tests.pipeline.interchange.test_round_trip import dequantized, in_ir
+from tests.pipeline.interchange.test_export_recipe import dequantized, in_ir
 from tests.pipeline.targets.program_chain import ProgramChain
 
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, 12)
@@ -39,13 +39,13 @@ def engine_nodes(artifact: Artifact) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-def test_the_ir_holds_the_codes_or_says_why_not(name: str, tmp_path: Path) -> None:
+def test_the_ir_holds_the_codes_or_records_the_reason(name: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(whole_checkpoint(name, tmp_path / "model"))
     model = import_checkpoint(checkpoint)
     layers, reason = FLOATS.get(name, ((), ""))
-    told = DEQUANTIZED.find(model) or {}
-    assert set(told) == {f"{layer}.weight" for layer in layers}
-    assert all(text.startswith(reason) for text in told.values())
+    reasons = DEQUANTIZED.find(model) or {}
+    assert set(reasons) == {f"{layer}.weight" for layer in layers}
+    assert all(text.startswith(reason) for text in reasons.values())
     expected, found = dequantized(checkpoint), in_ir(model)
     for weight in (f"{layer}.weight" for layer in WEIGHTS):
         assert np.array_equal(found[weight], expected[weight]), weight

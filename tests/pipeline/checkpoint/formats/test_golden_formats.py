@@ -22,7 +22,7 @@ GGUF_FOLDERS = tuple(name.removeprefix("gguf-") for name in FIXTURES if name.sta
 
 
 def reference(folder: Path) -> Mapping[str, np.ndarray]:
-    """The package's own float32 weights, or exact arithmetic on its codes where the package computes in 16 bits."""
+    """The package's float32 weights, or exact arithmetic on its codes if the package computes in 16 bits."""
     exact = folder / "expected_fp32.safetensors"
     return load_file(exact if exact.is_file() else folder / "reference.safetensors")
 
@@ -49,15 +49,15 @@ def test_a_gguf_file_decodes_to_the_packages_weights(name: str) -> None:
     folder = shared_data(f"golden/quantized/gguf-{name}")
     file, expected = read_gguf(folder / "model.gguf"), reference(folder)
     assert set(expected) <= set(file.tensors)
-    for key, wanted in expected.items():
+    for key, expected_weight in expected.items():
         tensor = file.tensors[key]
         raw = np.fromfile(file.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
         weight = decode_rows(raw, BLOCK_TYPES[tensor.type_id], *tensor.shape).dequantize()
-        assert np.array_equal(weight, wanted), f"{key} differs by {np.abs(weight - wanted).max()}"
+        assert np.array_equal(weight, expected_weight), f"{key} differs by {np.abs(weight - expected_weight).max()}"
 
 
 @pytest.mark.parametrize("name", ["gptqmodel-awq_gemm-w4-asym", "gptqmodel-gptq_v1-w4-sym", "llmcompressor-nvfp4a16"])
-def test_packages_that_compute_in_sixteen_bits_differ_by_their_rounding_alone(name: str) -> None:
+def test_packages_that_compute_in_sixteen_bits_differ_only_by_rounding(name: str) -> None:
     folder = shared_data(f"golden/quantized/{name}")
     package = load_file(folder / "package_dequant.safetensors")
     for key, tensor in encoded(folder).items():

@@ -1,4 +1,4 @@
-"""ModelOpt's checkpoints, made here from the description of its layouts: no package wrote them."""
+"""ModelOpt's layouts, tested with tensors made from their description: none were written by ModelOpt."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def nvfp4(rows: int, columns: int) -> tuple[Leaves, Any]:
 
 
 def checkpoint(folder: Path, algorithm: str, make: Any, kv_cache: bool = False) -> tuple[Path, dict[str, Any]]:
-    """A tiny llama whose layers are stored so, and the weights that its packing stands for."""
+    """A tiny llama with layers in this layout, and the weights that they hold."""
     tiny_checkpoint(folder)
     header = read_header(folder / "model.safetensors")
     plain = [name for name in header if name.removesuffix(".weight") not in LAYERS]
@@ -96,8 +96,14 @@ def checkpoint(folder: Path, algorithm: str, make: Any, kv_cache: bool = False) 
             tensors.append((f"{layer}.{layer[-6]}_scale", tensor_of(np.array(0.25, np.float32), ir.DataType.FLOAT)))
     write_weights(folder / "new.safetensors", tensors, padded=False)
     (folder / "new.safetensors").replace(folder / "model.safetensors")
-    said = {"quant_algo": algorithm, "exclude_modules": ["lm_head"], "kv_cache_quant_algo": "FP8" if kv_cache else None}
-    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    quantization = {
+        "quant_algo": algorithm,
+        "exclude_modules": ["lm_head"],
+        "kv_cache_quant_algo": "FP8" if kv_cache else None,
+    }
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": quantization})
+    )
     return folder, expected
 
 
@@ -118,7 +124,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("algorithm", "make"), CASES, ids=[make.__name__ for _, make in CASES])
-def test_every_layout_decodes_to_what_its_packing_stands_for(algorithm: str, make: Any, tmp_path: Path) -> None:
+def test_every_layout_decodes_to_the_packed_weight(algorithm: str, make: Any, tmp_path: Path) -> None:
     folder, expected = checkpoint(tmp_path / "model", algorithm, make)
     opened = Checkpoint.open(folder)
     assert set(opened.encoded) == set(expected)
@@ -138,23 +144,23 @@ def test_every_layout_decodes_to_what_its_packing_stands_for(algorithm: str, mak
         ("W4A16_AWQ", int4_with_scaled_inputs, "safetensors"),
     ],
 )
-def test_codes_go_into_other_formats(algorithm: str, make: Any, target: str, tmp_path: Path) -> None:
+def test_codes_survive_other_formats(algorithm: str, make: Any, target: str, tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path / "model", algorithm, make)
     assert transcode(folder, tmp_path / "out", target).proof.equal
 
 
-def test_scales_of_inputs_and_of_the_cache_go_where_compressed_tensors_has_them(tmp_path: Path) -> None:
+def test_scales_of_inputs_and_cache_get_compressed_tensors_names(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path / "model", "FP8", fp8, kv_cache=True)
     out = transcode(folder, tmp_path / "out", "compressed-tensors").folder
     written = read_header(out / "model.safetensors")
     names = [f"model.layers.{n}.self_attn.{part}_scale" for n in (0, 1) for part in "kv"]
     assert all(written[name].shape == (1,) for name in (*names, f"{LAYERS[0]}.input_scale"))
-    said = json.loads((out / "config.json").read_text())["quantization_config"]
-    assert said["kv_cache_scheme"]["num_bits"] == 8
-    assert said["config_groups"]["group_0"]["input_activations"]["dynamic"] is False
+    quantization = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert quantization["kv_cache_scheme"]["num_bits"] == 8
+    assert quantization["config_groups"]["group_0"]["input_activations"]["dynamic"] is False
 
 
-def test_what_is_not_understood_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unsupported_algorithm_is_refused_by_name(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path / "model", "FP8", fp8)
     edit_json(folder / "hf_quant_config.json", {"quantization": {"quant_algo": "FP9"}})
     with pytest.raises(CheckpointError, match=r"quant_algo is 'FP9'; Ingot reads .*Did you mean 'FP8'\?"):

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
+from tests.pipeline.tiny_checkpoint import ABSENT, edit_json
 
 HIDDEN, INNER, VOCABULARY, LAYERS = 64, 96, 128, 2
 CONFIG = {
@@ -61,5 +63,19 @@ def recipe(folder: Path, checkpoint: Path, *passes: str | dict[str, Any]) -> Rec
 
 
 def quantize(**options: Any) -> dict[str, Any]:
-    """quantize-weights on the linear layers alone, unless the options say more."""
+    """quantize-weights of the linear layers only, unless the options add others."""
     return {"quantize-weights": {"lm_head": "none", "embedding": "none", "block_size": 32, **options}}
+
+
+def exported(folder: Path, format_name: str, **options: Any) -> Path:
+    """The model, quantized with these options and exported to folder/out."""
+    made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(**options), "round-scales")
+    return export_checkpoint(made, folder / "out", format_name)
+
+
+def edit_quantization(folder: Path, changes: dict[str, Any]) -> None:
+    """Change quantization_config (ABSENT removes a key), and drop the file that repeats it."""
+    (folder / "quantize_config.json").unlink(missing_ok=True)
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    kept = {key: value for key, value in {**config, **changes}.items() if value is not ABSENT}
+    edit_json(folder / "config.json", {"quantization_config": kept})

@@ -1,4 +1,4 @@
-"""Whole models made of the few tensors that other packages wrote: each module of a layer gets those of its shape.
+"""Whole models from the few tensors that other packages wrote: each module of a layer gets tensors of its shape.
 
 One layer of llama, 256 wide: q, o and the feed-forward are 256 x 256 and take the fixture's o_proj; k and v take k_proj
 (GGUF: v its own). Table, norms and head are random 16-bit floats.
@@ -82,7 +82,7 @@ CONFIG = {
 
 
 def whole_checkpoint(name: str, folder: Path) -> Path:
-    """The fixture as a checkpoint that builds; skips where the data is missing."""
+    """The fixture as a checkpoint that builds; skips the test when the data is missing."""
     source = shared_data(f"golden/quantized/{name}")
     folder.mkdir(parents=True)
     if name.startswith("gguf"):
@@ -105,7 +105,7 @@ def whole_checkpoint(name: str, folder: Path) -> Path:
 
 
 def write_gguf_by_hand(path: Path, fixture: GgufFile) -> None:
-    """The fixture's blocks under all names of a layer, norms in F32, table and head in F16."""
+    """The fixture's blocks under all names of a layer, norms in F32, embedding and head in F16."""
     items: list[tuple[str, int, tuple[int, ...], bytes]] = []
     for module, part in GGUF_MODULES.items():
         tensor = fixture.tensors[f"blk.0.{part}.weight"]

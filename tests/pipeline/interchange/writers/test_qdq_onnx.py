@@ -1,4 +1,4 @@
-"""A model written as QDQ ONNX runs in plain onnxruntime on input_ids alone, with the logits that the IR has."""
+"""QDQ ONNX runs in plain onnxruntime on input_ids, with the IR's logits."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_every_width_runs(options: dict[str, Any], tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_the_demo_model_has_the_logits_of_our_engine(tmp_path: Path, build_unmeasured: BuildArtifact) -> None:
+def test_the_demo_model_has_the_engines_logits(tmp_path: Path, build_unmeasured: BuildArtifact) -> None:
     tokens = tokens_for(DEMO_MODEL, rows=1)
     found = run(write_qdq_onnx(quantized(DEMO_MODEL), tmp_path), tokens)[0]
     artifact = build_unmeasured("fp32-cpu")
@@ -75,7 +75,7 @@ def test_the_demo_model_has_the_logits_of_our_engine(tmp_path: Path, build_unmea
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-def test_checkpoints_of_other_packages_go_through_with_their_codes(name: str, tmp_path: Path) -> None:
+def test_checkpoints_of_other_packages_keep_their_codes(name: str, tmp_path: Path) -> None:
     source = whole_checkpoint(name, tmp_path / "model")
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, (1, TOKENS))
     (tmp_path / "onnx").mkdir()
@@ -84,7 +84,7 @@ def test_checkpoints_of_other_packages_go_through_with_their_codes(name: str, tm
     assert np.abs(run(file, tokens)[0] - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_only_standard_operators_are_left_and_weights_lie_outside(tmp_path: Path) -> None:
+def test_the_graph_has_only_standard_operators_and_external_weights(tmp_path: Path) -> None:
     options = ("quantize-weights", {"bits": 4, "block_size": 32})
     file = write_qdq_onnx(quantized(DEMO_MODEL, options), tmp_path)
     onnx.checker.check_model(str(file), full_check=True)

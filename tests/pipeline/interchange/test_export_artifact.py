@@ -1,4 +1,4 @@
-"""From an artifact to other tools' checkpoints: the same weights, the same tokens, refusals that say what would fit."""
+"""Exports of artifacts: the same weights, the same tokens, refusals that name a fitting form."""
 
 from pathlib import Path
 
@@ -29,12 +29,12 @@ CHAINS = {
 
 
 def demo(build: BuildArtifact, checkpoint: Path, chain: str) -> Artifact:
-    """Two layers of the demo model, quantized by that chain."""
+    """Two layers of the demo model, quantized by the named chain."""
     return build("fp32-cpu", checkpoint, f"passes={CHAINS[chain]}", *CALIBRATION, "generate=null")
 
 
 def same_weights(folder: Path, artifact: Artifact) -> bool:
-    """Whether an exported checkpoint dequantizes to the artifact's numbers, to the last bit."""
+    """Whether an exported checkpoint dequantizes to the artifact's values, bit for bit."""
     checkpoint = Checkpoint.open(folder)
     weights = weights_of_artifact(artifact)
     assert set(checkpoint.shapes) == {weight.name for weight in weights}
@@ -47,7 +47,7 @@ def same_weights(folder: Path, artifact: Artifact) -> bool:
 
 
 def greedy_tokens(artifact: Artifact) -> tuple[int, ...]:
-    """32 tokens after a prompt of the demo model's kind."""
+    """32 tokens after a Python prompt."""
     with Engine.load(artifact) as engine:
         return tuple(
             engine.generate("def read_file(path):\n", SamplingParams(max_tokens=32, ignore_eos=True)).token_ids
@@ -98,7 +98,7 @@ def test_a_recipe_and_its_artifact_are_exported_to_the_same_weights(
     assert (folder / "config.json").read_bytes() == (tmp_path / "artifact" / "config.json").read_bytes()
 
 
-def test_a_tied_head_that_is_quantized_alone_leaves_the_table_as_it_is(
+def test_a_tied_head_that_alone_is_quantized_leaves_the_embedding_unchanged(
     build_unmeasured: BuildArtifact, tmp_path: Path
 ) -> None:
     tied = LLAMA.with_name("llama-tied-biases")
@@ -122,7 +122,7 @@ def test_a_tied_head_that_is_quantized_alone_leaves_the_table_as_it_is(
         "[{smooth-quant: {embedding: none, lm_head: none}}]",
     ],
 )
-def test_weights_that_a_pass_scaled_turned_or_cut_come_out_as_they_are_in_the_program(
+def test_scaled_rotated_or_pruned_weights_equal_those_of_the_program(
     chain: str, build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:
     settings = [f"passes={chain}", CALIBRATION[0], "calibration.sequences=2"]
@@ -131,9 +131,7 @@ def test_weights_that_a_pass_scaled_turned_or_cut_come_out_as_they_are_in_the_pr
     assert same_weights(tmp_path / "out", build_unmeasured("fp32-cpu", two_layers, *settings, "generate=null"))
 
 
-def test_what_a_format_cannot_hold_is_said_with_the_formats_that_can(
-    build_unmeasured: BuildArtifact, tmp_path: Path
-) -> None:
+def test_a_refusal_names_the_formats_that_hold_the_weights(build_unmeasured: BuildArtifact, tmp_path: Path) -> None:
     artifact = build_unmeasured("int4-cpu")
     with pytest.raises(UsageError) as refused:
         export_artifact(artifact, tmp_path / "out", "gptq")
@@ -155,7 +153,7 @@ def test_a_recipe_is_refused_before_its_calibration_text_is_read(tmp_path: Path)
         export_checkpoint(recipe, tmp_path / "out", "gguf")
 
 
-def test_scales_that_float16_rounds_are_found_once_they_are_known(
+def test_scales_that_float16_rounds_are_refused_after_quantization(
     build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:
     passes = f"passes=[{{quantize-weights: {{{SCHEME}}}}}]"

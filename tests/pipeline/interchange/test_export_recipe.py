@@ -1,4 +1,4 @@
-"""What export writes, import reads: the same codes, the same bits, and the same logits from the engine's program."""
+"""Exports of recipes: they read back with the same codes, the same bits, and the same logits."""
 
 import json
 from pathlib import Path
@@ -8,22 +8,20 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.errors import UsageError
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import DEQUANTIZED
-from ingot.passes.numerics.activation_rounding import ActivationScheme
-from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import load
 from ingot.pipeline.interchange.export import export_checkpoint
-from ingot.pipeline.interchange.folder import Source
-from ingot.pipeline.interchange.weight_sources import weights_of_model
-from ingot.pipeline.interchange.writers import compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.segments.onnx_files import write_program
+from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.pipeline.checkpoint.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
 from tests.pipeline.targets.program_chain import ProgramChain
+from tests.reference_runner import ReferenceRunner
+from tests.tolerances import within
 
 Weights = dict[str, np.ndarray[Any, Any]]
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 24)
@@ -43,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any] | None]] = {
     "gguf floats": ("gguf", None),
     "safetensors": ("safetensors", quantize(lm_head=8, embedding=4)),
 }
+RTN = {"quantize-weights": {"block_size": "channel", "lm_head": "none", "embedding": "none"}}
+TIED = ("llama-tied-biases", "granite-tied-biases", "smollm3")
 
 
 def dequantized(checkpoint: Checkpoint) -> Weights:
@@ -100,7 +100,7 @@ def test_an_export_reads_back_bit_for_bit(name: str, tmp_path: Path) -> None:
         assert np.array_equal(logits(again, tmp_path / "again"), logits(model, tmp_path / "first"))
 
 
-def test_quantized_weights_are_left_alone_by_quantize_weights(tmp_path: Path) -> None:
+def test_quantize_weights_skips_quantized_weights(tmp_path: Path) -> None:
     made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(), "round-scales")
     folder = export_checkpoint(made, tmp_path / "out", "gptq")
     before = in_ir(import_checkpoint(Checkpoint.open(folder)))
@@ -121,7 +121,7 @@ def test_an_export_of_an_export_holds_the_same_weights(tmp_path: Path) -> None:
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_folder_that_is_there_is_not_replaced_and_a_refused_export_leaves_nothing(tmp_path: Path) -> None:
+def test_a_refused_export_leaves_nothing_and_no_folder_is_replaced(tmp_path: Path) -> None:
     made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize())
     with pytest.raises(Exception, match="stores scales as float16"):
         export_checkpoint(made, tmp_path / "out", "gptq")
@@ -132,67 +132,31 @@ def test_a_folder_that_is_there_is_not_replaced_and_a_refused_export_leaves_noth
     assert {path.name for path in tmp_path.iterdir()} == {"model", "there", "recipe.yaml"}
 
 
-W8A8: list[str | dict[str, Any]] = [
-    quantize(bits=8, block_size="channel", symmetric=True),
-    {"quantize-activations": {"mode": "dynamic"}},
-]
+def reference_logits(name: str, model: ir.Model) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    tokens, _ = load_logits(CHECKPOINTS / name / LOGITS)
+    return ReferenceRunner(model).run_ragged(tokens)
 
 
-@pytest.mark.parametrize(
-    ("passes", "storage", "inputs"),
-    [
-        (W8A8, "int-quantized", ("int", "token", True)),
-        ([{"fp8": {"activations": "dynamic"}}], "float-quantized", ("float", "token", True)),
-        ([{"fp8": {"weights": "tensor", "activations": "none"}}], "float-quantized", None),
-    ],
-)
-def test_eight_bit_weights_and_inputs_are_compressed_tensors(
-    passes: list[str | dict[str, Any]], storage: str, inputs: tuple[str, str, bool] | None, tmp_path: Path
-) -> None:
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *passes)
+def rotated(made: Recipe) -> ir.Model:
+    model = import_checkpoint(Checkpoint.open(made.require_checkpoint()))
+    PassManager(made.make_passes()).run(model)
+    return model
+
+
+@pytest.mark.parametrize("name", [*TIED, "qwen2", "phi3", "gemma2"])
+def test_a_rotated_checkpoint_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    folder = export_checkpoint(recipe(tmp_path, CHECKPOINTS / name, "rotate"), tmp_path / "out", "safetensors")
+    first, again = (import_checkpoint(Checkpoint.open(place)) for place in (CHECKPOINTS / name, folder))
+    assert within("parity.float32", compare(reference_logits(name, again), reference_logits(name, first)).worst, name)
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_a_rotated_tied_head_is_written_separately_and_untied_in_the_config(name: str, tmp_path: Path) -> None:
+    made = recipe(tmp_path, CHECKPOINTS / name, "rotate", RTN)
     folder = export_checkpoint(made, tmp_path / "out", "compressed-tensors")
-    model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
-    PassManager(made.make_passes()).run(model)
-    expected, found = in_ir(model), dequantized(Checkpoint.open(folder))
-    assert all(np.array_equal(found[key], expected[key]) for key in expected)
-
-    group = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
-    said = group["input_activations"]
-    assert group["format"] == storage
-    assert (said and (said["type"], said["strategy"], said["dynamic"])) == inputs
-
-
-def source_of(model: ir.Model, folder: Path) -> Source:
-    """The weights of a quantized model, to be written."""
-    checkpoint = Checkpoint.open(folder)
-    return Source(checkpoint, list(weights_of_model(model, checkpoint.shapes).values()))
-
-
-def test_a_static_scale_of_inputs_is_a_tensor_of_its_layer(tmp_path: Path) -> None:
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), W8A8[0])
-    model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
-    PassManager(made.make_passes()).run(model)
-    layer = next(node for node in model.graph if node.name == "layers.1.mlp.up_proj")
-    source = layer.inputs[0]
-    assert source is not None
-    insert_activation_quantization(model.graph, source, [layer], ActivationScheme("int", 0.125))
-    export = compressed_tensors.plan(source_of(model, tmp_path / "model"))
-    tensors = dict(export.tensors)
-    assert tensors["model.layers.1.mlp.up_proj.input_scale"].numpy().tolist() == [0.125]
-    assert tensors["model.layers.1.mlp.up_proj.weight"].dtype == ir.DataType.INT8
-    assert "model.layers.0.mlp.up_proj.weight_packed" in tensors
-    assert export.quantization is not None
-    assert export.quantization["format"] == "mixed-precision"
-
-
-def test_inputs_that_stay_in_floats_in_part_are_refused(tmp_path: Path) -> None:
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *W8A8)
-    model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
-    PassManager(made.make_passes()).run(model)
-    for node in model.graph:
-        if ACTIVATIONS_KEY in node.metadata_props:
-            facts = json.loads(node.metadata_props[ACTIVATIONS_KEY])
-            node.metadata_props[ACTIVATIONS_KEY] = json.dumps({**facts, "outliers": 3})
-    written = source_of(model, tmp_path / "model")
-    with pytest.raises(UsageError, match="keeps 3 channels in floats; set outliers to 0"):
-        compressed_tensors.plan(written)
+    written = Checkpoint.open(folder)
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+    assert written.shapes["lm_head.weight"] == written.shapes["model.embed_tokens.weight"]
+    assert np.all(np.asarray(written.external("model.norm.weight").numpy()) == 1)
+    expected, found = reference_logits(name, rotated(made)), reference_logits(name, import_checkpoint(written))
+    assert within("parity.float32", compare(found, expected).worst, name)
