@@ -1,1 +1,4 @@
-"""Weights and activations to fewer bits: quantizers, and passes that prepare, choose for or tune what they round."""
+"""Passes that quantize weights, activations or the KV cache, and passes that prepare, choose or tune a quantization.
+
+The algorithms themselves, in numpy, are in passes/numerics; the other modules here put their results into the IR.
+"""

@@ -1,4 +1,4 @@
-"""Quantized activations as ONNX nodes, which onnxruntime, calibration and the reference run as they are.
+"""Quantized activations as standard ONNX nodes, which onnxruntime, calibration and the reference run unchanged.
 
 A linear layer that computes with quantized activations reads x' instead of x, made by one of
 

@@ -126,7 +126,7 @@ def find_fold(group: LinearGroup) -> Fold | Refusal:
         if not is_own(linear.inputs[1]):
             return Refusal(linear.name or "", "has a weight that others read too, or that is quantized already")
     if producer is None or set(group.source.consumers()) != set(group.linears) or group.source.is_graph_output():
-        return Refusal(name, "reads what others read too")
+        return Refusal(name, "has an input that others read too")
     if producer.op_type == "RMSNormalization":
         return Fold(producer) if is_own(producer.inputs[1]) else Refusal(name, "follows a norm with a computed weight")
     if producer.op_type == "Mul":

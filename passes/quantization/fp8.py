@@ -82,22 +82,22 @@ class Fp8(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantize activations first: the statistics of the weights include them."""
         modified = self.activations != "none" and self._quantize_activations().call(model).modified
-        wanted = self._wanted(model)
+        weights = self._unquantized(model)
         statistics = []
-        for done, (weight, sites) in enumerate(wanted.items()):
+        for done, (weight, sites) in enumerate(weights.items()):
             statistics.append(self._quantize(model.graph, weight, sites))
-            report_progress(self.name, done + 1, len(wanted))
+            report_progress(self.name, done + 1, len(weights))
         if statistics:
             append_statistics(model, statistics)
         return ir.passes.PassResult(model, modified or bool(statistics))
 
     def ensures(self, model: ir.Model) -> None:
         """Every weight that should be quantized is."""
-        left = [site.node.name for sites in self._wanted(model).values() for site in sites]
+        left = [site.node.name for sites in self._unquantized(model).values() for site in sites]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")
 
-    def _wanted(self, model: ir.Model) -> Mapping[ir.Value, list[WeightSite]]:
+    def _unquantized(self, model: ir.Model) -> Mapping[ir.Value, list[WeightSite]]:
         """Sites that are left to quantize, by weight."""
         found: dict[ir.Value, list[WeightSite]] = defaultdict(list)
         for site in weight_sites(model):

@@ -34,12 +34,11 @@ from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_ro
 from ingot.passes.numerics.rounding import RoundedWeight, round_weight
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.progress import note_errors, report_error
-from ingot.passes.quantization.quantize_weights import Groups, QuantizeWeights, append_statistics, num_elements
-from ingot.passes.weights import WeightSite, weight_sites
+from ingot.passes.quantization.quantize_weights import Groups, Key, QuantizeWeights, append_statistics, num_elements
+from ingot.passes.weights import WeightSite
 from ingot.progress import report_progress
 from ingot.settings import num_threads
 
-Key = tuple[ir.Value, Scheme]
 Statistics = dict[str, object]
 
 
@@ -71,7 +70,7 @@ class Gptq(QuantizeWeights):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Round the weights that need no data; then the others, layer by layer."""
         calibration = require_calibration(self.name)
-        work = _Work(self._groups(weight_sites(model)))
+        work = _Work(self.plan(model))
         statistics = [self._nearest(model.graph, key, reason, work) for key, reason in work.unreachable()]
         if work.groups:
             for stage in calibration.stages(model):
@@ -85,8 +84,8 @@ class Gptq(QuantizeWeights):
         return ir.passes.PassResult(model, modified=bool(statistics))
 
     def _nearest(self, graph: ir.Graph, key: Key, reason: str, work: "_Work") -> Statistics:
-        """Round to nearest a weight that gptq cannot round."""
-        found = self._quantize(graph, *key, work.take(key, self.name))
+        """Round to nearest, for a weight that gptq cannot round."""
+        found = self._quantize(graph, key, work.take(key, self.name))
         return {**found, "method": "round-to-nearest", "reason": reason}
 
     def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
@@ -101,7 +100,7 @@ class Gptq(QuantizeWeights):
                 rounder: _Rounder | RecordedWeight = _Rounder(damped, key[1], self.refine, tokens)
                 if recorded is not None:
                     rounder = RecordedWeight(recorded, name)
-                found = self._quantize(graph, *key, sites, rounder)
+                found = self._quantize(graph, key, sites, rounder)
                 if isinstance(rounder, _Rounder):
                     made |= weight_arrays(name, rounder.rounded, rounder.facts)
                 if pair := _errors(rounder.facts):
@@ -134,12 +133,12 @@ class _Work:
 
     def unreachable(self) -> list[tuple[Key, str]]:
         """Weights that gptq does not round, and why."""
-        return [(key, reason) for key, sites in self.groups.items() if (reason := _why_not(sites))]
+        return [(key, reason) for key, sites in self.groups.items() if (reason := _reason_to_skip(sites))]
 
     def keys_of(self, nodes: Iterable[ir.Node]) -> list[Key]:
         """The weights of these layers that are left to quantize."""
-        wanted = set(nodes)
-        return [key for key, sites in self.groups.items() if sites[0].node in wanted]
+        readers = set(nodes)
+        return [key for key, sites in self.groups.items() if sites[0].node in readers]
 
     def take(self, key: Key, name: str) -> list[WeightSite]:
         """Remove a weight from the work; return its sites."""
@@ -148,7 +147,7 @@ class _Work:
         return self.groups.pop(key)
 
 
-def _why_not(sites: list[WeightSite]) -> str | None:
+def _reason_to_skip(sites: list[WeightSite]) -> str | None:
     if any(site.role == "embedding" for site in sites):
         return "embedding table" if len(sites) == 1 else "shares the embedding table's tensor"
     return None if len(sites) == 1 else "shared by several layers"

@@ -130,8 +130,8 @@ class QuantizeActivations(Pass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Plan everything, then change everything: scales are those of the unchanged model."""
-        wanted = self._wanted(model)
-        plan = (self._plan_on_data(model, wanted) if self.needs_calibration else self._plan(wanted)) if wanted else []
+        layers = self._unquantized(model)
+        plan = (self._plan_on_data(model, layers) if self.needs_calibration else self._plan(layers)) if layers else []
         for planned in plan:
             source = planned.source
             if len(planned.outliers):
@@ -143,37 +143,37 @@ class QuantizeActivations(Pass):
 
     def ensures(self, model: ir.Model) -> None:
         """Every layer that should have quantized inputs has them."""
-        left = [node.name for nodes in self._wanted(model).values() for node in nodes]
+        left = [node.name for nodes in self._unquantized(model).values() for node in nodes]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left with unquantized inputs")
 
-    def _wanted(self, model: ir.Model) -> dict[ir.Value, tuple[ir.Node, ...]]:
+    def _unquantized(self, model: ir.Model) -> dict[ir.Value, tuple[ir.Node, ...]]:
         """Layers that are left to quantize, by their input."""
         found: dict[ir.Value, tuple[ir.Node, ...]] = {}
         for site in weight_sites(model):
             source = site.node.inputs[0]
-            if source is not None and self._is_wanted(site):
+            if source is not None and self._is_unquantized(site):
                 found[source] = (*found.get(source, ()), site.node)
         return found
 
-    def _is_wanted(self, site: WeightSite) -> bool:
+    def _is_unquantized(self, site: WeightSite) -> bool:
         return site.role == "linear" and not site.matches(self.exclude) and dequantizer(site.node) is None
 
-    def _plan(self, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[_Plan]:
+    def _plan(self, layers: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[_Plan]:
         scheme = ActivationScheme(KINDS[self.dtype])
-        return [_Plan(source, linears, scheme) for source, linears in wanted.items()]
+        return [_Plan(source, linears, scheme) for source, linears in layers.items()]
 
-    def _plan_on_data(self, model: ir.Model, wanted: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[_Plan]:
+    def _plan_on_data(self, model: ir.Model, layers: Mapping[ir.Value, tuple[ir.Node, ...]]) -> list[_Plan]:
         calibration = require_calibration(self.name)
         plan: list[_Plan] = []
         for stage in calibration.stages(model):
             recorded, made = stage.recorded(), dict[str, NDArray[Any]]()
-            for source in (group.source for group in stage.groups if group.source in wanted):
-                linears = wanted[source]
+            for source in (group.source for group in stage.groups if group.source in layers):
+                linears = layers[source]
                 done = None if recorded is None else _recorded(recorded, source, linears)
                 plan.append(done or self._planned(stage, source, linears))
                 made |= _plan_arrays(plan[-1])
-                report_progress(self.name, len(plan), len(wanted))
+                report_progress(self.name, len(plan), len(layers))
             if recorded is None:
                 stage.record(made)
         calibration.facts.record(model)

@@ -25,7 +25,7 @@ x @ W.T + b. Weights that are already quantized are left alone.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -50,7 +50,8 @@ from ingot.settings import num_threads
 QUANTIZATION_FACTS = Fact("ingot.quantization", WeightFacts)  # see the module's docstring
 
 Bits = Literal["none", 2, 3, 4, 8]
-Groups = dict[tuple[ir.Value, Scheme], list[WeightSite]]
+Key = tuple[ir.Value, Scheme]
+Groups = dict[Key, list[WeightSite]]  # weights to quantize, with the sites that share one quantized tensor
 Rounder = Callable[[NDArray[Any]], RoundedWeight]
 
 
@@ -95,12 +96,12 @@ class QuantizeWeights(Pass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantize one weight after the other."""
-        groups = self._groups(weight_sites(model))
+        groups = self.plan(model)
         total, done = sum(num_elements(weight) for weight, _ in groups), 0
         statistics: list[dict[str, object]] = []
-        for (weight, scheme), sites in groups.items():
-            statistics.append(self._quantize(model.graph, weight, scheme, sites))
-            done += num_elements(weight)
+        for key, sites in groups.items():
+            statistics.append(self._quantize(model.graph, key, sites))
+            done += num_elements(key[0])
             report_progress(self.name, done, total)
         if statistics:
             append_statistics(model, statistics)
@@ -108,19 +109,15 @@ class QuantizeWeights(Pass):
 
     def ensures(self, model: ir.Model) -> None:
         """Every weight that should be quantized is."""
-        left = [site.node.name for sites in self._groups(weight_sites(model)).values() for site in sites]
+        left = [site.node.name for sites in self.plan(model).values() for site in sites]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")
 
     def plan(self, model: ir.Model) -> Groups:
-        """Weights that the pass would quantize: (weight, scheme) -> the sites that read it. Nothing is changed."""
-        return self._groups(weight_sites(model))
-
-    def _groups(self, sites: Iterable[WeightSite]) -> Groups:
-        """Sites that are not quantized, by weight and scheme: those that agree share a tensor."""
+        """Sites that the pass would quantize, by weight and scheme: equal schemes share a tensor. Changes nothing."""
         overrides = parse_overrides(self.name, self.overrides)
         groups: Groups = defaultdict(list)
-        for site in sites:
+        for site in weight_sites(model):
             scheme = self._scheme(site, overrides)
             if scheme is not None and not site.is_quantized:
                 groups[site.weight, scheme].append(site)
@@ -136,14 +133,10 @@ class QuantizeWeights(Pass):
         return scheme
 
     def _quantize(
-        self,
-        graph: ir.Graph,
-        weight: ir.Value,
-        scheme: Scheme,
-        sites: list[WeightSite],
-        rounder: Rounder | None = None,
+        self, graph: ir.Graph, key: Key, sites: list[WeightSite], rounder: Rounder | None = None
     ) -> dict[str, object]:
         """Give all sites one quantized tensor, made by `rounder` or round_weight; return its statistics."""
+        weight, scheme = key
         rounder = rounder or partial(round_weight, scheme=scheme, num_threads=num_threads())
         tensor = weight.const_value
         assert tensor is not None, "the manager verifies that initializers hold tensors"

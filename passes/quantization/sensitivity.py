@@ -169,7 +169,7 @@ def divergences_of_each(
     return {node: found[node] for node in weights}
 
 
-def chosen_points(schemes: Sequence[Scheme], points: Points) -> list[Scheme]:
+def schemes_to_run(schemes: Sequence[Scheme], points: Points) -> list[Scheme]:
     """The schemes to run: all; or, from coarse to fine, the one at a quarter; or the first and the middle one."""
     ordered = sorted(schemes, key=lambda scheme: (scheme.bits, -(scheme.block_size or math.inf)))
     if points == "all" or len(ordered) <= points:
@@ -178,18 +178,18 @@ def chosen_points(schemes: Sequence[Scheme], points: Points) -> list[Scheme]:
     return [ordered[place] for place in places]
 
 
-def inferred(error: float, known: Sequence[tuple[float, float]]) -> float:
+def infer_kl(error: float, measured: Sequence[tuple[float, float]]) -> float:
     """KL at a squared error, inferred from one or two points (squared error, KL): see the module's docstring.
 
     The exponent is bounded to 1/2 to 2, because noise dominates it when the points are close.
     """
-    (large, large_kl), (small, small_kl) = max(known), min(known)
+    (large, large_kl), (small, small_kl) = max(measured), min(measured)
     if error <= 0 or small <= 0 or small_kl <= 0:
         return 0.0 if error <= 0 else small_kl
     exponent = 1.0
     if error > small and large > small:
         exponent = min(2.0, max(0.5, math.log(large_kl / small_kl) / math.log(large / small)))
-    nearest, nearest_kl = min(known, key=lambda point: abs(math.log(point[0] / error)))
+    nearest, nearest_kl = min(measured, key=lambda point: abs(math.log(point[0] / error)))
     return nearest_kl * float((error / nearest) ** exponent)
 
 
@@ -209,14 +209,14 @@ class _WeightTrials:
 
     def sensitivity(self, stage: CalibrationStage, tokens: int, points: Points) -> Sensitivity:
         """Run some schemes, infer the others."""
-        run = chosen_points(self.schemes, points)
+        run = schemes_to_run(self.schemes, points)
         trials = [_trial_of(self.sites, partial(self._rounded, scheme)) for scheme in run]
         kl = dict(zip(run, stage.divergences(trials, tokens), strict=True))
         for scheme in self.schemes:
             if scheme not in self._errors:
                 self._rounded(scheme)
-        known = [(self._errors[scheme], kl[scheme]) for scheme in run]
-        kl |= {scheme: inferred(self._errors[scheme], known) for scheme in self.schemes if scheme not in kl}
+        measured = [(self._errors[scheme], kl[scheme]) for scheme in run]
+        kl |= {scheme: infer_kl(self._errors[scheme], measured) for scheme in self.schemes if scheme not in kl}
         return Sensitivity(self.sites, {scheme: kl[scheme] for scheme in self.schemes}, self._errors, frozenset(run))
 
     def _rounded(self, scheme: Scheme) -> Float32Array:

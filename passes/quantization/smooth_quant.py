@@ -60,7 +60,7 @@ from ingot.passes.quantization.channel_scaling import (
     weights_of,
 )
 from ingot.passes.quantization.quantize_activations import ActivationScale, QuantizeActivations, finite_peaks
-from ingot.passes.quantization.quantize_weights import Bits, QuantizeWeights, Rounder
+from ingot.passes.quantization.quantize_weights import Bits, Key, QuantizeWeights, Rounder
 from ingot.passes.quantization.weight_nodes import STRATEGY_KEY, float_value
 from ingot.passes.rewriting import add_initializer
 from ingot.passes.weights import WeightSite, drop_if_unused, weight_sites
@@ -283,16 +283,11 @@ class _PerTensorWeights(QuantizeWeights):
     """Gives linear layers one scale for the whole weight, and marks their DequantizeLinear."""
 
     def _quantize(
-        self,
-        graph: ir.Graph,
-        weight: ir.Value,
-        scheme: Scheme,
-        sites: list[WeightSite],
-        rounder: Rounder | None = None,
+        self, graph: ir.Graph, key: Key, sites: list[WeightSite], rounder: Rounder | None = None
     ) -> dict[str, object]:
         if sites[0].role != "linear":
-            return super()._quantize(graph, weight, scheme, sites, rounder)
-        found = super()._quantize(graph, weight, scheme, sites, partial(_round_per_tensor, clip=scheme.clip))
+            return super()._quantize(graph, key, sites, rounder)
+        found = super()._quantize(graph, key, sites, partial(_round_per_tensor, clip=self.clip))
         dequantize = sites[0].operand.producer()
         assert dequantize is not None
         dequantize.metadata_props[STRATEGY_KEY] = "tensor"

@@ -14,9 +14,9 @@ from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.printing import model_to_text
 from ingot.passes.quantization.sensitivity import (
     Sensitivity,
-    chosen_points,
     divergences_of_each,
-    inferred,
+    infer_kl,
+    schemes_to_run,
     weight_sensitivities,
 )
 from ingot.passes.weights import Role, change_stored, float32_values
@@ -148,16 +148,16 @@ def test_a_loss_too_large_for_exp_is_a_number() -> None:
 
 def test_points_are_at_the_coarse_end_and_the_middle() -> None:
     schemes = [Scheme(bits, block, False) for bits in (8, 4, 3, 2) for block in (32, 128)]
-    assert chosen_points(schemes, "all") == schemes
-    assert chosen_points(schemes, 1) == [Scheme(3, 128, False)]
-    assert chosen_points(schemes, 2) == [Scheme(2, 128, False), Scheme(4, 128, False)]
-    assert chosen_points(schemes[:1], 2) == schemes[:1]
+    assert schemes_to_run(schemes, "all") == schemes
+    assert schemes_to_run(schemes, 1) == [Scheme(3, 128, False)]
+    assert schemes_to_run(schemes, 2) == [Scheme(2, 128, False), Scheme(4, 128, False)]
+    assert schemes_to_run(schemes[:1], 2) == schemes[:1]
 
 
 def test_inferred_losses_match_their_points_and_fall_with_the_error_below_them() -> None:
     known = [(4.0, 0.02), (1.0, 0.004)]
-    assert [inferred(error, known) for error, _ in known] == [0.02, 0.004]
-    assert 0.004 < inferred(2.0, known) < 0.02
-    assert inferred(0.25, known) == 0.001
-    assert inferred(3.0, [(1.0, 0.004)]) == pytest.approx(0.012)
-    assert inferred(0.0, known) == 0.0
+    assert [infer_kl(error, known) for error, _ in known] == [0.02, 0.004]
+    assert 0.004 < infer_kl(2.0, known) < 0.02
+    assert infer_kl(0.25, known) == 0.001
+    assert infer_kl(3.0, [(1.0, 0.004)]) == pytest.approx(0.012)
+    assert infer_kl(0.0, known) == 0.0
