@@ -17,7 +17,7 @@ from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.latency import LatencyOptions, LatencyResult, latency_metrics, measure_latency
+from ingot.validation.latency import LatencyLoad, LatencyResult, latency_metrics, measure_latency
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
 from ingot.validation.quantization import Quantization
 from ingot.validation.report.report import render_html, render_markdown
@@ -43,7 +43,7 @@ class MeasureOptions:
 
     text: Path | None = None
     accuracy: AccuracyOptions | None = None
-    latency: LatencyOptions | None = None
+    latency: LatencyLoad | None = None
     memory: MemoryOptions | None = None
     gates: tuple[GateSpec, ...] = ()
     num_threads: int | None = None

@@ -38,7 +38,7 @@ class ServiceLevel:
 
 
 @dataclass(frozen=True)
-class LatencyOptions:
+class LatencyLoad:
     """The load on both engines.
 
     concurrency    numbers of requests kept in flight (closed loop), each a level of its own
@@ -84,7 +84,7 @@ class Run:
     side: str
 
 
-def schedule(options: LatencyOptions) -> Iterator[Run]:
+def schedule(options: LatencyLoad) -> Iterator[Run]:
     """Every run in order: all levels per round, the baseline first in even rounds and the candidate first in odd
     ones."""
     for number in range(options.rounds):
@@ -92,7 +92,7 @@ def schedule(options: LatencyOptions) -> Iterator[Run]:
         yield from (Run(number, level, side) for level in options.concurrency for side in sides)
 
 
-def prompts(options: LatencyOptions, vocab_size: int, round_number: int, level: int) -> list[list[int]]:
+def prompts(options: LatencyLoad, vocab_size: int, round_number: int, level: int) -> list[list[int]]:
     """Prompts of a run, [requests][prompt_tokens]: the same for both engines, different in every round."""
     rng = np.random.default_rng((options.seed, round_number, level))
     ids = rng.integers(0, vocab_size, size=(max(options.requests, level), options.prompt_tokens))
@@ -152,14 +152,14 @@ class RunRecord:
 class LatencyResult:
     """Every run except warm-up, in order."""
 
-    options: LatencyOptions
+    options: LatencyLoad
     runs: tuple[RunRecord, ...]
 
 
 def measure_latency(
     candidate: LatencySubject,
     baseline: LatencySubject,
-    options: LatencyOptions,
+    options: LatencyLoad,
     clock: Clock = time.perf_counter,
 ) -> LatencyResult:
     """Run the whole schedule on both. UsageError when a request does not fit the model's context."""
@@ -262,20 +262,20 @@ def round_ratios(result: LatencyResult, level: int, name: str) -> list[float]:
     return [candidate / baseline for candidate, baseline in zip(*values, strict=True)]
 
 
-def _run(subject: LatencySubject, run: Run, options: LatencyOptions, clock: Clock) -> RunRecord:
+def _run(subject: LatencySubject, run: Run, options: LatencyLoad, clock: Clock) -> RunRecord:
     requests = prompts(options, subject.vocab_size, run.round, run.level)
     with garbage_collection_paused():
         records = closed_loop(subject, requests, options.output_tokens, run.level, clock)
     return RunRecord(run, max(record.token_seconds[-1] for record in records), tuple(records))
 
 
-def _warm_up(subject: LatencySubject, options: LatencyOptions, level: int, clock: Clock) -> None:
+def _warm_up(subject: LatencySubject, options: LatencyLoad, level: int, clock: Clock) -> None:
     """Run one wave of requests, with prompts of no round."""
     wave = prompts(options, subject.vocab_size, options.rounds, level)[:level]
     closed_loop(subject, wave, options.output_tokens, level, clock)
 
 
-def _require_context(sides: Mapping[str, LatencySubject], options: LatencyOptions) -> None:
+def _require_context(sides: Mapping[str, LatencySubject], options: LatencyLoad) -> None:
     for name, subject in sides.items():
         if options.sequence_tokens > subject.context_tokens:
             raise UsageError(

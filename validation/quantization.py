@@ -18,7 +18,7 @@ _MOST_ADVICE = 3
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
+class WeightFigures:
     """One weight of the program.
 
     name             the node that reads it, such as "layers.0.mlp.down_proj"
@@ -96,12 +96,12 @@ class Quantization:
     kl    how KL was measured; None if it was not, for the reason in `kl_absent`
     """
 
-    weights: tuple[QuantizedWeight, ...] = ()
+    weights: tuple[WeightFigures, ...] = ()
     kl: KlMeasurement | None = None
     kl_absent: str = ""
 
     @property
-    def worst_first(self) -> list[QuantizedWeight]:
+    def worst_first(self) -> list[WeightFigures]:
         """The weights, sorted by KL, then output error, weight error and share of codes at the ends."""
         return sorted(self.weights, key=_badness, reverse=True)
 
@@ -162,12 +162,12 @@ def summarize(found: Quantization) -> QuantizationSummary:
     )
 
 
-def _badness(weight: QuantizedWeight) -> tuple[float, ...]:
+def _badness(weight: WeightFigures) -> tuple[float, ...]:
     figures = (weight.kl, weight.output_error, weight.relative_error, weight.end_share)
     return tuple(-1.0 if figure is None else figure for figure in figures)
 
 
-def _advice(worst: Sequence[QuantizedWeight], total: float, stored: int | None) -> list[str]:
+def _advice(worst: Sequence[WeightFigures], total: float, stored: int | None) -> list[str]:
     sentences = []
     for weight in worst[:_MOST_ADVICE]:
         share = (weight.kl or 0.0) / total

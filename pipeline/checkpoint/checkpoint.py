@@ -2,13 +2,13 @@
 
 config.json                        the model's shape
 generation_config.json             optional: token ids that end a text
-tokenizer.json, ...                optional here; the runtime wants them
+tokenizer.json, ...                optional here; the runtime needs them
 model.safetensors                  the tensors, or
 model.safetensors.index.json       the names of the shards that hold them
 quantize_config.json               optional: how a quantized checkpoint's layers are stored, unless config.json says so;
-hf_quant_config.json               the same of ModelOpt
+hf_quant_config.json               the same for ModelOpt
 
-A .gguf file, or a folder with one and without config.json, holds configuration and tensors in itself.
+A .gguf file, or a folder with one and without config.json, has configuration and tensors in one file.
 """
 
 import hashlib
@@ -55,12 +55,12 @@ _DIGEST_CHUNK_BYTES = 1 << 20
 class Checkpoint:
     """An opened checkpoint: headers are read and checked, tensor data is not touched.
 
-    config, generation_config    the JSON objects as they stand in the files, but for what says how weights are encoded;
-                                 the latter is empty where there is none
-    tensors                      name -> where the tensor lies
+    config, generation_config    the JSON objects of the files, without the keys of weight encodings; the latter is
+                                 empty if the file is missing
+    tensors                      name -> place of the tensor
     encoded                      name -> how to decode it, for the weights of a quantized checkpoint
-    quantization                 what config.json says of how weights are encoded; empty where nothing is said
-    scales                       name -> where it lies: a quantized checkpoint's scales of activations and KV cache
+    quantization                 config.json's description of how weights are encoded; empty if it has none
+    scales                       name -> place of a quantized checkpoint's scales of activations and KV cache
     """
 
     path: Path
@@ -75,9 +75,8 @@ class Checkpoint:
     def open(cls, path: Path | str) -> Self:
         """Open the folder or .gguf file `path`.
 
-        Raises CheckpointError naming the file and what is wrong with it: a missing folder or file, JSON that is
-        none, a safetensors file that is truncated or contradicts itself, a shard or tensor that the index names
-        but is not there.
+        Raises CheckpointError with the file and its problem: a missing folder or file, invalid JSON, a safetensors
+        file that is truncated or contradicts itself, a shard or tensor that the index names and that is missing.
         """
         folder = Path(path)
         if (file := gguf_file_at(folder)) is not None:
@@ -85,7 +84,7 @@ class Checkpoint:
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such folder; a checkpoint is a folder with config.json and {WEIGHTS}")
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder}: holds no config.json, so it is no checkpoint; name the folder that does")
+            raise CheckpointError(f"{folder}: holds no config.json, so it is not a checkpoint; name one that does")
         config, tensors = read_json_object(folder / "config.json"), _read_tensors(folder)
         quantization = quantization_of(folder, config)
         if quantization is None:
@@ -103,23 +102,23 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where the files beside the weights are."""
+        """Folder of the tokenizer's and the other small files."""
         return self.path.parent if self.path.is_file() else self.path
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor, decoded where it is encoded."""
+        """Name -> shape of every tensor; of encoded ones, after decoding."""
         plain = {name: tensor.shape for name, tensor in self.tensors.items()}
         return plain | {name: tensor.shape for name, tensor in self.encoded.items()}
 
     @property
     def config_file(self) -> Path:
-        """What holds the configuration, for messages: config.json or the GGUF file."""
+        """config.json or the GGUF file, for messages."""
         return self.path if self.path.is_file() else self.path / "config.json"
 
     @property
     def tokenizer_files(self) -> tuple[Path, ...]:
-        """Those of the tokenizer's and generation's files that the folder holds."""
+        """The files of TOKENIZER_FILES that the folder has."""
         return tuple(file for name in TOKENIZER_FILES if (file := self.folder / name).is_file())
 
     @property
@@ -132,7 +131,7 @@ class Checkpoint:
         return self.encoded[name].file if name in self.encoded else self.tensor(name).file
 
     def tensor(self, name: str) -> StoredTensor:
-        """The stored tensor; CheckpointError with the nearest name when the checkpoint has none of that name."""
+        """The stored tensor; CheckpointError with the nearest name for an unknown one."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.path}: holds no tensor {name!r}.{did_you_mean(name, self.tensors)}")
         return self.tensors[name]
@@ -140,15 +139,15 @@ class Checkpoint:
     def external(self, name: str) -> ir.ExternalTensor:
         """The tensor as the IR sees it: a memory-mapped view of the safetensors file, nothing copied.
 
-        Raises CheckpointError for a dtype that is no plain weight's (float32, float16, bfloat16).
+        Raises CheckpointError for a dtype other than float32, float16 and bfloat16.
         """
         stored = self.tensor(name)
         if stored.dtype not in WEIGHT_DTYPES:
             raise CheckpointError(
                 f"{stored.file}: {name!r} is {stored.dtype}; weights must be F32, F16 or BF16. "
-                "Export the checkpoint in one of these (a quantized one: the model it was made from)"
+                "Export the checkpoint in one of these (if it is quantized: the model it was made from)"
             )
-        # A hub's cache holds links to files elsewhere, which onnx_ir would refuse to follow.
+        # The cache of a hub holds links to files elsewhere, which onnx_ir refuses to follow.
         folder, file = os.path.split(os.path.realpath(stored.file))
         return ir.ExternalTensor(
             file,
@@ -163,7 +162,7 @@ class Checkpoint:
     def check_finite(self, names: Iterable[str] | None = None) -> None:
         """Read every float tensor (or those named) in chunks; CheckpointError names all that hold NaN or Inf.
 
-        Encoded weights are not read here: decoding checks them.
+        Encoded weights are not read here; decoding checks them.
         """
         chosen = self.tensors if names is None else [name for name in names if name not in self.encoded]
         problems = [text for stored in self._reported(chosen) if (text := _non_finite(stored))]
@@ -174,7 +173,7 @@ class Checkpoint:
             )
 
     def _reported(self, names: Iterable[str]) -> Iterator[StoredTensor]:
-        """The tensors, one by one; how many of their bytes are done is told as progress."""
+        """The tensors one by one; reports the bytes of those that are done as progress."""
         stored = [self.tensor(name) for name in names]
         total, done = sum(tensor.num_bytes for tensor in stored), 0
         for tensor in stored:
@@ -184,10 +183,10 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over config.json, generation_config.json and every weight file, whatever the folder's name."""
+        """SHA-256 of config.json, generation_config.json and every weight file; independent of the folder's name."""
         digest = hashlib.sha256()
-        beside = [self.folder / name for name in ("generation_config.json", *SIDE_FILES)]
-        files = dict.fromkeys([self.config_file, *beside, *self.weight_files])
+        small = [self.folder / name for name in ("generation_config.json", *SIDE_FILES)]
+        files = dict.fromkeys([self.config_file, *small, *self.weight_files])
         for file in filter(Path.is_file, files):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
@@ -197,9 +196,9 @@ class Checkpoint:
 
 
 def gguf_file_at(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that the folder `path` holds instead of a config.json; None for others.
+    """The GGUF file `path`, or the one in the folder `path` if that has no config.json; None for other paths.
 
-    CheckpointError when a folder holds several.
+    CheckpointError when the folder has several.
     """
     if path.suffix == ".gguf" and path.is_file():
         return path

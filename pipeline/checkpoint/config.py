@@ -1,7 +1,4 @@
-"""config.json as typed facts: every key resolved, old and new spellings alike, contradictions refused.
-
-Which layers look through a sliding window, and which rotate: read from the keys that each family uses for it.
-"""
+"""config.json as typed facts: every key resolved in its old and new spellings, contradictions refused."""
 
 from dataclasses import dataclass
 
@@ -11,84 +8,6 @@ from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
 from ingot.pipeline.model.rope import RopeParameters
-
-
-def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Per layer, whether positions are encoded; all layers but for families with no_rope_layers (1: rotates)."""
-    if not reader.reads("no_rope_layers"):
-        return (True,) * num_layers
-    flags = reader.raw("no_rope_layers")
-    if flags is None:
-        interval = reader.integer("no_rope_layer_interval")
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if not isinstance(flags, list) or len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
-        raise reader.fail("no_rope_layers", f"a list of at least {num_layers} times 0 or 1, or null")
-    return tuple(bool(flag) for flag in flags[:num_layers])
-
-
-def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """Per layer, tokens that a token sees, itself included; None for a full-attention layer.
-
-    Raises ConfigError when layer_types, sliding_window and use_sliding_window contradict each other or the family.
-    """
-    window = reader.optional_integer("sliding_window")
-    if reader.reads("use_sliding_window") and not reader.boolean("use_sliding_window"):
-        window = None
-    given = _given_layer_types(reader, len(rotated))
-    if family.windows in ("none", "all"):
-        sliding = [family.windows == "all" and window is not None] * len(rotated)
-        _refuse_ignored(reader, family, window, sliding, given)
-    else:
-        sliding = given or _sliding_by_rule(reader, family, window, rotated)
-    if any(sliding) and window is None:
-        raise ConfigError(
-            f"{reader.place}: some layers are sliding_attention, but sliding_window is {reader.raw('sliding_window')!r}"
-            f"{_switch(reader)}; give the window, or make all layer_types full_attention"
-        )
-    return tuple(window if slides else None for slides in sliding)
-
-
-def _switch(reader: ConfigReader) -> str:
-    if not reader.reads("use_sliding_window"):
-        return ""
-    return f" and use_sliding_window is {reader.raw('use_sliding_window')!r}"
-
-
-def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | None:
-    types = reader.raw("layer_types")
-    if types is None:
-        return None
-    if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
-        raise reader.fail(
-            "layer_types", f"a list of {num_layers} times 'full_attention' or 'sliding_attention', or null"
-        )
-    return [kind == "sliding_attention" for kind in types]
-
-
-def _refuse_ignored(
-    reader: ConfigReader, family: Family, window: int | None, sliding: list[bool], given: list[bool] | None
-) -> None:
-    """These families do not read layer_types, and some no sliding_window: a value that would be ignored is refused."""
-    if family.windows == "none" and window is not None:
-        raise reader.fail("sliding_window", "absent or null: this model_type has no window")
-    if given is not None and given != sliding:
-        raise reader.fail("layer_types", "absent: this model_type gives all layers the same window, by sliding_window")
-
-
-def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, rotated: tuple[bool, ...]) -> list[bool]:
-    layers = range(len(rotated))
-    match family.windows:
-        case "alternating":
-            return [layer % 2 == 0 for layer in layers]
-        case "pattern":
-            pattern = reader.integer("sliding_window_pattern")
-            return [(layer + 1) % pattern != 0 for layer in layers]
-        case "from-max-window-layers":
-            first = reader.integer("max_window_layers", minimum=0)
-            return [window is not None and layer >= first for layer in layers]
-        case _:
-            return [window is not None and not rotates for rotates in rotated]
-
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
 _DEFAULTS = {
@@ -101,10 +20,10 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What differs from layer to layer.
+    """The facts that differ from layer to layer.
 
-    window    tokens a token sees, itself included; 0: all before it
-    rope      None: positions are not encoded in this layer
+    window    tokens that a token sees, itself included; 0: all before it
+    rope      None if the layer does not encode positions
     """
 
     window: int
@@ -116,8 +35,8 @@ class DecoderConfig:
     """The resolved shape of a dense decoder.
 
     attention_scale      factor of query times key
-    attention_softcap    0: none; else scores become softcap * tanh(score / softcap). logit_softcap: likewise
-    eos_token_ids        generation_config.json's, else config.json's
+    attention_softcap    scores become softcap * tanh(score / softcap); 0: they stay. logit_softcap: the same for logits
+    eos_token_ids        those of generation_config.json, else of config.json
     """
 
     model_type: str
@@ -147,7 +66,7 @@ class DecoderConfig:
 
     @property
     def default_context_tokens(self) -> int:
-        """Longest context without asking for one: see RopeParameters.default_context_tokens."""
+        """Context of a recipe without context_tokens: see RopeParameters.default_context_tokens."""
         return min(
             (layer.rope.default_context_tokens for layer in self.layers if layer.rope), default=self.max_positions
         )
@@ -215,7 +134,7 @@ def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
 
 
 def _refuse_other_activation(reader: ConfigReader) -> None:
-    """Gemma reads hidden_activation alone; a hidden_act beside it is often stale, but must not be all there is."""
+    """Refuse a hidden_act without hidden_activation, the only key that Gemma reads. With both, the former is stale."""
     given, default = reader.values.get("hidden_act"), reader.raw("hidden_activation")
     if reader.reads("hidden_activation") and "hidden_activation" not in reader.values and given not in (None, default):
         raise ConfigError(
@@ -225,7 +144,7 @@ def _refuse_other_activation(reader: ConfigReader) -> None:
 
 
 def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
-    """Before anything is made per layer: a count of a billion must not fill the memory."""
+    """Refuse a false count before anything is made per layer: a billion layers must not fill the memory."""
     if reader.integer("num_hidden_layers") > len(checkpoint.shapes):
         raise ConfigError(
             f"{reader.place}: num_hidden_layers is {reader.raw('num_hidden_layers')}, but the checkpoint holds "
@@ -234,7 +153,7 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 
 
 def _heads(reader: ConfigReader) -> tuple[int, int, int]:
-    """Query heads, key and value heads, and the size of one."""
+    """Counts of query heads and of key-value heads, and the size of one head."""
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     num_kv_heads = reader.optional_integer("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -266,7 +185,7 @@ def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> flo
 
 
 def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
-    """Gemma rounds it to the weights' dtype when it runs in 16 bits; in float32, as here, it is exact."""
+    """Factor of the embeddings. Gemma rounds it to 16 bits when it runs in 16 bits; here it is exact."""
     if family.scaled_embedding:
         return float(reader.integer("hidden_size") ** 0.5)
     return reader.number("embedding_multiplier") if reader.reads("embedding_multiplier") else 1.0
@@ -290,3 +209,80 @@ def _eos_token_ids(reader: ConfigReader, checkpoint: Checkpoint) -> tuple[int, .
     place = str(checkpoint.path / "generation_config.json")
     generation = ConfigReader(place, checkpoint.generation_config, {"eos_token_id": None})
     return generation.integers("eos_token_id") or reader.integers("eos_token_id") or ()
+
+
+def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer encodes positions: all layers, except in families with no_rope_layers (1: rotates)."""
+    if not reader.reads("no_rope_layers"):
+        return (True,) * num_layers
+    flags = reader.raw("no_rope_layers")
+    if flags is None:
+        interval = reader.integer("no_rope_layer_interval")
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if not isinstance(flags, list) or len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
+        raise reader.fail("no_rope_layers", f"a list of at least {num_layers} times 0 or 1, or null")
+    return tuple(bool(flag) for flag in flags[:num_layers])
+
+
+def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """Tokens that a token of each layer sees, itself included; None for a full-attention layer.
+
+    Raises ConfigError when layer_types, sliding_window and use_sliding_window contradict each other or the family.
+    """
+    window = reader.optional_integer("sliding_window")
+    if reader.reads("use_sliding_window") and not reader.boolean("use_sliding_window"):
+        window = None
+    given = _given_layer_types(reader, len(rotated))
+    if family.windows in ("none", "all"):
+        sliding = [family.windows == "all" and window is not None] * len(rotated)
+        _refuse_ignored(reader, family, window, sliding, given)
+    else:
+        sliding = given or _sliding_by_rule(reader, family, window, rotated)
+    if any(sliding) and window is None:
+        raise ConfigError(
+            f"{reader.place}: some layers are sliding_attention, but sliding_window is {reader.raw('sliding_window')!r}"
+            f"{_switch(reader)}; give the window, or make all layer_types full_attention"
+        )
+    return tuple(window if slides else None for slides in sliding)
+
+
+def _switch(reader: ConfigReader) -> str:
+    if not reader.reads("use_sliding_window"):
+        return ""
+    return f" and use_sliding_window is {reader.raw('use_sliding_window')!r}"
+
+
+def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | None:
+    types = reader.raw("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
+        raise reader.fail(
+            "layer_types", f"a list of {num_layers} times 'full_attention' or 'sliding_attention', or null"
+        )
+    return [kind == "sliding_attention" for kind in types]
+
+
+def _refuse_ignored(
+    reader: ConfigReader, family: Family, window: int | None, sliding: list[bool], given: list[bool] | None
+) -> None:
+    """Refuse a value that would be ignored: these families do not read layer_types, and some not sliding_window."""
+    if family.windows == "none" and window is not None:
+        raise reader.fail("sliding_window", "absent or null: this model_type has no window")
+    if given is not None and given != sliding:
+        raise reader.fail("layer_types", "absent: this model_type gives all layers the same window, by sliding_window")
+
+
+def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, rotated: tuple[bool, ...]) -> list[bool]:
+    layers = range(len(rotated))
+    match family.windows:
+        case "alternating":
+            return [layer % 2 == 0 for layer in layers]
+        case "pattern":
+            pattern = reader.integer("sliding_window_pattern")
+            return [(layer + 1) % pattern != 0 for layer in layers]
+        case "from-max-window-layers":
+            first = reader.integer("max_window_layers", minimum=0)
+            return [window is not None and layer >= first for layer in layers]
+        case _:
+            return [window is not None and not rotates for rotates in rotated]

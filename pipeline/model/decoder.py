@@ -1,6 +1,7 @@
 """The one decoder graph of all families: their differences are fields of DecoderConfig and Family.
 
-T tokens of all sequences lie end to end, without padding; R of them want logits. Hidden states are [T, hidden_size].
+T tokens of all sequences are packed end to end, without padding; R of them need logits. Hidden states are
+[T, hidden_size].
 """
 
 import onnx_ir as ir
@@ -12,7 +13,7 @@ from ingot.pipeline.model.rope import RopeParameters, rope_tables
 
 
 class DecoderBuilder:
-    """Appends a decoder to a GraphBuilder; `build` is the whole of it, in order."""
+    """Appends a decoder to a GraphBuilder, by `build`."""
 
     def __init__(self, builder: GraphBuilder, config: DecoderConfig, context_tokens: int) -> None:
         self.builder = builder
@@ -21,7 +22,7 @@ class DecoderBuilder:
         self._tables: dict[RopeParameters, tuple[ir.Value, ir.Value]] = {}
 
     def build(self) -> None:
-        """Inputs, embedding, layers, head, output."""
+        """Append inputs, embedding, layers, head and output."""
         b = self.builder
         input_ids = b.input("input_ids", ir.DataType.INT64, ["T"])
         position_ids = b.input("position_ids", ir.DataType.INT64, ["T"])
@@ -41,7 +42,7 @@ class DecoderBuilder:
         return self._scaled("embed_tokens.scaled", embedding, self.config.embedding_multiplier)
 
     def _layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
-        """Norms stand at the entry of both halves ("before"), on what they give back ("after"), or both ("around")."""
+        """Append a layer; norms are on the input of both halves ("before"), their output ("after") or both ("around")."""
         place = self.config.family.norm_place
         entry = {"before": "post_attention_layernorm", "around": "pre_feedforward_layernorm"}
         x = hidden if place == "after" else self._norm(f"{path}.input_layernorm", hidden)
@@ -74,7 +75,7 @@ class DecoderBuilder:
             head_dim=config.head_dim,
             scale=config.attention_scale,
             softcap=config.attention_softcap,
-            window=layer.window if layer.window < self.context_tokens else 0,  # as wide as the context: none
+            window=layer.window if layer.window < self.context_tokens else 0,  # a window as wide as the context is none
         )
         return self._linear(f"{path}.o_proj", attended, config.hidden_size, config.output_bias)
 
@@ -92,7 +93,7 @@ class DecoderBuilder:
         return query, key, value
 
     def _qk_norm(self, path: str, x: ir.Value) -> ir.Value:
-        """Per head, over all heads at once, or not at all; [T, heads * head_dim] in and out."""
+        """Normalize queries or keys [T, heads * head_dim] per head, over all heads at once, or not at all."""
         if self.config.family.qk_norm == "none":
             return x
         if self.config.family.qk_norm == "row":
@@ -103,7 +104,7 @@ class DecoderBuilder:
         return b.op("Reshape", f"{path}.flat", [self._norm(path, split), b.integers(0, width)], ["T", width])
 
     def _rotate(self, path: str, x: ir.Value, heads: int, rope: RopeParameters) -> ir.Value:
-        """RotaryEmbedding wants a batch axis: [T, heads * head_dim] in and out, [1, T, ...] between."""
+        """Rotate x [T, heads * head_dim]; RotaryEmbedding needs a batch axis, so it reads and makes [1, T, ...]."""
         b, width = self.builder, _columns(x)
         cos, sin = self._rope_tables(rope)
         batched = b.op("Unsqueeze", f"{path}.batched", [x, b.integers(0)], [1, "T", width])
@@ -141,7 +142,7 @@ class DecoderBuilder:
         return b.op("Gelu", f"{path}.activation", [x], shape, approximate=approximate)
 
     def _head(self, hidden: ir.Value, logits_indices: ir.Value) -> ir.Value:
-        """Pick the rows that want logits before the last norm, so that only they pay for the head."""
+        """Select the rows that need logits before the last norm, so that norm and head compute no others."""
         b, config = self.builder, self.config
         wanted = b.op("Gather", "wanted", [hidden, logits_indices], ["R", config.hidden_size], axis=0)
         normed = self._norm("norm", wanted)
@@ -188,7 +189,7 @@ class DecoderBuilder:
 
 
 def _columns(x: ir.Value) -> int:
-    """Size of the last axis, which is never symbolic here."""
+    """Size of the last axis, which is never symbolic in a decoder."""
     size = dims(x)[-1]
     assert isinstance(size, int)
     return size

@@ -1,8 +1,7 @@
 """A small builder over onnx_ir: one call per node, its output's shape on the same line.
 
-A quantized checkpoint's weights as tensors of the IR: small ones at once, codes and floats each time they are read.
-
-Nothing large is held: whoever writes or packs a weight has it decoded, uses it, and lets it go.
+A quantized checkpoint's weights become tensors of the IR that are decoded each time they are read, scales and zero
+points at once. Nothing large is held: a pass or writer that reads a weight has it decoded, uses it, and drops it.
 """
 
 from collections.abc import Sequence
@@ -15,35 +14,6 @@ from ingot.passes.quantization.weight_nodes import code_tensor, mark_bits
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import DequantizeOperands, dequantize_operands
-
-
-def form_tensors(source: EncodedTensor, form: DequantizeOperands) -> list[ir.TensorProtocol]:
-    """Codes, scale and, when asymmetric, zero point: the operands of DequantizeLinear."""
-    name = source.name
-    tensors: list[ir.TensorProtocol] = [_lazy_codes(source, form), ir.Tensor(form.scale, name=f"{name}.scale")]
-    if form.zero_point is not None:
-        tensors.append(code_tensor(form.zero_point, form.bits, f"{name}.zero_point"))
-    return tensors
-
-
-def float_tensor(source: EncodedTensor) -> ir.LazyTensor:
-    """The weight as float32."""
-    return ir.LazyTensor(
-        lambda: ir.Tensor(source.dequantize()), ir.DataType.FLOAT, ir.Shape(source.shape), name=source.name
-    )
-
-
-def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTensor:
-    name, shape = f"{source.name}.q", ir.Shape(source.shape)
-    kind = "INT" if form.zero_point is None else "UINT"
-
-    def decode() -> ir.TensorProtocol:
-        again = dequantize_operands(source.read())
-        assert isinstance(again, DequantizeOperands), "it was one when the model was imported"
-        return code_tensor(again.codes, again.bits, name)
-
-    return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
-
 
 OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
 IR_VERSION = 11
@@ -58,7 +28,7 @@ def dims(value: ir.Value) -> list[int | str]:
 
 
 class GraphBuilder:
-    """Builds one graph; names of nodes and of their values are the same readable path.
+    """Builds one graph. A node and its output have the same readable path as name.
 
     Shapes are lists of ints and names of symbolic dimensions: ["T", 64].
     """
@@ -66,7 +36,7 @@ class GraphBuilder:
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint = checkpoint
         self.graph = ir.Graph([], [], nodes=[], opset_imports=dict(OPSETS), name=name)
-        self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats in place of its codes
+        self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats instead of its codes
         self._widened: dict[str, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Dims) -> ir.Value:
@@ -80,7 +50,7 @@ class GraphBuilder:
         self.graph.outputs.append(value)
 
     def constant(self, name: str, array: NDArray[np.generic]) -> ir.Value:
-        """An initializer that holds the array; the same name again gives the same value."""
+        """An initializer that holds the array; the same name again returns the same value."""
         if name not in self.graph.initializers:
             self._initializer(ir.tensor(array, name=name))
         return self.graph.initializers[name]
@@ -94,8 +64,8 @@ class GraphBuilder:
         return self.constant("integers." + ".".join(map(str, numbers)), np.array(numbers, np.int64))
 
     def weight(self, name: str) -> ir.Value:
-        """The checkpoint's tensor as float32: the initializer itself, its Cast where it is stored in 16 bits, its
-        DequantizeLinear where it is quantized."""
+        """The checkpoint's tensor as float32: the initializer itself, or the Cast of one in 16 bits, or the
+        DequantizeLinear of a quantized one."""
         if name in self.checkpoint.encoded:
             return self._encoded(self.checkpoint.encoded[name])
         if name not in self.graph.initializers:
@@ -140,7 +110,7 @@ class GraphBuilder:
         return node.outputs
 
     def _encoded(self, source: EncodedTensor) -> ir.Value:
-        """A quantized weight: decoded once to see its form, and again, lazily, wherever its codes are read."""
+        """Add a quantized weight. It is decoded once to find its form, and again whenever its codes are read."""
         if source.name not in self._widened:
             form = dequantize_operands(source.read())
             self._widened[source.name] = (
@@ -174,3 +144,31 @@ class GraphBuilder:
             name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
         )
         self.graph.initializers.add(value)
+
+
+def form_tensors(source: EncodedTensor, form: DequantizeOperands) -> list[ir.TensorProtocol]:
+    """The operands of DequantizeLinear: codes, scale and, when asymmetric, zero point."""
+    name = source.name
+    tensors: list[ir.TensorProtocol] = [_lazy_codes(source, form), ir.Tensor(form.scale, name=f"{name}.scale")]
+    if form.zero_point is not None:
+        tensors.append(code_tensor(form.zero_point, form.bits, f"{name}.zero_point"))
+    return tensors
+
+
+def float_tensor(source: EncodedTensor) -> ir.LazyTensor:
+    """The weight as float32, decoded each time it is read."""
+    return ir.LazyTensor(
+        lambda: ir.Tensor(source.dequantize()), ir.DataType.FLOAT, ir.Shape(source.shape), name=source.name
+    )
+
+
+def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTensor:
+    name, shape = f"{source.name}.q", ir.Shape(source.shape)
+    kind = "INT" if form.zero_point is None else "UINT"
+
+    def decode() -> ir.TensorProtocol:
+        again = dequantize_operands(source.read())
+        assert isinstance(again, DequantizeOperands), "the weight had these operands when the model was imported"
+        return code_tensor(again.codes, again.bits, name)
+
+    return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)

@@ -1,4 +1,4 @@
-"""Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay where they are."""
+"""Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay in their files."""
 
 import math
 from functools import cached_property
@@ -60,16 +60,15 @@ def import_checkpoint(
     """Build the IR of a checkpoint.
 
     context_tokens    longest sequence, prompt and output together; at most max_position_embeddings, which is the
-                      default. A model with longrope defaults to original_max_position_embeddings: up to there its
-                      short factors hold, beyond its long ones, and the choice is made here once (see rope_tables).
+                      default. A model with longrope defaults to original_max_position_embeddings: its short factors
+                      are for contexts up to there, its long ones for longer ones, and the choice is made here (see
+                      rope_tables).
     check_weights     read every weight once and refuse NaN and Inf
 
-    Returns a model with the inputs input_ids [T], position_ids [T], logits_indices [R] (int64), the output logits
-    [R, vocab_size] (float32), and the facts MODEL, KV, DTYPE, CHECKPOINT and, where weights became floats, DEQUANTIZED.
-    Weights of a quantized checkpoint stay codes, scales and zero points where the IR can hold them; those that became
-    floats stand in "ingot.dequantized" with the reason, name -> reason. The checkpoint's own 16-bit type, bfloat16 or
-    float16, stands in "ingot.dtype".
-    Raises CheckpointError or its ConfigError for what is wrong with the checkpoint, UsageError for context_tokens.
+    Inputs are input_ids [T], position_ids [T], logits_indices [R] (int64), the output is logits [R, vocab_size]
+    (float32). Weights of a quantized checkpoint stay codes, scales and zero points where the IR can hold them. The
+    facts MODEL, KV, DTYPE and CHECKPOINT are recorded, and DEQUANTIZED where weights became floats.
+    Raises CheckpointError or its ConfigError for the checkpoint, UsageError for context_tokens.
     """
     config = read_config(checkpoint)
     names = check_tensors(checkpoint, config)
@@ -118,7 +117,7 @@ def _kv_geometry(config: DecoderConfig) -> KVGeometry:
 
 
 def _half_type(checkpoint: Checkpoint) -> Literal["bfloat16", "float16"]:
-    """The 16-bit type that the model was made in: bfloat16 reaches as far as float32, float16 does not."""
+    """The 16-bit type that the model was trained in. bfloat16 has the range of float32, float16 does not."""
     stored = {tensor.dtype for tensor in checkpoint.tensors.values()}
     named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return "bfloat16" if "BF16" in stored or named == "bfloat16" else "float16"

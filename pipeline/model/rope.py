@@ -1,7 +1,7 @@
-"""Rotary position embedding: the angles' frequencies for each kind of scaling, and the cos and sin tables.
+"""Rotary position embedding: frequencies for each kind of scaling, and the cos and sin tables.
 
-Arithmetic is that of transformers' modeling_rope_utils.py: frequencies and angles in float32, so that a table
-holds what the model was trained with. Sources: RoFormer (arXiv 2104.09864), position interpolation (linear,
+The arithmetic is that of transformers' modeling_rope_utils.py, frequencies and angles in float32, so that a table
+holds the values that the model was trained with. Sources: RoFormer (arXiv 2104.09864), position interpolation (linear,
 2306.15595), YaRN (2309.00071), LongRoPE (2402.13753), Llama 3.1 (2407.21783).
 """
 
@@ -24,12 +24,12 @@ ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "long
 class RopeParameters:
     """How one kind of layer rotates queries and keys.
 
-    rotary_dim               leading part of each head that is rotated; head_dim unless partial
+    rotary_dim               leading elements of each head that are rotated; head_dim unless partial
     max_positions            max_position_embeddings of the model
     original_max_positions   longest sequence before the scaling was applied (llama3, yarn, longrope)
-    factor                   how much longer the scaled model reads; None for yarn and longrope: the ratio of the two
-    attention_factor         what cos and sin are multiplied by; None: as the kind's paper says
-    short_factors            per frequency, for contexts up to original_max_positions; long_factors: beyond (longrope)
+    factor                   ratio of scaled to original context; None for yarn and longrope: computed from the two
+    attention_factor         factor of cos and sin; None: the one of the kind's paper
+    short_factors            per frequency, for contexts up to original_max_positions; long_factors: for longer ones
     """
 
     kind: RopeKind
@@ -51,21 +51,21 @@ class RopeParameters:
 
     @property
     def default_context_tokens(self) -> int:
-        """max_positions; for longrope the original ones, where the short factors hold."""
+        """max_positions; for longrope original_max_positions, up to which the short factors apply."""
         return min(self.original_max_positions, self.max_positions) if self.kind == "longrope" else self.max_positions
 
     @property
     def scaling(self) -> float:
-        """`factor`, or the ratio of the context lengths where it is not given."""
+        """`factor`, or the ratio of the context lengths where it is absent."""
         return self.factor if self.factor is not None else self.max_positions / self.original_max_positions
 
 
 def rope_tables(parameters: RopeParameters, context_tokens: int) -> tuple[FloatArray, FloatArray]:
     """Cos and sin, each [context_tokens, rotary_dim / 2], scaled by the attention factor.
 
-    longrope has two sets of frequencies. transformers picks one per call by the longest sequence in the batch, which
-    would make a token's key depend on its batch mates and on how long its sequence grows. Here the set is picked once:
-    short up to original_max_positions of context, long beyond.
+    longrope has two sets of frequencies. transformers chooses one per call by the longest sequence in the batch, which
+    would make a token's key depend on the other requests and on how long its sequence grows. Here the choice is made
+    once: short up to original_max_positions of context, long beyond.
     """
     if context_tokens > parameters.max_positions:
         raise UsageError(
@@ -105,7 +105,7 @@ def inverse_frequencies(parameters: RopeParameters, context_tokens: int) -> Floa
 
 
 def attention_factor(parameters: RopeParameters) -> float:
-    """What cos and sin are multiplied by: 1 but for yarn and longrope."""
+    """Factor of cos and sin: 1 except for yarn and longrope."""
     if parameters.kind not in ("yarn", "longrope"):
         return 1.0
     if parameters.attention_factor is not None:
@@ -124,7 +124,7 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 
 def _llama3(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
-    """Long waves are slowed by the factor, short ones stay, those between are blended."""
+    """Divide the frequencies of long waves by the factor, keep those of short ones, blend those between."""
     factor, original = np.float32(parameters.scaling), np.float32(parameters.original_max_positions)
     low, high = parameters.low_freq_factor, parameters.high_freq_factor
     waves = np.float32(2 * math.pi) / plain
@@ -136,7 +136,7 @@ def _llama3(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
 
 
 def _yarn(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
-    """Dimensions that turn often keep their frequency, those that turn seldom are slowed, a ramp lies between."""
+    """Keep high frequencies, divide low ones by the factor, with a linear ramp between them."""
     dim = parameters.rotary_dim
     low, high = (_yarn_dimension(parameters, turns) for turns in (parameters.beta_fast, parameters.beta_slow))
     if parameters.truncate:

@@ -9,7 +9,7 @@ from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.evidence import collect
 from ingot.validation.gates import GateSpec, decide
 from ingot.validation.latency import (
-    LatencyOptions,
+    LatencyLoad,
     LatencyResult,
     RequestRecord,
     Run,
@@ -19,7 +19,7 @@ from ingot.validation.latency import (
 )
 from ingot.validation.memory import MemoryProbe, MemoryResult
 from ingot.validation.memory_probe import ProcessMemory
-from ingot.validation.quantization import KlMeasurement, Quantization, QuantizedWeight
+from ingot.validation.quantization import KlMeasurement, Quantization, WeightFigures
 from ingot.validation.result import ArtifactSize, BuildNotes, Evidence, SizeResult, SubjectFacts
 from ingot.validation.windows import AccuracyOptions, EvaluationText
 from tests.validation.fake_subject import TableSubject
@@ -71,11 +71,11 @@ def _accuracy() -> AccuracyResult:
 def _latency() -> LatencyResult:
     rng = np.random.default_rng(6)
     slo = ServiceLevel(ttft_seconds=0.06, tpot_seconds=0.004)
-    options = LatencyOptions(concurrency=(1, 4), prompt_tokens=128, output_tokens=16, requests=8, slo=slo)
+    options = LatencyLoad(concurrency=(1, 4), prompt_tokens=128, output_tokens=16, requests=8, slo=slo)
     return LatencyResult(options, tuple(_run(run, options, rng) for run in schedule(options)))
 
 
-def _run(run: Run, options: LatencyOptions, rng: np.random.Generator) -> RunRecord:
+def _run(run: Run, options: LatencyLoad, rng: np.random.Generator) -> RunRecord:
     speed = (0.71 if run.side == "candidate" else 1.0) * run.level**0.6 * rng.normal(1, 0.04)
     requests = []
     for number in range(options.requests):
@@ -116,7 +116,7 @@ def _notes() -> BuildNotes:
         ),
         quantization=Quantization(
             (
-                QuantizedWeight(
+                WeightFigures(
                     name="layers.0.mlp.down_proj",
                     tensor="model.layers.0.mlp.down_proj.weight.q",
                     bits=4,
@@ -136,7 +136,7 @@ def _notes() -> BuildNotes:
                     end_share=0.061,
                     kl=0.0042,
                 ),
-                QuantizedWeight(
+                WeightFigures(
                     "layers.0.mlp.up_proj",
                     "model.layers.0.mlp.up_proj.weight.q",
                     4,

@@ -14,7 +14,7 @@ from ingot.errors import DataError, GateFailed, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.validation.evidence import Evidence, MeasureOptions, measure, write_evidence
 from ingot.validation.gates import GateSpec, raise_for
-from ingot.validation.latency import LatencyOptions
+from ingot.validation.latency import LatencyLoad
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.windows import AccuracyOptions
 from tests.data_paths import DEMO_MODEL
@@ -24,7 +24,7 @@ REFERENCE_PERPLEXITY = 22.6681  # transformers 5.23.0 in fp32, the first 6,144 t
 OPTIONS = MeasureOptions(
     text=TEXT,
     accuracy=AccuracyOptions(tokens=2048, window_tokens=256),
-    latency=LatencyOptions(concurrency=(1, 2), prompt_tokens=16, output_tokens=4, requests=2, rounds=2),
+    latency=LatencyLoad(concurrency=(1, 2), prompt_tokens=16, output_tokens=4, requests=2, rounds=2),
     memory=MemoryOptions(probes=2, prompt_tokens=8, output_tokens=2),
     gates=(GateSpec("perplexity_ratio", "max", 1.1), GateSpec("size_ratio", "max", 0.01)),
 )

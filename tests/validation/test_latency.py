@@ -7,7 +7,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.progress import progress_to
 from ingot.validation.latency import (
-    LatencyOptions,
+    LatencyLoad,
     LatencyResult,
     RequestRecord,
     ServiceLevel,
@@ -22,7 +22,7 @@ from ingot.validation.latency import (
 )
 from tests.validation.fake_subject import Clock, ClockedSubject
 
-OPTIONS = LatencyOptions(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2)
+OPTIONS = LatencyLoad(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2)
 
 
 def test_the_times_of_a_request_follow_their_definitions() -> None:
@@ -90,7 +90,7 @@ def test_the_garbage_collector_is_on_again_after_an_error() -> None:
 
 
 def test_runs_alternate_baseline_first_then_candidate_first() -> None:
-    runs = [(run.round, run.level, run.side) for run in schedule(LatencyOptions(concurrency=(1,), rounds=3))]
+    runs = [(run.round, run.level, run.side) for run in schedule(LatencyLoad(concurrency=(1,), rounds=3))]
     assert runs == [
         (0, 1, "baseline"),
         (0, 1, "candidate"),
@@ -102,12 +102,12 @@ def test_runs_alternate_baseline_first_then_candidate_first() -> None:
 
 
 def test_every_round_has_both_engines_at_every_level() -> None:
-    runs = list(schedule(LatencyOptions(concurrency=(1, 8), rounds=4)))
+    runs = list(schedule(LatencyLoad(concurrency=(1, 8), rounds=4)))
     assert len(runs) == len(set(runs)) == 16
 
 
 def test_prompts_depend_on_the_seed_and_differ_by_round() -> None:
-    options = LatencyOptions(prompt_tokens=5, requests=3)
+    options = LatencyLoad(prompt_tokens=5, requests=3)
     assert prompts(options, 100, 0, 1) == prompts(options, 100, 0, 1)
     assert prompts(options, 100, 0, 1) != prompts(options, 100, 1, 1)
     assert [len(prompt) for prompt in prompts(options, 100, 0, 1)] == [5, 5, 5]
@@ -115,7 +115,7 @@ def test_prompts_depend_on_the_seed_and_differ_by_round() -> None:
 
 
 def test_there_are_enough_requests_to_fill_the_concurrency() -> None:
-    assert len(prompts(LatencyOptions(requests=3), 100, 0, 8)) == 8
+    assert len(prompts(LatencyLoad(requests=3), 100, 0, 8)) == 8
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_there_are_enough_requests_to_fill_the_concurrency() -> None:
 )
 def test_an_invalid_load_is_refused(options: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        LatencyOptions(**options)  # type: ignore[arg-type]
+        LatencyLoad(**options)  # type: ignore[arg-type]
 
 
 def test_an_objective_of_zero_seconds_is_refused() -> None:
@@ -140,7 +140,7 @@ def test_an_objective_of_zero_seconds_is_refused() -> None:
 
 
 def _result(slo: ServiceLevel | None = None) -> LatencyResult:
-    options = LatencyOptions(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2, slo=slo)
+    options = LatencyLoad(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2, slo=slo)
     clock = Clock()
     candidate, baseline = ClockedSubject(clock, 1.0, prefill_steps=2), ClockedSubject(clock, 2.0, prefill_steps=2)
     return measure_latency(candidate, baseline, options, clock=clock)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ingot.validation.evidence_json import quantization_text
-from ingot.validation.quantization import Quantization, QuantizedWeight, summarize
+from ingot.validation.quantization import Quantization, WeightFigures, summarize
 from ingot.validation.report.quantization_text import COLUMNS, shown_columns, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
 from tests.validation.sample_evidence import sample_evidence
@@ -16,9 +16,9 @@ def evidence() -> Evidence:
     return sample_evidence()
 
 
-def weight(name: str, **figures: float) -> QuantizedWeight:
+def weight(name: str, **figures: float) -> WeightFigures:
     """A weight of 1,000 numbers in 4 bits."""
-    return replace(QuantizedWeight(name, f"{name}.q", 4, 32, False, 1000, stored_bytes=625), **figures)  # type: ignore[arg-type]
+    return replace(WeightFigures(name, f"{name}.q", 4, 32, False, 1000, stored_bytes=625), **figures)  # type: ignore[arg-type]
 
 
 def test_weights_are_ranked_by_kl_or_else_by_their_errors() -> None:

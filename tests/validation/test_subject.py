@@ -4,7 +4,7 @@ import pytest
 from ingot.errors import DataError
 from ingot.runtime.engine import Engine
 from ingot.validation.accuracy import measure_accuracy
-from ingot.validation.latency import LatencyOptions, measure_latency
+from ingot.validation.latency import LatencyLoad, measure_latency
 from ingot.validation.subject import EngineSubject, StepEvent
 from ingot.validation.windows import AccuracyOptions, EvaluationText
 from tests.simulators.fake_executor import FakeExecutor
@@ -45,7 +45,7 @@ def test_both_measurements_run_on_the_real_engine() -> None:
     text = EvaluationText("text.txt", "0" * 64, tuple(range(200)))
     with _subject() as candidate, _subject() as baseline:
         accuracy = measure_accuracy(candidate, baseline, text, AccuracyOptions(tokens=120, window_tokens=40))
-        options = LatencyOptions(concurrency=(1, 3), prompt_tokens=20, output_tokens=4, requests=3, rounds=2)
+        options = LatencyLoad(concurrency=(1, 3), prompt_tokens=20, output_tokens=4, requests=3, rounds=2)
         latency = measure_latency(candidate, baseline, options)
     assert [item.agreements for item in accuracy.items] == [40, 40, 40]
     assert accuracy.token_kl.max() == 0.0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ingot.sizes import format_bytes
-from ingot.validation.quantization import WORST, Quantization, QuantizedWeight, summarize
+from ingot.validation.quantization import WORST, Quantization, WeightFigures, summarize
 from ingot.validation.report import formatting as fmt
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -16,7 +16,7 @@ class Column:
 
     title: str
     meaning: str
-    cell: Callable[[QuantizedWeight], str]
+    cell: Callable[[WeightFigures], str]
 
 
 def _number(value: float | None) -> str:
@@ -31,13 +31,13 @@ def _bytes(value: float | None) -> str:
     return "-" if value is None else format_bytes(value)
 
 
-def _output_error(weight: QuantizedWeight) -> str:
+def _output_error(weight: WeightFigures) -> str:
     if weight.output_error is None or weight.output_error_nearest is None:
         return _percent(weight.output_error)
     return f"{_percent(weight.output_error)} (nearest {_percent(weight.output_error_nearest)})"
 
 
-def _scales(weight: QuantizedWeight) -> str:
+def _scales(weight: WeightFigures) -> str:
     return " / ".join(map(_number, (weight.scale_min, weight.scale_median, weight.scale_max)))
 
 
@@ -84,12 +84,12 @@ def shown_columns(found: Quantization) -> dict[str, Column]:
     }
 
 
-def weight_cells(weight: QuantizedWeight, columns: Mapping[str, Column] = COLUMNS) -> dict[str, str]:
+def weight_cells(weight: WeightFigures, columns: Mapping[str, Column] = COLUMNS) -> dict[str, str]:
     """The weight's row of the table, by column."""
     return {title: column.cell(weight) for title, column in columns.items()}
 
 
-def code_bars(weight: QuantizedWeight) -> str:
+def code_bars(weight: WeightFigures) -> str:
     """How often each code is used, from the lowest to the highest, as a row of bars; "-" where it is not known."""
     most = max(weight.code_histogram, default=0)
     if not most:

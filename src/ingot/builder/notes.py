@@ -24,7 +24,7 @@ from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.compile import Compiled, Observer
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.validation.quantization import Quantization, QuantizedWeight
+from ingot.validation.quantization import Quantization, WeightFigures
 
 
 class WeightWatch:
@@ -85,7 +85,7 @@ def write_pass_facts(facts: Mapping[str, Any], folder: Path) -> None:
         (folder / PASSES_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-_FIELDS = {field.name for field in fields(QuantizedWeight)}
+_FIELDS = {field.name for field in fields(WeightFigures)}
 
 
 def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, folder: Path) -> Quantization:
@@ -102,10 +102,10 @@ def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, fold
     return Quantization(tuple(replace(w, kl=measured.kl.get(w.name)) for w in weights), measured.measurement)
 
 
-def _weight(row: Mapping[str, Any], sizes: Mapping[str, int]) -> QuantizedWeight:
+def _weight(row: Mapping[str, Any], sizes: Mapping[str, int]) -> WeightFigures:
     known = {"block_size": 0, "symmetric": True} | {key: value for key, value in row.items() if key in _FIELDS}
     known["activations"] = _words(row["activations"]) if "activations" in row else ""
-    return QuantizedWeight(**known, stored_bytes=sizes.get(row["tensor"]))
+    return WeightFigures(**known, stored_bytes=sizes.get(row["tensor"]))
 
 
 def _words(activations: Mapping[str, Any]) -> str:

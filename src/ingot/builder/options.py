@@ -10,8 +10,7 @@ from ingot.pipeline.compile import Compiled, tool_versions
 from ingot.pipeline.recipe.schema import GateLimit, LatencyOptions, Recipe
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
-from ingot.validation.latency import LatencyOptions as LatencyLoad
-from ingot.validation.latency import ServiceLevel
+from ingot.validation.latency import LatencyLoad, ServiceLevel
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.windows import AccuracyOptions
 

@@ -28,7 +28,7 @@ from ingot.pipeline.interchange.program_statistics import ProgramWeight, program
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.evidence import sealed_quantization
-from ingot.validation.quantization import Quantization, QuantizedWeight
+from ingot.validation.quantization import Quantization, WeightFigures
 
 _WINDOW_TOKENS = 512
 
@@ -72,11 +72,11 @@ def quantize_report(
     return (_with_kl(found, model, reads, artifact, recipe, text), []) if text else (found, [])
 
 
-def _merged(weight: ProgramWeight, sealed: QuantizedWeight | None) -> QuantizedWeight:
+def _merged(weight: ProgramWeight, sealed: WeightFigures | None) -> WeightFigures:
     """What the program shows, with what only the build knew."""
     shown = {name: value for name, value in vars(weight).items() if name != "read"}
     if sealed is None:
-        return QuantizedWeight(**shown)
+        return WeightFigures(**shown)
     return replace(sealed, **{**shown, "name": sealed.name, "block_size": sealed.block_size})
 
 
@@ -98,7 +98,7 @@ def _with_errors(found: Quantization, model: ir.Model, reads: Mapping[str, Calla
     return replace(found, weights=tuple(weights))
 
 
-def _with_error(weight: QuantizedWeight, original: FloatArray, rounded: FloatArray) -> QuantizedWeight:
+def _with_error(weight: WeightFigures, original: FloatArray, rounded: FloatArray) -> WeightFigures:
     norm = float(np.linalg.norm(original.astype(np.float64)))
     error = float(np.linalg.norm(original.astype(np.float64) - rounded)) / norm if norm else 0.0
     spread = outliers(original)
