@@ -42,7 +42,7 @@ class DecoderBuilder:
         return self._scaled("embed_tokens.scaled", embedding, self.config.embedding_multiplier)
 
     def _layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
-        """Append a layer; norms are on the input of both halves ("before"), their output ("after") or both ("around")."""
+        """Append a layer; norms are on the input of both halves ("before"), their output ("after"), or both."""
         place = self.config.family.norm_place
         entry = {"before": "post_attention_layernorm", "around": "pre_feedforward_layernorm"}
         x = hidden if place == "after" else self._norm(f"{path}.input_layernorm", hidden)
