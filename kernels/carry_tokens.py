@@ -1,7 +1,7 @@
-"""Tokens that the step before chose on the device, put where this step reads its tokens.
+"""Copies tokens that the previous step chose on the device to the inputs of this step.
 
-The host queues a step before it knows what the one before it chose; `carried` says which of those choices stands for a
-token.
+The host queues a step before it has the previous step's tokens; `carried` gives the row of the previous step that
+chose each input token.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 def carry_tokens(input_ids, carried, tokens, rows, BLOCK: tl.constexpr):
     """Grid (rows / BLOCK,). input_ids [rows] int64, carried [rows] int32: a row of `tokens` int64, or -1 for none.
 
-    A token of -1, which no logits could be chosen from, is read as 0: the host ends its request.
+    A token of -1 (its logits were not finite) becomes 0: the host ends that request.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(carried + at, mask=at < rows, other=-1)

@@ -1,4 +1,4 @@
-"""What kernels share: the softcap, the sigmoid, the parts of a sum."""
+"""Functions that kernels share: the softcap, the sigmoid, the sum of split-K partials."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def capped(x, softcap):
-    """softcap * tanh(x / softcap), spelt so that it cannot overflow."""
+    """softcap * tanh(x / softcap), in a form that cannot overflow."""
     shrunk = tl.exp(-2.0 * tl.abs(x) / softcap)
     return tl.where(x < 0, -softcap, softcap) * (1.0 - shrunk) / (1.0 + shrunk)
 
@@ -20,9 +20,9 @@ def sigmoid(x):
 
 @triton.jit
 def load_parts(x, part_stride, mask, PARTS: tl.constexpr):
-    """What x points at, in float32, or the sum of PARTS of it, added in order: zeros where not masked.
+    """Load x in float32, or add PARTS split-K partials of it in order; zeros where the mask is false.
 
-    Products of few rows leave their result in parts (matmul.py, matmul_nbits.py); who reads it adds them.
+    Matmuls of few rows store split-K partials (matmul.py, matmul_nbits.py); the kernel that reads them adds them.
     """
     total = tl.load(x, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):

@@ -1,12 +1,12 @@
 """Attention of one query a sequence over its paged keys and values: split along the context, then joined.
 
     scores = q . k * scale                    softcap * tanh(scores / softcap) where there is one
-    out    = softmax(scores) . v              over the tokens that the query sees: its window, or all
+    out    = softmax(scores) . v              over the visible tokens: the query's window, or all
 
 decode_attention gives each program a sequence, a KV head and a chunk of the context, so that one long sequence fills
-the card; join_chunks merges the chunks' sums (as in Flash-Decoding, Dao et al., 2023). Where chunks begin and end
-follows from the sequence's own length and window: the order of a sum depends on the sequence alone. With grouped
-queries (Ainslie et al., arXiv:2305.13245) the heads that share keys are the rows of one product.
+the GPU; join_chunks merges the chunks' sums (as in Flash-Decoding, Dao et al., 2023). The bounds of chunks depend on
+the sequence's own length and window: so does the order of its sums, and on nothing else. With grouped queries
+(Ainslie et al., arXiv:2305.13245) the heads that share keys are the rows of one matmul.
 """
 
 import triton
@@ -15,12 +15,12 @@ import triton.language as tl
 from ingot.kernels.common import capped
 from ingot.kernels.kv_precision import load_vectors
 
-NEVER = tl.constexpr(-1.0e30)  # a score that no real one is as small as; exp of its difference to any is 0
+NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; exp of its difference to any of them is 0
 
 
 @triton.jit
 def chunks_of(length, window, CHUNKS: tl.constexpr, LEAST_CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """First token that the query sees, where chunk 0 begins, and tokens of a chunk: at most CHUNKS, of whole tiles."""
+    """First visible token, begin of chunk 0, and tokens of a chunk: at most CHUNKS chunks of whole tiles."""
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     begin = first // TILE * TILE
     return first, begin, tl.maximum(LEAST_CHUNK, tl.cdiv(tl.cdiv(length - begin, CHUNKS), TILE) * TILE)
@@ -62,8 +62,8 @@ def decode_attention(
     """Grid (sequences, KV_HEADS, CHUNKS). q [sequences, KV_HEADS * GROUP * DIM]; pool and scales as rotary_kv_write's.
 
     tables     [sequences, blocks] int32: the sequence's blocks in order
-    lengths    [sequences] int32: tokens that the query sees, itself included; 0 for the bucket's padding
-    window     tokens that a query sees at most, itself included; 0: all
+    lengths    [sequences] int32: tokens of the sequence, the query's included; 0 for the bucket's padding
+    window     most tokens that a query attends to, its own included; 0: all
     sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of exp(score - largest) * v
     weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of exp(score - largest)
     WIDTH      elements of the pool per vector; TILE tokens are read at once, LEAST_CHUNK is a multiple of it
@@ -127,7 +127,7 @@ def join_chunks(
 ):
     """Grid (sequences, HEADS). out [sequences, HEADS * DIM]; zeros where the length is 0.
 
-    sinks           [HEADS] float32: a score of each head that takes part in the softmax and has no value
+    sinks           [HEADS] float32: a score per head that takes part in the softmax and has no value
     BLOCK_CHUNKS    CHUNKS' next power of two; 16 chunks are added at once
     """
     sequence = tl.program_id(0).to(tl.int64)

@@ -1,10 +1,10 @@
-"""A weight of 4 or 8 bits written out in 16 bits, for products of so many rows that multiplications are what they cost.
+"""Dequantizes a weight of 4 or 8 bits to 16 bits, for matmuls of so many rows that arithmetic dominates.
 
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]
 
-Codes lie in spans as matmul_nbits.py says, and W is rounded as that kernel rounds it in registers. Written once a step
-into the arena and read by matmul.py: of 2048 rows the writing is a few per cent of the product, and it is had in parts
-that stay in the card's cache.
+Codes are in spans as in matmul_nbits.py, and W is rounded as that kernel rounds it in registers. Written once a step
+into the arena and read by matmul.py: for 2048 rows writing costs a few per cent of the matmul, and it runs in slices
+that stay in the GPU's cache.
 """
 
 import triton

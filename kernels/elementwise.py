@@ -1,7 +1,7 @@
-"""Element by element: what no kernel beside it takes along.
+"""Elementwise operators that are not fused into another kernel.
 
-combine_rows   left + right, or left * right; a vector for all rows is one whose stride is 0
-map_rows       an activation, or none: copies, widens, adds the parts of a sum, scales
+combine_rows   left + right, or left * right; a stride of 0 uses one vector for all rows
+map_rows       an activation or the identity: copies, converts, adds split-K partials, scales
 gather_columns x[:, columns]
 """
 
@@ -56,7 +56,7 @@ def map_rows(
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). out = softcap of act(x * alpha); KIND: gated_activation.py's.
 
-    x_offset    elements from x to its first row, which need not be aligned to anything
+    x_offset    elements from x to its first row, of any alignment
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -47,7 +47,7 @@ def gated_activation(
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). gate, up and out [rows, COLUMNS]; PARTS of gate and of up.
 
-    up_offset    elements from up to its first row: COLUMNS where both lie side by side in one buffer
+    up_offset    elements from up to its first row: COLUMNS where gate and up share rows of one buffer
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,9 +1,9 @@
-"""Rows of a table by index: the embedding, and the hidden states whose logits are asked for.
+"""Rows of a table by index: the embedding, and the hidden states whose logits are wanted.
 
     out[i] = table[indices[i]] * alpha                             16- or 32-bit table
     out[i] = (codes[indices[i]] - zero_point) * scale * alpha      4- or 8-bit table, scales in blocks of columns
 
-A negative index gives a row of zeros: a batch that is padded to its bucket's size has such rows.
+A negative index gives a row of zeros: the padding of a batch to its bucket's size.
 """
 
 import triton

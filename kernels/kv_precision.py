@@ -1,12 +1,12 @@
-"""How a key or value vector stands in the KV pool: 16 bits, or 8 or 4 bits with a float16 scale of its own.
+"""Storage of key and value vectors in the KV pool: 16 bits, or 8 or 4 bits with a float16 scale per vector.
 
     FLOAT    the pool's own floats                                      no scale
     FP8      e4m3fn, value / scale                                      scale = max|value| / 448
     INT8     -127..127, value / scale rounded to the nearest            scale = max|value| / 127
     INT4     -7..7, two to a byte: dim 2 j in the low half of byte j    scale = max|value| / 7
 
-Each token and head has a vector. The scale is rounded to float16 first and the codes are made with what it then is; a
-vector of zeros has scale 1. (One scale per token as in KIVI's value cache, arXiv:2402.02750, which has groups within.)
+Each token and head has a vector. The scale is rounded to float16 first, and the codes use the rounded scale; a vector
+of zeros has scale 1. (One scale per token as in KIVI's value cache, arXiv:2402.02750, which also has groups.)
 """
 
 import triton
@@ -17,13 +17,13 @@ FLOAT, FP8, INT8, INT4 = (tl.constexpr(kind) for kind in range(4))
 
 @triton.jit
 def round_to_nearest(x):
-    """Ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits behind the point."""
+    """Ties to even, for |x| < 2^22: adding 1.5 * 2^23 removes all fractional bits."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def vector_scale(largest, KIND: tl.constexpr):
-    """The scale of a vector whose largest magnitude is given, as float16 holds it, in float32."""
+    """The scale of a vector with this largest magnitude, rounded to float16, in float32."""
     if KIND == FP8:
         scale = largest / 448.0
     elif KIND == INT8:
@@ -38,7 +38,7 @@ def vector_scale(largest, KIND: tl.constexpr):
 def round_to_e4m3(x):
     """Nearest number of e4m3fn, ties to even, as float32, for |x| up to 448: the cast to eight bits is then exact.
 
-    Said in integers because casts differ: Triton's interpreter cuts off what the card rounds.
+    Uses integers because casts differ: Triton's interpreter truncates where the GPU rounds.
     """
     bits = x.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)  # 3 bits of mantissa
@@ -47,7 +47,7 @@ def round_to_e4m3(x):
 
 @triton.jit
 def encode(x, scale, KIND: tl.constexpr):
-    """Codes of values as float32: what FP8 stores before its cast, or whole numbers."""
+    """Codes of values as float32: the values that FP8 is cast from, or whole numbers."""
     if KIND == FP8:
         return round_to_e4m3(tl.minimum(tl.maximum(x / scale, -448.0), 448.0))
     limit: tl.constexpr = 127.0 if KIND == INT8 else 7.0

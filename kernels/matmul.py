@@ -1,12 +1,12 @@
-"""Products of rows with a weight of 16 bits, or with one of 8 bits whose scale each row of the weight has.
+"""Matmuls with a weight of 16 bits, or of 8 bits with a scale per row of the weight.
 
     FLOAT           y = x @ W^T
     FP8             y = (x @ W^T) * x_scale[row] * w_scale[n]     x, W e4m3fn, sums float32
     INT8            y = (x @ W^T) * x_scale[row] * w_scale[n]     x, W int8, sums int32: exact
-    FP8_WEIGHT      y = (x @ W^T) * w_scale[n]                    x 16 bits, W e4m3fn, widened before the product
+    FP8_WEIGHT      y = (x @ W^T) * w_scale[n]                    x 16 bits, W e4m3fn, widened before the matmul
 
-and then softcap(alpha * y + b). Few rows leave the card waiting for weights: SPLITS programs share the columns of one
-tile, and who reads the result adds their parts in order; the first part holds the bias. (Split-K with parts, not with
+and then softcap(alpha * y + b). With few rows the GPU waits for weights: SPLITS programs share the columns of one tile,
+and the kernel that reads the result adds the partials in order; the first partial contains the bias. (Split-K without
 atomics: the order of a sum is fixed.)
 """
 
@@ -32,7 +32,7 @@ def finished(
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """A product [rows, n], or part of one, as it is stored: times alpha, the bias added once, capped if it is whole."""
+    """Finish a result [rows, n] or a partial: times alpha, the bias added once, capped unless it is a partial."""
     total = total * alpha
     if HAS_BIAS:
         total += tl.load(bias + n, mask=inside & (split == 0), other=0.0).to(tl.float32)[None, :]
@@ -70,8 +70,8 @@ def matmul(
 
     x_scales, weight_scales    [rows] and [N] float32
     out       [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
-    BAND      row tiles that are visited together, for the cache
-    UPCAST    multiply in float32: for the interpreter, whose bfloat16 and eight-bit products are not the card's
+    BAND      row tiles that run together, for the cache
+    UPCAST    multiply in float32: for the interpreter, whose bfloat16 and 8-bit matmuls are not the GPU's
     """
     row_tiles, tiles = tl.cdiv(rows, TILE_ROWS), tl.cdiv(N, TILE)
     program, split = tl.program_id(0), tl.program_id(1)
@@ -100,7 +100,7 @@ def matmul(
             a, b = a.to(tl.float32), b.to(tl.float32)
         elif KIND == FP8_WEIGHT:
             b = b.to(a.dtype)
-        if KIND == FP8 and not UPCAST:  # tensor cores of SM 90 keep 14 bits of a sum: no further than a step
+        if KIND == FP8 and not UPCAST:  # tensor cores of SM 90 keep 14 bits of a sum: limit it to one step
             total = tl.dot(a, tl.trans(b), total, out_dtype=SUM, max_num_imprecise_acc=TILE_COLUMNS)
         else:
             total = tl.dot(

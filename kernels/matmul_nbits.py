@@ -1,14 +1,14 @@
-"""Products of 16-bit rows with a 4- or 8-bit weight: y = softcap(alpha * x @ W^T + b), dequantized in registers.
+"""Matmuls of 16-bit rows and a 4- or 8-bit weight: y = softcap(alpha * x @ W^T + b), dequantized in registers.
 
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
 
 Codes are stored in spans of 64 columns. With 8 bits a span is 64 bytes, column by column; with 4 bits it is 32 bytes,
-and byte j holds column j in its low half and column j + 32 in its high half. So either half of a span is a run of
-columns with one scale, and needs no shuffling before the product. Columns are padded to whole spans.
+and byte j holds column j in its low half and column j + 32 in its high half. So each half of a span is a run of
+columns with one scale, and needs no shuffling before the matmul. Columns are padded to whole spans.
 
-Few rows leave the card waiting for weights: SPLITS programs share the columns of one tile, and who reads the result
-adds their parts in order, as matmul.py says; the scales of a step are asked for a step ahead, and go onto its sum. Many
-rows make the card wait for multiplications: then the scale goes into the weight before the product (SCALE_WEIGHTS).
+With few rows the GPU waits for weights: SPLITS programs share the columns of one tile, and the kernel that reads the
+result adds the partials, as in matmul.py; scales are loaded a step ahead, and multiply the step's sum. With many rows
+the GPU waits for arithmetic: then the scale multiplies the weight before the matmul (SCALE_WEIGHTS).
 """
 
 import triton
@@ -30,7 +30,7 @@ def _half(
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The product of the halves of spans that begin at `column`: codes [tile, 32 * spans], x a pointer to each row."""
+    """Multiply the halves of spans that begin at `column`: codes [tile, 32 * spans], x a pointer to each row."""
     inner = tl.arange(0, 32 * SPANS_AT_ONCE)
     at = column + inner // 32 * 64 + inner % 32
     if COLUMNS % 64 == 0:
@@ -56,7 +56,7 @@ def scale_and_zero(
     GROUPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """Scale and zero point [tile] of the group that a column is in; the middle code where a weight is symmetric."""
+    """Scale and zero point [tile] of the group that a column is in; the middle code for a symmetric weight."""
     group = column // GROUP
     known = inside & (group < GROUPS)
     scale = tl.load(scales + group * N + n, mask=known, other=0.0).to(tl.float32)

@@ -1,13 +1,13 @@
 """RMS norms of rows with the residual addition between them: one program a row.
 
-    b = norm(x, inner_weight)            where the branch is normed before it joins the residual; else x
-    h = b + residual                     where there is a residual; written out for the next addition
+    b = norm(x, inner_weight)            where the branch is normed before the residual addition; else x
+    h = b + residual                     where there is a residual; stored for the next addition
     y = norm(h, weight)                  where something reads it
 
     norm(v, w) = v / sqrt(mean(v^2) + epsilon) * w                      (Zhang and Sennrich, arXiv:1910.07467)
 
-Everything is computed in float32 and rounded once, when it is stored; y is of the h that was stored, as it is where the
-addition is an operator of its own.
+Everything is computed in float32 and rounded once, when it is stored; y is computed from the stored h, as it would be
+with a separate addition.
 """
 
 import triton

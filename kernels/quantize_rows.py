@@ -1,10 +1,10 @@
-"""What a linear layer reads, rounded to 8 bits: each row by its own largest value, or all by one scale from before.
+"""Quantizes the input of a linear layer to 8 bits: each row by its own largest value, or all by one static scale.
 
     INT8    round(x / scale), -128..127         dynamic: scale = max(max|x|, 1e-30) / 127
     FP8     e4m3fn of x / scale, up to 448      dynamic: scale = max(max|x|, 1e-30) / 448
 
-A row does not depend on the rows beside it. Where the weight has a form that no product of 8-bit codes takes (4 bits,
-blocks, zero points), the codes are scaled back and stored as floats: that layer reads what the rounding left.
+A row does not depend on other rows. If the weight has a form that 8-bit matmuls do not support (4 bits, blocks, zero
+points), the codes are scaled back and stored as floats: that layer reads the rounded values.
 """
 
 import triton
@@ -39,7 +39,7 @@ def quantize_rows(
         scale = tl.maximum(tl.max(tl.abs(values)), LEAST_PEAK) / (448.0 if KIND == FP8 else 127.0)
     if KIND == FP8:
         rounded = round_to_e4m3(tl.minimum(tl.maximum(values / scale, -448.0), 448.0))
-    else:  # far values first: what is rounded must be below 2^22
+    else:  # clamp first: round_to_nearest needs values below 2^22
         rounded = round_to_nearest(tl.minimum(tl.maximum(values / scale, -128.0), 127.0))
     if SCALES_BACK:
         rounded *= scale

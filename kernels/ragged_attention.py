@@ -1,9 +1,9 @@
-"""Attention of many queries a sequence over its paged keys and values: prefill, chunks of it, and mixed batches.
+"""Attention of many queries per sequence over its paged keys and values: prefill, chunks, and mixed batches.
 
-Queries of all sequences lie end to end. A tile is TILE_QUERIES of one sequence for one KV head, and QUERIES of these
-are one program's; the heads that share keys are rows beside each other: a row is query // GROUP, head % GROUP. Keys are
-visited in tiles of TILE tokens with a running softmax (Dao, FlashAttention-2, arXiv:2307.08691), from the first that
-the program's window reaches to the last that its last query sees.
+Queries of all sequences are stored end to end. A tile is TILE_QUERIES of one sequence for one KV head, and a program
+has QUERIES of these; the heads that share keys are adjacent rows: a row is query // GROUP, head % GROUP. Keys are
+read in tiles of TILE tokens with a running softmax (Dao, FlashAttention-2, arXiv:2307.08691), from the first token of
+the program's window to the last that its last query attends to.
 """
 
 import triton
@@ -55,7 +55,7 @@ def ragged_attention(
 
     lengths           [sequences] int32: tokens of the sequence, its new ones included
     query_starts      [sequences + 1] int32: where each sequence's queries begin; its last is its last token
-    tile_sequences    [tiles] int32: whose queries, or negative for none
+    tile_sequences    [tiles] int32: the sequence of the tile, or negative for none
     tile_starts       [tiles] int32: the tile's first query within the sequence's queries
     BLOCK_GROUP       GROUP's next power of two; QUERIES * BLOCK_GROUP rows, at least 16
     """
@@ -84,7 +84,7 @@ def ragged_attention(
         found = tl.zeros([QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
         earliest = tl.where(window > 0, tl.maximum(length - count + start - window + 1, 0), 0)
         end = tl.minimum(length - count + start + QUERIES, length)
-        end = tl.where(start < count, end, 0)  # a tile's last queries may not be there
+        end = tl.where(start < count, end, 0)  # a tile's last queries may not exist
         for tile in range(earliest // TILE * TILE, end, TILE):
             token = tile + inner
             known = token < end

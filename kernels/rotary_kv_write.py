@@ -1,6 +1,6 @@
-"""Queries and keys normed by head and rotated, and keys and values written into their slots of the KV pool.
+"""Norms queries and keys by head, rotates them, and writes keys and values into their slots of the KV pool.
 
-    q, k = norm(q), norm(k)            where the model has such norms: each head by itself, times a weight [dim]
+    q, k = norm(q), norm(k)            where the model has such norms: each head separately, times a weight [dim]
     q, k = rope(q), rope(k)            the first ROTARY dims of a head: pairs (i, i + ROTARY / 2), angle by position
     pool[slot] = k, v                  in the pool's precision, see kv_precision.py
 
@@ -26,7 +26,7 @@ def _norm_factor(head, known, part_stride, epsilon, DIM: tl.constexpr, BLOCK_DIM
 
 @triton.jit
 def _elements(head, part_stride, norm, factor, at, mask, PARTS: tl.constexpr, HAS_NORM: tl.constexpr):
-    """The normed heads at these places; zeros where not masked."""
+    """The normed heads at these elements; zeros where the mask is false."""
     x = load_parts(head + at, part_stride, mask, PARTS)
     if HAS_NORM:
         x = x * factor * tl.load(norm + at, mask=mask, other=0.0).to(tl.float32)
@@ -83,7 +83,7 @@ def _write(
     HAS_NORM: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """Vectors into the pool at `pool` [heads, 1], their scales at `scale` [heads, 1]."""
+    """Write vectors into the pool at `pool` [heads, 1], their scales at `scale` [heads, 1]."""
     factor = 1.0
     if HAS_NORM:
         factor = _norm_factor(head, known, part_stride, epsilon, DIM, BLOCK_DIM, PARTS)

@@ -1,4 +1,4 @@
-"""The next token of each row of logits, on the device: greedy, or drawn from the top-k and top-p of a temperature.
+"""Chooses the next token of each row of logits: greedy, or sampled with temperature, top-k and top-p.
 
     greedy    the first of the largest logits
     draw      p = softmax(logits / temperature). Kept: the top_k largest with all that tie with the last of them; of
@@ -6,10 +6,10 @@
               (Holtzman et al., arXiv:1904.09751). The token is where the running sum of kept probabilities, in the
               order of the vocabulary, passes uniform * their sum
 
-That is what runtime/sampler.py does in float64: the same token, but where rounding decides. -1 where a row holds a NaN,
+runtime/sampler.py does the same in float64: the token is equal, unless rounding decides. -1 where a row holds a NaN,
 or has no finite largest logit. No row is sorted: the k-th largest logit, and the smallest that top_p keeps, are found
 by narrowing an interval of logits until it holds one float32. `uniform` comes from the host, which keys it by the
-request's seed and the token's index: a draw does not depend on the batch.
+request's seed and the token's index: the sampled token does not depend on the batch.
 """
 
 import triton
@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def _ordered(x):
-    """float32 as int32 that compare alike."""
+    """float32 as int32 of the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
@@ -113,7 +113,7 @@ def draw(
     if is_sound & (temperature > 0.0) & (top_k > 0) & (top_k < VOCABULARY):
         bar = _highest_bar(logits, top, heat, bar, top_k.to(tl.float32), False, VOCABULARY, BLOCK)
     mass, _, _ = _reaching(logits, bar, bar, bar, top, heat, True, VOCABULARY, BLOCK)
-    ties = VOCABULARY  # of the logits at the bar, so many are kept
+    ties = VOCABULARY  # how many of the logits at the bar are kept
     if is_sound & (temperature > 0.0) & (top_p < 1.0):
         goal = mass * top_p
         bar = _highest_bar(logits, top, heat, bar, goal, True, VOCABULARY, BLOCK)

@@ -1,4 +1,4 @@
-"""What a real card runs: the CUDA executor with compiled kernels. Without a card everything here is skipped."""
+"""Fixtures of tests on a GPU, with compiled kernels. Without a GPU all tests of this folder are skipped."""
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -33,11 +33,11 @@ LAUNCHES: dict[str, tuple[KVType, TileTable | None]] = {
 
 @pytest.fixture(scope="session")
 def gpu_sm() -> int:
-    """The SM to compile for; skips where there is no card, or none that kernels are compiled for."""
+    """The SM to compile for; skips without a GPU, or with one that kernels are not compiled for."""
     try:
         device = driver.open_device()
     except EngineError as error:
-        pytest.skip(f"needs a CUDA card: {error}")
+        pytest.skip(f"needs a CUDA GPU: {error}")
     sm, name = device.sm, device.name
     device.close()
     fitting = [built for built in SMS if runs_on(built, sm)]
@@ -55,7 +55,7 @@ def launches(request: pytest.FixtureRequest, gpu_sm: int, tmp_path_factory: pyte
         pytest.skip("needs cuBLASLt: pip install 'ingot[cublas]'")
     model = model_of(kv=kv, block_tokens=4)
     lowered = lower_to_launches(model, buckets(), "fp16", tiles)
-    with ArtifactWriter(tmp_path_factory.mktemp("card") / "artifact") as writer:
+    with ArtifactWriter(tmp_path_factory.mktemp("gpu") / "artifact") as writer:
         write_lowered(lowered, model, writer.path, (gpu_sm,), TileTable(), None)
         writer.describe(
             name="tiny",
@@ -77,7 +77,7 @@ def reference(build_unmeasured: BuildArtifact) -> Artifact:
 
 @pytest.fixture
 def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
-    """make_executor(**options) -> CudaExecutor on the card, closed after the test."""
+    """make_executor(**options) -> CudaExecutor on the GPU, closed after the test."""
     made: list[CudaExecutor] = []
 
     def make(**options: Any) -> CudaExecutor:

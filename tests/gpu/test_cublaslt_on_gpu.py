@@ -1,4 +1,4 @@
-"""Products by cuBLASLt on a card: against float64, replayed from a graph, the same bits each time."""
+"""Matmuls by cuBLASLt on a GPU: against float64, replayed from a graph, the same bits each time."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 TYPES = [("fp16", "fp16"), ("bf16", "bf16"), ("fp16", "fp32"), ("bf16", "fp32"), ("fp32", "fp32")]
 CASES = [(types, bias) for types in TYPES for bias in (False, True) if types[0] == types[1] or not bias]
-# Of the largest result: a step of its type; for float32 what is lost in tensor cores, which cut off where they add.
+# Of the largest result: a step of its type; for float32 the error of tensor cores, which truncate when they add.
 UNITS = {"fp32": 2.0**-14, "fp16": 2.0**-10, "bf16": 2.0**-7}
 WIDER = 64  # elements of a row beyond its columns
 
@@ -32,7 +32,7 @@ def device(gpu_sm: int) -> Iterator[Device]:
 
 
 class Multiplied:
-    """A product with random operands on the card."""
+    """A matmul with random operands on the GPU."""
 
     def __init__(self, device: Device, rows: int, n: int, columns: int, types: tuple[str, str], bias: bool) -> None:
         self.device, self.stream, rng = device, device.make_stream(), np.random.default_rng(0)
@@ -42,7 +42,7 @@ class Multiplied:
         self.values = {name: rng.standard_normal(size).astype(DTYPES[kinds[name]]) for name, size in given.items()}
         self.addresses = {name: self._send(value) for name, value in self.values.items()}
         self.addresses["out"] = device.allocate(rows * n * self.out_type.itemsize, "out")
-        self.product = LibraryMatmul(
+        self.matmul = LibraryMatmul(
             rows=rows,
             n=n,
             columns=columns,
@@ -53,7 +53,7 @@ class Multiplied:
             x_stride=columns + WIDER,
             out_stride=n,
             alpha=0.5,
-            node="a product",
+            node="a matmul",
         )
 
     def expected(self) -> NDArray[np.float64]:
@@ -63,11 +63,11 @@ class Multiplied:
         return result
 
     def result(self) -> NDArray[Any]:
-        """[rows, n]; what is there is overwritten, so that each run shows its own."""
+        """Read the result [rows, n] and clear it on the GPU, so that every run must write it again."""
         pinned = self.device.allocate_pinned(int(np.prod(self.shape)) * self.out_type.itemsize, "out")
         self.device.copy_out(pinned, self.addresses["out"], self.stream)
         self.device.clear(self.addresses["out"], pinned.size, self.stream)
-        self.device.synchronize("a product")
+        self.device.synchronize("a matmul")
         result: NDArray[Any] = pinned.view(self.out_type).reshape(self.shape)
         return result
 
@@ -82,12 +82,12 @@ class Multiplied:
 
 @pytest.mark.parametrize(("types", "bias"), CASES)
 @pytest.mark.parametrize(("rows", "n", "columns"), [(1, 96, 64), (7, 1000, 344), (64, 2048, 2048), (300, 512, 4096)])
-def test_a_product_is_as_close_to_float64_as_its_type_and_a_graph_repeats_it(
+def test_a_matmul_is_as_close_to_float64_as_its_type_and_a_graph_repeats_it(
     device: Device, types: tuple[str, str], rows: int, n: int, columns: int, bias: bool
 ) -> None:
     one = Multiplied(device, rows, n, columns, types, bias)
     library = CublasLt(device, one.stream)
-    queue, wanted = library(one.product, one.addresses), one.expected()
+    queue, wanted = library(one.matmul, one.addresses), one.expected()
     queue(one.stream)
     found = one.result()
     assert np.abs(found.astype(np.float64) - wanted).max() <= UNITS[types[1]] * np.abs(wanted).max()

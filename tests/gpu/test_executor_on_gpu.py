@@ -1,4 +1,4 @@
-"""The CUDA executor on a card: what tests/runtime/cuda shows in the interpreter, with kernels that are compiled."""
+"""The CUDA executor on a GPU: tests of tests/runtime/cuda again, with compiled kernels instead of the interpreter."""
 
 import logging
 
@@ -49,7 +49,7 @@ def test_chunks_and_mixed_and_decode_steps_have_onnxruntimes_logits(
         assert_close(np.concatenate(chunks), exact, executor.kv_geometry.dtype)
 
 
-def test_a_replayed_step_has_the_bits_of_one_whose_kernels_ran_one_by_one(
+def test_a_replayed_step_has_the_bits_of_kernels_run_one_by_one(
     make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -62,11 +62,11 @@ def test_a_replayed_step_has_the_bits_of_one_whose_kernels_ran_one_by_one(
     np.testing.assert_array_equal(found[0], found[1])
 
 
-def test_submitted_steps_choose_the_tokens_that_their_logits_say(make_executor: MakeExecutor) -> None:
+def test_submitted_steps_choose_the_likeliest_tokens(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     sequences = Growing([IDS[0][:9]], [TABLES[0]])
     steps = [executor.submit(sequences.step([9], "last"), greedy(1), np.full(9, -1, np.int32))]
-    sequences.ids = [np.zeros(21, np.int64)]  # what is carried stands for these
+    sequences.ids = [np.zeros(21, np.int64)]  # replaced by the carried tokens
     for _ in range(8):
         steps.append(executor.submit(sequences.step([1], "last"), greedy(1), np.zeros(1, np.int32)))
     chosen = [int(step.tokens()[0]) for step in steps]
@@ -75,7 +75,7 @@ def test_submitted_steps_choose_the_tokens_that_their_logits_say(make_executor: 
     assert [int(row.argmax()) for row in logits] == chosen
 
 
-def test_a_sequence_goes_on_from_blocks_that_were_saved_and_restored(make_executor: MakeExecutor) -> None:
+def test_a_sequence_resumes_from_blocks_that_were_saved_and_restored(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     undisturbed = Growing([IDS[0]], [TABLES[0]])
     executor.forward(undisturbed.step([8], "none"))
@@ -85,7 +85,7 @@ def test_a_sequence_goes_on_from_blocks_that_were_saved_and_restored(make_execut
     executor.forward(sequence.step([8], "none"))
     host.save(15, 3)
     host.save(16, 1)
-    executor.forward(Growing([IDS[1]], [[16, 15, 18]]).step([12], "none"))  # the blocks are another's now
+    executor.forward(Growing([IDS[1]], [[16, 15, 18]]).step([12], "none"))  # another sequence uses the blocks now
     host.restore(3, 43)
     host.restore(1, 44)
     sequence.tables = np.array([[43, 44, 45]], np.int32)
@@ -111,7 +111,7 @@ def test_tokens_are_the_same_every_time_and_greedy_ones_alone_too(launches: Arti
     assert alone == [together[0][0], together[0][2]]
 
 
-def test_the_pool_is_budgeted_from_what_is_free_and_all_is_given_back(
+def test_the_pool_takes_free_memory_and_all_memory_is_freed(
     make_executor: MakeExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -119,9 +119,9 @@ def test_the_pool_is_budgeted_from_what_is_free_and_all_is_given_back(
     device.activate()
     before = device.free_bytes()
     executor = make_executor(kv_blocks=None)
-    assert executor.num_blocks == executor.max_sequences * 16  # 4 sequences of 64 tokens are all that can be used
+    assert executor.num_blocks == executor.max_sequences * 16  # 4 sequences of 64 tokens is the most that can be used
     assert "were free" in caplog.text
     executor.warm_up()
     executor.close()
-    assert before - device.free_bytes() < 64 * 2**20  # the driver keeps some for itself
+    assert before - device.free_bytes() < 64 * 2**20  # the driver keeps some memory
     device.close()

@@ -1,4 +1,4 @@
-"""Compiled kernels on a card: every case against numpy, and every launch of small models against the interpreter."""
+"""Compiled kernels on a GPU: every case against numpy, and every launch of small models against the interpreter."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def runner(gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CaseRunner]:
-    """The cases' kernels, compiled for the card."""
+    """The cases' kernels, compiled for the GPU."""
     file = tmp_path_factory.mktemp("kernels") / "cases.zip"
     write_kernel_cases(file, gpu_sm)
     device = open_device()

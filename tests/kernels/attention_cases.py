@@ -1,4 +1,4 @@
-"""Attention over a paged pool: decode with its chunks, and ragged batches, over shapes that hurt."""
+"""Attention over a paged pool: decode with its chunks, and ragged batches, over difficult shapes."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from tests.kernels.cases import DOT_TYPES, NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT4, INT8, KINDS, Float64Array, Pool, attend, numpy64
 
 BLOCK_TOKENS = 16
-# Float32 sums alone, or operands of the products rounded to float16.
+# Float32 sums only, or operands of the matmuls rounded to float16.
 LIMITS = {torch.float32: 5e-6, torch.float16: 4e-3}
 SHAPES = {  # heads, kv heads, dim
     "head 64, group 4": (8, 2, 64),
@@ -37,7 +37,7 @@ LENGTHS = [1, 17, 33, 70]
 
 
 def shape_constants(pool: Pool, heads: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What both kernels are compiled for."""
+    """Constants of both kernels."""
     kv_heads, width = pool.codes.shape[2], pool.codes.shape[4]
     return {
         "GROUP": heads // kv_heads,
@@ -60,7 +60,7 @@ def decode(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> Float64Array:
-    """Both kernels, one after the other: [sequences, heads, dim]. Three chunks of 32 tokens or more."""
+    """Run both kernels: [sequences, heads, dim]. Three chunks of at least 32 tokens."""
     sequences, heads, dim = q.shape
     split = {"CHUNKS": 3, "LEAST_CHUNK": 16, "TILE": 16}
     sums = torch.full((sequences, heads, 3, dim), torch.nan)
@@ -101,7 +101,7 @@ def ragged(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> Float64Array:
-    """[queries, heads, dim]; tiles of 16 queries, 8 to a program; one tile more than is needed, as in a bucket."""
+    """Run the kernel: [queries, heads, dim]. Tiles of 16 queries, 8 per program; one tile of padding, as in a bucket."""
     _, heads, dim = q.shape
     kv_heads = pool.codes.shape[2]
     tiles = [(s, start) for s, count in enumerate(counts) for start in range(0, count, 16)] + [(-1, 0)]
@@ -139,7 +139,7 @@ def batch(
 
 
 def extras(rng: np.random.Generator, name: str, heads: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The kernel's arguments, and the reference's."""
+    """Arguments of the kernel, and of the reference."""
     options = dict(EXTRAS[name])
     sinks = torch.from_numpy(rng.standard_normal(heads).astype(np.float32))
     if options.pop("sinks", False):
@@ -150,7 +150,7 @@ def extras(rng: np.random.Generator, name: str, heads: int) -> tuple[dict[str, A
 def expected_rows(
     q: torch.Tensor, pool: Pool, tables: torch.Tensor, seen: list[tuple[int, int]], scale: float, **options: Any
 ) -> Float64Array:
-    """seen: for each query its sequence and how many tokens of it came by then."""
+    """Reference results; `seen` gives for each query its sequence and how many of its tokens are visible."""
     rows = [pool.sequence(tables[sequence].numpy(), length) for sequence, length in seen]
     return np.stack([attend(numpy64(x), *kv, scale, **options) for x, kv in zip(q, rows, strict=True)])
 
@@ -176,7 +176,7 @@ def _ragged(shape: str, extra: str, kind: int, dtype: torch.dtype) -> tuple[Floa
 
 
 def cases() -> Iterator[Case]:
-    """Every head size, then what an attention may have beside it, then precisions of the pool."""
+    """Every head size, then windows, softcaps and sinks, then precisions of the pool."""
     half = torch.float16
     grid = [
         *((shape, "", FLOAT, torch.float32) for shape in SHAPES),

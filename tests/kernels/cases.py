@@ -1,4 +1,4 @@
-"""One kernel over one shape in one precision, and how far it may be from numpy in float64.
+"""One kernel over one shape in one precision, and its largest allowed error against numpy in float64.
 
 What the tests assert and what benchmarks/programs/kernel_errors.py writes down are the same cases.
 """
@@ -14,12 +14,12 @@ from tests.kernels.reference import Float64Array
 
 DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16}
 NAMES = {torch.float32: "float32", torch.float16: "float16"}
-HALF_STEP = 2.0**-11  # of float16: what storing a result costs, relative to its largest
+HALF_STEP = 2.0**-11  # of float16: the error of storing a result, relative to its largest value
 
 
 @dataclass(frozen=True)
 class Case:
-    """`run` gives what the kernel found and what float64 says; `limit` bounds their distance over the largest value."""
+    """`run` returns the kernel's and the float64 result; `limit` bounds their difference over the largest value."""
 
     kernel: str
     shape: str
@@ -31,7 +31,7 @@ class Case:
         return f"{self.kernel}-{self.shape}-{self.precision}".replace(" ", "_")
 
     def errors(self) -> tuple[float, float]:
-        """The largest absolute error, and over the largest magnitude of what is expected."""
+        """The largest absolute error, and the same over the largest expected magnitude."""
         found, wanted = self.run()
         assert found.shape == wanted.shape
         absolute = float(np.abs(found - wanted).max())
@@ -39,10 +39,10 @@ class Case:
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """The smallest that is not below either."""
+    """The smallest power of two not below `number` and `least`."""
     return max(least, 1 << (number - 1).bit_length())
 
 
 def random(rng: np.random.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normal numbers."""
+    """Make normally distributed numbers."""
     return torch.from_numpy(rng.standard_normal(shape)).to(dtype)

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits written out, whole and in part: columns that fill no span, groups of half a span."""
+"""Dequantized weights of 4 and 8 bits, whole and in slices: columns of partial spans, groups of half a span."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Products: shapes that divide by nothing, every form of weight, parts, and rows rounded to 8 bits."""
+"""Matmuls: odd shapes, every form of weight, split-K partials, and rows quantized to 8 bits."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -29,7 +29,7 @@ SHAPES = [(1, 40, 100, 1), (33, 70, 64, 1), (5, 17, 172, 3)]  # rows, n, columns
 
 
 def capped(x: Float64Array, softcap: float) -> Float64Array:
-    """Itself where there is no cap."""
+    """Apply a softcap; 0 is none."""
     return softcap * np.tanh(x / softcap) if softcap else x
 
 
@@ -102,7 +102,7 @@ def _matmul(form: int, rows: int, n: int, columns: int, splits: int, dtype: torc
 
 
 def quantized(x: torch.Tensor, kind: int, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of rows, by the kernel; the rows themselves and ones for FLOAT."""
+    """Quantize rows with the kernel: codes and scales; for FLOAT the rows and ones."""
     if kind == FLOAT:
         return x, torch.ones(len(x))
     codes = torch.zeros(x.shape, dtype=torch.float8_e4m3fn if kind == FP8 else torch.int8)
@@ -114,7 +114,7 @@ def quantized(x: torch.Tensor, kind: int, scale: float | None = None) -> tuple[t
 
 
 def scaled_back(x: torch.Tensor, kind: int, scale: float) -> torch.Tensor:
-    """Rows rounded by a scale from before, as floats."""
+    """Round rows by a static scale, as floats."""
     out, columns = torch.zeros_like(x), x.shape[1]
     form = {"KIND": kind, "IS_STATIC": True, "SCALES_BACK": True}
     quantize_rows[(len(x),)](x, out, None, columns, scale, COLUMNS=columns, BLOCK=power_of_two(columns), **form)
@@ -122,7 +122,7 @@ def scaled_back(x: torch.Tensor, kind: int, scale: float) -> torch.Tensor:
 
 
 def _codes(kind: int, static: float | None) -> Outcome:
-    """Codes against the nearest of x over the kernel's scale; rows of very different size, and one of zeros."""
+    """The kernel's codes against x over its scale, rounded; rows of very different magnitude, and one of zeros."""
     rng = np.random.default_rng(4)
     x = torch.from_numpy((rng.standard_normal((6, 100)) * np.logspace(-6, 3, 6)[:, None]).astype(np.float32))
     x[2] = 0

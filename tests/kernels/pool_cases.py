@@ -1,4 +1,4 @@
-"""Norms by head, rotary embedding, and what is written into the pool."""
+"""Norms by head, rotary embedding, and vectors written into the pool."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,8 +23,7 @@ SHAPES = {  # heads, kv heads, dim, rotary dims
 def heads_of(
     name: str, kind: int, dtype: torch.dtype, *, normed: bool, parts: int
 ) -> tuple[Pool, Float64Array, Float64Array]:
-    """The pool after the kernel, its queries [tokens, heads, dim], and the vectors [tokens, heads + 2 kv heads, dim]
-    that are to be expected."""
+    """Run the kernel: the pool, its queries [tokens, heads, dim], and the expected [tokens, heads + 2 kv heads, dim]."""
     rng, (heads, kv_heads, dim, rotary) = np.random.default_rng(5), SHAPES[name]
     tokens, width = len(SLOTS), (heads + 2 * kv_heads) * dim
     qkv, positions = random(rng, parts, tokens, width, dtype=dtype), torch.arange(tokens) + 3
@@ -67,7 +66,7 @@ def _queries(name: str, dtype: torch.dtype, normed: bool, parts: int) -> tuple[F
 
 
 def _stored(name: str, kind: int, normed: bool) -> tuple[Float64Array, Float64Array]:
-    """Over each vector's largest magnitude, which is what its scale follows."""
+    """Stored vectors over their largest magnitude, which their scale depends on."""
     heads = SHAPES[name][0]
     pool, _, wanted = heads_of(name, kind, torch.float32, normed=normed, parts=1)
     tokens = [token for token, slot in enumerate(SLOTS) if slot >= 0]

@@ -1,4 +1,4 @@
-"""What the kernels compute, in numpy and float64, and a paged KV pool to compute it on."""
+"""References of the kernels in numpy and float64, and a paged KV pool for them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +16,13 @@ STEPS = {FLOAT: 2.0**-11, FP8: 2.0**-4, INT8: 0.5 / 127 * 1.01, INT4: 0.5 / 7 * 
 
 
 def numpy64(tensor: torch.Tensor) -> Float64Array:
-    """A tensor of any dtype in float64."""
+    """Convert a tensor of any dtype to float64."""
     array: Float64Array = tensor.to(torch.float64).numpy()
     return array
 
 
 def rope(x: Float64Array, positions: NDArray[np.int64], cos: Float64Array, sin: Float64Array) -> Float64Array:
-    """x [tokens, heads, dim] with its first 2 * cos.shape[1] dims turned."""
+    """Rotate the first 2 * cos.shape[1] dims of x [tokens, heads, dim]."""
     half = cos.shape[1]
     c, s = cos[positions][:, None], sin[positions][:, None]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -99,7 +99,7 @@ class Pool:
         }
 
     def vectors(self) -> Float64Array:
-        """What the codes stand for: [blocks, 2, kv heads, tokens, dim]."""
+        """Decode the pool: [blocks, 2, kv heads, tokens, dim]."""
         if self.kind == INT4:
             packed = self.codes.to(torch.int32)
             halves = torch.stack([((packed & 15) ^ 8) - 8, ((packed >> 4) ^ 8) - 8], dim=-1)

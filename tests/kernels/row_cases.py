@@ -1,4 +1,4 @@
-"""Look-ups, norms, sums and activations of rows, over widths that divide by nothing."""
+"""Gathers, norms, sums and activations of rows, of odd widths."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -64,7 +64,7 @@ def _gather(dtype: torch.dtype) -> Outcome:
 
 
 def spans(codes: NDArray[np.uint8], bits: int) -> torch.Tensor:
-    """Codes [n, columns] as the kernels read them: spans of 64, with 4 bits column j beside column j + 32."""
+    """Codes [n, columns] as the kernels read them: spans of 64, with 4 bits columns j and j + 32 in one byte."""
     padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 64)))
     if bits == 8:
         return torch.from_numpy(padded)
@@ -158,7 +158,7 @@ def cases() -> Iterator[Case]:
     for name, cap, parts in (("identity", 2.0, 1), ("SiLU", 0.0, 3), ("identity", 0.0, 2)):
         shape = f"{name}, softcap {cap:g}, {parts} parts"
         yield Case("map_rows", shape, "float32", LIMITS[torch.float32], partial(_mapped, name, cap, parts))
-    for kind, word in ((ADD.value, "sum"), (MULTIPLY.value, "product")):
+    for kind, word in ((ADD.value, "sum"), (MULTIPLY.value, "multiply")):
         for stride in (0, 100):
             run = partial(_combined, kind, stride, torch.float16)
             yield Case("combine_rows", f"{word}, {'rows' if stride else 'a vector'}", "float16", 1e-7, run)

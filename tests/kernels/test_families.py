@@ -1,6 +1,6 @@
 """Every family through its launch program, in the interpreter, against plain onnxruntime in float32.
 
-A program adds up in another order than onnxruntime and folds scalars into its neighbours: 2e-5 of the largest logit.
+A program adds in another order than onnxruntime and folds scalars into other operators: 2e-5 of the largest logit.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_norms_biases_scalars_and_sums_need_no_launches_of_their_own(name: str, 
     ]
 
 
-def test_a_branch_that_is_normed_before_it_is_added_is_one_launch() -> None:
+def test_a_normed_branch_and_its_residual_addition_are_one_launch() -> None:
     found = launches("olmo2")
     assert found.count("rms_norm") == 4  # queries, keys, and both sums
     assert "combine_rows" not in found

@@ -1,4 +1,4 @@
-"""Every kernel in the interpreter against numpy in float64, and what no error in numbers shows."""
+"""Every kernel in the interpreter against numpy in float64, and properties that errors do not show."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_every_kernel_has_cases() -> None:
     assert {case.kernel for case in all_cases()} | WITH_TOKENS | {"join_chunks"} == set(SIGNATURES)
 
 
-def test_tokens_that_the_step_before_chose_take_their_places() -> None:
+def test_tokens_of_the_previous_step_are_carried_to_their_rows() -> None:
     ids, tokens = torch.arange(100, 205), torch.tensor([7, -1, 9])
     carried = torch.full((105,), -1, dtype=torch.int32)
     carried[[0, 50, 104]] = torch.tensor([2, 1, 0], dtype=torch.int32)
@@ -40,7 +40,7 @@ def test_only_the_given_slots_of_the_pool_are_written() -> None:
     assert not pool.vectors().transpose(0, 3, 1, 2, 4).reshape(20, -1)[untouched].any()
 
 
-def test_a_sequence_of_the_buckets_padding_gives_zeros_and_reads_nothing() -> None:
+def test_padding_sequences_give_zeros_and_read_nothing() -> None:
     rng = np.random.default_rng(2)
     pool, tables, _ = batch(rng, FLOAT, torch.float32, (4, 2, 32), [20, 20])
     found = decode(random(rng, 2, 4, 32), pool, tables, torch.tensor([20, 0], dtype=torch.int32), 1.0)

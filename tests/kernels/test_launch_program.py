@@ -1,54 +1,73 @@
-"""What a launch program is: its data, its arena, its pools, what it refuses, and graphs that no pass has tidied."""
+"""Launch programs: their data, arena and KV pools, operators without a kernel, and graphs without fusions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from ingot.artifact.launch_program import Launch, LaunchProgram, Step
+from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.launch_program import LaunchProgram
 from ingot.errors import PassError
+from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.arena import least_bytes, lifetimes
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.runtime.cuda.device import Bytes, Given
 from tests.kernels.programs import CHECKPOINTS, CONTEXT, exact_logits, fused, imported, logits_by_program, prompts
-from tests.simulators.interpreted_kernels import InterpretedModel
+from tests.simulators.interpreted_device import FakeKernel, FakeStream, InterpretedDevice
 
 LLAMA = CHECKPOINTS / "llama"
 
 
-class RoundedPool(InterpretedModel):
-    """A pool of floats whose every vector is rounded, after each write, to what another precision would hold."""
+class RoundedPool(InterpretedDevice):
+    """A device whose float KV pool is rounded, after each write, to the values that another precision can store."""
 
-    precision = "int8"
+    def __init__(self, precision: str, head_dim: int) -> None:
+        super().__init__()
+        self.precision, self.head_dim = precision, head_dim
 
-    def _launch(self, program: LaunchProgram, launch: Step, external: Mapping[str, torch.Tensor]) -> None:
-        super()._launch(program, launch, external)
-        if isinstance(launch, Launch) and launch.kernel.startswith("rotary_kv_write"):
-            vectors = self._pool.reshape(-1, self.kv.head_dim)
-            largest = vectors.abs().max(dim=1, keepdim=True).values
-            limit = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}[self.precision]
-            scale = (largest / limit).to(torch.float16).to(torch.float32)
-            scale[scale == 0] = 1.0
-            codes = (vectors / scale).clamp(-limit, limit)
-            rounded = codes.to(torch.float8_e4m3fn) if self.precision == "fp8" else codes.round()
-            vectors.copy_(rounded.to(torch.float32) * scale)
+    def bind(
+        self, kernel: FakeKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str
+    ) -> Callable[[FakeStream], None]:
+        queue = super().bind(kernel, grid, arguments, node)
+        if kernel.name != "rotary_kv_write":
+            return queue
+        _, address = arguments[list(SIGNATURES[kernel.name].arguments).index("pool")]
+
+        def write_and_round(stream: FakeStream) -> None:
+            queue(stream)
+            self.queue(stream, lambda: self.round(self.allocation(int(address))))
+
+        return write_and_round
+
+    def round(self, pool: Bytes) -> None:
+        """Round every vector of the pool in place."""
+        vectors = torch.from_numpy(pool).view(torch.float32).reshape(-1, self.head_dim)
+        largest = vectors.abs().max(dim=1, keepdim=True).values
+        limit = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}[self.precision]
+        scale = (largest / limit).to(torch.float16).to(torch.float32)
+        scale[scale == 0] = 1.0
+        codes = (vectors / scale).clamp(-limit, limit)
+        rounded = codes.to(torch.float8_e4m3fn) if self.precision == "fp8" else codes.round()
+        vectors.copy_(rounded.to(torch.float32) * scale)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8", "int4"])
 def test_a_quantized_pool_gives_the_bits_of_one_with_rounded_vectors(
-    precision: str, monkeypatch: pytest.MonkeyPatch
+    precision: KVType,
 ) -> None:
     ids = prompts(5)
     model = fused(imported(LLAMA))
     found = logits_by_program(model, ids, precision)[0]
-    monkeypatch.setattr(RoundedPool, "precision", precision)
-    wanted = logits_by_program(model, ids, runner_class=RoundedPool)[0]
+    head_dim = KV.of(model).head_dim
+    wanted = logits_by_program(model, ids, device=RoundedPool(precision, head_dim))[0]
     np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-def test_a_graph_that_nothing_is_packed_or_fused_in_gives_the_same_logits(name: str) -> None:
+def test_a_graph_without_packing_and_fusions_gives_the_same_logits(name: str) -> None:
     ids = prompts(5)
     model = imported(CHECKPOINTS / name, prepared=("fold-constants", "clean-up"))
     wanted = exact_logits(model, ids[0])[-2:]
@@ -63,7 +82,7 @@ def test_a_program_is_data_and_its_arena_is_close_to_the_bound() -> None:
     sizes = {name: place.bytes for name, place in program.places.items()}
     least = least_bytes(
         lifetimes([launch.buffers for launch in program.launches], sizes)
-    )  # but for what the head keeps
+    )  # except buffers that the head keeps
     assert least <= program.arena_bytes <= 1.25 * least
 
 

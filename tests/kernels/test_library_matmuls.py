@@ -1,10 +1,10 @@
-"""Programs whose plain products a library computes: the same logits, and Ingot's own kernel for what libraries lack."""
+"""Programs with matmuls in a library: equal logits, and Ingot's kernel for matmuls that libraries do not support."""
 
 import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import LibraryMatmul
-from ingot.pipeline.targets.cuda import lower_matmul as lower_product
+from ingot.pipeline.targets.cuda import lower_matmul
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import (
@@ -29,13 +29,13 @@ def lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "
     return lower_to_launches(model, (bucket,), "fp32" if activations == "fp32" else "fp16", LibraryTiles())
 
 
-def products(found: Lowered) -> tuple[LibraryMatmul, ...]:
+def matmuls(found: Lowered) -> tuple[LibraryMatmul, ...]:
     return found.programs[0].library_matmuls
 
 
 @pytest.mark.parametrize("name", ["qwen2", "granite-tied-biases", "gemma2"])
 def test_logits_equal_onnxruntimes(name: str) -> None:
-    """Biases, a scaled product with its bias scaled, a capped head."""
+    """Biases, a scaled matmul with its bias scaled, a capped head."""
     ids = prompts(7, 3)
     model = imported(CHECKPOINTS / name)
     wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
@@ -43,28 +43,28 @@ def test_logits_equal_onnxruntimes(name: str) -> None:
         assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
 
 
-def test_slices_of_a_weight_that_is_written_out_are_products_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_product, "DEQUANTIZED_FROM", 8)
-    monkeypatch.setattr(lower_product, "_SLICE_BYTES", 1)
-    monkeypatch.setattr(lower_product, "_SLICE_STEP", 64)
+def test_slices_of_a_dequantized_weight_are_separate_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_matmul, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_matmul, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(lower_matmul, "_SLICE_STEP", 64)
     model = imported(CHECKPOINTS / "llama", INT4)
     ids = prompts(7, 3)
     wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
     for found, exact in zip(logits_by_program(fused(model), ids, tiles=LibraryTiles()), wanted, strict=True):
         assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
-    parts = [one for one in products(lowered("llama", INT4)) if one.weight.kind == "buffer" and one.out.offset]
-    assert {(one.n, one.out.offset, one.out_stride) for one in parts} == {(32, 64, 96)}
+    slices = [one for one in matmuls(lowered("llama", INT4)) if one.weight.kind == "buffer" and one.out.offset]
+    assert {(one.n, one.out.offset, one.out_stride) for one in slices} == {(32, 64, 96)}
 
 
-def test_every_plain_product_is_the_librarys_and_none_is_in_parts() -> None:
+def test_every_plain_matmul_runs_in_the_library_and_none_is_split() -> None:
     found = lowered("llama")
     assert not [kernel for kernel in found.shared.kernels.values() if kernel.name == "matmul"]
-    head = products(found)[-1]
+    head = matmuls(found)[-1]
     assert (head.x.type, head.weight.type, head.out.type, head.out.name) == ("fp16", "fp16", "fp32", "logits")
     assert (head.rows, head.columns, head.x_stride, head.out_stride) == (2, 32, 32, head.n)
-    assert all(f"{name}.parts" not in found.programs[0].places for one in products(found) for name in one.buffers)
+    assert all(f"{name}.parts" not in found.programs[0].places for one in matmuls(found) for name in one.buffers)
 
 
-def test_a_cap_and_a_bias_of_another_type_than_the_results_are_left_to_ingots_own_kernel() -> None:
-    assert "lm_head" not in " ".join(one.node for one in products(lowered("gemma2")))
+def test_matmuls_with_a_cap_or_a_bias_of_another_type_use_ingots_kernel() -> None:
+    assert "lm_head" not in " ".join(one.node for one in matmuls(lowered("gemma2")))
     assert "matmul" in {kernel.name for kernel in lowered("gemma2").shared.kernels.values()}

@@ -1,4 +1,4 @@
-"""Tokens chosen by the kernels are those of runtime/sampler.py."""
+"""The sampling kernels choose the tokens that runtime/sampler.py chooses."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
     ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.6), (0.9, 20, 0.8), (2.0, 149, 0.05)]
 )
 @pytest.mark.parametrize("ties", [False, True])
-def test_draws_are_the_samplers(temperature: float, top_k: int, top_p: float, ties: bool) -> None:
+def test_sampled_tokens_are_those_of_the_host(temperature: float, top_k: int, top_p: float, ties: bool) -> None:
     logits = logits_of(7)
     if ties:
         logits = (logits * 2).round() / 2
@@ -69,7 +69,7 @@ def test_logits_that_no_token_can_be_chosen_from_give_minus_one(strange: str) ->
     assert drawn(logits, 1.0, 5, 0.5, [0.5]) == [-1]
 
 
-def test_a_forbidden_token_is_never_drawn() -> None:
+def test_a_forbidden_token_is_never_sampled() -> None:
     logits = logits_of(10)
     logits[:140] = -torch.inf
     assert all(token >= 140 for token in drawn(logits, 5.0, 0, 1.0, [0.0, 0.5, 0.9999]))

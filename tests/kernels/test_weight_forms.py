@@ -1,4 +1,4 @@
-"""Every form that passes leave weights and activations in, through the launch program, against plain onnxruntime."""
+"""Every form of weights and activations that passes produce, through the launch program, against plain onnxruntime."""
 
 import numpy as np
 import onnx_ir as ir
@@ -8,7 +8,7 @@ from ingot.artifact.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.targets.cuda import lower_matmul as lower_product
+from ingot.pipeline.targets.cuda import lower_matmul
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import (
@@ -25,8 +25,8 @@ from tests.passes.calibration_data import calibration_data
 
 CHANNEL: dict[str, object] = {"bits": 8, "block_size": "channel", "symmetric": True, "lm_head": "none"}
 FLOATS = {"lm_head": "none", "embedding": "none"}
-# What is not rounded on the way is as exact as sums in float32. Of activations, a value at the border of two codes may
-# be rounded to the other one, which is a 127th of its row's largest.
+# Without rounded activations the error is that of float32 sums. With them, a value at the border of two codes may take
+# the other code, which differs by a 127th of its row's largest value.
 EXACT, ROUNDED = 2e-5, 5e-3
 FORMS: dict[str, tuple[float, list[Entry]]] = {
     "4 bits, head and table 8": (EXACT, [("quantize-weights", {"block_size": 32, "lm_head": 8, "embedding": 8})]),
@@ -98,17 +98,17 @@ def test_scales_of_blocks_have_16_bits_where_activations_do() -> None:
     assert {kind for name, kind in types.items() if name.endswith(".scale.groups")} == {"fp16"}
 
 
-def test_blocks_that_no_kernel_takes_are_refused_by_name() -> None:
+def test_block_sizes_without_a_kernel_are_refused_by_name() -> None:
     model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": 16, **FLOATS})))
     with pytest.raises(PassError, match=r"'model.layers.0.*' has blocks of 16; the CUDA kernels take multiples of 32"):
         lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])  # without a bias, and with one
-def test_products_of_many_rows_write_the_weight_out_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_product, "DEQUANTIZED_FROM", 8)
-    monkeypatch.setattr(lower_product, "_SLICE_STEP", 16)
-    monkeypatch.setattr(lower_product, "_SLICE_BYTES", 16 * 4 * 32)
+def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_matmul, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_matmul, "_SLICE_STEP", 16)
+    monkeypatch.setattr(lower_matmul, "_SLICE_BYTES", 16 * 4 * 32)
     model = imported(CHECKPOINTS / name, ("quantize-weights", {"block_size": 32, **FLOATS}))
     ids = prompts(5)
     wanted = exact_logits(model, ids[0])

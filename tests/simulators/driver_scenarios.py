@@ -25,6 +25,7 @@ from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import choose_sm, read_program
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import Growing, token_ids
+from tests.simulators.triton_interpreter import use_interpreter
 
 SIZES = {"i32": 4, "fp32": 4, "i64": 8}
 _LAUNCHER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, *[ctypes.c_uint] * 5, ctypes.POINTER(ctypes.c_void_p))
@@ -201,10 +202,11 @@ def other_card(shim: Shim) -> object:
 
 
 def executor(shim: Shim) -> object:
-    """The whole executor, its kernels interpreted from the bytes of the parameters that they are launched with."""
-    from tests.simulators.interpreted_launch import launched
+    """The whole executor; kernels are interpreted from the parameters that the driver gets."""
+    use_interpreter()
+    from tests.simulators.interpreted_kernels import run_from_parameters
 
-    shim.launcher(launched)
+    shim.launcher(run_from_parameters)
     executor = CudaExecutor(open_artifact(sys.argv[1]), open_device(), EngineOptions(kv_blocks=8))
     sequences = Growing([token_ids(7)], [[3, 1]])
     logits = [executor.forward(sequences.step([count])).tolist() for count in (5, 1, 1)]

@@ -1,30 +1,26 @@
-"""A device of the computer's own memory, whose kernels Triton's interpreter runs. Implements `Device`.
+"""A device in host memory whose kernels run in Triton's interpreter. Implements `Device`.
 
-A compiled kernel is its own description as JSON. Memory is not zero when it is allocated. Work is done as late as the
-protocol allows: a stream runs when something waits for it, and no further than that; with `hasty`, streams other than
-the first run as early as it allows. What forgets to wait therefore reads what is not there yet, or no more.
+A compiled kernel is its own description as JSON. Allocated memory is filled with NaN. Work runs as late as the protocol
+allows: a stream runs when something waits for it, and only up to that point; with `hasty`, streams other than the first
+run as early as allowed. Code that forgets to wait therefore reads data that is not written yet, or already overwritten.
 """
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
-import triton.language as tl
 
 from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
-from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory
 from tests.runtime.cuda.artifacts import SM
-from tests.simulators.interpreted_kernels import TORCH_TYPES, multiply
+from tests.simulators.interpreted_kernels import TORCH_TYPES, kernel_function, multiply
 
 _GARBAGE = 0xFF  # a NaN in every float
-_DOT_TYPES = {"fp32": tl.float32, "fp16": tl.float16}
 
 
 @dataclass(eq=False)
@@ -47,12 +43,13 @@ class FakeEvent:
 
 @dataclass(frozen=True)
 class FakeKernel:
+    name: str
     function: Any
     constants: dict[str, Any]
 
 
 class InterpretedDevice:
-    """`memory_bytes` of memory; counts what is launched, captured and replayed."""
+    """Has `memory_bytes` of memory; counts launches, captures, replays, copies and waits."""
 
     name = "an interpreter"
     sm = SM
@@ -62,7 +59,7 @@ class InterpretedDevice:
         self.hasty = hasty
         self.memory: dict[int, Bytes] = {}
         self.streams: list[FakeStream] = []
-        self.failing: str | None = None  # the node whose kernel breaks the device
+        self.failing: str | None = None  # the node whose kernel fails and loses the device
         self.lost: str | None = None
         self.closed = False
         self.matmuls: list[InterpretedMatmuls] = []
@@ -150,7 +147,7 @@ class InterpretedDevice:
         read = Kernel.model_validate_json(cubin.tobytes())
         assert read == kernel
         assert facts.symbol == kernel.name
-        return FakeKernel(*kernel_function(kernel))
+        return FakeKernel(kernel.name, *kernel_function(kernel))
 
     def bind(
         self, kernel: FakeKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str
@@ -162,28 +159,29 @@ class InterpretedDevice:
                 self.lost = f"{node} broke"
                 return
             self.num_launches += 1
-            kernel.function[grid](*tensors, **kernel.constants)
+            with np.errstate(all="ignore"):  # rows of padding hold anything
+                kernel.function[grid](*tensors, **kernel.constants)
 
         return lambda stream: self._put(stream, run)
 
     def open_matmuls(self, device: Device, stream: FakeStream) -> "InterpretedMatmuls":
-        """For `CudaExecutor`: in place of the library."""
+        """Open matmuls for `CudaExecutor`, in place of a library."""
         assert device is self
         self.matmuls.append(InterpretedMatmuls(self))
         return self.matmuls[-1]
 
-    def multiply(self, product: LibraryMatmul, addresses: Mapping[str, int], stream: FakeStream) -> None:
-        """Queue what a library computes."""
-        operands = product.operands.items()
+    def multiply(self, matmul: LibraryMatmul, addresses: Mapping[str, int], stream: FakeStream) -> None:
+        """Queue a library's matmul."""
+        operands = matmul.operands.items()
         tensors = {name: self._argument(f"*{operand.type}", addresses[name]) for name, operand in operands}
-        self.queue(stream, lambda: multiply(product, tensors))
+        self.queue(stream, lambda: multiply(matmul, tensors))
 
     def queue(self, stream: FakeStream, work: Callable[[], None]) -> None:
-        """Let others put work on a stream."""
+        """Queue work of another library on a stream."""
         self._put(stream, work)
 
     def stream(self, number: int) -> FakeStream:
-        """The stream of a number, which is all that a library knows of it."""
+        """The stream with a number, which is how libraries refer to it."""
         return next(one for one in self.streams if int(one) == number)
 
     def capture(self, stream: FakeStream, work: Callable[[FakeStream], None]) -> list[Callable[[], None]]:
@@ -215,13 +213,18 @@ class InterpretedDevice:
         self.memory.clear()
 
     def view(self, address: int, size: int | None = None) -> Bytes:
-        """Bytes at an address, to the end of what was allocated there or `size` of them."""
+        """Bytes from an address on: `size` of them, or to the end of the allocation."""
+        array = self.allocation(address)
+        array = array[address - array.ctypes.data :]
+        assert size is None or size <= len(array), "beyond the allocation"
+        return array[:size]
+
+    def allocation(self, address: int) -> Bytes:
+        """The whole allocation that contains an address."""
         bases = sorted(self.memory)
         base = bases[bisect_right(bases, address) - 1]
-        array = self.memory[base][address - base :]
         assert base <= address < base + len(self.memory[base]), "not an address of the device"
-        assert size is None or size <= len(array), "beyond what was allocated"
-        return array[:size]
+        return self.memory[base]
 
     def _argument(self, kind: str, value: int | float) -> Any:
         if not kind.startswith("*"):
@@ -234,13 +237,13 @@ class InterpretedDevice:
 
     def _put(self, stream: FakeStream, operation: Callable[[], None]) -> None:
         assert not self.closed
-        self._raise_if_lost("something queued before")
+        self._raise_if_lost("earlier work")
         if stream.captured is not None:
             stream.captured.append(operation)
             return
         stream.queue.append(operation)
         if self.hasty and not stream.first:
-            while stream.queue:  # what it waits for is done now: as early as can be
+            while stream.queue:  # runs what it waits for, too
                 self._step(stream)
 
     def _reach(self, event: FakeEvent, version: int) -> None:
@@ -260,19 +263,19 @@ class InterpretedDevice:
 
 @dataclass
 class InterpretedMatmuls:
-    """Products of a library. Implements `programs.MatmulBinder`; counts what is queued."""
+    """Matmuls in place of a library. Implements `programs.MatmulBinder`; counts what is queued."""
 
     device: InterpretedDevice
     num_queued: int = 0
     closed: bool = False
 
-    def __call__(self, product: LibraryMatmul, addresses: Mapping[str, int]) -> Callable[[FakeStream], None]:
+    def __call__(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Callable[[FakeStream], None]:
         given = dict(addresses)
 
         def queue(stream: FakeStream) -> None:
             assert not self.closed
             self.num_queued += 1
-            self.device.multiply(product, given, stream)
+            self.device.multiply(matmul, given, stream)
 
         return queue
 
@@ -281,21 +284,7 @@ class InterpretedMatmuls:
         self.closed = True
 
 
-def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
-    """The interpreted function of a kernel, and its constants."""
-    module, _, name = SIGNATURES[kernel.name].function.partition(".")
-    function = getattr(import_module(f"ingot.kernels.{module}"), name)
-    return function, {key: _constant(key, value) for key, value in kernel.constants.items()}
-
-
 def _aligned(size: int) -> Bytes:
     memory = np.empty(size + 255, np.uint8)
     start = -memory.ctypes.data % 256
     return memory[start : start + size]
-
-
-def _constant(name: str, value: Any) -> Any:
-    """Constants by name; products are float32, whatever the card would take them in."""
-    if name == "UPCAST":
-        return True
-    return _DOT_TYPES[value] if isinstance(value, str) else value
