@@ -101,7 +101,7 @@ def ragged(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> Float64Array:
-    """Run the kernel: [queries, heads, dim]. Tiles of 16 queries, 8 per program; one tile of padding, as in a bucket."""
+    """Run the kernel: [queries, heads, dim]. Tiles of 16 queries, 8 per program; one tile is padding."""
     _, heads, dim = q.shape
     kv_heads = pool.codes.shape[2]
     tiles = [(s, start) for s, count in enumerate(counts) for start in range(0, count, 16)] + [(-1, 0)]

@@ -23,7 +23,7 @@ SHAPES = {  # heads, kv heads, dim, rotary dims
 def heads_of(
     name: str, kind: int, dtype: torch.dtype, *, normed: bool, parts: int
 ) -> tuple[Pool, Float64Array, Float64Array]:
-    """Run the kernel: the pool, its queries [tokens, heads, dim], and the expected [tokens, heads + 2 kv heads, dim]."""
+    """The pool after the kernel, its queries [tokens, heads, dim], the expected [tokens, heads + 2 kv heads, dim]."""
     rng, (heads, kv_heads, dim, rotary) = np.random.default_rng(5), SHAPES[name]
     tokens, width = len(SLOTS), (heads + 2 * kv_heads) * dim
     qkv, positions = random(rng, parts, tokens, width, dtype=dtype), torch.arange(tokens) + 3

@@ -34,7 +34,7 @@ class RoundedPool(InterpretedDevice):
         queue = super().bind(kernel, grid, arguments, node)
         if kernel.name != "rotary_kv_write":
             return queue
-        _, address = arguments[list(SIGNATURES[kernel.name].arguments).index("pool")]
+        _, address = arguments[SIGNATURES[kernel.name].index("pool")]
 
         def write_and_round(stream: FakeStream) -> None:
             queue(stream)

@@ -1,6 +1,6 @@
-"""Stands for nvmath's bindings of cuBLASLt: computes what the descriptors say, by columns, on the host's memory.
+"""Stand-in for nvmath's bindings of cuBLASLt: computes what the descriptors say, by columns, in host memory.
 
-Every call is written down. Names and numbers are the bindings'; test_cublaslt_in_numpy.py holds them to it.
+Every call is recorded. test_cublaslt_in_numpy.py checks names and numbers against the bindings.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ VERSION = 130100
 
 
 class CublasLtError(Exception):
-    """As cuBLASLtError: no RuntimeError."""
+    """Like cuBLASLtError, not a RuntimeError."""
 
 
 class Numpy:
-    """`load` imports it under the names of nvmath's modules. `answers` algorithms, or fails where it is negative."""
+    """The bindings; `load` imports them. The heuristic finds `answers` algorithms, or fails if it is negative."""
 
     cuBLASLtError = CublasLtError  # noqa: N815
     matmul_heuristic_result_dtype = np.dtype(
@@ -64,7 +64,7 @@ class Numpy:
         return modules.get(name, self)
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
-        """What a function was called with."""
+        """Arguments of each call of a function."""
         return [call[1:] for call in self.calls if call[0] == name]
 
     def get_version(self) -> int:
@@ -138,7 +138,7 @@ class Numpy:
         self.live[owner][attribute.name] = int(_memory(memory, kind, 1)[0])
 
     def _matrix(self, address: int, layout: int) -> NDArray[Any]:
-        """By columns, as the layout says."""
+        """A view by columns, as the layout says."""
         kind, rows, columns, stride = self.live[layout]["given"]
         flat = _memory(address, np.dtype(_NUMPY_TYPES[kind]), stride * (columns - 1) + rows)
         return np.lib.stride_tricks.as_strided(flat, (rows, columns), (flat.itemsize, stride * flat.itemsize))

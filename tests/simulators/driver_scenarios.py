@@ -1,8 +1,8 @@
-"""What `driver.py` does through cuda-bindings with the shim of driver_shim.c as libcuda.so.1. Run by test_driver.py.
+"""Scenarios of `driver.py` through cuda-bindings, with driver_shim.c as libcuda.so.1. Run by test_driver.py.
 
     LD_LIBRARY_PATH=FOLDER python -m tests.simulators.driver_scenarios LAUNCHES     -> one JSON object, by scenario
 
-Each scenario has a process of its own, forked: a driver is initialised once, and failures spoil it.
+Each scenario runs in a forked process: a driver is initialized once, and a failure can lose its context.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ KERNEL = Kernel(
 
 
 class Shim:
-    """The shim's own functions."""
+    """Functions of the shim."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -67,7 +67,7 @@ class Shim:
 
 
 def image(kernel: Kernel) -> bytes:
-    """A compiled kernel as the shim takes it: its two pointers to scratch memory follow its own parameters."""
+    """Make a compiled kernel in the shim's format: two pointers to scratch memory follow its own parameters."""
     sizes = [*(SIZES.get(kind, 8) for kind in kernel.types), 8, 8]
     return f"{kernel.name}\n{' '.join(map(str, sizes))}\n{kernel.model_dump_json()}\0".encode()
 
@@ -83,7 +83,7 @@ def refusal(work: Callable[[], object]) -> str:
         work()
     except EngineError as error:
         return str(error)
-    return "nothing was refused"
+    return "no error"
 
 
 def calls(shim: Shim) -> object:
@@ -140,7 +140,7 @@ def calls(shim: Shim) -> object:
     }
 
 
-def no_card(shim: Shim) -> object:
+def no_gpu(shim: Shim) -> object:
     shim.set(devices=0)
     return refusal(open_device)
 
@@ -157,7 +157,7 @@ def missing_function(shim: Shim) -> object:
     return refusal(lambda: device.capture(device.make_stream(), lambda stream: None))
 
 
-def full_card(shim: Shim) -> object:
+def full_gpu(shim: Shim) -> object:
     shim.set(total=3 * 2**20)
     device = open_device()
     device.activate()
@@ -175,7 +175,7 @@ def refused_launch(shim: Shim) -> object:
     return said
 
 
-def spoilt_context(shim: Shim) -> object:
+def lost_context(shim: Shim) -> object:
     device = open_device()
     device.activate()
     event = device.make_event()
@@ -195,7 +195,7 @@ def bad_kernels(shim: Shim) -> object:
     )
 
 
-def other_card(shim: Shim) -> object:
+def other_gpu(shim: Shim) -> object:
     shim.set(major=8, minor=9)
     program = read_program(open_artifact(sys.argv[1]))
     return refusal(lambda: choose_sm(program, open_device()))
@@ -226,14 +226,14 @@ def executor(shim: Shim) -> object:
 
 SCENARIOS: Sequence[Callable[[Shim], object]] = (
     calls,
-    no_card,
+    no_gpu,
     old_driver,
     missing_function,
-    full_card,
+    full_gpu,
     refused_launch,
-    spoilt_context,
+    lost_context,
     bad_kernels,
-    other_card,
+    other_gpu,
     executor,
 )
 

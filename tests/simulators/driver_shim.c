@@ -1,8 +1,8 @@
-/* A CUDA driver for tests, as libcuda.so.1: device memory is host memory, work is done at once, calls are written down.
+/* A CUDA driver for tests, as libcuda.so.1: device memory is host memory, work runs at once, calls are recorded.
 
    A compiled kernel is the text "symbol\nsizes of its parameters\nanything\0". Launches, replayed ones too, are handed
-   to a function that the test registers. What fails, and how, is set by shim_set. Only what the runtime calls is here:
-   cuGetProcAddress_v2 refuses everything else, as an old driver would. */
+   to a function that the test registers. shim_set makes calls fail. Only functions that the runtime calls exist:
+   cuGetProcAddress_v2 refuses all others, as an old driver would. */
 
 #include <stdarg.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-"""What products ask nvmath-python for is there under these names: so the stand-in of test_cublaslt.py is true to it."""
+"""nvmath-python has the names and numbers that cublaslt_in_numpy.py imitates."""
 
 from enum import IntEnum
 from typing import Any
@@ -14,7 +14,7 @@ blas: Any = pytest.importorskip("nvmath.bindings.cublas", reason=_REASON)
 nvmath: Any = pytest.importorskip("nvmath", reason=_REASON)
 
 
-def test_every_function_is_there() -> None:
+def test_nvmath_has_every_function() -> None:
     wanted = [name for name, value in vars(Numpy).items() if callable(value) and name[0] != "_"]
     assert {name for name in wanted if not hasattr(lt, name)} == {"load", "named"}
     assert issubclass(lt.cuBLASLtError, Exception)
@@ -22,12 +22,12 @@ def test_every_function_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, value in vars(Numpy).items() if isinstance(value, type(IntEnum))])
-def test_every_number_is_the_bindings(name: str) -> None:
+def test_every_number_is_nvmaths(name: str) -> None:
     mine: type[IntEnum] = getattr(Numpy, name)
     assert {one.name: int(one) for one in mine}.items() <= {one.name: int(one) for one in getattr(lt, name)}.items()
 
 
-def test_types_are_the_bindings() -> None:
+def test_types_are_nvmaths() -> None:
     assert {name: int(getattr(nvmath.CudaDataType, name)) for name in CUDA_TYPES} == CUDA_TYPES
     assert (int(blas.ComputeType.COMPUTE_32F), int(blas.Operation.T)) == (COMPUTE_32F, 1)
     assert np.dtype(lt.matmul_heuristic_result_dtype) == Numpy.matmul_heuristic_result_dtype

@@ -1,4 +1,4 @@
-"""What plans ask TensorRT-RTX for is there under these names: so the stand-ins of test_plans.py are true to it."""
+"""TensorRT-RTX has the names that plans use, and that FakeTensorRT imitates."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("owner", NAMES)
-def test_every_name_is_there(owner: str) -> None:
+def test_tensorrt_has_every_name(owner: str) -> None:
     missing = [name for name in NAMES[owner] if not hasattr(getattr(trt, owner), name)]
     assert not missing
 

@@ -1,4 +1,4 @@
-"""Artifacts of launches for the interpreted device: compiled kernels are their own descriptions."""
+"""Artifacts of launch programs for the interpreted device: a compiled kernel is its own description."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ PASSES = (
 
 
 class LibraryTiles(TileTable):
-    """A library for every product that may have one."""
+    """Chooses cuBLASLt for every matmul that it supports."""
 
     def choose(self, shape: MatmulShape) -> Tile:
         is_plain = shape.kernel == "matmul" and shape.bits == 16
@@ -65,7 +65,7 @@ def model_of(checkpoint: Path = LLAMA, kv: KVType | None = None, block_tokens: i
 
 
 def described(kernel: Kernel) -> bytes:
-    """What stands for a compiled kernel on the interpreted device."""
+    """The compiled kernel of the interpreted device: its description."""
     return kernel.model_dump_json().encode()
 
 

@@ -1,4 +1,4 @@
-"""The CUDA runtime on a device that interprets kernels, in the computer's own memory."""
+"""The CUDA runtime on a device in host memory that interprets kernels."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ ChangeArtifact = Callable[..., Artifact]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny llama's first layer: the interpreter takes milliseconds for what a card does in none."""
+    """The tiny llama's first layer, because the interpreter is slow."""
     folder = tmp_path_factory.mktemp("checkpoint")
     config = json.loads((LLAMA / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
@@ -53,7 +53,7 @@ def reference(checkpoint: Path, build_unmeasured: BuildArtifact) -> Artifact:
 
 @pytest.fixture
 def change(launches: Artifact, tmp_path: Path) -> ChangeArtifact:
-    """change(**fields) -> a copy with other fields of its launches, to be spoilt further: digests are not checked."""
+    """change(**fields) -> a copy with other fields of its launches, to be changed further: digests are not checked."""
 
     def copied(**fields: object) -> Artifact:
         shutil.copytree(launches.path, tmp_path, dirs_exist_ok=True)

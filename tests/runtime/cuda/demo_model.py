@@ -1,4 +1,4 @@
-"""The demo model through its launch program, interpreted, beside the onnxruntime executor: logits and greedy tokens."""
+"""The demo model in the interpreted launch program and in the onnxruntime executor: logits and greedy tokens."""
 
 import json
 from collections.abc import Callable
@@ -26,14 +26,14 @@ PROMPT = "def read_file(path):\n"
 CONTEXT = 64
 _RAGGED_ROWS = 16
 
-# Products of the reference in float32, as the launch program computes them: the engine's own choice rounds activations.
+# Matmuls of the reference in float32, as in the launch program: by default the CPU engine rounds activations.
 EXACT = "{lower-onnxruntime-cpu: {accuracy_level: 0}}"
 _QUANTIZED: dict[str, object] = {"bits": 4, "block_size": 32, "lm_head": "none", "embedding": 8}
 _QUANTIZATION: dict[str, list[str]] = {"float": [], "int4": [f"{{quantize-weights: {json.dumps(_QUANTIZED)}}}"]}
 _PREPARED = ("fold-constants", "pack-projections", "fuse-gated-activation")
 _LOWERED = ("fuse-residual-norm", "fuse-rotary-attention", "clean-up")
 
-# Of the largest logit: float32 differs by the order of its sums, float16 by its 11 bits in every layer.
+# Relative to the largest logit: float32 differs by the order of sums, float16 by its 11 bits in every layer.
 TOLERANCES: dict[ActivationType, float] = {"fp32": 2e-5, "fp16": 5e-3}
 
 
@@ -54,7 +54,7 @@ def compare(
     build: Callable[..., Artifact],
     tiles: TileTable | None = None,
 ) -> Comparison:
-    """Generate on both from PROMPT. build(recipe, checkpoint, *overrides) makes the reference, unmeasured."""
+    """Generate from PROMPT on both. build(recipe, checkpoint, *overrides) makes the reference, unmeasured."""
     passes = ", ".join([*_PREPARED, *_QUANTIZATION[weights], "fuse-rotary-attention", EXACT, "clean-up"])
     reference = build("fp32-cpu", DEMO_MODEL, f"passes=[{passes}]")
     executor = CudaExecutor(
@@ -62,10 +62,10 @@ def compare(
     )
     tokenizer = Tokenizer.load(DEMO_MODEL)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    with Engine(executor, tokenizer, max_sequences=1) as card, Engine.load(reference, kv_blocks=8) as host:
-        found, wanted = (engine.generate(PROMPT, params).token_ids for engine in (card, host))
+    with Engine(executor, tokenizer, max_sequences=1) as gpu, Engine.load(reference, kv_blocks=8) as host:
+        found, wanted = (engine.generate(PROMPT, params).token_ids for engine in (gpu, host))
         ids = [*tokenizer.encode(PROMPT), *wanted][:CONTEXT]
-        one, other = card.prompt_logits(ids), host.prompt_logits(ids)
+        one, other = gpu.prompt_logits(ids), host.prompt_logits(ids)
     return Comparison(found, wanted, float(np.abs(one - other).max() / np.abs(other).max()))
 
 

@@ -1,4 +1,4 @@
-"""What cuBLASLt is asked for, on a stand-in that computes what its descriptors say."""
+"""cuBLASLt gets the right descriptors, on a stand-in that computes what they say."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,13 @@ from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
 from tests.simulators.interpreted_device import InterpretedDevice
 
 ROWS, N, COLUMNS, X_STRIDE, OUT_STRIDE = 3, 24, 40, 48, 64
-STREAM = 4711  # its number is all that the library gets
+STREAM = 4711  # the library only gets its number
 DTYPES: Mapping[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 UNITS = {"fp32": 1e-6, "fp16": 5e-4, "bf16": 4e-3}
 
 
-def product(type_: str = "fp16", out_type: str | None = None, *, bias: bool = False, **changed: Any) -> LibraryMatmul:
-    """Rows within wider ones, in and out."""
+def matmul(type_: str = "fp16", out_type: str | None = None, *, bias: bool = False, **changed: Any) -> LibraryMatmul:
+    """A matmul whose rows are part of wider ones, in and out."""
     out = out_type or type_
     given = {
         "rows": ROWS,
@@ -39,7 +39,7 @@ def product(type_: str = "fp16", out_type: str | None = None, *, bias: bool = Fa
 
 
 class Operands:
-    """Random operands in a device's memory, at addresses of its own; what is written shows in `out`."""
+    """Random operands in a device's memory; `out` shows the result."""
 
     def __init__(self, device: InterpretedDevice, one: LibraryMatmul) -> None:
         rng, sizes = np.random.default_rng(0), {"x": ROWS * X_STRIDE, "weight": N * COLUMNS, "bias": N}
@@ -71,8 +71,8 @@ class Operands:
         (("fp32",) * 2, 0, 1),
     ],
 )
-def test_the_descriptors_say_rows_times_the_weight_transposed(types: tuple[str, str], bias: bool, alpha: float) -> None:
-    device, one = InterpretedDevice(), product(*types, bias=bias, alpha=alpha)
+def test_the_descriptors_are_rows_times_the_transposed_weight(types: tuple[str, str], bias: bool, alpha: float) -> None:
+    device, one = InterpretedDevice(), matmul(*types, bias=bias, alpha=alpha)
     operands = Operands(device, one)
     before, wanted = operands.out, operands.expected(alpha)
     CublasLt(device, STREAM, Numpy().load)(one, operands.addresses)(STREAM)
@@ -81,7 +81,7 @@ def test_the_descriptors_say_rows_times_the_weight_transposed(types: tuple[str, 
 
 
 def test_operands_are_swapped_and_sums_are_float32_in_a_fixed_order() -> None:
-    device, numpy, one = InterpretedDevice(), Numpy(), product("fp16", "fp32")
+    device, numpy, one = InterpretedDevice(), Numpy(), matmul("fp16", "fp32")
     operands = Operands(device, one)
     CublasLt(device, STREAM, numpy.load)(one, operands.addresses)(STREAM)
     half, single = CUDA_TYPES["CUDA_R_16F"], CUDA_TYPES["CUDA_R_32F"]
@@ -102,13 +102,13 @@ def test_operands_are_swapped_and_sums_are_float32_in_a_fixed_order() -> None:
 
 def test_an_algorithm_is_chosen_once_a_shape_and_queueing_calls_nothing_else() -> None:
     device, numpy = InterpretedDevice(), Numpy()
-    library, layers = CublasLt(device, STREAM, numpy.load), [product(bias=True, node=f"layers.{i}") for i in range(3)]
+    library, layers = CublasLt(device, STREAM, numpy.load), [matmul(bias=True, node=f"layers.{i}") for i in range(3)]
     all_operands = [Operands(device, one) for one in layers]
     queues = [library(one, given.addresses) for one, given in zip(layers, all_operands, strict=True)]
     assert library(layers[0], all_operands[0].addresses) is queues[0]
     assert len(numpy.named("matmul_algo_get_heuristic")) == 1
-    assert len(numpy.named("matmul_desc_create")) == 3  # each has a bias of its own
-    library(product(bias=True, x_stride=X_STRIDE + 8), all_operands[0].addresses)
+    assert len(numpy.named("matmul_desc_create")) == 3  # each has its own bias
+    library(matmul(bias=True, x_stride=X_STRIDE + 8), all_operands[0].addresses)
     assert len(numpy.named("matmul_algo_get_heuristic")) == 2
     known, memory = len(numpy.calls), len(device.memory)
     for queue in queues:
@@ -117,11 +117,11 @@ def test_an_algorithm_is_chosen_once_a_shape_and_queueing_calls_nothing_else() -
     assert len(device.memory) == memory
 
 
-def test_everything_is_given_back_once() -> None:
+def test_everything_is_freed_once() -> None:
     device, numpy = InterpretedDevice(), Numpy()
     library = CublasLt(device, STREAM, numpy.load)
-    operands = Operands(device, product())
-    library(product(), operands.addresses)
+    operands = Operands(device, matmul())
+    library(matmul(), operands.addresses)
     library.close()
     library.close()
     assert not numpy.live
@@ -132,7 +132,7 @@ def test_everything_is_given_back_once() -> None:
 @pytest.mark.parametrize("answers", [0, -1])
 def test_a_shape_without_an_algorithm_is_refused_with_what_to_do(answers: int) -> None:
     device = InterpretedDevice()
-    library, one = CublasLt(device, STREAM, Numpy(answers).load), product(bias=True)
+    library, one = CublasLt(device, STREAM, Numpy(answers).load), matmul(bias=True)
     with pytest.raises(
         EngineError,
         match=r"'layers.0.q_proj': cuBLASLt 130100 has no algorithm for 3 x 24 x 40 \(rows, n, columns\) of fp16 to "
@@ -141,8 +141,8 @@ def test_a_shape_without_an_algorithm_is_refused_with_what_to_do(answers: int) -
         library(one, Operands(device, one).addresses)
 
 
-def test_what_the_library_refuses_names_the_node() -> None:
-    device, numpy, one = InterpretedDevice(), Numpy(), product()
+def test_an_error_of_the_library_names_the_node() -> None:
+    device, numpy, one = InterpretedDevice(), Numpy(), matmul()
     queue = CublasLt(device, STREAM, numpy.load)(one, Operands(device, one).addresses)
     numpy.refuses = True
     with pytest.raises(EngineError, match=r"cuBLASLt: queueing 'layers.0.q_proj': an internal operation failed"):

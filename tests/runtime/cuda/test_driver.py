@@ -1,4 +1,4 @@
-"""The real driver code through cuda-bindings, with a library of our own in the driver's place."""
+"""The driver code through cuda-bindings, with a shim library in place of the driver."""
 
 import json
 import os
@@ -24,11 +24,11 @@ SHIM = ROOT / "tests" / "simulators" / "driver_shim.c"
 
 @pytest.fixture(scope="module")
 def said(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each scenario gave."""
+    """Result of each scenario."""
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings are not installed: pip install 'ingot[cuda]'")
     compiler = shutil.which("gcc")
     if compiler is None:
-        pytest.skip("gcc is not installed, which compiles the driver's stand-in")
+        pytest.skip("gcc is not installed, which compiles the shim")
     folder = tmp_path_factory.mktemp("driver")
     library = folder / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, SHIM], check=True)
@@ -53,15 +53,15 @@ def test_memory_copies_and_launches_reach_the_driver_with_their_arguments(said: 
     assert found["copied"] == [*range(16, 32), *[0] * 16]
     once = [5, 6, 7, 256, 64 * 1024, 64, -3, 2, 0, 0]  # grid, threads, shared, arguments, two null pointers
     assert found["seen"] == [once] * 3
-    assert found["before_replay"] == 1  # nothing runs while it is captured
+    assert found["before_replay"] == 1  # nothing runs during a capture
     assert "rows 4 x 16" in found["log"]
     assert "attribute 8 of scale_rows = 65536" in found["log"]
     loaded, captured = (found["log"].index(line) for line in ("attribute 4 of scale_rows", "begin capture mode 1"))
-    assert loaded < captured  # the driver loads code when it is first asked about it
+    assert loaded < captured  # the driver loads code at the first query
     assert [line for line in found["log"] if "capture" in line] == ["begin capture mode 1", "end capture of 2"]
 
 
-def test_closing_gives_back_everything_but_pinned_memory_in_use(said: dict[str, Any]) -> None:
+def test_closing_frees_everything_except_pinned_memory_in_use(said: dict[str, Any]) -> None:
     found = said["calls"]
     assert found["used"] == 0
     assert "unpin" not in found["log"]
@@ -83,34 +83,34 @@ def test_the_executor_through_the_driver_has_the_interpreted_devices_logits(
 
 
 MESSAGES = {
-    "no_card": "no GPU can be used: CUDA_ERROR_NO_DEVICE (failed): no NVIDIA GPU is visible",
+    "no_gpu": "no GPU can be used: CUDA_ERROR_NO_DEVICE (failed): no NVIDIA GPU is visible",
     "old_driver": "the driver supports CUDA 12.4; kernels for a shim (SM 120) need CUDA 12.8: update NVIDIA's driver",
     "missing_function": "capturing a graph: the driver lacks a function that cuda-bindings need",
-    "full_card": "the arena takes 4.2 MB, and a shim has 3.1 MB of 3.1 MB free; ask for fewer KV blocks",
-    "other_card": "kernels are compiled for SM 90, and a shim has SM 89; build it for the target cuda-sm89",
+    "full_gpu": "the arena takes 4.2 MB, and a shim has 3.1 MB of 3.1 MB free; ask for fewer KV blocks",
+    "other_gpu": "kernels are compiled for SM 90, and a shim has SM 89; build it for the target cuda-sm89",
 }
 
 
 @pytest.mark.parametrize("scenario", MESSAGES)
-def test_what_a_card_cannot_do_is_refused_in_words(said: dict[str, Any], scenario: str) -> None:
+def test_unusable_gpus_and_drivers_are_refused_with_advice(said: dict[str, Any], scenario: str) -> None:
     assert MESSAGES[scenario] in said[scenario]
 
 
-def test_a_refused_launch_names_kernel_and_node_and_leaves_the_stream_of_use(said: dict[str, Any]) -> None:
+def test_a_refused_launch_names_kernel_and_node_and_leaves_the_stream_usable(said: dict[str, Any]) -> None:
     for message in said["refused_launch"]:
         assert message.startswith(
             "launching scale_rows for 'layers.3.norm', grid (1, 1, 1): CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
         )
 
 
-def test_a_failure_that_spoils_the_context_says_so_once(said: dict[str, Any]) -> None:
-    first, second = said["spoilt_context"]
+def test_a_failure_that_loses_the_context_is_reported_by_later_calls(said: dict[str, Any]) -> None:
+    first, second = said["lost_context"]
     assert first.startswith("a step: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access); the GPU's context is lost")
     assert "INGOT_CUDA_BLOCKING=1" in first
     assert second.startswith("the next: the GPU's context was lost before (a step: CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
-def test_kernels_that_the_card_cannot_take_are_refused_by_name(said: dict[str, Any]) -> None:
+def test_kernels_that_the_gpu_cannot_run_are_refused_by_name(said: dict[str, Any]) -> None:
     image_, shared, symbol = said["bad_kernels"]
     assert image_.startswith("loading the kernel scale_rows: CUDA_ERROR_INVALID_IMAGE (failed): the driver rejects")
     assert shared.startswith(

@@ -1,4 +1,4 @@
-"""The engine over the CUDA executor: what comes out is onnxruntime's, whatever the steps and blocks it took."""
+"""The engine over the CUDA executor gives onnxruntime's tokens, for all steps and blocks."""
 
 import re
 from collections.abc import Sequence
@@ -51,10 +51,10 @@ def test_greedy_tokens_are_onnxruntimes_in_chunks_and_batches_and_from_the_prefi
         engine.add(PROMPTS[2], PARAMS)
         for _ in range(3):
             engine.step()
-        beside = engine.generate(PROMPTS[2], SamplingParams(max_tokens=2, ignore_eos=True))
-        assert beside.token_ids == wanted[2].token_ids[:2]
+        concurrent = engine.generate(PROMPTS[2], SamplingParams(max_tokens=2, ignore_eos=True))
+        assert concurrent.token_ids == wanted[2].token_ids[:2]
         assert engine.metrics().prefix_hit_tokens >= 2 * (len(PROMPTS[2]) - 1)
-        assert device.num_copies > 0  # of the block that both write to
+        assert device.num_copies > 0  # of the block that both sequences write to
 
 
 def test_preempted_requests_have_the_same_tokens(launches: Artifact, wanted: list[Completion]) -> None:
@@ -64,7 +64,7 @@ def test_preempted_requests_have_the_same_tokens(launches: Artifact, wanted: lis
 
 
 class HostSampled:
-    """The executor without what lets the engine submit steps: logits go to the host."""
+    """The executor without `submit`: logits go to the host."""
 
     def __init__(self, executor: CudaExecutor) -> None:
         self._executor = executor
@@ -82,7 +82,7 @@ class HostSampled:
         self._executor.close()
 
 
-def test_tokens_drawn_on_the_device_are_those_that_the_host_draws(launches: Artifact) -> None:
+def test_tokens_sampled_on_the_device_are_those_sampled_on_the_host(launches: Artifact) -> None:
     params = SamplingParams(max_tokens=2, temperature=0.9, top_k=20, top_p=0.9, seed=4, ignore_eos=True)
     found = []
     for host in (False, True):
@@ -99,10 +99,10 @@ def test_prompt_logits_are_those_of_onnxruntime(launches: Artifact, reference: A
         np.testing.assert_allclose(engine.prompt_logits(PROMPTS[0]), exact, atol=2e-5 * np.abs(exact).max())
 
 
-def test_an_artifact_for_a_card_is_refused_in_words_where_there_is_none(
+def test_without_a_gpu_a_cuda_artifact_is_refused_with_a_reason(
     launches: Artifact, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # where there is one
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides any GPU
     reason = r"driver cannot be loaded|no GPU can be used|needs cuda-bindings"
     with pytest.raises(EngineError, match=reason):
         Engine.load(launches)

@@ -1,4 +1,4 @@
-"""The whole CUDA executor, on a device that interprets kernels and does everything as late as it may."""
+"""The whole CUDA executor, on a device that interprets kernels and runs all work as late as allowed."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_chunks_and_mixed_and_decode_steps_have_onnxruntimes_logits(
         assert_close(np.concatenate(parts), exact)
 
 
-def test_more_rows_of_logits_than_the_head_takes_go_through_it_in_portions(
+def test_more_logit_rows_than_the_head_has_run_it_several_times(
     make_executor: MakeExecutor, wanted: list[FloatArray]
 ) -> None:
     device = InterpretedDevice()
@@ -73,7 +73,7 @@ def test_a_graph_is_captured_once_and_replayed(make_executor: MakeExecutor) -> N
     assert (device.num_captures, device.num_replays) == (2, 3)
 
 
-def test_warming_up_captures_all_that_engines_run(make_executor: MakeExecutor) -> None:
+def test_warming_up_captures_all_parts_that_engines_run(make_executor: MakeExecutor) -> None:
     device = InterpretedDevice()
     executor = make_executor(device)
     executor.warm_up()
@@ -83,7 +83,7 @@ def test_warming_up_captures_all_that_engines_run(make_executor: MakeExecutor) -
     assert device.num_captures == 10
 
 
-def test_a_quantized_pool_has_its_scales_where_the_kernels_look(
+def test_a_quantized_pool_has_its_scales_where_the_kernels_read_them(
     make_executor: MakeExecutor, checkpoint: Path, tmp_path: Path, wanted: list[FloatArray]
 ) -> None:
     model = model_of(checkpoint, kv="int8", block_tokens=4)
@@ -119,8 +119,8 @@ def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor,
     prompt = IDS[0][:5]
     sequences = Growing([prompt], [TABLES[0]])
     steps = [executor.submit(sequences.step([5], "last"), greedy(1), np.full(5, -1, np.int32))]
-    sequences.ids = [np.zeros(9, np.int64)]  # what is carried stands for these
-    for _ in range(4):  # one more than may lie unread: the first is taken out for it
+    sequences.ids = [np.zeros(9, np.int64)]  # replaced by the carried tokens
+    for _ in range(4):  # one more than may be unread: the first is copied out
         steps.append(executor.submit(sequences.step([1], "last"), greedy(1), np.zeros(1, np.int32)))
     chosen = [int(step.tokens()[0]) for step in steps]
     again = Growing([np.array([*prompt, *chosen])], [[20, 21, 22]])
@@ -141,7 +141,7 @@ def test_a_row_whose_logits_are_not_finite_has_no_token(make_executor: MakeExecu
     assert [step.tokens().tolist() for step in (first, second)] == [[-1], [-1]]
 
 
-def test_waiting_for_every_kernel_names_the_one_that_breaks(
+def test_blocking_mode_names_the_kernel_that_fails(
     make_executor: MakeExecutor, launches: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
@@ -177,7 +177,7 @@ def test_a_closed_executor_says_so_and_its_steps_keep_their_tokens(make_executor
         executor.copy_block(0, 1)
 
 
-def test_it_tells_its_card_and_what_it_took_of_it(make_executor: MakeExecutor) -> None:
+def test_it_reports_its_gpu_and_the_memory_that_it_uses(make_executor: MakeExecutor) -> None:
     device = InterpretedDevice()
     executor = make_executor(device)
     facts = executor.device

@@ -1,6 +1,6 @@
-"""Blocks move between pool and host memory on a side stream: in order with compute, and nobody waits for nothing.
+"""Blocks move between pool and host memory on a side stream, in order with compute and without needless waits.
 
-Each is shown on a device that does things as late as it may, and on one whose side streams do them as early.
+Each test runs on a device that works as late as allowed, and on one whose side streams work as early as allowed.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ class Setting:
         return bytes([value]) * KV.block_bytes
 
     def copy(self, source: int, target: int) -> None:
-        """What a step does: read one block, write another."""
+        """Read one block and write another, as a step does."""
         self.host.before_use([source], [target])
         self.pool.copy_block(source, target)
 
@@ -64,7 +64,7 @@ def test_a_block_is_restored_before_it_is_read_and_after_its_former_owner_read_i
     assert setting.pool.read_block(FREE) == setting.content(9)
 
 
-def test_a_slot_serves_again_in_the_order_of_the_calls(setting: Setting) -> None:
+def test_a_slot_is_reused_in_the_order_of_the_calls(setting: Setting) -> None:
     setting.host.save(OLD, 0)
     setting.host.restore(0, FREE)
     setting.host.save(NEW, 0)
@@ -75,10 +75,10 @@ def test_a_slot_serves_again_in_the_order_of_the_calls(setting: Setting) -> None
     assert setting.host.read(0) == setting.content(NEW)
 
 
-def test_a_step_that_touches_no_moving_block_waits_for_none(setting: Setting) -> None:
+def test_a_step_that_uses_no_moving_block_does_not_wait(setting: Setting) -> None:
     setting.host.save(OLD, 0)
     setting.host.restore(1, FREE)
-    setting.copy(OLD, KEPT)  # reads what is being saved, which may be
+    setting.copy(OLD, KEPT)  # may read a block that is being saved
     assert setting.compute.num_waits == 0
     setting.copy(FREE, OLD)
     assert setting.compute.num_waits == 2
@@ -87,7 +87,7 @@ def test_a_step_that_touches_no_moving_block_waits_for_none(setting: Setting) ->
     assert not setting.host.pending
 
 
-def test_what_is_not_there_or_does_not_fit_is_refused(setting: Setting) -> None:
+def test_missing_blocks_and_content_of_another_size_are_refused(setting: Setting) -> None:
     with pytest.raises(EngineError, match="slot 2 does not exist: host memory has 2"):
         setting.host.save(OLD, 2)
     with pytest.raises(EngineError, match="block 4 does not exist: the pool has 4"):
@@ -99,7 +99,7 @@ def test_what_is_not_there_or_does_not_fit_is_refused(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("hasty", [False, True], ids=["late", "hasty"])
-def test_a_sequence_goes_on_from_blocks_that_were_saved_and_restored(make_executor: MakeExecutor, hasty: bool) -> None:
+def test_a_sequence_resumes_from_blocks_that_were_saved_and_restored(make_executor: MakeExecutor, hasty: bool) -> None:
     ids, others = token_ids(6), token_ids(8, 1)
     executor = make_executor(InterpretedDevice(hasty=hasty))
     undisturbed = Growing([ids], [[10, 11]])
@@ -110,7 +110,7 @@ def test_a_sequence_goes_on_from_blocks_that_were_saved_and_restored(make_execut
     executor.forward(sequence.step([5], "none"))
     host.save(0, 2)
     host.save(1, 0)
-    executor.forward(Growing([others], [[1, 0]]).step([8], "none"))  # the blocks are another's now
+    executor.forward(Growing([others], [[1, 0]]).step([8], "none"))  # another sequence uses the blocks now
     host.restore(2, 7)
     host.restore(0, 4)
     sequence.tables = np.array([[7, 4]], np.int32)

@@ -1,4 +1,4 @@
-"""Programs whose plain products a library computes, by the executor: logits, graphs, when the library is opened."""
+"""Programs with matmuls in a library: logits, graphs, and when the executor opens the library."""
 
 import sys
 from functools import partial
@@ -25,7 +25,7 @@ OPTIONS = EngineOptions(kv_blocks=24)
 
 
 class QueuedNumpy(Numpy):
-    """Computes when the stream comes to it."""
+    """Computes when the stream reaches the call."""
 
     def __init__(self, device: InterpretedDevice) -> None:
         super().__init__()
@@ -36,15 +36,15 @@ class QueuedNumpy(Numpy):
 
 
 @pytest.fixture(scope="module")
-def products(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def matmuls(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """Buckets for decoding 1 and for 8 tokens of 2 sequences."""
-    folder, given = tmp_path_factory.mktemp("products") / "artifact", buckets((1,), ragged=8, sequences=2)
+    folder, given = tmp_path_factory.mktemp("matmuls") / "artifact", buckets((1,), ragged=8, sequences=2)
     return write_artifact(model_of(checkpoint, block_tokens=4), folder, given, tiles=LibraryTiles())
 
 
-def test_prompts_and_decoded_tokens_have_onnxruntimes_logits(products: Artifact, reference: Artifact) -> None:
+def test_prompts_and_decoded_tokens_have_onnxruntimes_logits(matmuls: Artifact, reference: Artifact) -> None:
     device = InterpretedDevice()
-    executor = CudaExecutor(products, device, OPTIONS, open_matmuls=device.open_matmuls)
+    executor = CudaExecutor(matmuls, device, OPTIONS, open_matmuls=device.open_matmuls)
     library = device.matmuls[0]
     tried, captured = library.num_queued, device.num_captures
     assert tried > 0
@@ -60,11 +60,11 @@ def test_prompts_and_decoded_tokens_have_onnxruntimes_logits(products: Artifact,
     np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
 
 
-def test_so_they_have_by_what_cublaslt_is_told(products: Artifact, reference: Artifact) -> None:
+def test_the_descriptors_for_cublaslt_give_onnxruntimes_logits(matmuls: Artifact, reference: Artifact) -> None:
     device = InterpretedDevice()
     numpy = QueuedNumpy(device)
     executor = CudaExecutor(
-        products, device, OPTIONS, open_matmuls=lambda device, stream: CublasLt(device, stream, numpy.load)
+        matmuls, device, OPTIONS, open_matmuls=lambda device, stream: CublasLt(device, stream, numpy.load)
     )
     found = whole_logits(executor, IDS)
     executor.close()
@@ -75,17 +75,17 @@ def test_so_they_have_by_what_cublaslt_is_told(products: Artifact, reference: Ar
     np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
 
 
-def test_greedy_tokens_are_onnxruntimes(products: Artifact, reference: Artifact) -> None:
+def test_greedy_tokens_are_onnxruntimes(matmuls: Artifact, reference: Artifact) -> None:
     device, params = InterpretedDevice(), SamplingParams(max_tokens=3, ignore_eos=True)
-    executor = CudaExecutor(products, device, OPTIONS, open_matmuls=device.open_matmuls)
+    executor = CudaExecutor(matmuls, device, OPTIONS, open_matmuls=device.open_matmuls)
     with Engine(executor, max_sequences=executor.max_sequences) as engine:
         found = engine.generate([IDS.tolist()], params)[0].token_ids
     with Engine.load(reference, kv_blocks=16) as engine:
         assert engine.generate([IDS.tolist()], params)[0].token_ids == found
 
 
-def test_the_library_is_opened_for_programs_that_need_it_alone(
-    launches: Artifact, products: Artifact, monkeypatch: pytest.MonkeyPatch
+def test_the_library_is_opened_only_for_programs_that_need_it(
+    launches: Artifact, matmuls: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = InterpretedDevice()
     CudaExecutor(launches, device, OPTIONS, open_matmuls=device.open_matmuls).close()
@@ -94,12 +94,12 @@ def test_the_library_is_opened_for_programs_that_need_it_alone(
     with pytest.raises(
         EngineError, match=r"bindings of cuBLASLt cannot be imported .*: pip install 'ingot\[cublas\]', "
     ):
-        CudaExecutor(products, device := InterpretedDevice(), OPTIONS)
+        CudaExecutor(matmuls, device := InterpretedDevice(), OPTIONS)
     assert device.closed
 
 
-def test_inspect_tells_who_computes_what(products: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(products.path), "--program", "--bucket", "decode-1"]) == 0
+def test_inspect_shows_what_the_library_computes(matmuls: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(matmuls.path), "--program", "--bucket", "decode-1"]) == 0
     shown = capsys.readouterr().out
     for words in ("cublaslt", "matmuls of unquantized weights", "1 x 128 x 32", "lm_head"):
         assert words in shown

@@ -1,4 +1,4 @@
-"""Loading a program: weights through small buffers, the budget of the card, and what is refused."""
+"""Loading a program: weights through small buffers, the memory budget, and errors."""
 
 import logging
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_weights_arrive_whole_through_buffers_smaller_than_they_are(tmp_path: Pa
             np.testing.assert_array_equal(device.view(weights.addresses[name], tensor.size), tensor)
 
 
-def test_the_pool_takes_what_is_free_but_the_reserve_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_pool_takes_free_memory_except_the_reserve_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     device = InterpretedDevice(GIB)
     many = device_pool_size(MODEL, KV, device, kv_blocks=None, kv_bytes=None, max_sequences=2**20, graph_nodes=1000)
@@ -51,14 +51,14 @@ def test_the_pool_takes_what_is_free_but_the_reserve_and_the_log_says_so(caplog:
     assert given.num_blocks == 5
 
 
-def test_a_card_without_room_for_a_block_is_refused_with_what_was_free() -> None:
+def test_a_gpu_without_memory_for_a_block_is_refused_with_its_free_memory() -> None:
     with pytest.raises(EngineError, match=r"no KV block of .* fits on an interpreter: 104.9 MB free of 104.9 MB, 2"):
         device_pool_size(
             MODEL, KV, InterpretedDevice(100 * 2**20), kv_blocks=None, kv_bytes=None, max_sequences=1, graph_nodes=0
         )
 
 
-def test_a_pool_that_does_not_fit_is_refused_and_the_device_given_back(make_executor: MakeExecutor) -> None:
+def test_a_pool_that_does_not_fit_is_refused_and_the_device_closed(make_executor: MakeExecutor) -> None:
     device = InterpretedDevice(2**20)
     with pytest.raises(
         EngineError, match=r"a KV pool of 4000 blocks \(16000 tokens\) takes .* ask for fewer KV blocks"
@@ -70,7 +70,7 @@ def test_a_pool_that_does_not_fit_is_refused_and_the_device_given_back(make_exec
 
 
 @pytest.mark.parametrize(
-    ("built", "card", "runs"),
+    ("built", "sm", "runs"),
     [
         (80, 80, True),
         (80, 86, True),
@@ -81,15 +81,15 @@ def test_a_pool_that_does_not_fit_is_refused_and_the_device_given_back(make_exec
         (120, 121, False),
     ],
 )
-def test_compiled_code_runs_on_its_major_version_from_its_minor_on(built: int, card: int, runs: bool) -> None:
-    assert runs_on(built, card) == runs
+def test_compiled_code_runs_on_its_major_version_from_its_minor_version_on(built: int, sm: int, runs: bool) -> None:
+    assert runs_on(built, sm) == runs
 
 
 def program_for(launches: Artifact, *sms: int, tuned_on: str | None = None) -> CudaProgram:
     return read_program(launches).model_copy(update={"cubins": {sm: {} for sm in sms}, "tuned_on": tuned_on})
 
 
-def test_the_best_of_several_sms_is_taken_and_a_stranger_refused(
+def test_the_best_of_several_sms_is_chosen_and_an_unsupported_one_refused(
     launches: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -104,12 +104,12 @@ def test_the_best_of_several_sms_is_taken_and_a_stranger_refused(
         choose_sm(program_for(launches, 80, 90), device)
 
 
-def test_tiles_of_another_card_are_warned_of(launches: Artifact, caplog: pytest.LogCaptureFixture) -> None:
+def test_tiles_of_another_gpu_are_a_warning(launches: Artifact, caplog: pytest.LogCaptureFixture) -> None:
     choose_sm(program_for(launches, 90, tuned_on="NVIDIA H100"), InterpretedDevice())
     assert "measured on NVIDIA H100, and this is an interpreter" in caplog.text
 
 
-def test_an_artifact_whose_parts_do_not_fit_is_refused(
+def test_an_artifact_whose_files_do_not_fit_is_refused(
     launches: Artifact, change: ChangeArtifact, make_executor: MakeExecutor
 ) -> None:
     decode_alone = tuple(one for one in read_program(launches).programs if one.attention == "decode")
@@ -146,7 +146,7 @@ class WatchedSegments(NoBinder):
         self.closed = True
 
 
-def test_what_other_engines_opened_is_closed_where_loading_fails(launches: Artifact) -> None:
+def test_other_engines_are_closed_when_loading_fails(launches: Artifact) -> None:
     segments, device = WatchedSegments(), InterpretedDevice(2**20)
     with pytest.raises(EngineError, match="MB"):
         CudaExecutor(launches, device, EngineOptions(kv_blocks=10**6), lambda *_: segments)

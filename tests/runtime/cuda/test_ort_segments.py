@@ -1,4 +1,4 @@
-"""Whole programs whose segments onnxruntime runs: its CPU provider stands in for CUDA's, kernels are interpreted."""
+"""Whole programs with segments in onnxruntime: its CPU provider replaces CUDA's, kernels are interpreted."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -37,23 +37,23 @@ PROMPTS = [token_ids(count, seed).tolist() for count, seed in ((5, 9), (3, 4))]
 
 
 class HostDevice(InterpretedDevice):
-    """A device that says in what order things were asked of it, and on whose stream others may work."""
+    """A device that records allocations and the work that others queue, in order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.log: list[str] = []
 
     def allocate(self, size: int, what: str) -> int:
-        self.asked.append(what)
+        self.log.append(what)
         return super().allocate(size, what)
 
     def queue_named(self, stream: Stream, what: str, work: Callable[[], None]) -> None:
-        self.asked.append(what)
+        self.log.append(what)
         self.queue(stream, work)
 
 
 class HostSegments(OrtSegments):
-    """Segments that run when the interpreted stream comes to them."""
+    """Segments that run when the interpreted stream reaches them."""
 
     def __init__(self, artifact: Artifact, device: HostDevice, stream: Stream) -> None:
         super().__init__(artifact, stream, CPU)
@@ -153,12 +153,12 @@ def test_nothing_is_captured_and_every_call_is_bound_once(artifact: Artifact) ->
     executor.close()
 
 
-def test_segments_run_once_before_the_pool_takes_what_is_left(artifact: Artifact) -> None:
+def test_segments_run_once_before_the_pool_takes_the_remaining_memory(artifact: Artifact) -> None:
     device = HostDevice()
     executor_of(artifact, device).close()
-    pool = next(number for number, what in enumerate(device.asked) if what.startswith("a KV pool"))
-    runs = [number for number, what in enumerate(device.asked) if what.endswith(".onnx")]
-    assert len(runs) == 3 * 3  # of every bucket: before attention, behind it, the head
+    pool = next(number for number, what in enumerate(device.log) if what.startswith("a KV pool"))
+    runs = [number for number, what in enumerate(device.log) if what.endswith(".onnx")]
+    assert len(runs) == 3 * 3  # of every bucket: before attention, after it, the head
     assert max(runs) < pool
 
 
@@ -173,7 +173,7 @@ def test_without_the_cuda_provider_the_error_says_what_to_install(artifact: Arti
 
 
 class _Unloaded:
-    """A session that onnxruntime made without the provider that it was asked for."""
+    """A session that onnxruntime made without the requested provider."""
 
     def __init__(self, *given: object, **options: object) -> None:
         pass
@@ -192,7 +192,7 @@ def test_a_provider_that_does_not_load_is_an_error_with_its_reason(
         segments(first_call(artifact), {})
 
 
-def test_nodes_that_the_provider_does_not_take_are_named(artifact: Artifact) -> None:
+def test_nodes_that_the_provider_cannot_run_are_named(artifact: Artifact) -> None:
     segments = OrtSegments(artifact, None, Provider("AzureExecutionProvider", "cpu", lambda stream: {}))
     with pytest.raises(
         EngineError, match=r"segment-000.onnx: onnxruntime's AzureExecutionProvider has no kernel for \S+ \(Gather\)"

@@ -1,6 +1,6 @@
 """Whole programs of kernels and segments by the CUDA executor: logits and tokens are onnxruntime's.
 
-Kernels are interpreted; a segment's model, as TensorRT is given it, is run by onnxruntime on the device's memory.
+Kernels are interpreted; onnxruntime runs the models that TensorRT would get, on the device's memory.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _DTYPES: dict[str, Any] = {"fp32": np.float32, "i64": np.int64, "i8": np.int8}
 
 
 class InterpretedSegments:
-    """Runs segments by onnxruntime on what lies at a call's addresses. A `SegmentBinder`."""
+    """Runs segments in onnxruntime on the memory at a call's addresses. Implements `SegmentBinder`."""
 
     def __init__(self, device: InterpretedDevice, models: Mapping[str, ir.Model]) -> None:
         self._device = device
@@ -60,7 +60,7 @@ class InterpretedSegments:
         return lambda stream: self._device.queue(stream, run)
 
     def close(self) -> None:
-        """Nothing lies on the device."""
+        """Free nothing: it has no device memory."""
 
     def _array(self, call: SegmentCall, name: str, address: int) -> Any:
         dtype, shape = _DTYPES[call.inputs[name].type], call.shapes[name]

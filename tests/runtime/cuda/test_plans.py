@@ -1,4 +1,4 @@
-"""Running plans: what TensorRT is asked for and in which order, on stand-ins for TensorRT and the card."""
+"""Plans make the right calls of TensorRT in the right order, on stand-ins for TensorRT and the GPU."""
 
 import logging
 from collections.abc import Callable
@@ -15,92 +15,15 @@ from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.plan_library import tensorrt_logger
 from ingot.runtime.cuda.plans import Plans
+from tests.simulators.fake_tensorrt import VERSION, FakeTensorRT
 
-VERSION = "1.7.1.116"
 FILE = "program/segment-000.plan"
 
 
-class Context:
-    """An execution context that writes down what it is asked for."""
+class Gpu:
+    """The methods of a device that plans use."""
 
-    def __init__(self, asked: list[Any]) -> None:
-        self.asked = asked
-
-    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
-        self.asked.append(("profile", profile))
-        return profile < 2
-
-    def set_device_memory(self, address: int, size: int) -> None:
-        self.asked.append(("memory", address, size))
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        self.asked.append(("shape", name, shape))
-        return True
-
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        self.asked.append((name, address))
-        return name != "missing"
-
-    def execute_async_v3(self, stream: int) -> bool:
-        self.asked.append(("execute", stream))
-        return True
-
-    def is_stream_capturable(self, stream: int) -> bool:
-        return True
-
-
-class RuntimeConfig:
-    dynamic_shapes_kernel_specialization_strategy = "LAZY"
-
-    def __init__(self, library: "FakeTensorRT") -> None:
-        self.library = library
-
-    def set_execution_context_allocation_strategy(self, strategy: str) -> None:
-        self.library.asked.append(("allocation", strategy))
-
-    def create_runtime_cache(self) -> Any:
-        return SimpleNamespace(serialize=lambda: b"compiled", deserialize=self.library.recalled.append)
-
-    def set_runtime_cache(self, cache: Any) -> None:
-        self.library.caches.append(cache)
-
-
-class FakeTensorRT:
-    """The module tensorrt_rtx as far as plans are run."""
-
-    __name__ = "tensorrt_rtx"
-
-    def __init__(self, version: str = VERSION, refuses: bool = False) -> None:
-        self.__version__ = version
-        self.asked: list[Any] = []
-        self.caches: list[Any] = []
-        self.recalled: list[bytes] = []
-        self.refuses = refuses
-        severity = SimpleNamespace(INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, VERBOSE=4)
-        self.ILogger = type("ILogger", (), {"Severity": severity})
-        self.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="USER_MANAGED")
-        self.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="EAGER")
-        diagnostics = {"VERSION_MISMATCH": 1, "OLD_CUDA_DRIVER": 4}
-        self.EngineInvalidityDiagnostics = SimpleNamespace(__members__=diagnostics)
-
-    def Runtime(self, logger: Any) -> Any:  # noqa: N802
-        return SimpleNamespace(deserialize_cuda_engine=self._engine, get_engine_validity=lambda plan: ("INVALID", 4))
-
-    def _engine(self, plan: bytes) -> Any:
-        if self.refuses:
-            return None
-        return SimpleNamespace(
-            num_optimization_profiles=2,
-            get_device_memory_size_for_profile_v2=lambda profile: 1000 * (profile + 1),
-            create_runtime_config=lambda: RuntimeConfig(self),
-            create_execution_context=lambda config: Context(self.asked),
-        )
-
-
-class Card:
-    """As much of a device as plans need."""
-
-    name, sm = "a card", 89
+    name, sm = "a GPU", 89
 
     def __init__(self) -> None:
         self.freed: list[int] = []
@@ -137,8 +60,8 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
     return cast(Artifact, SimpleNamespace(file=lambda name: tmp_path / name))
 
 
-def plans_of(artifact: Artifact, trt: FakeTensorRT | None, card: Card | None = None) -> Plans:
-    return Plans.open(artifact, cast(Device, card or Card()), 7, loading(trt))
+def plans_of(artifact: Artifact, trt: FakeTensorRT | None, gpu: Gpu | None = None) -> Plans:
+    return Plans.open(artifact, cast(Device, gpu or Gpu()), 7, loading(trt))
 
 
 def loading(trt: FakeTensorRT | None) -> Callable[[str], Any]:
@@ -156,9 +79,9 @@ def test_layers_share_a_context_and_buckets_do_not(artifact: Artifact) -> None:
     for one in (call(), call(layer=1), call(profile=1, rows=8), call(profile=1, rows=16)):
         plans(one, {})
     assert len(plans.contexts) == 3
-    assert [asked for asked in trt.asked if asked[0] == "profile"] == [("profile", 0), ("profile", 1), ("profile", 1)]
-    assert {asked for asked in trt.asked if asked[0] == "memory"} == {("memory", 4096, 2000)}  # the largest, for all
-    assert ("allocation", "USER_MANAGED") in trt.asked
+    assert [one for one in trt.calls if one[0] == "profile"] == [("profile", 0), ("profile", 1), ("profile", 1)]
+    assert {one for one in trt.calls if one[0] == "memory"} == {("memory", 4096, 2000)}  # the largest, shared by all
+    assert ("allocation", "USER_MANAGED") in trt.calls
     assert len({id(cache) for cache in trt.caches}) == 1
 
 
@@ -167,13 +90,13 @@ def test_each_call_gives_the_shared_context_its_own_addresses(artifact: Artifact
     plans = plans_of(artifact, trt)
     first = plans(call(), {"x0": 100, "y0": 200})
     second = plans(call(layer=1), {"x0": 300, "y0": 400})
-    trt.asked.clear()
+    trt.calls.clear()
     first(9)
     second(9)
-    assert trt.asked == [("x0", 100), ("y0", 200), ("execute", 9), ("x0", 300), ("y0", 400), ("execute", 9)]
+    assert trt.calls == [("x0", 100), ("y0", 200), ("execute", 9), ("x0", 300), ("y0", 400), ("execute", 9)]
 
 
-def test_what_cannot_be_captured_after_its_rehearsal_is_refused(artifact: Artifact) -> None:
+def test_a_call_that_cannot_be_captured_after_its_rehearsal_is_refused(artifact: Artifact) -> None:
     plans = plans_of(artifact, FakeTensorRT())
     plans(call(), {})(7)
     plans(call(), {})
@@ -188,20 +111,20 @@ def test_compiled_kernels_are_kept_after_the_rehearsal_for_the_next_start(artifa
     assert not (tmp_path / "cache").exists()
     plans(call(), {})
     (kept,) = (tmp_path / "cache" / "compiled-plans").iterdir()
-    assert kept.name == f"tensorrt-rtx-{VERSION}-a-card-sm89"
+    assert kept.name == f"tensorrt-rtx-{VERSION}-a-GPU-sm89"
     assert kept.read_bytes() == b"compiled"
     again = FakeTensorRT()
     plans_of(artifact, again)(call(), {})
-    assert again.recalled == [b"compiled"]
+    assert again.loaded_caches == [b"compiled"]
 
 
-def test_closing_gives_the_memory_back_once(artifact: Artifact) -> None:
-    card = Card()
-    plans = plans_of(artifact, FakeTensorRT(), card)
+def test_closing_frees_the_memory_once(artifact: Artifact) -> None:
+    gpu = Gpu()
+    plans = plans_of(artifact, FakeTensorRT(), gpu)
     plans(call(), {})
     plans.close()
     plans.close()
-    assert card.freed == [4096]
+    assert gpu.freed == [4096]
     assert not plans.contexts
 
 
@@ -226,14 +149,14 @@ def test_a_plan_whose_header_is_of_another_version_is_refused(artifact: Artifact
         plans_of(artifact, FakeTensorRT())
 
 
-def test_a_card_that_the_plans_are_not_for_is_refused(artifact: Artifact) -> None:
-    card = Card()
-    card.sm = 90
-    with pytest.raises(EngineError, match=r"for SM 86, 89, and a card has SM 90.*90 among gpu.sms, or.*cuda-sm90"):
-        plans_of(artifact, FakeTensorRT(), card)
+def test_a_gpu_that_the_plans_are_not_for_is_refused(artifact: Artifact) -> None:
+    gpu = Gpu()
+    gpu.sm = 90
+    with pytest.raises(EngineError, match=r"for SM 86, 89, and a GPU has SM 90.*90 among gpu.sms, or.*cuda-sm90"):
+        plans_of(artifact, FakeTensorRT(), gpu)
 
 
-def test_a_plan_that_tensorrt_does_not_take_is_an_error_with_its_diagnosis(artifact: Artifact) -> None:
+def test_a_plan_that_tensorrt_rejects_is_an_error_with_its_diagnosis(artifact: Artifact) -> None:
     with pytest.raises(EngineError, match=r"segment-000.plan: .* rejects the plan \(OLD_CUDA_DRIVER\)"):
         plans_of(artifact, FakeTensorRT(refuses=True))
 

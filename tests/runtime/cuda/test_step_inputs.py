@@ -1,4 +1,4 @@
-"""What a step brings to the device: padding, staging in turns, and tables of which only changes are copied."""
+"""Inputs of a step: padding, staging in turns, and tables of which only changes are copied."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_a_batch_is_padded_to_its_bucket(name: str, dtype: str, wanted: list[int
     assert filled(name, dtype, len(wanted)) == wanted
 
 
-def test_draws_are_copied_where_a_row_is_drawn() -> None:
+def test_sampling_parameters_are_copied_when_a_row_is_sampled() -> None:
     draws = SamplingArrays(*(np.array([0.5, 0], np.float32), np.array([7, 0], np.int32)), *[np.ones(2, np.float32)] * 2)
     assert filled("temperatures", "f32", 3, draws=draws) == [0.5, 0, 0]
     assert filled("top_ks", "i32", 3, draws=draws) == [7, 0, 0]
@@ -64,7 +64,7 @@ def test_draws_are_copied_where_a_row_is_drawn() -> None:
     filled("lengths", "i32", 3, draws=greedy(2))
 
 
-def test_an_area_is_filled_again_only_when_its_copy_is_done() -> None:
+def test_an_area_is_reused_only_when_its_copy_is_done() -> None:
     device = InterpretedDevice()
     stream = device.make_stream()
     ring = StagingRing(device, 2, 4, "a test")
@@ -101,7 +101,7 @@ def test_only_the_changed_cells_of_tables_are_copied() -> None:
     assert sent([3, 7, -1], [8, -1, -1]) == 4
 
 
-def test_a_long_context_costs_what_a_step_uses_of_it() -> None:
+def test_a_long_context_copies_only_the_columns_that_a_step_uses() -> None:
     device = InterpretedDevice()
     tables = DeviceTables(device, 2, 8192)
     tables.send(np.array([[1, 2, 3]], np.int32), device.allocate_pinned(tables.bytes, "a test"), device.make_stream())

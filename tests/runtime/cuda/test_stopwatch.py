@@ -1,4 +1,4 @@
-"""Marks on streams: in the order of what is queued, read by the device's clock or the computer's."""
+"""Marks on streams: in order with queued work, read by the device's clock or the host's."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ SUCCESS, NOT_READY, BROKEN = 0, 600, 700
 
 
 class Driver:
-    """Events are the times that a list says, in milliseconds."""
+    """A driver whose events have the listed times, in milliseconds."""
 
     CUresult = SimpleNamespace(CUDA_ERROR_NOT_READY=NOT_READY)
 
@@ -55,13 +55,15 @@ def test_laps_are_the_times_between_marks_of_the_devices_clock(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("status", "reached"), [(SUCCESS, True), (NOT_READY, False)])
-def test_a_mark_says_whether_the_device_came_to_it(status: int, reached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_reports_whether_the_device_reached_it(
+    status: int, reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stopwatch, "load_driver", lambda: Driver([1.0], status))
     watch = EventStopwatch()
     assert watch.reached(watch.mark("a stream")) is reached
 
 
-def test_a_failure_of_what_was_queued_shows_when_a_mark_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_queued_work_is_raised_when_a_mark_is_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch, "load_driver", lambda: Driver([1.0], BROKEN))
     watch = EventStopwatch()
     with pytest.raises(EngineError, match="querying an event: 700"):
