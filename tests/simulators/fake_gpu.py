@@ -101,7 +101,7 @@ class FakeStopwatch:
         return last - first
 
 
-def compile_nothing(kernels: Mapping[str, Kernel], sm: int) -> dict[str, Cubin]:
+def compile_nothing(kernels: Mapping[str, Kernel], sm: int, workers: int | None = None) -> dict[str, Cubin]:
     """Compile nothing; deep pipelines claim more shared memory than the GPU has."""
     return {
         key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=SHARED_BYTES + (kernel.num_stages > 4)))

@@ -20,12 +20,9 @@ _WIDE = 4096  # columns from which a row gets more warps
 
 def lower_norm(context: LoweringContext, node: ir.Node) -> None:
     """Lower an unfused norm; in [T, heads, dim] each head is a row."""
-    if node.op_type == "RMSNormalization":
-        found = norm(node.outputs[0])
-        assert found is not None
-        _launch_norm(context, node, context.read(found[0].source, node, partials=True), outer=found[0])
-        return
-    lower_sum(context, node)
+    found = norm(node.outputs[0])
+    assert found is not None
+    _launch_norm(context, node, context.read(found[0].source, node, partials=True), outer=found[0])
 
 
 def lower_sum(context: LoweringContext, node: ir.Node) -> None:

@@ -124,7 +124,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Reshape": lower_view,
     "RotaryEmbedding": lower_rotary,
     "Sigmoid": lower_activation,
-    "SkipSimplifiedLayerNormalization": lower_norm,
+    "SkipSimplifiedLayerNormalization": lower_sum,
     "Split": lower_split,
     "Squeeze": lower_view,
     "Swish": lower_activation,

@@ -1,7 +1,6 @@
 """An artifact for onnxruntime's CUDA provider, built from a recipe. See test_cubins.py for compiled kernels."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from safetensors import safe_open
 
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import (
-    CubinFacts,
     CudaProgram,
-    Kernel,
     SegmentCall,
     WeightArgument,
     cubins_file,
@@ -21,25 +18,21 @@ from ingot.cli.main import run
 from ingot.errors import EngineError, RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.cuda import writer as cuda_writer
-from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.runtime import Engine
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
+from tests.simulators.fake_gpu import compile_nothing
 
 LLAMA = FIXTURES / "checkpoints" / "llama"
 SMALL = ("engine.max_batch_tokens=32", "gpu.decode_rows=[1]", "gpu.sms=[80, 90]")
 _STORED = {"fp16": "F16", "u8": "U8"}
 
 
-def _uncompiled(kernels: Mapping[str, Kernel], sm: int, workers: int | None = None) -> dict[str, Cubin]:
-    return {key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=0)) for key, kernel in kernels.items()}
-
-
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
     pytest.importorskip("triton", reason="the target requires it: pip install 'ingot[cuda]'")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_writer, "compile_kernels", _uncompiled)
+        patch.setattr(cuda_writer, "compile_kernels", compile_nothing)
         return build_unmeasured("int4-ort-cuda", LLAMA, *SMALL, "passes.quantize-weights.block_size=16")
 
 

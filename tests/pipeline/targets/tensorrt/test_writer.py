@@ -1,7 +1,6 @@
 """An artifact with plans, built without a GPU: its files, and how calls, plans and weights fit together."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from safetensors import safe_open
 
 from ingot.artifact import Artifact
 from ingot.artifact.launch_program import (
-    CubinFacts,
     CudaProgram,
-    Kernel,
     SegmentCall,
     WeightArgument,
     cubins_file,
@@ -22,13 +19,13 @@ from ingot.cli.main import run
 from ingot.errors import EngineError, RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.cuda import writer as cuda_writer
-from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.tensorrt.writer import write_tensorrt_program
 from ingot.runtime import Engine
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 from tests.pipeline.targets.tensorrt.models import prepared
+from tests.simulators.fake_gpu import compile_nothing
 
 LLAMA = FIXTURES / "checkpoints" / "llama"
 SMALL = ("engine.max_batch_tokens=32", "gpu.decode_rows=[1]", "gpu.sms=[89]")
@@ -38,15 +35,10 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton: pip instal
 pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
 
 
-def not_compiled(kernels: Mapping[str, Kernel], sm: int, *_: object) -> dict[str, Cubin]:
-    """Kernels without their code: how it is compiled, the tests of cubins show."""
-    return {key: Cubin(b"code", CubinFacts(symbol=kernel.name, shared_bytes=0)) for key, kernel in kernels.items()}
-
-
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_writer, "compile_kernels", not_compiled)
+        patch.setattr(cuda_writer, "compile_kernels", compile_nothing)
         return build_unmeasured("fp16-tensorrt", LLAMA, *SMALL)
 
 
