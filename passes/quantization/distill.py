@@ -132,9 +132,8 @@ class Distill(Pass):
         for step in range(steps):
             if step % trained == 0:
                 order = random.permutation(trained)
-            share = min(1.0, (step + 1) / _WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
-            def receive(value: ir.Value, gradient: Float32Array, share: float = share) -> None:
+            def receive(value: ir.Value, gradient: Float32Array, share: float = _rate_share(step, steps)) -> None:
                 tuned[value].step(gradient, codes_rate * share, self.scales_rate * share)
 
             divergence.gradients(int(order[step % trained]), source, receive)
@@ -157,6 +156,11 @@ class Distill(Pass):
     def _norms(self, graph: ir.Graph) -> dict[ir.Value, TunedNorm]:
         weights = (node.inputs[1] for node in graph if node.op_type == "RMSNormalization")
         return {value: TunedNorm(float32_values(value)) for value in weights if value is not None and is_own(value)}
+
+
+def _rate_share(step: int, steps: int) -> float:
+    """Share of the full rate at a step: a linear warm-up, then a cosine to zero."""
+    return min(1.0, (step + 1) / _WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def _is_weight(node: ir.Node) -> bool:

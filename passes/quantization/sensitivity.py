@@ -252,16 +252,14 @@ def _weights(
     found: dict[ir.Value, tuple[WeightSite, ...]] = {}
     for site in weight_sites(model):
         found[site.weight] = (*found.get(site.weight, ()), site)
-    return {
-        weight: sites
-        for weight, sites in found.items()
-        if roles is None
-        or (
-            any(site.role in roles for site in sites)
-            and not sites[0].is_quantized
-            and not any(site.matches(exclude) for site in sites)
-        )
-    }
+
+    def is_selected(sites: tuple[WeightSite, ...]) -> bool:
+        if roles is None:
+            return True
+        has_role = any(site.role in roles for site in sites)
+        return has_role and not sites[0].is_quantized and not any(site.matches(exclude) for site in sites)
+
+    return {weight: sites for weight, sites in found.items() if is_selected(sites)}
 
 
 def _key(sites: Sequence[WeightSite]) -> str:
