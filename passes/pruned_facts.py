@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL, Fact, WeightFacts
+from ingot.passes.rewriting import attentions, head_counts
 
 MASKS_FACTS = Fact("ingot.prune-weights", WeightFacts)  # see prune_weights.py
-_HEADS = ("num_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ def record_structure(
 ) -> None:
     """Write the facts after a pruning that kept `layers`, numbered as before, and removed that many weight elements."""
     before = STRUCTURE_FACTS.find(model)
-    heads = _heads(model)
+    num_heads, num_kv_heads, head_dim = _heads(model)
     sizes = tuple(sorted({int(str(site["kept"])) for site in sites if site["kind"] == "ffn"}))
     facts = StructureFacts(
         layers=tuple(layers) if before is None else tuple(before.layers[number] for number in layers),
         influence=tuple(influence) or (before.influence if before else ()),
-        num_heads=heads["num_heads"],
-        num_kv_heads=heads["num_kv_heads"],
-        head_dim=heads["head_dim"],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         intermediate_sizes=sizes or (before.intermediate_sizes if before else ()),
         sites=(*(before.sites if before else ()), *sites),
     )
@@ -75,13 +75,9 @@ def _update(model: ir.Model, facts: StructureFacts, removed: int) -> None:
         KV.record(model, geometry.model_copy(update=changed))
 
 
-def _heads(model: ir.Model) -> dict[str, int]:
+def _heads(model: ir.Model) -> tuple[int, int, int]:
     """Head counts of the attentions. PassError if they differ: the KV cache has one shape for all layers."""
-    found = {
-        tuple(node.attributes.get_int(name, 0) or 0 for name in _HEADS)
-        for node in model.graph
-        if node.op_type == "PagedAttention"
-    }
+    found = {head_counts(node) for node in attentions(model.graph)}
     if len(found) != 1:
         raise PassError(f"layers would have different heads {sorted(found)}; the KV cache has one shape for all layers")
-    return dict(zip(_HEADS, found.pop(), strict=True))
+    return found.pop()

@@ -107,6 +107,18 @@ def static_columns(value: ir.Value) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def attentions(graph: ir.Graph) -> list[ir.Node]:
+    """Every ingot::PagedAttention of the graph, in order."""
+    return [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]
+
+
+def head_counts(attention: ir.Node) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads and head_dim of a PagedAttention."""
+    names = ("num_heads", "num_kv_heads", "head_dim")
+    heads, kv_heads, dim = (attention.attributes[name].as_int() for name in names)
+    return heads, kv_heads, dim
+
+
 def require_plain_gemm(node: ir.Node) -> None:
     """Raise PassError for a Gemm other than x @ W.T + b, the form of the IR's linear layers."""
     if node.op_type != "Gemm":

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.rewriting import add_constant
+from ingot.passes.rewriting import add_constant, attentions, head_counts
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _INPUTS = {
@@ -58,12 +58,12 @@ class AttentionReference(Pass):
 
     def requires(self, model: ir.Model) -> None:
         """There is an attention to expand, no two have the same layer, and none is lowered."""
-        layers = [_int(node, "layer") for node in _attentions(model)]
+        layers = [_int(node, "layer") for node in attentions(model.graph)]
         if not layers:
             raise PassError(f"{self.name}: the model has no ingot::PagedAttention; run this pass once, after import")
         if len(set(layers)) != len(layers):
             raise PassError(f"{self.name}: two PagedAttention nodes have the same layer: {sorted(layers)}")
-        for node in _attentions(model):
+        for node in attentions(model.graph):
             if len(node.inputs) != 3 or "query_column" in node.attributes:
                 raise PassError(
                     f"{self.name}: {node.name!r} was lowered by fuse-rotary-attention; run {self.name} instead"
@@ -72,18 +72,14 @@ class AttentionReference(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Expand every attention."""
         expansion = _Expansion(model.graph)
-        for node in _attentions(model):
+        for node in attentions(model.graph):
             expansion.expand(node)
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
         """No PagedAttention is left."""
-        if left := _attentions(model):
+        if left := attentions(model.graph):
             raise PassError(f"{self.name}: {left[0].name} was not expanded")
-
-
-def _attentions(model: ir.Model) -> list[ir.Node]:
-    return [node for node in model.graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]
 
 
 def _int(node: ir.Node, attribute: str) -> int:
@@ -103,8 +99,7 @@ class _Expansion:
     def expand(self, node: ir.Node) -> None:
         """Replace the attention by standard nodes."""
         self.anchor, self.path = node, f"{node.name}.reference"
-        layer, head_dim = _int(node, "layer"), _int(node, "head_dim")
-        heads, kv_heads = _int(node, "num_heads"), _int(node, "num_kv_heads")
+        layer, (heads, kv_heads, head_dim) = _int(node, "layer"), head_counts(node)
         query, key, value = (self._present(value, node) for value in node.inputs)
         keys = self._cached("key", layer, key, kv_heads * head_dim)  # [N, KV * D]
         values = self._cached("value", layer, value, kv_heads * head_dim)

@@ -25,6 +25,7 @@ import onnx_ir as ir
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.rewriting import (
     Refusal,
+    attentions,
     make_node,
     replace_nodes,
     settle,
@@ -55,7 +56,7 @@ class FuseRotaryAttention(Pass):
                 modified = True
             else:
                 refusals.append(refusal)
-        for attention in _attentions(model.graph):
+        for attention in attentions(model.graph):
             modified |= _read_packed(model.graph, attention)
         settle(self.name, refusals, strict=False, is_present=True)
         return ir.passes.PassResult(model, modified)
@@ -74,12 +75,8 @@ class _Match:
         return (self.query, "num_heads"), (self.key, "num_kv_heads")
 
 
-def _attentions(graph: ir.Graph) -> list[ir.Node]:
-    return [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]
-
-
 def _find(graph: ir.Graph) -> Iterator[_Match]:
-    for attention in _attentions(graph):
+    for attention in attentions(graph):
         query, key = (_rotation_of(attention.inputs[index]) for index in (0, 1))
         if query is not None or key is not None:
             yield _Match(attention, query, key)

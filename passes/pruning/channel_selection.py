@@ -18,11 +18,10 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.numerics.pruning import Integers
-from ingot.passes.rewriting import add_constant, required_input, small_constant
+from ingot.passes.rewriting import add_constant, head_counts, required_input, small_constant
 from ingot.passes.weights import change_stored, drop_if_unused, readers, stored_value
 
 ELEMENTWISE = ("Mul", "Sigmoid", "Gelu", "QuickGelu", "Swish", "Relu", "Tanh")
-_HEADS = ("num_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass
@@ -115,7 +114,7 @@ class ChannelSelection:
             raise PassError(f"node {node.name!r} ({node.op_type}) mixes channels, so none of {value.name!r} can go")
 
     def _trace_attention(self, node: ir.Node, keep: Integers) -> None:
-        heads, kv_heads, dim = (node.attributes.get_int(name, 0) or 0 for name in _HEADS)
+        heads, kv_heads, dim = head_counts(node)
         kept_heads = keep[::dim] // dim
         kept_kv = np.unique(kept_heads // (heads // kv_heads))
         self.numbers += [(node, "num_heads", len(kept_heads)), (node, "num_kv_heads", len(kept_kv))]

@@ -50,13 +50,12 @@ from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
 from ingot.passes.pruning.channel_selection import ELEMENTWISE, ChannelSelection
 from ingot.passes.pruning.residual_layers import block_influence, drop_layers, residual_layers
-from ingot.passes.rewriting import require_plain_gemm
+from ingot.passes.rewriting import attentions, head_counts, require_plain_gemm
 from ingot.passes.weights import change_stored, float32_values, readers, stored_value, weight_sites
 from ingot.progress import note, report_progress
 
 Kept = Literal["all"] | int | float
 SiteKind = Literal["kv_groups", "ffn"]
-_HEADS = ("num_heads", "num_kv_heads", "head_dim")
 _log = logging.getLogger("ingot.passes")
 
 
@@ -142,7 +141,7 @@ class PruneStructure(Pass):
     def _prune_layers(self, model: ir.Model, calibration: Calibration) -> tuple[list[int], list[float]]:
         """Remove layers; return the numbers of those kept, and the influence of all, if it was measured."""
         if self.layers == "all":
-            return list(range(sum(node.op_type == "PagedAttention" for node in model.graph))), []
+            return list(range(len(attentions(model.graph)))), []
         layers = residual_layers(model.graph)
         count = _kept_count("layers", self.layers, len(layers), "the number of layers is")
         if count == len(layers):
@@ -238,7 +237,7 @@ def _kind_and_unit(group: LinearGroup) -> tuple[SiteKind | None, int]:
     """The kind of a group's input, None where nothing is pruned, and how many columns form a unit."""
     producer = group.source.producer()
     if producer is not None and producer.op_type == "PagedAttention":
-        heads, kv_heads, dim = (producer.attributes.get_int(name, 0) or 0 for name in _HEADS)
+        heads, kv_heads, dim = head_counts(producer)
         return "kv_groups", heads // kv_heads * dim
     if producer is not None and producer.op_type in ELEMENTWISE:
         return "ffn", 1

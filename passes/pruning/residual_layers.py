@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.calibration import Calibration, CalibrationStage
+from ingot.passes.rewriting import attentions
 from ingot.passes.weights import drop_if_unused, is_embedding, is_stored
 
 
@@ -41,8 +42,8 @@ def residual_layers(graph: ir.Graph) -> list[ResidualLayer]:
     """All layers in order. PassError when the graph is not a chain of residual additions with one attention each."""
     chain, branches = _chain(graph)
     place = {value: index for index, value in enumerate(chain)}
-    begins = {_begin(node, place): node for node in graph if node.op_type == "PagedAttention"}
-    if len(begins) != sum(node.op_type == "PagedAttention" for node in graph):
+    begins = {_begin(node, place): node for node in attentions(graph)}
+    if len(begins) != len(attentions(graph)):
         raise PassError(
             "two attentions read the same value of the residual stream, so that layers cannot be told apart; run this "
             "pass before fuse-residual-norm"

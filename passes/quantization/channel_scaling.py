@@ -35,7 +35,7 @@ from ingot.passes.calibration import (
     require_calibration,
 )
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
-from ingot.passes.rewriting import Refusal, add_initializer, small_constant
+from ingot.passes.rewriting import Refusal, add_initializer, head_counts, small_constant
 from ingot.passes.weights import change_stored, float32_values, is_stored, stored_value, weight_sites
 from ingot.progress import report_progress
 
@@ -212,7 +212,7 @@ def _before_attention(node: ir.Node) -> Fold | None:
     maker = _maker(node.inputs[2])
     if maker is None:
         return None
-    heads, kv_heads, dim = (node.attributes.get_int(name, 0) or 0 for name in ("num_heads", "num_kv_heads", "head_dim"))
+    heads, kv_heads, dim = head_counts(node)
     return Fold(maker.node, maker.rows, (kv_heads, heads // kv_heads, dim))
 
 

@@ -37,7 +37,7 @@ from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.hadamard import Matrix, make_rotation, of_heads, of_rows
 from ingot.passes.pruned_facts import refuse_to_fill_zeros
 from ingot.passes.quantization.channel_scaling import Fold, find_fold
-from ingot.passes.rewriting import Refusal, require_plain_gemm
+from ingot.passes.rewriting import Refusal, attentions, require_plain_gemm
 from ingot.passes.rotation.residual_stream import find_residual_stream, plan_turns, turn_stream
 from ingot.passes.weights import change_stored, stored_value, weight_sites
 
@@ -94,7 +94,7 @@ class Rotate(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rotate the values of every attention, then the residual stream."""
         done = _Done()
-        for node in [node for node in model.graph if node.op_type == "PagedAttention" and self.values is not False]:
+        for node in attentions(model.graph) if self.values is not False else ():
             done.values += self._settle(self._rotate_values(model.graph, node), self.values, done)
         if self.residual is not False and self._settle(self._rotate_stream(model, done), self.residual, done):
             _log.info("%s: residual stream of %s channels rotated", self.name, done.residual)

@@ -153,7 +153,7 @@ def _facts(result: BuildResult) -> dict[str, object]:
 
 def _print_assignment(model: ir.Model, record: PassRecord) -> None:
     """Print the table of choices after the pass mixed-precision; nothing after any other."""
-    if record.name == MixedPrecision.name:
+    if isinstance(record.pass_, MixedPrecision):
         header, *rows = assignment_table(MIXED_FACTS.of(model))
         print_table("Mixed precision: KL in nats per token, of each weight alone", header, rows)
 
