@@ -1,4 +1,4 @@
-"""What can be told of an artifact's quantized weights from its program alone: no checkpoint, no configuration."""
+"""Statistics of an artifact's quantized weights from its program, without checkpoint and configuration."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +21,11 @@ _LARGEST_FLOAT8 = 448
 
 @dataclass(frozen=True)
 class ProgramWeight:
-    """One quantized weight. `name` is the layer's, as "layers.0.mlp.down_proj"; block_size 0: a scale for each row.
+    """Statistics of one quantized weight.
 
+    name              the layer's, such as "layers.0.mlp.down_proj"
+    block_size        columns that share a scale; 0: one scale per row
+    end_share         share of codes at the ends of their range
     code_histogram    counts over the range of the codes, in at most HISTOGRAM_BINS bins of equal width
     """
 
@@ -44,9 +47,9 @@ class ProgramWeight:
 
 
 def program_statistics(artifact: Artifact) -> Iterator[ProgramWeight]:
-    """Every quantized weight in the program's order, one in memory at a time.
+    """Yield every quantized weight in the program's order, one in memory at a time.
 
-    Weights of ops that nobody can read back are left out.
+    Weights of ops without a reader are left out.
     """
     model = artifact.manifest.model
     shapes = {EMBEDDING: (model.vocab_size, model.hidden_size)}

@@ -1,4 +1,4 @@
-"""Exports of rotated and of pruned models against transformers: their config.json says what the tensors are."""
+"""Exports of rotated and pruned models, compared with transformers: their config.json fits their tensors."""
 
 from pathlib import Path
 from typing import Any

@@ -159,7 +159,7 @@ def _no_type(layer: QuantizedLayer) -> str:
             f"gguf's Q4_1 stores -zero_point * scale as float16, and those of {layer.module} would change; set "
             "symmetric: true"
         )
-    why = layer.facts.not_integers or "its codes lie more than 127 from their zero points"
+    why = layer.facts.not_integers or "its codes are more than 127 away from their zero points"
     return f"gguf writes Q4_0, Q4_1 and Q8_0, which {layer.module} with {layer.scheme} does not fit: {why}"
 
 
