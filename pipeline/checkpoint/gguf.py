@@ -51,8 +51,7 @@ LAYER_NAMES = {
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """The keys of config.json that the metadata stands for. CheckpointError names a key that is missing or says what
-    cannot be imported."""
+    """The metadata as keys of config.json. CheckpointError names a missing key, or what cannot be imported."""
     keys = _Metadata(file)
     architecture = _architecture(file)
     if "rope_freqs.weight" in file.tensors:
@@ -83,7 +82,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 
 def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, EncodedTensor]]:
-    """Plain tensors as they lie in the file, and those that must be decoded or reordered, by transformers' names."""
+    """Plain tensors as stored in the file, and those that must be decoded or reordered, by transformers' names."""
     plain: dict[str, StoredTensor] = {}
     encoded: dict[str, EncodedTensor] = {}
     for tensor in file.tensors.values():
@@ -98,7 +97,7 @@ def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, Enc
 
 
 def transformers_name(name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; a name that is not known stays as it is."""
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; an unknown name stays."""
     parts = name.split(".")
     if parts[0] in TOP_NAMES:
         return ".".join([TOP_NAMES[parts[0]], *parts[1:]])
@@ -108,7 +107,7 @@ def transformers_name(name: str) -> str:
 
 
 def gguf_name(name: str) -> str:
-    """Inverse of transformers_name. KeyError when GGUF has no such tensor."""
+    """Inverse of transformers_name. KeyError for a tensor that GGUF does not have."""
     module, _, leaf = name.rpartition(".")
     top = {theirs: ours for ours, theirs in TOP_NAMES.items()}
     if module in top:

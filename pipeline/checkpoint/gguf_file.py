@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read and checked: metadata and where each tensor lies; the data stays on disk.
+"""Reader of a GGUF file's header: metadata and the place of each tensor; the data stays on disk.
 
 Layout (ggml/docs/gguf.md): magic, version, counts, key-value pairs, tensor infos, then data from the next multiple of
 general.alignment. Shapes are stored innermost first; here they are as everywhere else, [out, in].
@@ -28,7 +28,7 @@ MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor lies: `offset` counts bytes from the beginning of the file. `type_id` is ggml's number."""
+    """A tensor's place: `offset` counts bytes from the beginning of the file. `type_id` is ggml's number."""
 
     name: str
     type_id: int
@@ -47,8 +47,10 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read and check the header. CheckpointError when the file is no GGUF, truncated, or contradicts itself, and for a
-    tensor of a type that is not read."""
+    """Read and check the header.
+
+    CheckpointError when the file is not GGUF, is truncated or contradicts itself, or has a tensor of an unknown type.
+    """
     try:
         with path.open("rb") as stream:
             size = path.stat().st_size
@@ -106,7 +108,7 @@ class _Reader:
 
 def _counts(reader: _Reader) -> tuple[int, int]:
     if reader.size < len(MAGIC) or reader.take(len(MAGIC)) != MAGIC:
-        raise CheckpointError(f"{reader.path}: does not begin with GGUF; it is no GGUF file")
+        raise CheckpointError(f"{reader.path}: does not begin with GGUF, so it is not a GGUF file")
     version = reader.number("I")
     if version not in VERSIONS:
         raise CheckpointError(f"{reader.path}: is GGUF version {version}; versions 2 and 3 are read")
@@ -129,7 +131,9 @@ def _tensor(path: Path, begin: int, name: str, shape: tuple[int, ...], type_id: 
         raise CheckpointError(f"{path}: {name!r} is of ggml's type {type_id}; Ingot reads {known}")
     kind = BLOCK_TYPES[type_id]
     if shape[-1] % kind.values:
-        raise CheckpointError(f"{path}: {name!r} has rows of {shape[-1]}, no multiple of {kind.name}'s {kind.values}")
+        raise CheckpointError(
+            f"{path}: {name!r} has rows of {shape[-1]}, not a multiple of {kind.name}'s {kind.values}"
+        )
     return GgufTensor(name, type_id, shape, begin + offset, prod(shape) // kind.values * kind.num_bytes)
 
 

@@ -1,7 +1,4 @@
-"""Typed reading of a JSON object: a wrong value is refused with its key, the value and what is allowed.
-
-JSON files of checkpoints: read as objects, and written alike wherever one is written.
-"""
+"""JSON files of checkpoints: reading, writing, and typed values whose errors name key, value and what is allowed."""
 
 import json
 import math
@@ -31,7 +28,7 @@ def write_json(file: Path, content: object) -> None:
 
 
 class ConfigReader:
-    """One JSON object of a file. A key that is absent takes its value from `defaults`.
+    """One JSON object of a file; an absent key takes its value from `defaults`.
 
     Every method raises ConfigError. A method named optional_... gives None for null; the others refuse null.
     """
@@ -47,7 +44,7 @@ class ConfigReader:
         return key in self.defaults
 
     def raw(self, key: str) -> Any:
-        """The value as it stands, or its default; null where there is neither."""
+        """The value as it is, or its default; null without either."""
         return self.values.get(key, self.defaults.get(key))
 
     def fail(self, key: str, wanted: str) -> ConfigError:

@@ -69,7 +69,7 @@ def _contradict(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
-    """Take the top-level key into the object; refuse when both stand there and differ."""
+    """Take the top-level key into the object; refuse two values that differ."""
     outer = reader.raw(key)
     if outer is not None and merged.setdefault(key, outer) != outer:
         raise ConfigError(

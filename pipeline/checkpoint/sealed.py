@@ -1,9 +1,8 @@
-"""What an artifact keeps of the checkpoint it was built from, beside the weights: its configuration and its tokenizer.
+"""Configuration and tokenizer of the checkpoint, which an artifact keeps with its weights.
 
-Both lie in the folder tokenizer/, config.json as the compiler understood it: of a GGUF file in Hugging Face's words, of
-a quantized checkpoint without what says how its layers were stored.
-
-config.json of a model after structured pruning, so that any reader of the checkpoint sees the shapes it now has.
+Both are in the folder tokenizer/. config.json is written as the compiler understood it: that of a GGUF file with the
+keys of Hugging Face, that of a quantized checkpoint without the description of its encodings, that of a pruned model
+with the shapes that it now has.
 """
 
 import json

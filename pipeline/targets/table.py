@@ -13,7 +13,7 @@ FLOAT8_FROM = 89  # the first SM with 8-bit floats
 class Target:
     """Facts of a target.
 
-    lowering    passes, by name, that every program for it ends with
+    lowering    names of the passes that end every compile for it
     writer      function that writes the lowered IR into the artifact: module:function, a `ProgramWriter`
     kv_types    types that keys and values can be quantized to, in addition to the engine's own floats
     sms         SMs of the GPUs that it builds for; empty: no GPU, or the SMs that gpu.sms chooses

@@ -1,4 +1,4 @@
-"""From the lowered IR to the program in the artifact: by the writer that the target's row names."""
+"""The lowered IR -> the program in the artifact, by the writer in the target's row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class ProgramWriter(Protocol):
 
 
 def require_packages(target: Target) -> None:
-    """BuildError that names the extra, before hours of passes, where the target's writer lacks a package."""
+    """Raise BuildError with the extra to install if the writer lacks a package: now, not after hours of passes."""
     for alternatives in target.packages:
         if not any(find_spec(name) for name in alternatives):
             raise BuildError(
@@ -51,7 +51,7 @@ def require_packages(target: Target) -> None:
 
 
 def program_writer(target: Target) -> ProgramWriter:
-    """The target's writer, imported when it is asked for: each needs packages that others do without."""
+    """The target's writer, imported on use: each needs packages that the others do not."""
     module, _, function = target.writer.partition(":")
     return cast(ProgramWriter, getattr(import_module(module), function))
 

@@ -31,14 +31,14 @@ class IngotError(Exception):
 
 
 class UsageError(IngotError):
-    """The caller asked for something that cannot be."""
+    """The caller asked for something impossible."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a file: where it stands and what it is. `line` counts from 1; 0 means the whole file."""
+    """One mistake in a file: its place and its message. `line` counts from 1; 0 means the whole file."""
 
     file: str
     line: int
@@ -86,7 +86,7 @@ class ArtifactError(IngotError):
 
 
 class EngineError(IngotError):
-    """The engine cannot be made or cannot go on."""
+    """The engine cannot be made or cannot continue."""
 
 
 class GateError(IngotError):

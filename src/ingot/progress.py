@@ -1,4 +1,4 @@
-"""Progress, notes and details of long work: reported by the code that does it, shown by whoever listens.
+"""Progress, notes and details of long work: reported by the code that does it, shown by a listener.
 
     with progress_to(listener):
         build(...)

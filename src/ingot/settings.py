@@ -1,9 +1,9 @@
-"""What the environment sets: cache folder, threads, attention. Read where it is used; nothing here is global state.
+"""Settings of the environment: cache folder, threads, attention. Read on use; none of it is global state.
 
 INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot)
 INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores this process may run on)
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
-INGOT_CUDA_BLOCKING  1: kernels on a card run one by one, so that a failure names its node; slow (default: 0)
+INGOT_CUDA_BLOCKING  1: kernels on a GPU run one by one, so that a failure names its node; slow (default: 0)
 """
 
 import os
@@ -15,13 +15,13 @@ MAX_THREADS = 256
 
 
 def cache_dir() -> Path:
-    """Folder for what can be made again; created by whoever writes into it."""
+    """Folder for files that can be made again; its users create it."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
     return Path(os.environ.get("INGOT_CACHE") or default)
 
 
 def attention() -> str | None:
-    """What shall compute attention on the CPU: "native", "numpy", or None where INGOT_ATTENTION leaves it open.
+    """The CPU attention that INGOT_ATTENTION selects, "native" or "numpy"; None if it is not set.
 
     Raises UsageError for anything else.
     """
@@ -32,7 +32,7 @@ def attention() -> str | None:
 
 
 def cuda_blocking() -> bool:
-    """Whether every kernel on a card is waited for. Raises UsageError when INGOT_CUDA_BLOCKING is neither 0 nor 1."""
+    """Whether to wait for every kernel on a GPU. Raises UsageError when INGOT_CUDA_BLOCKING is neither 0 nor 1."""
     text = os.environ.get("INGOT_CUDA_BLOCKING", "0")
     if text not in ("0", "1"):
         raise UsageError(f"INGOT_CUDA_BLOCKING is {text!r}; it must be 0 or 1, or not be set")
@@ -42,7 +42,7 @@ def cuda_blocking() -> bool:
 def num_threads() -> int:
     """Threads to compute with: INGOT_THREADS, else the cores this process may run on.
 
-    Raises UsageError when INGOT_THREADS is no whole number from 1 to MAX_THREADS.
+    Raises UsageError when INGOT_THREADS is not a whole number from 1 to MAX_THREADS.
     """
     text = os.environ.get("INGOT_THREADS")
     if text is None:

@@ -213,5 +213,5 @@ def test_sealing_replaces_an_artifact_whole(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_artifact_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(BuildError, match="exists and is no artifact"):
+    with pytest.raises(BuildError, match="exists and is not an artifact"):
         ArtifactWriter(tmp_path / "thesis")

@@ -1,4 +1,4 @@
-"""Bad input at the command line: one clear error, exit code 1 or 2, no traceback, nothing left behind."""
+"""Bad input at the command line: one clear error, exit code 1 or 2, no traceback, no files left."""
 
 import io
 import json
@@ -80,7 +80,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "unknown rope type": (edit_config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}), "spiral"),
     "config contradicts tensors": (edit_config(num_hidden_layers=7), "layers.6"),
     "heads that do not divide": (edit_config(num_attention_heads=7), "num_attention_heads"),
-    "config is no JSON": (break_config, "is not JSON"),
+    "config is not JSON": (break_config, "is not JSON"),
 }
 
 
@@ -203,5 +203,5 @@ def test_what_is_no_artifact_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 def test_an_output_that_is_no_artifact_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     code = run(["build", "demo", "-o", str(tmp_path)])
-    assert_refused(code, capsys.readouterr().err, "exists and is no artifact")
+    assert_refused(code, capsys.readouterr().err, "exists and is not an artifact")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"

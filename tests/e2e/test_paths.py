@@ -24,7 +24,7 @@ def build_in(checkpoint: str, output: str, *settings: str) -> int:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder with the tiny checkpoint in it, and a working folder beside that."""
+    """A home folder with the tiny checkpoint in it, and a working folder next to it."""
     shutil.copytree(TINY, tmp_path / "home/my models/größe 1")
     (tmp_path / "work").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

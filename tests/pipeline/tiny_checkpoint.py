@@ -36,7 +36,7 @@ def edit_tensors(checkpoint: Path, changes: Mapping[str, Any]) -> None:
 
 
 def write_raw(file: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
-    """Write a safetensors file as told, right or wrong; a header that is no bytes is written as JSON."""
+    """Write a safetensors file, valid or not; a header other than bytes is written as JSON."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(raw) if length is None else length
     file.write_bytes(size.to_bytes(8, "little") + raw + data)

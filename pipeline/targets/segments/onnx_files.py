@@ -42,7 +42,7 @@ def write_program(model: ir.Model, folder: Path) -> tuple[Program, list[ir.Model
 
 
 def write_model(model: ir.Model, file: Path) -> Path:
-    """Write a whole model to `file`, its weights to weights.safetensors beside it; return the file."""
+    """Write a whole model to `file`, its weights to weights.safetensors in the same folder; return the file."""
     storage = _Storage()
     weights = _weights(model)
     names = {value: storage.name_of(value) for value in weights}
@@ -54,7 +54,7 @@ def write_model(model: ir.Model, file: Path) -> Path:
 
 
 class _Storage:
-    """Which initializers are the same bytes: the same tensor, the same place of a file, or a view of another."""
+    """Finds initializers with the same bytes: the same tensor, the same part of a file, or a view of another."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, ir.TensorProtocol] = {}
@@ -62,7 +62,7 @@ class _Storage:
 
     @property
     def tensors(self) -> Sequence[tuple[str, ir.TensorProtocol]]:
-        """What to store, by name, in the order of first use."""
+        """The tensors to store, by name, in the order of first use."""
         return list(self._tensors.items())
 
     def name_of(self, value: ir.Value) -> str:
@@ -72,14 +72,14 @@ class _Storage:
         name = tensor.metadata_props.get(STORAGE_KEY, value.name or "")
         name = self._names.setdefault(_identity(tensor), name)
         known = self._tensors.setdefault(name, tensor)
-        assert known.nbytes == tensor.nbytes, f"{value.name} is no view of {name}"
+        assert known.nbytes == tensor.nbytes, f"{value.name} is not a view of {name}"
         return name
 
 
 def _identity(tensor: ir.TensorProtocol) -> object:
     if isinstance(tensor, ir.ExternalTensor):
         return tensor.path, tensor.offset, tensor.nbytes
-    return id(tensor)  # the model holds every tensor until the end of the write, so no id is used twice
+    return id(tensor)  # unique: the model holds every tensor until the end of the write
 
 
 def _weights(segment: ir.Model) -> list[ir.Value]:

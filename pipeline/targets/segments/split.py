@@ -22,7 +22,7 @@ _ROWS: dict[str, Literal["tokens", "logits"]] = {"T": "tokens", "R": "logits"}
 
 
 def split_program(model: ir.Model) -> tuple[Program, list[ir.Model]]:
-    """Cut the model where partition-at-attention says.
+    """Cut the model at its attentions, as partition-at-attention numbered the segments.
 
     Returns the program, and its segments in the order of its SegmentSteps, named segment-000 and so on. Values keep
     the IR's names, in the segments and in the program; initializers are shared with `model`, not copied. Raises
@@ -87,7 +87,7 @@ def _unique(values: Iterable[ir.Value]) -> list[ir.Value]:
 
 
 def _ordered(graph: ir.Graph, values: Iterable[ir.Value]) -> list[ir.Value]:
-    """Values that are no initializers: the graph's inputs in its order, then the others as they come."""
+    """Values other than initializers: the graph's inputs in its order, then the others in order of use."""
     found = [value for value in _unique(values) if not value.is_initializer()]
     given = [value for value in graph.inputs if value in found]
     return [*given, *(value for value in found if value not in given)]

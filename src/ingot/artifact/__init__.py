@@ -1,7 +1,6 @@
-"""The artifact on disk: its manifest, how it is sealed and how it is opened.
+"""The artifact on disk, read and written by compiler and runtime: manifest, sealing, verified opening, file formats.
 
-`manifest` is the schema, `writer` seals a folder atomically, `reader` verifies before anything is used.
-Compiler and runtime both stand on this package and on nothing of each other.
+Code that only one of the two needs does not belong here; `runtime` and `pipeline` hold that.
 """
 
 from ingot.artifact.kv_geometry import KVGeometry

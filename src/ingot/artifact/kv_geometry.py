@@ -1,7 +1,7 @@
-"""The shape of a block of the KV pool, and where each vector lies in it.
+"""The shape of a block of the KV pool, and the place of each vector in it.
 
     [layer, k|v, kv head, token, width]      elements of all layers
-    [layer, k|v, kv head, token]             float16 scales behind them, where the precision has any
+    [layer, k|v, kv head, token]             float16 scales after them, if the type has scales
 
 One block holds all layers, so that moving a block between tiers is one copy.
 """
@@ -18,7 +18,7 @@ QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is codes and
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1}
 _SCALE_BYTES = 2
-_ALIGNMENT = 16  # of the scales behind the codes, and so of the next block
+_ALIGNMENT = 16  # of the scales after the codes, and so of the next block
 
 
 class KVGeometry(BaseModel):
@@ -39,12 +39,12 @@ class KVGeometry(BaseModel):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether vectors are codes with a scale."""
+        """Whether vectors are stored as codes with a scale."""
         return self.dtype in QUANTIZED
 
     @property
     def width(self) -> int:
-        """Elements of one vector: two dims share a byte of int4."""
+        """Elements of one vector; of int4, bytes that hold two dims each."""
         return self.head_dim // (2 if self.dtype == "int4" else 1)
 
     @property
@@ -54,13 +54,13 @@ class KVGeometry(BaseModel):
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of a block's elements, padded where scales stand behind them."""
+        """Bytes of a block's elements, padded if scales follow them."""
         size = self._vectors * self.width * self.element_bytes
         return round_up(size, _ALIGNMENT) if self.is_quantized else size
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values, scales among them."""
+        """Bytes of one block: keys, values and scales of all layers."""
         return self.code_bytes + (round_up(_SCALE_BYTES * self._vectors, _ALIGNMENT) if self.is_quantized else 0)
 
     @property
@@ -77,7 +77,7 @@ class KVGeometry(BaseModel):
         return self.code_bytes // _SCALE_BYTES + layer * 2 * self.num_kv_heads * self.block_tokens
 
     def strides(self) -> dict[str, int]:
-        """How kernels step through the pool, by the names of their arguments: in elements, for scales in scales."""
+        """Strides of the pool by the names of kernel arguments, in elements; those of scales count scales."""
         return {
             "block_stride": self.block_bytes // self.element_bytes,
             "head_stride": self.head_stride,

@@ -1,13 +1,13 @@
 """A launch program: kernels with their arguments in order, for one number of rows, over one arena of memory.
 
-Everything is data. A buffer is a place in the arena that its liveness gave it, or one that the runtime provides by
-name (EXTERNAL); a weight is a tensor of the artifact by name; a kernel is a key into the table of cubins. What changes
-from step to step stands in external buffers alone, so that a program can be captured into a CUDA graph as it is.
+Everything is data. A buffer is a place in the arena, shared by buffers that do not live at the same time, or one that
+the runtime provides by name (EXTERNAL); a weight is a tensor of the artifact by name; a kernel is a key into the table
+of cubins. Only external buffers change from step to step, so that a program can be captured into a CUDA graph.
 
     program/launches.json                CudaProgram
     program/cubins-sm90.safetensors      one uint8 tensor a kernel, by its key
     program/weights.safetensors          the weights, by name
-    program/tiles.json                   the choice of tiles that was measured on a card, where there is one
+    program/tiles.json                   the choice of tiles that was measured on a GPU, if any
 """
 
 from collections.abc import Mapping
@@ -161,7 +161,7 @@ class LibraryMatmul(_Frozen):
     """y = alpha * x @ W^T + bias by a library's kernel, on the same stream and in the same arena.
 
     x       [rows, columns], a row every `x_stride` elements
-    weight  [n, columns], one row behind the other, of x's type
+    weight  [n, columns], contiguous rows of x's type
     bias    [n], of the result's type
     out     [rows, n], a row every `out_stride` elements; of x's type, or float32
     """
@@ -182,7 +182,7 @@ class LibraryMatmul(_Frozen):
 
     @property
     def operands(self) -> dict[str, BufferArgument | WeightArgument]:
-        """What it reads and writes, by the names above."""
+        """Operands that are present, by the names above."""
         given = {"x": self.x, "weight": self.weight, "bias": self.bias, "out": self.out}
         return {name: operand for name, operand in given.items() if operand is not None}
 
@@ -196,7 +196,7 @@ Step = Annotated[Launch | SegmentCall | LibraryMatmul, Field(discriminator="kind
 
 
 class Place(_Frozen):
-    """Where a buffer lies in the arena, in bytes."""
+    """A buffer's bytes in the arena."""
 
     offset: int = Field(ge=0)
     bytes: int = Field(gt=0)
@@ -211,8 +211,8 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     logits_rows    R: logits_indices [R], -1 for padding; logits [R, vocab]; tokens, temperatures, ... [R]
     attention      decode: one token a sequence, T = S; ragged: any number, in tiles [tiles] of TILE_QUERIES queries:
                    tile_sequences (-1 for padding) and tile_starts, its first query within its sequence
-    head_start     where the head begins. More than R rows of logits are had by running it again with other
-                   logits_indices: what it reads of the steps before stays in the arena
+    head_start     index of the head's first launch. Running the head again with other logits_indices gives more than
+                   R rows of logits: its inputs stay in the arena
     samplers       kernels that choose tokens from the logits on the device, by name; `tails` in the file
     """
 
@@ -236,12 +236,12 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
 
     @property
     def segment_calls(self) -> tuple[SegmentCall, ...]:
-        """What other engines run of it."""
+        """Steps that other engines run."""
         return tuple(step for step in self.launches if isinstance(step, SegmentCall))
 
     @property
     def library_matmuls(self) -> tuple[LibraryMatmul, ...]:
-        """What kernels of libraries compute of it."""
+        """Steps that kernels of libraries compute."""
         return tuple(step for step in self.launches if isinstance(step, LibraryMatmul))
 
     @property
@@ -256,7 +256,7 @@ class Kernel(_Frozen):
     name         in the catalogue of kernels
     constants    of its function
     types        of its arguments in order, pointers as *fp16
-    aligned      which arguments are multiples of 16, beside all pointers
+    aligned      arguments that are multiples of 16, in addition to all pointers
     """
 
     name: str
@@ -277,7 +277,7 @@ class CubinFacts(_Frozen):
 class CudaProgram(_Frozen):
     """program/launches.json: the programs of all buckets, and the kernels that they share.
 
-    tuned_on    name of the card that the choice of tiles was measured on; None: safe choices
+    tuned_on    name of the GPU that the choice of tiles was measured on; None: safe choices
     """
 
     sms: tuple[int, ...] = Field(min_length=1)

@@ -1,7 +1,7 @@
-"""The manifest's schema: what an artifact says of itself in manifest.json.
+"""The schema of manifest.json.
 
-Every model is frozen and refuses unknown keys. A change that an older reader would misread raises
-SCHEMA_VERSION; a reader refuses a newer schema by name.
+Every model is frozen and refuses unknown keys. A change that an older reader would misread increases
+SCHEMA_VERSION, and a reader refuses a newer one.
 """
 
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.artifact.kv_geometry import KVGeometry
 
 SCHEMA_VERSION = 2
-CALIBRATION_FILE = "calibration.json"  # the data that passes looked at: name, digest, counts; absent where none did
+CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent where no pass read any
 EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
 
 
@@ -20,7 +20,7 @@ class _Frozen(BaseModel):
 
 
 class ModelFacts(_Frozen):
-    """What the runtime and a reader want to know of the model."""
+    """The model's shape and token ids, for the runtime and for readers."""
 
     family: str
     num_layers: int = Field(ge=1)
@@ -50,7 +50,7 @@ class SegmentStep(_Frozen):
 
 
 class RotaryTables(_Frozen):
-    """Float32 tensors [positions, rotary_dim / 2] of a safetensors file, and how much of each head they turn."""
+    """Float32 tensors [positions, rotary_dim / 2] of a safetensors file, and how much of each head they rotate."""
 
     file: str = Field(description="path below the artifact's folder, with forward slashes")
     cos: str
@@ -62,8 +62,8 @@ class AttentionStep(_Frozen):
     """Write this step's keys and values into the KV pool, then attend: the IR's ingot::PagedAttention.
 
     query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand begins
-    at a column of the value it lies in, so that all three may lie in one. With `rotary`, queries and keys are turned by
-    their tokens' positions first; what the pool holds is turned.
+    at a column of its value, so that all three may be parts of one. With `rotary`, queries and keys are rotated by
+    their tokens' positions first, and the pool holds rotated keys.
     """
 
     kind: Literal["attention"] = "attention"
@@ -88,7 +88,7 @@ Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
 
 
 class Program(_Frozen):
-    """Steps in order, and the tensors that pass between them; for a card a file of launches instead of both.
+    """Steps in order, and the tensors that pass between them; for a GPU, a file of launches instead.
 
     Every program reads the values input_ids [T], position_ids [T], logits_indices [R] and makes logits [R, vocab].
     """
@@ -106,7 +106,7 @@ class FileEntry(_Frozen):
 
 
 class GateOutcome(_Frozen):
-    """How one gate of the recipe was decided; the whole story is in evidence/."""
+    """The verdict of one gate of the recipe; evidence/ has the details."""
 
     name: str
     verdict: Literal["PASS", "FAIL", "UNDECIDED"]

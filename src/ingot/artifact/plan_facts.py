@@ -1,4 +1,4 @@
-"""What is known of a program's TensorRT plans: program/plans.json, and the header that every plan begins with.
+"""Facts about a program's TensorRT plans: program/plans.json, and the header that every plan begins with.
 
 TensorRT-RTX does not document the header; these are the fields of version 1.7, little-endian:
 

@@ -78,7 +78,7 @@ def identity_digest(manifest: Manifest) -> str:
 
 
 def evidence_digest(manifest: Manifest) -> str | None:
-    """Digest of the files below evidence/; None when there are none."""
+    """Digest of the files below evidence/; None if the folder is empty."""
     files = {name: entry.sha256 for name, entry in manifest.files.items() if is_evidence(name)}
     return _digest(files) if files else None
 
@@ -102,7 +102,7 @@ def _read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: no such folder; an artifact is a folder that holds {MANIFEST}")
     if not file.is_file():
-        raise ArtifactError(f"{folder}: holds no {MANIFEST}, so it is no artifact; make one with `ingot build`")
+        raise ArtifactError(f"{folder}: holds no {MANIFEST}, so it is not an artifact; make one with `ingot build`")
     try:
         raw = json.loads(file.read_bytes())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Sealing an artifact: written beside its final place, flushed, then renamed, so that nobody sees half of one."""
+"""Sealing an artifact: written to a staging folder, flushed, then renamed, so that no reader sees half of one."""
 
 import ctypes
 import errno
@@ -46,9 +46,8 @@ class ArtifactWriter:
             ...
             writer.seal(name=..., model=..., ...)
 
-    Leaving the block without a seal removes the staging folder. Stale staging folders that a killed build left beside
-    the same target are removed first (their owner's process is gone). A target that is a link stays one: the artifact
-    goes where it points.
+    Leaving the block without a seal removes the staging folder. Stale staging folders that a killed build of the same
+    target left are removed first. A target that is a link stays one: the artifact is written where it points.
     """
 
     def __init__(self, target: Path) -> None:
@@ -121,7 +120,7 @@ class ArtifactWriter:
         return self._entries[key]
 
     def seal(self) -> Path:
-        """Flush everything to disk and move the staging folder to its final name, replacing what stood there."""
+        """Flush everything to disk and move the staging folder to its final name, replacing an older artifact."""
         for file in self.path.rglob("*"):
             _flush(file)
         _flush(self.path)
@@ -134,7 +133,7 @@ class ArtifactWriter:
         return self.target
 
     def _take_place(self, aside: Path) -> None:
-        """Rename to the final name; what stands there, perhaps only since a moment, is moved aside first."""
+        """Rename to the final name; an artifact that is there, perhaps since a moment, is moved aside first."""
         while True:
             if self.target.is_dir() and _exchange(self.path, self.target):
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -169,7 +168,7 @@ def _refuse_foreign(target: Path) -> None:
         return
     if target.is_dir() and not any(target.iterdir()):
         return
-    raise BuildError(f"{target}: exists and is no artifact, so it is not replaced; name another output folder")
+    raise BuildError(f"{target}: exists and is not an artifact, so it is not replaced; name another output folder")
 
 
 def _clear_stale(target: Path) -> None:

@@ -1,4 +1,7 @@
-"""From a recipe to a sealed artifact and its evidence: what stands above compiler, runtime and validation."""
+"""From a recipe to a sealed artifact and its evidence: joins compiler, runtime and validation.
+
+Each of them works without the others; code that only one of them needs belongs there.
+"""
 
 from ingot.builder.baseline import remeasure
 from ingot.builder.flow import BuildResult, Observers, build

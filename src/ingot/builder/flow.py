@@ -1,7 +1,7 @@
 """The whole build on one screen: compile, make the baseline, measure, decide, seal.
 
-Nothing stands under the final name unless every gate passed. What a refused build measured is kept beside it, in
-NAME.rejected, so that its report can be read.
+The artifact appears under its name only if every gate passed. A refused build leaves its evidence in NAME.rejected,
+so that its report can be read.
 """
 
 import shutil
@@ -11,19 +11,17 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
-from ingot.builder.gpu_check import require_gpu
 from ingot.builder.notes import WeightWatch, quantization_of, write_pass_facts
 from ingot.builder.options import describe_artifact, is_measured, measure_options
-from ingot.errors import DataError, GateError
+from ingot.builder.requirements import require_gpu, require_text
+from ingot.errors import GateError
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, open_source
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.runtime import Tokenizer
 from ingot.validation.evidence import BuildNotes, Evidence, measure, write_evidence, write_quantization
 from ingot.validation.gates import raise_for
-from ingot.validation.windows import EvaluationText, read_text
 
 
 def _ignore(evidence: Evidence, report: Path) -> None:
@@ -32,7 +30,7 @@ def _ignore(evidence: Evidence, report: Path) -> None:
 
 @dataclass(frozen=True)
 class Observers:
-    """Who watches a build; none of them changes it.
+    """Callbacks of a build; none of them changes it.
 
     after_pass  called with the IR and its record after every pass of the candidate
     measured    called with the evidence and the report's final path, before a failed gate raises
@@ -62,14 +60,14 @@ def build(
     """Build the recipe `source` (a shipped recipe's name or a file), with `key=value` overrides, into `output`.
 
     Raises RecipeError, CheckpointError, DataError, PassError or BuildError for what cannot be built, GateFailed and
-    GateUndecided for what was built and not let through. A calibration that an earlier build of the same recipe did in
-    part is gone on with, unless `resume` is False. Whatever is raised, an artifact that stood at `output`
-    stands there still, and nothing half-written is left.
+    GateUndecided for an artifact that was built and refused. The calibration of an earlier, interrupted build of the
+    same recipe is resumed, unless `resume` is False. Whatever is raised, an older artifact at `output` stays, and
+    nothing half-written is left.
     """
     observers = observers or Observers()
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
-    _require_text(recipe)
+    require_text(recipe)
     require_gpu(recipe)
     with ArtifactWriter(target) as writer, resumable(resume):
         opened = open_source(recipe)
@@ -88,24 +86,8 @@ def build(
     return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
 
 
-def _require_text(recipe: Recipe) -> None:
-    """Refuse before the work what would fail after it: a text that is missing or too short, or no tokenizer for it."""
-    text = recipe.evaluation_text()
-    folder = recipe.require_checkpoint_folder()
-    if (text or recipe.generate) and not (folder / "tokenizer.json").is_file():
-        raise DataError(
-            f"{folder}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
-            "it there, or build without text: --set evaluation=null --set generate=null"
-        )
-    accuracy = measure_options(recipe).accuracy
-    if text and accuracy:
-        content, sha256 = read_text(text)
-        tokens = Tokenizer.load(folder).encode(content, add_special_tokens=False)
-        EvaluationText(text.name, sha256, tuple(tokens)).require(accuracy)
-
-
 def rejected_folder(target: Path) -> Path:
-    """Where the evidence of a build goes that its gates refused."""
+    """Folder for the evidence of a build that its gates refused."""
     return target.with_name(f"{target.name}.rejected")
 
 

@@ -28,7 +28,7 @@ from ingot.validation.windows import read_text
 
 AUTO_TOKENS = 2048
 LEAST_TOKENS = 64
-MOST_PRODUCTS = 1 << 42  # a minute or a few on two cores
+MOST_MULTIPLICATIONS = 1 << 42  # a minute or a few on two cores
 
 Weights = Mapping[str, Callable[[], Float32Array]]
 
@@ -37,7 +37,7 @@ Weights = Mapping[str, Callable[[], Float32Array]]
 class KlOptions:
     """Which tokens of a text to measure on, in whole windows that are spread evenly over its first `text_tokens`.
 
-    tokens    about so many; None: AUTO_TOKENS, or as many as MOST_PRODUCTS multiplications allow
+    tokens    about how many; None: AUTO_TOKENS, or as many as MOST_MULTIPLICATIONS multiplications allow
     """
 
     text: Path
@@ -61,11 +61,11 @@ def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOpti
     Returns the reason where no number of tokens was named and even LEAST_TOKENS would take too many multiplications.
     DataError when the text is shorter than one window or cannot be read.
     """
-    start, products = perf_counter(), _products_per_token(model, weights)
-    options = options if options.tokens is not None else _affordable(options, products)
+    start, multiplications = perf_counter(), _multiplications_per_token(model, weights)
+    options = options if options.tokens is not None else _affordable(options, multiplications)
     if not options.tokens:
         return (
-            f"{LEAST_TOKENS} tokens would take {products * LEAST_TOKENS:.1e} multiplications; "
+            f"{LEAST_TOKENS} tokens would take {multiplications * LEAST_TOKENS:.1e} multiplications; "
             "set evaluation.layer_kl_tokens to measure it all the same"
         )
     data = _windows(MODEL.of(model), tokenizer, options)
@@ -79,7 +79,7 @@ def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOpti
 
 
 def quantized_weights(before: ir.Model, after: ir.Model) -> Weights:
-    """Weights that are quantized in `after` and not in `before`, by node name: what their codes stand for."""
+    """Weights that are quantized in `after` and not in `before`, by node name: the values of their codes."""
     plain = {site.node.name for site in weight_sites(before) if not site.is_quantized}
     return {
         site.node.name or "": partial(float32_values, site.operand)
@@ -88,17 +88,17 @@ def quantized_weights(before: ir.Model, after: ir.Model) -> Weights:
     }
 
 
-def _products_per_token(model: ir.Model, weights: Weights) -> int:
-    """Multiplications that all of it takes per token: a weight costs itself and all that lies behind it."""
-    total = behind = 0
+def _multiplications_per_token(model: ir.Model, weights: Weights) -> int:
+    """Multiplications per token of all measurements: each weight's own, and those of all weights after it."""
+    total = following = 0
     for site in reversed(weight_sites(model)):
-        behind += site.weight.const_value.size if site.weight.const_value is not None else 0
-        total += behind if site.node.name in weights else 0
+        following += site.weight.const_value.size if site.weight.const_value is not None else 0
+        total += following if site.node.name in weights else 0
     return total
 
 
-def _affordable(options: KlOptions, products: int) -> KlOptions:
-    tokens = min(AUTO_TOKENS, MOST_PRODUCTS // max(products, 1))
+def _affordable(options: KlOptions, multiplications: int) -> KlOptions:
+    tokens = min(AUTO_TOKENS, MOST_MULTIPLICATIONS // max(multiplications, 1))
     if tokens < LEAST_TOKENS:
         return replace(options, tokens=0)
     return replace(options, tokens=tokens, window_tokens=min(options.window_tokens, tokens))

@@ -1,13 +1,7 @@
-"""What a build knows of its quantized weights, as evidence: the passes' statistics, stored bytes, KL of each alone.
+"""Notes of a build as evidence: statistics, stored bytes and KL of each quantized weight, and the facts of passes.
 
-Watches a build's passes for the model just before its weights are quantized, and just after.
-
-Kept are copies of the graphs alone: their tensors are the model's own, most of them still in the checkpoint's file.
-
-What passes decided, as evidence: the scales, rotations, bits, masks and steps that they chose, in passes.json.
-
-A pass leaves its facts in the IR's metadata as JSON under "ingot.NAME", NAME being its own; its docstring says what
-they are. Statistics of each quantized weight are not among them: these are in quantization.json.
+WeightWatch keeps the graph from just before the first quantization and the one after the last; their tensors are the
+model's own, most of them still in the checkpoint's file. KL is measured between the two, by layer_kl.py.
 """
 
 import json
@@ -36,7 +30,7 @@ class WeightWatch:
     """
 
     def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
-        """`start` imports the model anew, as it was before the first pass."""
+        """`start` makes the model as it was before the first pass."""
         self.before: ir.Model | None = None
         self.after: ir.Model | None = None
         self.changed_by = ""
@@ -79,7 +73,7 @@ PASSES_FILE = "passes.json"
 
 
 def write_pass_facts(facts: Mapping[str, Any], folder: Path) -> None:
-    """Write the facts of passes, by name, to passes.json in `folder`, made if missing; nothing if there are none."""
+    """Write the facts of passes, by name, to passes.json in `folder`, made if missing; do nothing without facts."""
     if facts:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PASSES_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,7 +1,4 @@
-"""A recipe's sections as validation's options: the one place that knows both.
-
-What a compiled recipe's manifest says, of the candidate and of the baseline alike.
-"""
+"""A recipe's sections -> validation's options, and a compiled recipe -> the artifact's manifest."""
 
 from collections.abc import Mapping
 
@@ -18,7 +15,7 @@ from ingot.validation.windows import AccuracyOptions
 def describe_artifact(
     writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, gates: tuple[GateOutcome, ...] = ()
 ) -> Manifest:
-    """Write the manifest over what lies in the staging folder. May be called again as files come."""
+    """Write the manifest of the files in the staging folder. May be called again after more files."""
     return writer.describe(
         name=recipe.name,
         model=compiled.model,
@@ -33,12 +30,12 @@ def describe_artifact(
 
 
 def is_measured(recipe: Recipe) -> bool:
-    """Whether the recipe asks for any evidence."""
+    """Whether the recipe has evidence measured."""
     return bool(recipe.evaluation or recipe.latency or recipe.gates)
 
 
 def measure_options(recipe: Recipe) -> MeasureOptions:
-    """What validation is to measure, and the gates to decide."""
+    """The measurements of the recipe, and the gates to decide."""
     evaluation = recipe.evaluation
     return MeasureOptions(
         text=recipe.evaluation_text(),

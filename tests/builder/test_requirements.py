@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ingot.builder import gpu_check
-from ingot.builder.gpu_check import require_gpu
+from ingot.builder import requirements
+from ingot.builder.requirements import require_gpu
 from ingot.errors import EngineError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
@@ -22,7 +22,7 @@ def opens(monkeypatch: pytest.MonkeyPatch, sm: int | None) -> None:
             raise EngineError("no GPU here")
         return SimpleNamespace(name="a GPU", sm=sm, close=lambda: None)
 
-    monkeypatch.setattr(gpu_check, "open_device", open_device)
+    monkeypatch.setattr(requirements, "open_device", open_device)
 
 
 def recipe(*overrides: str) -> Recipe:
