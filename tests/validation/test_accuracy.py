@@ -1,4 +1,4 @@
-""" """
+"""Accuracy: scores, sums per window, metrics and refusals."""
 
 import math
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Facts about the machine, from /proc and the installed packages."""
+
 import getpass
 import json
 import platform

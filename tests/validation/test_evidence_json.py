@@ -1,3 +1,5 @@
+"""The JSON files of the evidence."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Gates: verdicts by interval, and the messages of failed and undecided gates."""
+
 import math
 from typing import Literal
 

@@ -1,3 +1,5 @@
+"""Memory probes: parsing, alternation, the paired ratio and failures."""
+
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,15 +33,15 @@ def test_the_peak_is_at_least_the_resident_memory() -> None:
 
 
 def test_probes_alternate_and_the_ratio_is_paired() -> None:
-    asked: list[str] = []
+    probed: list[str] = []
 
     def prober(artifact: Path, options: MemoryOptions) -> MemoryProbe:
-        asked.append(artifact.name)
+        probed.append(artifact.name)
         return _probe({"candidate": 300, "baseline": 600}[artifact.name])
 
     result = measure_memory(Path("candidate"), Path("baseline"), MemoryOptions(probes=2), prober=prober)
     [measured] = memory_metrics(result)
-    assert asked == ["candidate", "baseline"] * 2
+    assert probed == ["candidate", "baseline"] * 2
     assert measured.estimate.value == pytest.approx(0.5)
     assert (measured.baseline, measured.candidate) == (600, 300)
 

@@ -1,3 +1,5 @@
+"""Sizes of artifacts by kind of file."""
+
 from pathlib import Path
 
 from ingot.artifact import Artifact, FileEntry, KVGeometry, Manifest, ModelFacts, Program

@@ -1,4 +1,4 @@
-""" """
+"""Confidence intervals: textbook values, coverage by simulation, and quantiles of Student's t."""
 
 import math
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""The engine as a subject: logits of whole prompts, and requests of a fixed length."""
+
 import numpy as np
 import pytest
 

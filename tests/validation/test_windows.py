@@ -1,3 +1,5 @@
+"""Windows of an evaluation text, and refusals of unusable texts."""
+
 import hashlib
 from pathlib import Path
 

@@ -1,1 +1,4 @@
-"""The report: HTML and Markdown, charts, numbers as text."""
+"""Renders evidence as HTML and Markdown, and formats its numbers.
+
+Measurements and statistics are in the folder above.
+"""

@@ -218,19 +218,19 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], unit: str) -> str:
     kinds = list(dict.fromkeys(kind for parts in rows.values() for kind in parts))
     most = max(sum(parts.values()) for parts in rows.values()) or 1.0
     x = Scale(0, most * 1.22, 84, WIDTH - 14)
-    drawn = []
+    elements = []
     for row, (name, values) in enumerate(rows.items()):
         top, start = 14 + row * 42, 0.0
-        drawn += [text(74, top + 18, name, "label", "end")]
+        elements += [text(74, top + 18, name, "label", "end")]
         for kind, value in values.items():
-            drawn += [rect(x(start), top, x(start + value) - x(start), 28, f"part-{kinds.index(kind)}", f"{kind}")]
+            elements += [rect(x(start), top, x(start + value) - x(start), 28, f"part-{kinds.index(kind)}", f"{kind}")]
             start += value
-        drawn += [text(x(start) + 8, top + 18, f"{start:,.4g} {unit}", "value", "start")]
+        elements += [text(x(start) + 8, top + 18, f"{start:,.4g} {unit}", "value", "start")]
     bottom = 14 + len(rows) * 42 + 10
     for index, kind in enumerate(kinds):
         left = 84 + index * 92
-        drawn += [rect(left, bottom, 10, 10, f"part-{index}"), text(left + 15, bottom + 9, kind, "tick", "start")]
-    return figure(drawn, f"Bars of {', '.join(kinds)} for {' and '.join(rows)}", height=bottom + 18)
+        elements += [rect(left, bottom, 10, 10, f"part-{index}"), text(left + 15, bottom + 9, kind, "tick", "start")]
+    return figure(elements, f"Bars of {', '.join(kinds)} for {' and '.join(rows)}", height=bottom + 18)
 
 
 def gate_bar(outcome: GateOutcome) -> str:

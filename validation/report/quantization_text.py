@@ -90,7 +90,7 @@ def weight_cells(weight: WeightFigures, columns: Mapping[str, Column] = COLUMNS)
 
 
 def code_bars(weight: WeightFigures) -> str:
-    """How often each code is used, from the lowest to the highest, as a row of bars; "-" where it is not known."""
+    """A histogram of the codes, from the lowest to the highest, as a row of bars; "-" if it was not measured."""
     most = max(weight.code_histogram, default=0)
     if not most:
         return "-"

@@ -1,4 +1,4 @@
-""" """
+"""The figures: well-formed SVG inside its box, scales, ticks and escaping."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -28,8 +28,8 @@ FIGURES: dict[str, Callable[[], str]] = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_well_formed_described_and_inside_its_box(name: str) -> None:
-    drawn = FIGURES[name]()
-    root = ET.fromstring(drawn)
+    svg_text = FIGURES[name]()
+    root = ET.fromstring(svg_text)
     width, height = (float(size) for size in root.attrib["viewBox"].split()[2:])
     assert root.attrib["aria-label"]
     for shape in root.iter():

@@ -1,3 +1,5 @@
+"""Formatting of numbers and titles."""
+
 import pytest
 
 from ingot.artifact.metrics import METRICS

@@ -1,3 +1,5 @@
+"""The report: valid self-contained HTML, and Markdown tables."""
+
 import re
 from html.parser import HTMLParser
 
