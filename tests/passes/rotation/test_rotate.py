@@ -74,7 +74,7 @@ def test_norm_weights_are_folded_into_their_readers_and_become_ones() -> None:
     assert np.all(array(after, LAYER) == 1)
     gate = "layers.0.gate_proj.weight"
     folded = array(before, gate).astype(np.float32) * array(before, "layers.0.post_attention_layernorm.weight")
-    np.testing.assert_allclose(  # an orthogonal matrix keeps every inner product of rows
+    np.testing.assert_allclose(  # an orthogonal matrix keeps angles and lengths of rows
         array(after, gate) @ array(after, gate).T, folded @ folded.T, atol=1e-4
     )
 
@@ -220,7 +220,7 @@ def test_readers_and_writers_are_found_in_a_graph_with_experts() -> None:
     assert not np.allclose(array(model, "b.r"), array(branches(24), "b.r"))
 
 
-def test_a_post_norm_the_layers_lets_a_rotation_pass_when_its_elements_are_equal() -> None:
+def test_a_post_norm_of_equal_elements_commutes_with_a_rotation() -> None:
     ids = np.array([1, 5, 2, 8])
     (exact,) = run(branches(24, post_norm=1.5), input_ids=ids)
     model = rotated(branches(24, post_norm=1.5), residual=True)
@@ -229,7 +229,7 @@ def test_a_post_norm_the_layers_lets_a_rotation_pass_when_its_elements_are_equal
     assert not np.allclose(array(model, "a.d"), array(branches(24), "a.d"))
 
 
-def test_any_other_post_norm_the_layers_is_refused_by_name() -> None:
+def test_any_other_post_norm_is_refused_by_name() -> None:
     with pytest.raises(PassError, match=r"node 'a\.post' writes to the residual stream through a norm weight"):
         rotated(branches(24, post_norm=np.arange(24)), residual=True)
 
