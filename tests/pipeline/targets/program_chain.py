@@ -1,4 +1,4 @@
-"""Two plain ways to the logits of one sequence: a written program, segment by segment, and the whole IR at once."""
+"""Two references for the logits of one sequence: a written program, segment by segment, and the whole IR at once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from ingot.artifact import AttentionStep, Program
-from ingot.passes.manager import PassManager
-from ingot.passes.registry import make_pass
+from tests.reference_runner import ReferenceRunner
 from tests.sessions import plain_session
 
 FloatArray = NDArray[np.float32]
@@ -83,18 +82,5 @@ def causal_attention(step: AttentionStep, query: FloatArray, key: FloatArray, va
 
 
 def reference_logits(model: ir.Model, tokens: Tokens) -> FloatArray:
-    """Logits of every position by the IR as it is, no op lowered but attention; the model is used up."""
-    PassManager([make_pass("attention-reference")]).run(model)
-    for value in model.graph.initializers.values():
-        assert value.const_value is not None
-        if not isinstance(value.const_value, ir.PackedTensor):  # a session from memory follows no path
-            value.const_value = ir.Tensor(np.array(value.const_value.numpy()), name=value.name)
-    rows, zeros = np.arange(len(tokens)), np.zeros(len(tokens), np.int64)
-    feeds: dict[str, object] = {"input_ids": tokens, "position_ids": rows, "logits_indices": rows}
-    feeds.update(dict.fromkeys(("slot_mapping", "kv_slots", "kv_positions"), rows))
-    feeds.update(query_sequences=zeros, kv_sequences=zeros)
-    for value in model.graph.inputs:
-        if "cache" in (value.name or ""):
-            assert value.shape is not None
-            feeds[value.name or ""] = np.zeros((len(tokens), int(str(value.shape[1]))), np.float32)
-    return np.asarray(plain_session(model).run(["logits"], feeds)[0])
+    """Logits [T, vocab] of one sequence by the IR, with only attention lowered; changes the model."""
+    return ReferenceRunner(model).run_ragged([tokens.tolist()], [(len(tokens),)])[0]
