@@ -1,8 +1,8 @@
 """The dense decoder families: one row each, by config.json's model_type. Adding a family is adding a row.
 
-`defaults` are the values that transformers gives to keys which config.json leaves out (they differ between families);
-they were taken from the `configuration_*.py` of transformers 5.23 and a test compares them. A key that is in no
-row's defaults is not read for that family.
+`defaults` are the values that transformers uses for keys that config.json omits, which differ between families. They
+are those of the `configuration_*.py` of transformers 5.23, and a test compares them. A key that is not among a row's
+defaults is not read for that family.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,14 @@ WindowRule = Literal["none", "all", "from-max-window-layers", "alternating", "pa
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family apart from a Llama.
+    """The differences of a family from Llama.
 
-    norm_place           before: norms at the entry of attention and feed-forward; after: on what they give back;
-                         around: both
+    norm_place           before: norms on the input of attention and feed-forward; after: on their output; around: both
     norm_adds_one        the norm multiplies by (1 + weight)
     qk_norm              head: queries and keys are normed per head; row: over all heads at once
     qkv_bias             always; option: as attention_bias says; never. output_bias: the same for o_proj
     fused_projections    one qkv_proj and one gate_up_proj
-    windows              which layers look through sliding_window:
+    windows              layers that attend within sliding_window:
                          all; from-max-window-layers: those from max_window_layers on, with use_sliding_window;
                          alternating: every other, beginning with the first; pattern: all but each
                          sliding_window_pattern-th; unrotated: those without rope, with use_sliding_window.

@@ -36,9 +36,9 @@ def seal_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def sealed_checkpoint(artifact: Artifact) -> Checkpoint:
-    """The artifact's configuration and tokenizer as a checkpoint whose tensors are those that the program stores.
+    """The artifact's configuration and tokenizer as a checkpoint, with the tensors that the program stores.
 
-    UsageError for an artifact of an older Ingot, which kept no configuration.
+    UsageError for an artifact of an older Ingot, which has no configuration.
     """
     if not artifact.has(CONFIG):
         raise UsageError(
@@ -68,7 +68,7 @@ _BY_RULE = ("from-max-window-layers", "alternating", "pattern", "unrotated")  # 
 
 
 def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:
-    """The checkpoint with the configuration of the pruned model; the same one where nothing was pruned.
+    """The checkpoint with the configuration of the pruned model; unchanged if nothing was pruned.
 
     UsageError when feed-forwards were pruned to several sizes: config.json has one intermediate_size for all.
     """
@@ -99,7 +99,7 @@ def _pruned(checkpoint: Checkpoint, facts: StructureFacts) -> Mapping[str, Any]:
 
 
 def _by_layer(checkpoint: Checkpoint, layers: list[LayerConfig]) -> dict[str, Any]:
-    """What the family derives from a layer's number, spelled out for the layers that stay."""
+    """Keys for the facts that the family derives from a layer's number, with values of the layers that stay."""
     family, changed = read_config(checkpoint).family, dict[str, Any]()
     if family.windows in _BY_RULE or "layer_types" in checkpoint.config:
         kinds = ("full_attention", "sliding_attention")

@@ -1,4 +1,4 @@
-"""Which tensors a configuration asks for, and whether the checkpoint holds them: no less, no more, of these shapes."""
+"""The tensors that a configuration requires, and the check that a checkpoint has exactly these, in their shapes."""
 
 import re
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class ExpectedTensor:
-    """A tensor's shape and the keys of config.json that say so."""
+    """A tensor's shape and the keys of config.json that determine it."""
 
     shape: tuple[int, ...]
     keys: str
 
 
 def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...]:
-    """Compare the checkpoint's tensors with what `config` asks for; return the names of those to import.
+    """Compare the checkpoint's tensors with those that `config` requires; return the names of those to import.
 
     Raises CheckpointError for a tensor that is missing, of another shape, or left over, and for tied embeddings whose
     two copies differ.
@@ -50,12 +50,12 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
 
 
 def tensor_names(config: DecoderConfig) -> tuple[str, ...]:
-    """Names of the tensors to import of such a checkpoint."""
+    """Names of the tensors to import from a checkpoint of this configuration."""
     return tuple(dict(_expected(config)))
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, ExpectedTensor]:
-    """Every tensor that a configuration asks for, by name; no head where it shares the embedding's table."""
+    """Every tensor that a configuration requires, by name; no head if it shares the embedding's table."""
     return dict(_expected(config))
 
 
@@ -80,7 +80,7 @@ def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
 
 
 def _is_harmless(checkpoint: Checkpoint, name: str) -> bool:
-    """Buffers, and the biases of nothing but zeros that auto-gptq gives every layer."""
+    """Whether the tensor is a buffer, or one of the all-zero biases that auto-gptq adds to every layer."""
     if _HARMLESS.search(name):
         return True
     is_added = name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in checkpoint.encoded

@@ -1,7 +1,4 @@
-"""Measuring an artifact again, on this machine, by the recipe that it carries.
-
-The baseline: the same checkpoint by the same recipe with quantization left out, made once and kept by digest.
-"""
+"""The baseline, built from the recipe without quantization and cached by digest, and `remeasure`, which uses it."""
 
 import hashlib
 import json
@@ -64,8 +61,8 @@ def remeasure(
 ) -> Evidence:
     """Measure a sealed artifact against a baseline artifact, or one made from the checkpoint; decide its gates.
 
-    With a baseline the checkpoint is only wanted where it holds the evaluation text. `overrides` change the recipe's
-    evaluation, latency and gates. The artifact is left as it is. Raises ArtifactError for a damaged one, UsageError
+    With a baseline, the checkpoint is needed only if it holds the evaluation text. `overrides` change the recipe's
+    evaluation, latency and gates. The artifact is not changed. Raises ArtifactError for a damaged one, UsageError
     when neither baseline nor checkpoint is given.
     """
     opened = open_artifact(artifact)
@@ -83,11 +80,11 @@ def remeasure(
 
 
 def with_checkpoint(artifact: Artifact, checkpoint: Path | str | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe that the artifact carries, on this checkpoint where one is named."""
+    """The recipe in the artifact, with this checkpoint if one is named."""
     source = [f"checkpoint={_as_yaml(Path(checkpoint).expanduser().absolute())}"] if checkpoint else []
     return load_recipe(artifact.file("recipe.yaml"), [*source, *overrides])
 
 
 def _as_yaml(path: Path) -> str:
-    """The path in quotes, for a name may hold what YAML reads as more than a text."""
+    """The path in quotes, because YAML gives some characters of file names a meaning."""
     return json.dumps(str(path), ensure_ascii=False)

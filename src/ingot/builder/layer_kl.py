@@ -1,8 +1,10 @@
 """KL of the model's predictions when one weight alone is quantized, on some windows of the evaluation text.
 
-Compared is the model just before its weights were quantized (scaled or rotated already, where a pass did so, which
-changes no function) with the same model and one weight as it was rounded. Everything is computed in float32: what the
-engine's own rounding of activations adds is in the report's other figures, not here.
+The model just before its weights were quantized is compared with itself with one weight rounded. Passes may have scaled
+or rotated it before, which does not change its function. Everything is computed in float32; the effect of the engine's
+rounding of activations is in the report's other figures.
+
+It runs the model with the compiler's CalibrationEngine, which validation must not import, so it is here.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +37,7 @@ Weights = Mapping[str, Callable[[], Float32Array]]
 
 @dataclass(frozen=True)
 class KlOptions:
-    """Which tokens of a text to measure on, in whole windows that are spread evenly over its first `text_tokens`.
+    """The tokens of a text to measure on, in whole windows spread evenly over its first `text_tokens`.
 
     tokens    about how many; None: AUTO_TOKENS, or as many as MOST_MULTIPLICATIONS multiplications allow
     """
@@ -49,7 +51,7 @@ class KlOptions:
 
 @dataclass(frozen=True)
 class LayerKl:
-    """KL by node name, nats per token, and how it was measured."""
+    """KL by node name, in nats per token, and facts of the measurement."""
 
     kl: Mapping[str, float]
     measurement: KlMeasurement
@@ -58,7 +60,7 @@ class LayerKl:
 def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOptions) -> LayerKl | str:
     """Measure the model with each of these weights in turn, by the name of the node that reads it.
 
-    Returns the reason where no number of tokens was named and even LEAST_TOKENS would take too many multiplications.
+    Returns the reason instead if `options.tokens` is None and even LEAST_TOKENS would take too many multiplications.
     DataError when the text is shorter than one window or cannot be read.
     """
     start, multiplications = perf_counter(), _multiplications_per_token(model, weights)
@@ -66,7 +68,7 @@ def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOpti
     if not options.tokens:
         return (
             f"{LEAST_TOKENS} tokens would take {multiplications * LEAST_TOKENS:.1e} multiplications; "
-            "set evaluation.layer_kl_tokens to measure it all the same"
+            "set evaluation.layer_kl_tokens to measure it anyway"
         )
     data = _windows(MODEL.of(model), tokenizer, options)
     engine = CalibrationEngine(data, threads=options.threads)

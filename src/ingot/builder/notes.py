@@ -83,7 +83,7 @@ _FIELDS = {field.name for field in fields(WeightFigures)}
 
 
 def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, folder: Path) -> Quantization:
-    """Of a recipe that was compiled into `folder`. KL is measured as far as the recipe's evaluation asks for it."""
+    """Figures of the quantized weights of a recipe that was compiled into `folder`, with KL if the recipe measures it."""
     if not compiled.weights:
         return Quantization()
     weights = tuple(_weight(row, compiled.written.weight_bytes) for row in compiled.weights)

@@ -1,11 +1,11 @@
-"""What any artifact's quantization is worth: what its build kept, what its program shows, what can be measured again.
+"""The quality of an artifact's quantization: figures that its build sealed, read from its program, or measured again.
 
     the artifact alone        bits, bytes, scales, codes; errors and KL as far as the build sealed them
     and its checkpoint        errors and outliers of the weights
     and a text                KL of each weight quantized alone
 
-The last two compare with the checkpoint's own weights, so they need an artifact whose weights were rounded and nothing
-else; where a pass scaled, rotated or pruned them, what the build sealed is what can be known.
+The last two compare with the checkpoint's own weights, so they need an artifact whose weights were only rounded. If a
+pass scaled, rotated or pruned them, the figures that the build sealed are the only ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TextOptions:
-    """A text to measure KL on: about `tokens` of it; None: as many as a bounded amount of work allows."""
+    """A text to measure KL on, about `tokens` of it; None: as many as fit into a bounded amount of work."""
 
     text: Path
     tokens: int | None = None
@@ -47,9 +47,9 @@ class TextOptions:
 def quantize_report(
     artifact: Artifact, checkpoint: Path | None = None, text: TextOptions | None = None
 ) -> tuple[Quantization, list[str]]:
-    """The artifact's table, and remarks on what could not be known.
+    """The artifact's table, and remarks on figures that are missing.
 
-    Raises UsageError for a text without a checkpoint, CheckpointError and DataError for what is wrong with either.
+    Raises UsageError for a text without a checkpoint, CheckpointError and DataError for problems of either.
     """
     if text is not None and checkpoint is None:
         raise UsageError("--text is measured on the checkpoint's own weights; name it with --checkpoint FOLDER")
@@ -73,7 +73,7 @@ def quantize_report(
 
 
 def _merged(weight: ProgramWeight, sealed: WeightFigures | None) -> WeightFigures:
-    """What the program shows, with what only the build knew."""
+    """Figures read from the program, completed by those that only the build had."""
     shown = {name: value for name, value in vars(weight).items() if name != "read"}
     if sealed is None:
         return WeightFigures(**shown)
