@@ -22,11 +22,11 @@ from ingot.validation.quantization import Quantization, WeightFigures
 
 
 class WeightWatch:
-    """An observer of passes; passes its calls on to `then`.
+    """An observer of passes that keeps the graphs before and after quantization; it calls `then` too.
 
     before, after    the model without and with the weights that the build quantizes; None until there are any
-    changed_by       a pass that changed weights when some were quantized already, or while it quantized them: what the
-                     two differ in is then more than rounding
+    changed_by       a pass that changed weights when or after others were quantized, so that `before` and `after` differ
+                     in more than rounding; "" if there was none
     """
 
     def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
@@ -83,7 +83,7 @@ _FIELDS = {field.name for field in fields(WeightFigures)}
 
 
 def quantization_of(recipe: Recipe, compiled: Compiled, watch: WeightWatch, folder: Path) -> Quantization:
-    """Figures of the quantized weights of a recipe that was compiled into `folder`, with KL if the recipe measures it."""
+    """Figures of the quantized weights of a program compiled into `folder`, with KL if the recipe measures it."""
     if not compiled.weights:
         return Quantization()
     weights = tuple(_weight(row, compiled.written.weight_bytes) for row in compiled.weights)
