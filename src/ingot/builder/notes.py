@@ -25,8 +25,8 @@ class WeightWatch:
     """An observer of passes that keeps the graphs before and after quantization; it calls `then` too.
 
     before, after    the model without and with the weights that the build quantizes; None until there are any
-    changed_by       a pass that changed weights when or after others were quantized, so that `before` and `after` differ
-                     in more than rounding; "" if there was none
+    changed_by       a pass that changed weights when or after others were quantized, so that `before` and `after`
+                     differ in more than rounding; "" if there was none
     """
 
     def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
