@@ -47,6 +47,7 @@ test: $(STAMPS)/test
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/check_words.py
 
 types: $(STAMPS)/oracle
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""Where tests find what is not in the repository: INGOT_TEST_DATA, else ../shared/data beside the checkout."""
+"""Paths of test data outside the repository: INGOT_TEST_DATA, else ../shared/data next to the checkout."""
 
 import os
 from pathlib import Path

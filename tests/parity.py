@@ -53,7 +53,7 @@ def measure(case: Case, folder: Path | None = None) -> Parity:
 
 
 def settings_of(case: Case) -> list[str]:
-    """What a recipe must set for the case, beside the checkpoint."""
+    """What a recipe must set for the case, besides the checkpoint."""
     return [] if case.context_tokens is None else [f"context_tokens={case.context_tokens}"]
 
 

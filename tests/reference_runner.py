@@ -12,8 +12,8 @@ from tests.sessions import plain_session
 FloatArray = NDArray[np.float32]
 BLOCK_TOKENS = 4
 
-# Tokens that each of three sequences feeds in a step; the last row repeats. Chunked prefill beside decode, a sequence
-# that waits, chunks that end inside a block and at its end, and that cross a window of 8.
+# Tokens that each of three sequences feeds in a step; the last row repeats. Chunked prefill together with decode,
+# a sequence that waits, chunks that end inside a block and at its end, and that cross a window of 8.
 SCHEDULE = ((5, 8, 0), (1, 13, 4), (1, 1, 9), (3, 1, 1), (1, 5, 7), (1, 1, 1))
 
 

@@ -1,4 +1,4 @@
-"""Plain onnxruntime sessions beside engines: a process that has made Ingot's pool takes no session with its own."""
+"""Plain onnxruntime sessions in a process that has made Ingot's thread pool: they must not have a pool of their own."""
 
 from typing import Any
 

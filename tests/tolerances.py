@@ -1,4 +1,4 @@
-"""Tolerances live in tolerances.yaml, each with its reason; `within` prints what was measured beside its limit."""
+"""Tolerances are in tolerances.yaml, each with its reason; `within` prints the measured value next to its limit."""
 
 from functools import cache
 from pathlib import Path

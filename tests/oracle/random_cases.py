@@ -1,4 +1,4 @@
-"""Random configurations of every family, for combinations that nobody thought of. The same seed, the same case."""
+"""Random configurations of every family, for untested combinations. The same seed gives the same case."""
 
 import random
 from typing import Any

@@ -149,8 +149,8 @@ def _print_kernels(program: CudaProgram) -> None:
         constants = " ".join(f"{name}={value}" for name, value in kernel.constants.items())
         warps = f"{kernel.num_warps} x {kernel.num_stages}"
         rows.append((key, constants, warps, format_bytes(shared), str(uses[key])))
-    products = Counter(step.library for bucket in program.programs for step in bucket.library_matmuls)
-    rows += [(library, "matmuls of unquantized weights", "", "", str(count)) for library, count in products.items()]
+    matmuls = Counter(step.library for bucket in program.programs for step in bucket.library_matmuls)
+    rows += [(library, "matmuls of unquantized weights", "", "", str(count)) for library, count in matmuls.items()]
     print_table("Kernels", ("kernel", "constants", "warps x stages", "shared", "launches"), rows, left=2)
 
 
