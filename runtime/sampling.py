@@ -1,6 +1,6 @@
 """`SamplingParams`: how a caller controls generation; frozen, and checked when created.
 
-To add a parameter, add the field and its row in `_NUMBERS`, then use it in `sampler.py` or `stopping.py`.
+To add a parameter, add the field and its row in `_NUMBERS`, then use it in `sampler.py` or `request.py`.
 """
 
 import sys

@@ -16,7 +16,9 @@ from pathlib import Path
 import triton
 
 from ingot.artifact.launch_program import Constant, Kernel
-from ingot.pipeline.targets.cuda.attention_tiles import (
+from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
+from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
+from ingot.pipeline.targets.cuda.lower_attention import (
     DECODE_WARPS,
     LEAST_CHUNK,
     MOST_CHUNKS,
@@ -24,8 +26,6 @@ from ingot.pipeline.targets.cuda.attention_tiles import (
     HeadSizes,
     ragged_tile,
 )
-from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
-from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, safe_tile
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS

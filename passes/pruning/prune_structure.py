@@ -42,11 +42,11 @@ from ingot.passes.calibration import (
     Calibration,
     CalibrationStage,
     LinearGroup,
+    report_kept,
     require_calibration,
 )
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.pruning import Integers, KeptColumns, keep_columns
-from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import record_structure, refuse_to_fill_zeros
 from ingot.passes.pruning.channel_selection import ELEMENTWISE, ChannelSelection
 from ingot.passes.pruning.residual_layers import block_influence, drop_layers, residual_layers

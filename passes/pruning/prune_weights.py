@@ -30,12 +30,11 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, require_calibration
+from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, report_kept, require_calibration
 from ingot.passes.model_facts import record_weights
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import damped_gram
 from ingot.passes.numerics.pruning import Sparsity, relative_output_error, sparse_gpt, wanda
-from ingot.passes.progress import report_kept
 from ingot.passes.pruned_facts import MASKS_FACTS
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import (

@@ -28,12 +28,18 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import PassKind
-from ingot.passes.calibration import CalibrationStage, RecordedWeight, require_calibration, weight_arrays
+from ingot.passes.calibration import (
+    CalibrationStage,
+    RecordedWeight,
+    note_errors,
+    report_error,
+    require_calibration,
+    weight_arrays,
+)
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.numerics.rounding import RoundedWeight, round_weight
 from ingot.passes.numerics.scheme import Scheme
-from ingot.passes.progress import note_errors, report_error
 from ingot.passes.quantization.quantize_weights import Groups, Key, QuantizeWeights, append_statistics, num_elements
 from ingot.passes.weights import WeightSite
 from ingot.progress import report_progress

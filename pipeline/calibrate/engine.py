@@ -1,30 +1,152 @@
 """The calibration service: runs an IR step by step on whole sequences, in onnxruntime.
 
+A calibrated pass gets one `Stage` per step: statistics of the inputs of its linear layers, runs of its block with other
+weights, and the results that an interrupted build journaled.
+
 The input of a linear layer is made an output of the graph of the step that computes it, and accumulated from there. One
 step's weights are in memory at a time, in float32; activations are kept between steps (activations.py). The result
 depends only on the data, onnxruntime and numpy. An interrupted build resumes at the stage where it stopped
 (journal.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError
-from ingot.passes.calibration import CalibrationFacts, CalibrationStage
-from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.calibration import Arrays, BlockRun, CalibrationFacts, CalibrationStage, LinearGroup, Trial
+from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
-from ingot.pipeline.calibrate.coverage import CoverageLog
+from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
 from ingot.pipeline.calibrate.data import CalibrationData
 from ingot.pipeline.calibrate.divergence import Divergence
 from ingot.pipeline.calibrate.journal import BuildJournal, RunJournal
 from ingot.pipeline.calibrate.sequences import chunks_of
-from ingot.pipeline.calibrate.stage import Stage
 from ingot.pipeline.calibrate.steps import StepRunner
 from ingot.pipeline.calibrate.trials import Trials
 from ingot.progress import note
+
+_COVERAGE = "ingot.coverage."  # prefix of the coverage arrays that are recorded with a pass's own
+
+
+@dataclass
+class Stage:
+    """Implements passes.calibration.CalibrationStage for step `step_number`.
+
+    place    number of the stage, from 1, among the steps with linear layers, and the number of these steps
+    """
+
+    step_runner: StepRunner
+    step_number: int
+    place: tuple[int, int]
+    coverage_log: CoverageLog
+    trials: Trials
+    is_resumed: bool = False
+    is_recorded: bool = False
+    _coverage: dict[str, Coverage] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> Sequence[LinearGroup]:
+        """The step's linear layers."""
+        return self.step_runner.steps[self.step_number].groups
+
+    def recorded(self) -> Arrays | None:
+        """Load the results of this stage from the journal."""
+        journal = self.step_runner.journal
+        found = None if journal is None else journal.load(self.place[0])
+        if found is None:
+            self._note_resumed()
+            return None
+        self.is_resumed = self.is_recorded = True
+        for name in [name for name in found if name.startswith(_COVERAGE)]:
+            self.coverage_log.add(Coverage(name.removeprefix(_COVERAGE), *map(int, found[name])))
+        return {name: array for name, array in found.items() if not name.startswith(_COVERAGE)}
+
+    def record(self, arrays: Arrays) -> None:
+        """Save the results, and the coverage of the layers, to the journal."""
+        if self.step_runner.journal is not None:
+            coverage = {
+                f"{_COVERAGE}{one.layer}": np.array([one.tokens, one.channels, one.zero_channels])
+                for one in self._coverage.values()
+            }
+            self.step_runner.journal.save(self.place[0], {**arrays, **coverage})
+            self.is_recorded = True
+
+    def gram(self, source: ir.Value) -> Float64Array:
+        """X^T X: float32 matmuls within a chunk, float64 sums over chunks."""
+        total: Float64Array = np.zeros(())
+        for x in self._inputs(source):
+            total = total + (x.T @ x).astype(np.float64)
+        self._record_coverage(source, np.diagonal(total))
+        return total
+
+    def mean_absolute(self, source: ir.Value) -> Float64Array:
+        """Mean |x| of each channel."""
+        sums = [np.abs(x).sum(axis=0, dtype=np.float64) for x in self._inputs(source)]
+        mean: Float64Array = np.sum(sums, axis=0) / self._num_rows(source)
+        self._record_coverage(source, mean)
+        return mean
+
+    def max_absolute(self, source: ir.Value) -> Float64Array:
+        """Largest |x| of each channel."""
+        largest: Float64Array = np.max([np.abs(x).max(axis=0) for x in self._inputs(source)], axis=0).astype(np.float64)
+        self._record_coverage(source, largest)
+        return largest
+
+    def rows(self, source: ir.Value, count: int) -> Float32Array:
+        """Evenly spread rows."""
+        total = self._num_rows(source)
+        wanted, taken, start = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)), [], 0
+        for x in self._inputs(source):
+            inside = wanted[(wanted >= start) & (wanted < start + len(x))]
+            taken.append(x[inside - start])
+            start += len(x)
+        return np.concatenate(taken)
+
+    def block(self, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value], tokens: int) -> BlockRun:
+        """Build a session over the nodes, and choose evenly spread chunks of about this many tokens."""
+        steps = self.step_runner
+        steps.advance_to(self.step_number)
+        runner = steps.graph_runner(nodes, outputs)
+        own = {value: float32_values(value) for value in runner.weights}
+        feeds = [steps.feeds(runner.activations, chunk) for chunk in steps.spread_chunks(tokens)]
+
+        def run(weights: Mapping[ir.Node, Float32Array]) -> Sequence[Float32Array]:
+            replaced = {node.inputs[1]: array for node, array in weights.items()}
+            fed = {value: replaced.get(value, array) for value, array in own.items()}
+            results = [runner.run(feed, fed) for feed in feeds]
+            return [np.concatenate(chunks) for chunks in zip(*results, strict=True)]
+
+        return run
+
+    def divergences(self, trials: Sequence[Trial], tokens: int) -> Sequence[float]:
+        """Run each trial from this step to the end."""
+        self.step_runner.advance_to(self.step_number)
+        return self.trials.on(tokens).divergences(self.step_number, trials)
+
+    def _note_resumed(self) -> None:
+        """Report the stage at which an interrupted build resumes."""
+        if self.step_runner.journal is not None and self.step_runner.is_resumed and self.place[0] > 1:
+            note(f"{self.step_runner.journal.name}: resumed at stage {self.place[0]} of {self.place[1]}")
+
+    def _inputs(self, source: ir.Value) -> Iterator[Float32Array]:
+        """Rows of a group's input, chunk by chunk."""
+        self.step_runner.advance_to(self.step_number)
+        return (self.step_runner.store.get(source.name or "", chunk) for chunk in range(len(self.step_runner.chunks)))
+
+    def _num_rows(self, source: ir.Value) -> int:
+        return sum(len(x) for x in self._inputs(source))
+
+    def _record_coverage(self, source: ir.Value, sizes: Float64Array) -> None:
+        """Record how much data reached the layers that read the source."""
+        readers = [group.linears[0].name for group in self.groups if group.source is source]
+        layer = (readers or [source.name])[0] or ""
+        self._coverage[layer] = Coverage.of(layer, self._num_rows(source), sizes)
+        self.coverage_log.add(self._coverage[layer])
 
 
 @dataclass(frozen=True)

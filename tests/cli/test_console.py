@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ingot.cli import console
 from ingot.cli.console import PATIENCE_SECONDS, print_table, progress_bars, show_log
-from ingot.passes.progress import note_errors, report_error
+from ingot.passes.calibration import note_errors, report_error
 from ingot.progress import note, report_progress
 
 

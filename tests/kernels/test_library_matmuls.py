@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import LibraryMatmul
-from ingot.pipeline.targets.cuda import lower_matmul
+from ingot.pipeline.targets.cuda import lower_linear as lower_matmul
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import (

@@ -8,7 +8,7 @@ from ingot.artifact.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.targets.cuda import lower_matmul
+from ingot.pipeline.targets.cuda import lower_linear as lower_matmul
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.kernels.programs import (

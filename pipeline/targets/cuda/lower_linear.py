@@ -5,20 +5,256 @@
     float8_e4m3fn per channel                   matmul, the codes widened before it
     input and weight both int8 or both float8   quantize_rows once for all layers that read the input; matmul of codes
 
-An input rounded to 8 bits before another form of weight is rounded and scaled back. Matmuls of few rows leave their
-result as split-K partials, which the reader adds. See lower_matmul.py for the launches.
+An input rounded to 8 bits before another form of weight is rounded and scaled back.
+
+Few rows: the kernel of the weight's form reads it as stored, and its columns are split among programs (split-K); the
+partials are the result, which the reader adds. Many rows: a weight of 4 or 8 bits in blocks is first dequantized to 16
+bits, in slices that stay in the GPU's cache, and then multiplied by the kernel of plain weights: from some hundred rows
+on a matmul is compute-bound, and that kernel only multiplies. A library's kernel multiplies by a plain weight if the
+tile table chooses it.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import BufferArgument
+from ingot.artifact.launch_program import (
+    ELEMENT_BYTES,
+    Argument,
+    BufferArgument,
+    Library,
+    LibraryMatmul,
+    WeightArgument,
+)
 from ingot.errors import PassError
-from ingot.passes.weights import is_stored
+from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.fusions import Rounding
-from ingot.pipeline.targets.cuda.lower_matmul import MatmulLowering
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, columns_of
-from ingot.sizes import next_power_of_two
+from ingot.pipeline.targets.cuda.fusions import Epilogue, Rounding
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows, columns_of
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile
+from ingot.sizes import ceil_div, next_power_of_two
+
+DEQUANTIZED_FROM = 256  # rows
+_SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
+_SLICE_STEP = 256  # rows of a weight: the widest tile
+_DEQUANTIZED_TILE = 64
+_BAND = 8
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Rows first .. first + count - 1 of the weight, which are columns of the result."""
+
+    first: int
+    count: int
+
+
+class MatmulLowering:
+    """The matmul of a node: x @ W^T, or x @ W if `is_transposed`."""
+
+    def __init__(
+        self, context: LoweringContext, node: ir.Node, operand: ir.Value, *, is_transposed: bool = False
+    ) -> None:
+        assert operand.shape is not None
+        self.context, self.node, self.operand, self.is_transposed = context, node, operand, is_transposed
+        n, columns = (int(size) for size in operand.shape.numpy())
+        self.n, self.columns = (columns, n) if is_transposed else (n, columns)
+        found = context.fusions.at.get(node)
+        self.epilogue = found if isinstance(found, Epilogue) else Epilogue(node.outputs[0])
+
+    def lower(self) -> None:
+        """Add the launches for the forms of weight and input."""
+        dequantize = weight_layouts.quantizer(self.operand)
+        codes = self.context.codes_of.get(self.node.inputs[0]) if self.node.inputs[0] is not None else None
+        if codes is not None and weight_layouts.takes_codes(self.node, codes.kind):
+            assert dequantize is not None
+            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
+            x = Rows(codes.codes, codes.columns, codes.columns)
+            self._matmul(x, weight, codes.kind, codes.scales, scales)
+        elif dequantize is None:
+            self._matmul(self._input(), self._plain(), 0)
+        elif weight_layouts.is_float8(dequantize):
+            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
+            self._matmul(self._input(), weight, weight_layouts.FP8_WEIGHT, None, scales)
+        elif self.context.rows < DEQUANTIZED_FROM:
+            self._nbits(self._input(), weight_layouts.spans(self.context.builder, dequantize))
+        else:
+            self._dequantized(self._input(), weight_layouts.spans(self.context.builder, dequantize))
+
+    def _input(self) -> Rows:
+        return self.context.read(self.node.inputs[0], self.node)
+
+    def _plain(self) -> WeightArgument:
+        operand, builder = self.operand, self.context.builder
+        if not self.is_transposed:
+            return builder.weight(operand.name or "", builder.activation_type, lambda: float32_values(operand))
+        name = f"{operand.name}.transposed"
+        return builder.weight(name, builder.activation_type, lambda: np.ascontiguousarray(float32_values(operand).T))
+
+    def _matmul(
+        self,
+        x: Rows,
+        weight: BufferArgument | WeightArgument,
+        kind: int,
+        x_scales: Argument | None = None,
+        weight_scales: Argument | None = None,
+        outputs: _Slice | None = None,
+    ) -> None:
+        bits, n = 16 if kind == 0 else 8, outputs.count if outputs else self.n
+        tile = self._tile(MatmulShape(kernel="matmul", rows=self.context.rows, n=n, columns=self.columns, bits=bits))
+        if tile.library and self._fits_libraries():
+            self._call_library(tile.library, x, weight, outputs or _Slice(0, self.n))
+            return
+        splits = 1 if outputs else min(tile.splits, ceil_div(self.columns, tile.depth))
+        constants = {
+            "TILE_ROWS": tile.rows,
+            "TILE_COLUMNS": tile.depth,
+            "BAND": _BAND,
+            "KIND": kind,
+            "UPCAST": False,
+        }
+        programs = ceil_div(n, tile.columns) * ceil_div(self.context.rows, tile.rows)
+        given = {"x": x.buffer, "weight": weight, "x_scales": x_scales, "weight_scales": weight_scales}
+        self._launch("matmul", (programs, splits), constants, given, x, tile, splits, outputs)
+
+    def _fits_libraries(self) -> bool:
+        """Whether a library computes the epilogue: no softcap, no bias of another type than the result."""
+        is_wide = self.epilogue.result.is_graph_output() and self.context.builder.activation_type != "fp32"
+        return not self.epilogue.softcap and not (is_wide and self._bias() is not None)
+
+    def _call_library(
+        self, library: Library, x: Rows, weight: BufferArgument | WeightArgument, outputs: _Slice
+    ) -> None:
+        context = self.context
+        context.builder.call(
+            LibraryMatmul(
+                library=library,
+                rows=context.rows,
+                n=outputs.count,
+                columns=self.columns,
+                x=x.buffer,
+                weight=weight,
+                bias=self._bias(),
+                out=_from_column(context.make(self.epilogue.result).buffer, outputs.first),
+                x_stride=x.stride,
+                out_stride=self.n,
+                alpha=self.epilogue.alpha,
+                node=self.node.name or "",
+            )
+        )
+
+    def _dequantized(self, x: Rows, weight: weight_layouts.Spans) -> None:
+        """Dequantize and multiply slice by slice; a weight with a bias in one piece, because a bias is not sliced."""
+        builder = self.context.builder
+        row_bytes = self.columns * ELEMENT_BYTES[builder.activation_type]
+        most = max(_SLICE_BYTES // row_bytes // _SLICE_STEP, 1) * _SLICE_STEP if self._bias() is None else self.n
+        dequantized = builder.buffer(f"{self.node.name}.dequantized", min(most, self.n) * self.columns)
+        shape = {"N": self.n, "COLUMNS": self.columns, "GROUPS": weight.groups, "TILE": _DEQUANTIZED_TILE}
+        for first in range(0, self.n, most):
+            outputs = _Slice(first, min(most, self.n - first))
+            builder.launch(
+                "dequantize_nbits",
+                self.node,
+                (ceil_div(outputs.count, _DEQUANTIZED_TILE), weight.spans),
+                {**weight.constants, **shape},
+                codes=weight.codes,
+                scales=weight.scales,
+                zero_points=weight.zero_points,
+                out=dequantized,
+                first=outputs.first,
+                count=outputs.count,
+            )
+            self._matmul(x, dequantized, 0, outputs=outputs)
+
+    def _nbits(self, x: Rows, weight: weight_layouts.Spans) -> None:
+        shape = MatmulShape(
+            kernel="matmul_nbits",
+            rows=self.context.rows,
+            n=self.n,
+            columns=self.columns,
+            bits=weight.bits,
+            group=weight.group,
+        )
+        tile = self._tile(shape)
+        at_once = tile.depth // SPAN
+        if weight.spans % at_once or (at_once > 1 and weight.group % tile.depth):
+            at_once = 1  # a step has one scale and whole spans
+        splits = min(tile.splits, weight.spans // at_once)
+        constants = {
+            **weight.constants,
+            "GROUPS": weight.groups,
+            "SPANS_AT_ONCE": at_once,
+            "TILE_ROWS": tile.rows,
+            "SCALE_WEIGHTS": self.context.rows > FEW_ROWS,
+            "DTYPE": self.context.builder.activation_type,
+        }
+        grid = (ceil_div(self.context.rows, tile.rows), ceil_div(self.n, tile.columns), splits)
+        given = {"x": x.buffer, "codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
+        self._launch("matmul_nbits", grid, constants, given, x, tile, splits)
+
+    def _launch(
+        self,
+        kernel: str,
+        grid: tuple[int, ...],
+        constants: dict[str, Any],
+        given: dict[str, Argument | None],
+        x: Rows,
+        tile: Tile,
+        splits: int,
+        outputs: _Slice | None = None,
+    ) -> None:
+        """Add the launch; if a softcap or the logits need the sum of the partials, another that adds them."""
+        context, epilogue, bias = self.context, self.epilogue, self._bias()
+        result, is_last = epilogue.result, epilogue.result.is_graph_output()
+        out = context.make_partials(result, splits) if splits > 1 else context.make(result)
+        outputs = outputs or _Slice(0, self.n)
+        constants |= {
+            "N": outputs.count,
+            "COLUMNS": self.columns,
+            "SPLITS": splits,
+            "TILE": tile.columns,
+            "HAS_BIAS": bias is not None,
+            "HAS_SOFTCAP": epilogue.softcap > 0,
+        }
+        context.builder.launch(
+            kernel,
+            self.node,
+            grid,
+            constants,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **given,
+            bias=bias,
+            out=_from_column(out.buffer, outputs.first),
+            rows=context.rows,
+            x_stride=x.stride,
+            out_stride=self.n,
+            alpha=epilogue.alpha,
+            softcap=epilogue.softcap,
+        )
+        if splits > 1 and (is_last or epilogue.softcap):
+            context.map(self.node, out, context.make(result), softcap=epilogue.softcap)
+
+    def _tile(self, shape: MatmulShape) -> Tile:
+        is_float32 = self.context.builder.activation_type == "fp32"
+        return self.context.builder.shared.tiles.choose(shape.model_copy(update={"is_float32": is_float32}))
+
+    def _bias(self) -> WeightArgument | None:
+        """The bias, scaled like the matmul."""
+        bias = self.node.inputs[2] if len(self.node.inputs) > 2 else None
+        if bias is None:
+            return None
+        alpha, builder = np.float32(self.epilogue.alpha), self.context.builder
+        if alpha == 1:
+            return self.context.vector(bias)
+        return builder.weight(f"{bias.name}.scaled", builder.activation_type, lambda: float32_values(bias) * alpha)
+
+
+def _from_column(buffer: BufferArgument, column: int) -> BufferArgument:
+    return buffer.model_copy(update={"offset": buffer.offset + column}) if column else buffer
+
 
 _CODE_TYPES = {weight_layouts.FP8: "fp8e4nv", weight_layouts.INT8: "i8"}
 

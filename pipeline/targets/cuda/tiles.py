@@ -37,7 +37,7 @@ class _Frozen(BaseModel):
 class Tile(_Frozen):
     """One choice: rows and columns of a program's output, its step along the sum, and split-K parts of the sum.
 
-    library    its kernel is used instead where it computes the whole epilogue (lower_matmul.py)
+    library    its kernel is used instead where it computes the whole epilogue (lower_linear.py)
     """
 
     rows: int = Field(ge=16)

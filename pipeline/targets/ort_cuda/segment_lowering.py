@@ -6,28 +6,100 @@
     x quantized to 8 bits  rounded to its codes and back before any of these: the matmuls compute in x's type
     quantized embedding    com.microsoft::GatherBlockQuantized(codes, ids, scales, zero_points?), cut to whole columns
     Swish(x; alpha)        Mul(x, Sigmoid(Mul(x, alpha)))
+    maximum of a row       TopK: the provider's ReduceMax needs cuDNN, which nothing else here needs
+
+All weights are inputs of the segment. The provider could repack constants of MatMulNBits for CUTLASS kernels
+(ORT_FPA_INTB_GEMM, off by default); as inputs they are stored once for all their readers, and all layers of one shape
+share a session, each of which needs workspaces on the GPU.
 
 Operators of com.microsoft are copied: a node that the provider has no kernel for is named when the artifact is loaded
 (runtime/cuda/ort_segments.py).
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.artifact.launch_program import ActivationType
 from ingot.errors import PassError
+from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
 from ingot.passes.lowering.nbits_packing import UnpackedWeight
 from ingot.passes.quantization.activation_nodes import dequantizer
 from ingot.passes.weights import float32_values, is_stored
-from ingot.pipeline.targets.ort_cuda.segment_builder import NBitsInputs, OrtSegmentBuilder
 from ingot.pipeline.targets.segments.activation_codes import quantized_rows
 from ingot.pipeline.targets.segments.segment import Segment
-from ingot.pipeline.targets.segments.segment_builder import dims
+from ingot.pipeline.targets.segments.segment_builder import Dims, SegmentBuilder, dims
 from ingot.pipeline.targets.segments.segment_lowering import Handler, SegmentLowering
 from ingot.pipeline.targets.segments.stages import ATTENTION, SegmentStage
+
+_BYTES = ir.DataType.UINT8
+
+
+@dataclass
+class OrtSegmentBuilder(SegmentBuilder):
+    """The segment so far."""
+
+    opsets: ClassVar[Mapping[str, int]] = {**SegmentBuilder.opsets, MICROSOFT: 1}
+
+    def emit_microsoft(
+        self, op_type: str, name: str, inputs: Sequence[ir.Value | None], shape: Dims, **attributes: int
+    ) -> ir.Value:
+        """Append a node of com.microsoft with one output; absent inputs at the end are left out."""
+        given = list(inputs)
+        while given[-1] is None:
+            given.pop()
+        return self.append(op_type, name, given, [(name, shape, self.dtype)], attributes, MICROSOFT)[0]
+
+    def row_maximum(self, name: str, x: ir.Value) -> ir.Value:
+        """Return the largest element of each row, [T, 1]."""
+        column = [dims(x)[0], 1]
+        outputs = [(name, column, self.dtype), (f"{name}.places", column, ir.DataType.INT64)]
+        return self.append("TopK", name, [x, self.integers(1)], outputs, {"axis": -1, "sorted": 0})[0]
+
+
+@dataclass(frozen=True)
+class NBitsInputs:
+    """A quantized weight as inputs in the layouts of MatMulNBits and GatherBlockQuantized, scales in its float type.
+
+    An embedding that is the head, too, has the same bytes in both layouts: one weight of the program in two shapes.
+    """
+
+    b: OrtSegmentBuilder
+    weight: UnpackedWeight
+
+    @property
+    def matmul_codes(self) -> ir.Value:
+        """Codes [out, blocks, bytes of a block]."""
+        return self._input("codes", self.weight.packed_codes(), _BYTES)
+
+    @property
+    def gather_codes(self) -> ir.Value:
+        """Codes [rows, bytes of a row]."""
+        return self._input("codes", self.weight.packed_rows(), _BYTES)
+
+    @property
+    def scales(self) -> ir.Value:
+        """Scales [out, blocks]."""
+        return self._input("scales", self.weight.packed_scales(), self.b.dtype)
+
+    @property
+    def zero_points(self) -> ir.Value | None:
+        """Zero points [out, bytes of a row's zero points]; None: symmetric."""
+        points = self.weight.packed_zero_points()
+        return None if points is None else self._input("zero_points", points, _BYTES)
+
+    def _input(self, part: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
+        def make() -> NDArray[np.generic]:
+            return np.asarray(tensor.numpy())
+
+        name = f"{self.weight.name}.nbits.{part}"  # Ingot's kernels store the same codes in other layouts
+        return self.b.weight(name, dtype, tuple(int(size) for size in tensor.shape.numpy()), make)
+
 
 _LOG = logging.getLogger("ingot.ort_cuda")
 

@@ -1,21 +1,158 @@
-"""Choice of the attention backend: the C kernel where it was built, else numpy. Chosen and logged once per process.
+"""Attention of the CPU engine: the C kernel (paged_attention.c, by ctypes) where it was built, else numpy.
 
-INGOT_ATTENTION=numpy forces numpy, for comparisons or when a fault of the kernel is suspected.
+The library is a plain shared object, not a Python module; setuptools builds it as an optional extension, and it is
+loaded by path. The backend is chosen and logged once per process; INGOT_ATTENTION=numpy forces numpy, for comparisons
+or when a fault of the kernel is suspected.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p, sizeof
 from functools import cache
+from importlib.util import find_spec
 from typing import Protocol
+
+import numpy as np
 
 from ingot import settings
 from ingot.artifact import AttentionStep
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+
+
+class _Layer(Structure):
+    """paged_attention.c's struct layer."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("query", c_void_p),
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("output", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("query_stride", c_int64),
+        ("key_stride", c_int64),
+        ("value_stride", c_int64),
+        ("rotary_dim", c_int32),
+        ("layer", c_int32),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("dim", c_int32),
+        ("block_tokens", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+class _Step(Structure):
+    """paged_attention.c's struct step."""
+
+    _fields_ = (
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("num_sequences", c_int32),
+        ("max_blocks", c_int32),
+        ("threads", c_int32),
+    )
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """Load the library; None when it was not built. Raises EngineError when it exists but does not load."""
+    spec = find_spec("ingot.runtime.cpu.native._paged_attention")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError as error:
+        message = f"{spec.origin}: does not load ({error}); build it again, or remove it to use numpy"
+        raise EngineError(message) from error
+    if _layer_bytes(library) != sizeof(_Layer):
+        raise EngineError(f"{spec.origin}: was built from another version of its source; install Ingot again")
+    library.paged_attention.argtypes = (POINTER(_Layer), POINTER(_Step))
+    library.paged_attention.restype = c_int
+    library.paged_attention_isa.restype = c_char_p
+    library.paged_attention_use_isa.argtypes = (c_char_p,)
+    return library
+
+
+def _layer_bytes(library: ctypes.CDLL) -> int | None:
+    """Size of struct layer in the library; None for a library without that function."""
+    try:
+        return int(library.paged_attention_layer_bytes())
+    except AttributeError:
+        return None
+
+
+def isa_in_use() -> str:
+    """Instruction set that the library runs: avx512, avx2 or baseline."""
+    library = native_library()
+    assert library is not None
+    name: bytes = library.paged_attention_isa()
+    return name.decode()
+
+
+def use_isa(name: str) -> bool:
+    """Switch the instruction set of the whole process; False when this machine or build lacks it. For tests."""
+    library = native_library()
+    assert library is not None
+    return int(library.paged_attention_use_isa(name.encode())) == 0
+
+
+class NativeAttention:
+    """Attention by the C kernel over one KV pool. Implements `attention.Attention`."""
+
+    def __init__(self, pool: KVPool, num_threads: int) -> None:
+        library = native_library()
+        assert library is not None
+        self._call = library.paged_attention
+        self._pool = pool
+        self._step = _Step(threads=num_threads)
+        self._held: tuple[Int32Array, ...] = ()
+
+    def begin(self, batch: ForwardBatch) -> None:
+        """Set the step's sequences, for every call until the next `begin`."""
+        starts = np.ascontiguousarray(batch.query_starts, np.int32)
+        lens = np.ascontiguousarray(batch.context_lens, np.int32)
+        tables = np.ascontiguousarray(batch.block_tables, np.int32)
+        self._held = (starts, lens, tables)  # the kernel keeps their addresses
+        step = self._step
+        step.query_starts, step.context_lens = starts.ctypes.data, lens.ctypes.data
+        step.block_tables = tables.ctypes.data
+        step.num_sequences, step.max_blocks = tables.shape
+
+    def bind(
+        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
+    ) -> Callable[[], None]:
+        """Return the call that runs `step` on these buffers."""
+        arrays = (*operands, output)
+        assert output.flags.c_contiguous
+        assert all(a.strides[1] == 4 and a.dtype == np.float32 for a in arrays)
+        layer = _Layer(self._pool.blocks.ctypes.data, *(a.ctypes.data for a in arrays))
+        layer.query_stride, layer.key_stride, layer.value_stride = (a.strides[0] // 4 for a in operands)
+        if rotation is not None:
+            layer.cos, layer.sin = rotation.cos.ctypes.data, rotation.sin.ctypes.data
+            layer.rotary_dim = rotation.rotary_dim
+        layer.layer, layer.num_layers = step.layer, self._pool.geometry.num_layers
+        layer.num_heads, layer.num_kv_heads, layer.dim = step.num_heads, step.num_kv_heads, step.head_dim
+        layer.block_tokens, layer.window = self._pool.geometry.block_tokens, step.window
+        layer.scale, layer.softcap = step.scale, step.softcap
+        call, layer_at, step_at = self._call, byref(layer), byref(self._step)
+
+        def attend(_held: tuple[object, ...] = (layer, arrays, rotation, self)) -> None:
+            if call(layer_at, step_at) != 0:
+                raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some memory")
+
+        return attend
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-/* Attention over a paged KV pool, float32, for the CPU engine. Plain C, called through ctypes (binding.py).
+/* Attention over a paged KV pool, float32, for the CPU engine. Plain C, called through ctypes (attention.py).
  *
  * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. Queries
  * and keys may be rotated by the rotary embedding as they are read. The arithmetic is in paged_attention_kernel.h, which is
@@ -22,7 +22,7 @@
 #define ROWS_PER_ITEM 64   /* query rows that share a tile's transposed keys */
 #define MIN_PARALLEL 1.0e6 /* multiply-adds below which waking threads costs more than it saves */
 
-/* The layer's constants; binding.py's _Layer mirrors it. */
+/* The layer's constants; attention.py's _Layer mirrors it. */
 struct layer {
     float *pool; /* [blocks, num_layers, 2, num_kv_heads, block_tokens, dim] */
     const float *query, *key, *value; /* rows of strides floats: parts of one matrix, or three */
@@ -34,7 +34,7 @@ struct layer {
     float scale, softcap;
 };
 
-/* The step; binding.py's _Step mirrors it. */
+/* The step; attention.py's _Step mirrors it. */
 struct step {
     const int32_t *query_starts, *context_lens, *block_tables;
     int32_t num_sequences, max_blocks, threads;

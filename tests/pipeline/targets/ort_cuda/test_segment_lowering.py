@@ -10,8 +10,7 @@ from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.artifact.launch_program import ActivationType
 from ingot.errors import PassError
-from ingot.pipeline.targets.ort_cuda.segment_builder import OrtSegmentBuilder
-from ingot.pipeline.targets.ort_cuda.segment_lowering import lower_ort_segment
+from ingot.pipeline.targets.ort_cuda.segment_lowering import OrtSegmentBuilder, lower_ort_segment
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import SegmentStage
 from tests.pipeline.targets.ort_cuda.models import prepared, segments_of

@@ -6,8 +6,7 @@ import pytest
 
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.cpu.native import attention
-from ingot.runtime.cpu.native.attention import attention_backend, make_attention
-from ingot.runtime.cpu.native.binding import native_library
+from ingot.runtime.cpu.native.attention import attention_backend, make_attention, native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from tests.runtime.cpu.native.attention_cases import Case
 

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.attention import Attention, attention_backend, make_attention
-from ingot.runtime.cpu.native.binding import NativeAttention, isa_in_use, native_library, use_isa
+from ingot.runtime.cpu.native.attention import (
+    Attention,
+    NativeAttention,
+    attention_backend,
+    isa_in_use,
+    make_attention,
+    native_library,
+    use_isa,
+)
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from tests.runtime.cpu.native.attention_cases import Case, expected, rotated, run_alone, run_shuffled, tables
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.errors import RequestError
+from ingot.runtime.request import StopChecker, StopScanner, StopUpdate
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.stopping import StopChecker, StopScanner, StopUpdate
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 
 EOS = 99
