@@ -1,0 +1,52 @@
+"""Settings of a quantization_config are read strictly, and refused by key, value and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.artifact.safetensors import StoredTensor
+from ingot.errors import ConfigError
+from ingot.pipeline.checkpoint.formats.awq import Awq
+from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
+from ingot.pipeline.checkpoint.formats.gptq import Gptq
+from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod, pick
+
+GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4}}
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "message"),
+    [
+        (Awq, {"bits": 4}, "group_size is missing, and has no default"),
+        (Awq, {"bits": "4", "group_size": 64}, "bits is '4'; it must be 4"),
+        (Awq, {"bits": 4, "group_size": "64"}, "group_size is '64'; it must be a valid integer"),
+        (Awq, {"bits": 4, "group_size": -2}, "group_size is -2; it must be a number from 1, or -1 for whole rows"),
+        (Gptq, {"bits": 4, "group_size": 64, "format": "gtpq"}, "gptq, gptq_v2. Did you mean 'gptq'?"),
+        (Gptq, {"bits": 4, "group_size": 64, "is_marlin_format": True}, "is_marlin_format is True; Marlin's layout"),
+        (
+            CompressedTensors,
+            {"config_groups": {"g": {**GROUP, "format": "int-quantized"}}},
+            "config_groups.g: num_bits is 4; int-quantized is read with 8 bits",
+        ),
+        (CompressedTensors, {"config_groups": {"g": GROUP}}, "config_groups.g.format is None; Ingot reads"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_key(method: type[QuantMethod], config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        method.read(config, "config.json")
+    assert str(caught.value).startswith("config.json: ")
+    assert message in str(caught.value)
+
+
+def test_a_module_with_a_mark_is_a_quantized_layer() -> None:
+    method = Awq.read({"bits": 4, "group_size": 64, "unknown": 1}, "config.json")
+    assert method.owns(["qweight", "scales"])
+    assert not method.owns(["weight", "bias"])
+
+
+def test_leaves_that_exist_are_picked_and_a_missing_one_is_refused() -> None:
+    leaves = {name: StoredTensor(name, "I32", (1,), Path("w"), 0, 4) for name in ("qweight", "scales", "bias")}
+    assert list(pick(leaves, ("scales",), ("g_idx", "qweight"))) == ["scales", "qweight"]
+    with pytest.raises(ConfigError, match="has no 'qzeros'; it holds bias, qweight, scales"):
+        pick(leaves, ("qweight", "qzeros"))
