@@ -70,9 +70,9 @@ def decoded_layers(name: str) -> list[tuple[DecodedWeight, Mapping[str, Any]]]:
     """Each quantized layer, decoded, and all tensors that the package stored for it, by leaf name."""
     folder = golden(name)
     stored = {key: load(tensor) for key, tensor in read_header(folder / "model.safetensors").items()}
-    layers = []
+    layers: list[tuple[DecodedWeight, Mapping[str, Any]]] = []
     for key, tensor in encoded(folder).items():
-        weight, module = tensor.read(), f"{key.removesuffix('weight')}"
+        weight, module = tensor.read(), key.removesuffix("weight")
         assert isinstance(weight, DecodedWeight)
         leaves = {full.removeprefix(module): array for full, array in stored.items() if full.startswith(module)}
         layers.append((weight, leaves))
