@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact import CALIBRATION_FILE, ModelFacts
+from ingot.artifact import CALIBRATION_FILE, ArtifactWriter, GateOutcome, Manifest, ModelFacts
 from ingot.errors import UsageError
 from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibrate_with
@@ -69,6 +69,23 @@ def compile_recipe(
         weights=quantized.weights if (quantized := QUANTIZATION_FACTS.find(model)) else [],
         pass_facts=pass_facts(model, pass_names()),
         calibration=CALIBRATION_FACTS.find(model),
+    )
+
+
+def describe_artifact(
+    writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, gates: tuple[GateOutcome, ...] = ()
+) -> Manifest:
+    """Write the manifest of the files in the staging folder. May be called again after files were added."""
+    return writer.describe(
+        name=recipe.name,
+        model=compiled.model,
+        kv=compiled.written.kv,
+        target=compiled.target.name,
+        engine=compiled.target.engine,
+        program=compiled.written.program,
+        versions=tool_versions(compiled.written.tools),
+        max_batch_tokens=recipe.engine.max_batch_tokens,
+        gates=gates,
     )
 
 

@@ -25,7 +25,7 @@ from ingot.artifact.safetensors_writer import (
     header_entry,
     header_text,
 )
-from ingot.artifact.writer import needing_room
+from ingot.artifact.writer import explain_full_disk
 from ingot.errors import BuildError
 from ingot.passes.weights import apply_to_array
 from ingot.progress import report_progress
@@ -79,7 +79,7 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], 
     header = header_text({**metadata, **{entry.name: entry.header() for entry in entries}})
     header_bytes = round_up(LENGTH_BYTES + len(header), ALIGNMENT)
     total, spans = header_bytes + sum(entry.length for entry in entries), {}
-    with needing_room(path, "the weights", total), SafetensorsWriter(path, header_bytes, metadata) as writer:
+    with explain_full_disk(path, "the weights", total), SafetensorsWriter(path, header_bytes, metadata) as writer:
         for entry in entries:
             spans[entry.name] = writer.add(entry.name, entry.dtype, entry.shape, entry.produce)
             report_progress("writing weights", spans[entry.name].offset + entry.length, total)
@@ -95,7 +95,7 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]]) -> None
     with SafetensorsWriter(file, round_up(ALIGNMENT + names, ALIGNMENT)) as writer:
         for number, (name, (type_, make)) in enumerate(tensors.items()):
             values = np.ascontiguousarray(make(), _TYPES[type_])
-            with needing_room(file, f"the weight {name}", values.nbytes):
+            with explain_full_disk(file, f"the weight {name}", values.nbytes):
                 writer.add(name, STORED_TYPES[type_], values.shape, partial(_write_array, values))
                 writer.align(f"padding.{number}")
             report_progress("writing weights", number + 1, len(tensors))

@@ -1,22 +1,22 @@
-"""Every error that Ingot raises on purpose, in one tree.
+"""Ingot's exceptions.
 
     IngotError                    exit code 1
-    ├── UsageError                exit code 2: the caller asked for something impossible
-    │   ├── RecipeError           a recipe, with every problem in it, each with file and line
+    ├── UsageError                exit code 2: a request that cannot be fulfilled
+    │   ├── RecipeError           a recipe: all its problems, each with file and line
     │   └── RequestError          a generation request: prompt, sampling parameters
     ├── CheckpointError           a checkpoint folder: files, tensors
     │   └── ConfigError           its config.json: unknown or contradicting values
-    ├── DataError                 a calibration or evaluation text
-    ├── PassError                 a pass refused or failed; names the pass
-    ├── BuildError                lowering, packing, disk
-    ├── ArtifactError             an artifact: digest, schema, paths, missing files
-    ├── EngineError               the engine cannot be made or cannot go on
-    └── GateError                 the artifact was measured and not let through
+    ├── DataError                 an unusable calibration or evaluation text
+    ├── PassError                 a pass refused its input or failed
+    ├── BuildError                the program cannot be compiled or written
+    ├── ArtifactError             an artifact that must not be loaded
+    ├── EngineError               the engine cannot start or continue
+    └── GateError                 a gate rejected the artifact
         ├── GateFailed            exit code 3
         └── GateUndecided         exit code 4
 
-A message says what is wrong, the value, what is allowed, and what to do. `did_you_mean` adds the nearest
-name. The command line prints the message alone: no traceback for a user's mistake.
+A message says what is wrong, the value, what is allowed, and what to do; `did_you_mean` adds the nearest name. The
+command line prints the message without a traceback.
 """
 
 from collections.abc import Iterable
@@ -25,20 +25,20 @@ from difflib import get_close_matches
 
 
 class IngotError(Exception):
-    """Base of the tree. `exit_code` is what the command line ends with."""
+    """Base class. `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
 
 class UsageError(IngotError):
-    """The caller asked for something impossible."""
+    """A request that cannot be fulfilled, such as an unknown name or contradicting options."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a file: its place and its message. `line` counts from 1; 0 means the whole file."""
+    """A mistake in a file. `line` counts from 1; 0 means the whole file."""
 
     file: str
     line: int
@@ -70,7 +70,7 @@ class ConfigError(CheckpointError):
 
 
 class DataError(IngotError):
-    """A text for calibration or evaluation that cannot serve."""
+    """An unusable calibration or evaluation text: missing, too short, or not text."""
 
 
 class PassError(IngotError):
@@ -78,29 +78,29 @@ class PassError(IngotError):
 
 
 class BuildError(IngotError):
-    """The program could not be made or written."""
+    """The program cannot be compiled or written."""
 
 
 class ArtifactError(IngotError):
-    """An artifact that must not be loaded: wrong digest, missing file, newer schema, path outside."""
+    """An artifact that must not be loaded: wrong digest, missing file, newer schema, path that leaves the folder."""
 
 
 class EngineError(IngotError):
-    """The engine cannot be made or cannot continue."""
+    """The engine cannot start or continue."""
 
 
 class GateError(IngotError):
-    """The artifact was built and measured, and its gates did not let it through."""
+    """A gate rejected the measured artifact."""
 
 
 class GateFailed(GateError):
-    """A gate failed: the message names it, the measured value and the limit."""
+    """A gate failed; the message names gate, measured value and limit."""
 
     exit_code = 3
 
 
 class GateUndecided(GateError):
-    """A gate could not be decided from the sample, and so does not pass."""
+    """A gate is undecided: its limit is inside the confidence interval. An undecided gate does not pass."""
 
     exit_code = 4
 

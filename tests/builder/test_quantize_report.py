@@ -1,4 +1,4 @@
-"""quantize-report: what was sealed, what the program shows, and what is measured again with checkpoint and text."""
+"""quantize_report combines sealed figures, the program's, and new ones from the checkpoint and a text."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.errors import ArtifactError, UsageError
 from ingot.validation.evidence import sealed_quantization
-from tests.builder.test_notes import EVALUATED, TEXT
+from tests.builder.test_quantization_evidence import EVALUATED, TEXT
 from tests.conftest import BuildArtifact
 
 
@@ -21,7 +21,7 @@ def artifact(build_unmeasured: BuildArtifact, two_layers: Path, memory_of_this_p
 
 
 def without_evidence(artifact: Artifact, folder: Path) -> Artifact:
-    """As an older Ingot sealed it: without the table."""
+    """Copy the artifact without its evidence, as an older Ingot sealed it."""
     shutil.copytree(artifact.path, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("evidence/")}
@@ -29,7 +29,7 @@ def without_evidence(artifact: Artifact, folder: Path) -> Artifact:
     return open_artifact(folder, verify=False)
 
 
-def test_the_program_and_the_sealed_table_agree(artifact: Artifact) -> None:
+def test_figures_from_the_program_equal_the_sealed_ones(artifact: Artifact) -> None:
     sealed = {weight.tensor: weight for weight in sealed_quantization(artifact).weights}
     found, remarks = quantize_report(artifact)
     assert remarks == []
@@ -46,13 +46,13 @@ def test_the_program_and_the_sealed_table_agree(artifact: Artifact) -> None:
         assert weight.code_histogram
 
 
-def test_the_checkpoint_gives_the_errors_that_the_build_found(
+def test_errors_from_the_checkpoint_equal_those_of_the_build(
     artifact: Artifact, two_layers: Path, tmp_path: Path
 ) -> None:
     bare = without_evidence(artifact, tmp_path / "bare")
     alone, _ = quantize_report(bare)
     assert all(weight.relative_error is None and weight.end_share is not None for weight in alone.weights)
-    assert alone.kl_absent == "the build kept none"
+    assert alone.kl_absent == "the build sealed none"
     sealed = {weight.name: weight for weight in sealed_quantization(artifact).weights}
     found, _ = quantize_report(bare, two_layers)
     for weight in found.weights:
@@ -60,7 +60,7 @@ def test_the_checkpoint_gives_the_errors_that_the_build_found(
         assert weight.outlier_share == sealed[weight.name].outlier_share
 
 
-def test_a_text_gives_the_kl_that_the_build_measured(artifact: Artifact, two_layers: Path, tmp_path: Path) -> None:
+def test_kl_from_a_text_is_near_that_of_the_build(artifact: Artifact, two_layers: Path, tmp_path: Path) -> None:
     text = tmp_path / "beginning.txt"  # the build spreads its two windows over the first 512 tokens
     text.write_text(TEXT.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
     found, remarks = quantize_report(artifact, two_layers, TextOptions(text, tokens=256))
@@ -82,17 +82,17 @@ def test_weights_that_were_scaled_are_not_compared_with_the_checkpoint(
     found, remarks = quantize_report(scaled, two_layers, TextOptions(TEXT))
     assert found.weights == quantize_report(scaled)[0].weights
     assert remarks == [
-        "awq changed the weights before they were rounded, so the checkpoint's own say nothing of the rounding; "
-        "shown is what the build measured"
+        "awq changed the weights before they were rounded, so they cannot be compared with the checkpoint's; the "
+        "figures are those that the build measured"
     ]
 
 
-def test_a_text_without_a_checkpoint_says_what_is_missing(artifact: Artifact) -> None:
-    with pytest.raises(UsageError, match=r"name it with --checkpoint FOLDER"):
+def test_a_text_without_a_checkpoint_is_refused(artifact: Artifact) -> None:
+    with pytest.raises(UsageError, match=r"--text requires the checkpoint's weights; add --checkpoint FOLDER"):
         quantize_report(artifact, text=TextOptions(TEXT))
 
 
-def test_a_table_that_is_none_is_refused_by_its_file(artifact: Artifact, tmp_path: Path) -> None:
+def test_invalid_sealed_statistics_are_refused_with_their_file(artifact: Artifact, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(artifact.path, folder)
     (folder / "evidence" / "quantization.json").write_text(

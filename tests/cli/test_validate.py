@@ -77,7 +77,7 @@ def test_the_worst_weights_are_shown_with_a_summary(
     assert run(["quantize-report", str(artifact), "--top", "3"]) == 0
     printed = capsys.readouterr()
     assert "4 bits, blocks of" in printed.out
-    assert "25 weights, 5,767,168 numbers" in printed.out
+    assert "25 weights, 5,767,168 elements" in printed.out
     assert "KL of single weights was not measured: the recipe has no evaluation text." in printed.out
     assert "3 of 25 weights are shown" in printed.err
 
@@ -102,4 +102,4 @@ def test_an_artifact_in_floats_has_nothing_to_report(
 def test_a_text_alone_is_a_usage_error(build_unmeasured: BuildArtifact, capsys: pytest.CaptureFixture[str]) -> None:
     artifact = build_unmeasured("int4-cpu").path
     assert run(["quantize-report", str(artifact), "--text", "held-out.txt"]) == 2
-    assert "name it with --checkpoint FOLDER" in capsys.readouterr().err
+    assert "--text requires the checkpoint's weights; add --checkpoint FOLDER" in capsys.readouterr().err

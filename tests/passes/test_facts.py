@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ingot.builder.notes import WeightWatch
+from ingot.builder.quantization_evidence import QuantizationObserver
 from ingot.errors import RecipeError
 from ingot.passes.base import Pass
 from ingot.passes.manager import PassManager
@@ -73,10 +73,10 @@ def test_a_baseline_omits_lossy_passes() -> None:
 def test_weights_that_change_after_rounding_are_attributed_to_their_pass(
     passes: Sequence[Pass], changed_by: str
 ) -> None:
-    watch = WeightWatch(lambda: TinyDecoder().model)
-    PassManager(passes, watch).run(TinyDecoder().model)
-    assert watch.before is not None
-    assert watch.changed_by == changed_by
+    observer = QuantizationObserver(lambda: TinyDecoder().model)
+    PassManager(passes, observer).run(TinyDecoder().model)
+    assert observer.before is not None
+    assert observer.changed_by == changed_by
 
 
 def test_an_export_knows_its_schemes_where_passes_keep_them() -> None:

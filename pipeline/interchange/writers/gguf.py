@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.writer import needing_room
+from ingot.artifact.writer import explain_full_disk
 from ingot.errors import one_of
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
@@ -100,7 +100,7 @@ class _GgufFile(Contents):
         path = folder / f"{name}.gguf"
         header = _header({**_metadata(name, self.config), **self.tokenizer}, self.items)
         total, written = len(header) + sum(item.padded_bytes for item in self.items), len(header)
-        with needing_room(path, "the weights", total), path.open("wb") as stream:
+        with explain_full_disk(path, "the weights", total), path.open("wb") as stream:
             stream.write(header)
             for item in self.items:
                 _write_item(stream, item)

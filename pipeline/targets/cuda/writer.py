@@ -17,7 +17,7 @@ from ingot.artifact.launch_program import (
     CubinFacts,
     cubins_file,
 )
-from ingot.artifact.writer import needing_room
+from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import DTYPE, KV, MODEL
 from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.recipe.schema import Recipe
@@ -84,7 +84,7 @@ def write_lowered(
     program = lowered.cuda_program(facts, sms, cubins, tiles.device)
     file = folder / LAUNCHES_FILE
     text = json.dumps(program.model_dump(mode="json"), separators=(",", ":"))
-    with needing_room(file, "the launches", len(text)):
+    with explain_full_disk(file, "the launches", len(text)):
         file.write_text(text, encoding="utf-8")
     if tiles.choices:
         (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -96,6 +96,6 @@ def _write_cubins(lowered: Lowered, folder: Path, sm: int, workers: int | None) 
     made = compile_kernels(lowered.shared.kernels, sm, workers)
     file = folder / cubins_file(sm)
     content = save({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
-    with needing_room(file, "the cubins", len(content)):
+    with explain_full_disk(file, "the cubins", len(content)):
         file.write_bytes(content)
     return {key: cubin.facts for key, cubin in made.items()}

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Program
 from ingot.artifact.launch_program import LAUNCHES_FILE, ActivationType
-from ingot.artifact.writer import needing_room
+from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.lowering import Lowered
@@ -62,6 +62,6 @@ def write_segments(segments: Sequence[Segment], folder: Path) -> list[str]:
 def _write(content: bytes, folder: Path, files: dict[bytes, str]) -> str:
     if content not in files:
         files[content] = f"program/segment-{len(files):03}.onnx"
-        with needing_room(folder / files[content], "a segment", len(content)):
+        with explain_full_disk(folder / files[content], "a segment", len(content)):
             (folder / files[content]).write_bytes(content)
     return files[content]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ingot.artifact import Program
 from ingot.artifact.safetensors_writer import Span
-from ingot.artifact.writer import needing_room
+from ingot.artifact.writer import explain_full_disk
 from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
@@ -104,5 +104,5 @@ def _external(value: ir.Value, span: Span) -> ir.ExternalTensor:
 
 def _write_onnx(model: ir.Model, path: Path, what: str = "a segment") -> None:
     content = ir.to_proto(model).SerializeToString(deterministic=True)
-    with needing_room(path, what, len(content)):
+    with explain_full_disk(path, what, len(content)):
         path.write_bytes(content)

@@ -1,6 +1,6 @@
-"""The artifact on disk, read and written by compiler and runtime: manifest, sealing, verified opening, file formats.
+"""The artifact on disk: manifest, sealing, verified opening, and the file formats that compiler and runtime share.
 
-Code that only one of the two needs does not belong here; `runtime` and `pipeline` hold that.
+Code that only one of them needs belongs to `pipeline` or `runtime`.
 """
 
 from ingot.artifact.kv_geometry import KVGeometry

@@ -1,7 +1,7 @@
-"""The shape of a block of the KV pool, and the place of each vector in it.
+"""The layout of a block of the KV pool.
 
     [layer, k|v, kv head, token, width]      elements of all layers
-    [layer, k|v, kv head, token]             float16 scales after them, if the type has scales
+    [layer, k|v, kv head, token]             then float16 scales, if the type is quantized
 
 One block holds all layers, so that moving a block between tiers is one copy.
 """
@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.sizes import round_up
 
 KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
-QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is codes and one scale
+QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is stored as codes and one scale
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1}
 _SCALE_BYTES = 2
-_ALIGNMENT = 16  # of the scales after the codes, and so of the next block
+_ALIGNMENT = 16  # bytes, of the scales and of the next block
 
 
 class KVGeometry(BaseModel):
@@ -44,7 +44,7 @@ class KVGeometry(BaseModel):
 
     @property
     def width(self) -> int:
-        """Elements of one vector; of int4, bytes that hold two dims each."""
+        """Elements of one vector; an element of int4 is a byte of two dims."""
         return self.head_dim // (2 if self.dtype == "int4" else 1)
 
     @property
@@ -69,15 +69,15 @@ class KVGeometry(BaseModel):
         return self.block_tokens * self.width
 
     def pool_offset(self, layer: int) -> int:
-        """Elements from a block's beginning to the layer's keys."""
+        """Elements from the start of a block to the layer's keys."""
         return layer * 2 * self.head_stride * self.num_kv_heads
 
     def scale_offset(self, layer: int) -> int:
-        """float16 elements from a block's beginning to the scales of the layer's keys."""
+        """float16 elements from the start of a block to the scales of the layer's keys."""
         return self.code_bytes // _SCALE_BYTES + layer * 2 * self.num_kv_heads * self.block_tokens
 
     def strides(self) -> dict[str, int]:
-        """Strides of the pool by the names of kernel arguments, in elements; those of scales count scales."""
+        """Strides of the pool by kernel argument, in elements; those of scales in float16 elements."""
         return {
             "block_stride": self.block_bytes // self.element_bytes,
             "head_stride": self.head_stride,

@@ -1,13 +1,13 @@
 """A launch program: kernels with their arguments in order, for one number of rows, over one arena of memory.
 
-Everything is data. A buffer is a place in the arena, shared by buffers that do not live at the same time, or one that
-the runtime provides by name (EXTERNAL); a weight is a tensor of the artifact by name; a kernel is a key into the table
-of cubins. Only external buffers change from step to step, so that a program can be captured into a CUDA graph.
+A program is plain data. A buffer is a range of the arena, which buffers with disjoint lifetimes share, or is provided
+by the runtime (EXTERNAL). A weight is a tensor of the artifact; a kernel is a key into the table of cubins. Only the
+contents of external buffers change between steps, so that a program can be captured into a CUDA graph.
 
     program/launches.json                CudaProgram
-    program/cubins-sm90.safetensors      one uint8 tensor a kernel, by its key
+    program/cubins-sm90.safetensors      one uint8 tensor per kernel, by its key
     program/weights.safetensors          the weights, by name
-    program/tiles.json                   the choice of tiles that was measured on a GPU, if any
+    program/tiles.json                   the measured choice of tiles, if the build used one
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingot.artifact.kv_geometry import KVGeometry, KVType
 from ingot.errors import ArtifactError
 
-# Bytes of an element, by Triton's names of types.
+# Bytes per element by Triton type name.
 ELEMENT_BYTES: Mapping[str, int] = {
     "fp32": 4,
     "fp16": 2,
@@ -31,7 +31,7 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "i64": 8,
 }
 
-# The same types as safetensors files name them.
+# Triton type name -> safetensors type name.
 STORED_TYPES: Mapping[str, str] = {
     "fp32": "F32",
     "fp16": "F16",
@@ -52,7 +52,7 @@ KV_ELEMENTS: Mapping[KVType, str] = {
     "int4": "u8",
 }
 
-# What the runtime provides, with the type of its elements; None: as the KV pool's. Shapes: LaunchProgram.
+# Buffers that the runtime provides, with their element types; None: that of the KV pool. Shapes: LaunchProgram.
 EXTERNAL: Mapping[str, str | None] = {
     "input_ids": "i64",
     "position_ids": "i64",
@@ -85,7 +85,7 @@ class _Frozen(BaseModel):
 
 
 class BufferArgument(_Frozen):
-    """A pointer into a buffer, `offset` elements of `type` from its beginning."""
+    """A pointer to element `offset` of a buffer, in elements of `type`."""
 
     kind: Literal["buffer"] = "buffer"
     name: str
@@ -109,7 +109,7 @@ class NumberArgument(_Frozen):
 
 
 class NullArgument(_Frozen):
-    """A pointer that the kernel's constants keep it from following."""
+    """A null pointer for an operand that the kernel's constants turn off."""
 
     kind: Literal["null"] = "null"
     type: str
@@ -119,7 +119,7 @@ Argument = Annotated[BufferArgument | WeightArgument | NumberArgument | NullArgu
 
 
 class Launch(_Frozen):
-    """One kernel, its grid and its arguments in the catalogue's order. `node` is the IR's node that it computes."""
+    """A kernel launch: grid, and arguments in the order of the signature. `node` is the IR node that it computes."""
 
     kind: Literal["kernel"] = "kernel"
     kernel: str = Field(description="key into the program's kernels")
@@ -129,7 +129,7 @@ class Launch(_Frozen):
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads or writes."""
+        """Names of the buffers that are read or written."""
         return tuple(argument.name for argument in self.arguments if isinstance(argument, BufferArgument))
 
 
@@ -142,28 +142,28 @@ class SegmentCall(_Frozen):
     profile: int = Field(default=0, ge=0, description="optimization profile of a TensorRT plan")
     inputs: dict[str, Annotated[BufferArgument | WeightArgument, Field(discriminator="kind")]]
     outputs: dict[str, BufferArgument]
-    shapes: dict[str, tuple[int, ...]] = Field(description="of every input")
+    shapes: dict[str, tuple[int, ...]] = Field(description="shape of every input")
     node: str
 
     @property
     def is_capturable(self) -> bool:
-        """Whether it can be captured into a CUDA graph: onnxruntime allocates while it runs."""
+        """Whether a CUDA graph can capture the call; onnxruntime's cannot, because it allocates memory."""
         return self.engine != "onnxruntime"
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads or writes."""
+        """Names of the buffers that are read or written."""
         given = (*self.inputs.values(), *self.outputs.values())
         return tuple(argument.name for argument in given if isinstance(argument, BufferArgument))
 
 
 class LibraryMatmul(_Frozen):
-    """y = alpha * x @ W^T + bias by a library's kernel, on the same stream and in the same arena.
+    """y = alpha * x @ W^T + bias by a library kernel, on the same stream and in the same arena.
 
-    x       [rows, columns], a row every `x_stride` elements
+    x       [rows, columns], rows `x_stride` elements apart
     weight  [n, columns], contiguous rows of x's type
     bias    [n], of the result's type
-    out     [rows, n], a row every `out_stride` elements; of x's type, or float32
+    out     [rows, n], rows `out_stride` elements apart; of x's type, or float32
     """
 
     kind: Literal["product"] = "product"
@@ -182,13 +182,13 @@ class LibraryMatmul(_Frozen):
 
     @property
     def operands(self) -> dict[str, BufferArgument | WeightArgument]:
-        """Operands that are present, by the names above."""
+        """The operands, without an absent bias."""
         given = {"x": self.x, "weight": self.weight, "bias": self.bias, "out": self.out}
         return {name: operand for name, operand in given.items() if operand is not None}
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that it reads or writes."""
+        """Names of the buffers that are read or written."""
         return tuple(operand.name for operand in self.operands.values() if isinstance(operand, BufferArgument))
 
 
@@ -196,24 +196,24 @@ Step = Annotated[Launch | SegmentCall | LibraryMatmul, Field(discriminator="kind
 
 
 class Place(_Frozen):
-    """A buffer's bytes in the arena."""
+    """A buffer's byte range in the arena."""
 
     offset: int = Field(ge=0)
     bytes: int = Field(gt=0)
 
 
 class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
-    """The launches of one bucket, over its own plan of the arena.
+    """The launches of one bucket, with its own memory plan of the arena.
 
     rows           T: tokens of a step, padding included: input_ids, position_ids, slots, carried [T]. Padding has
                    slot -1 and carried -1
     sequences      S: tables [S, ceil(context_tokens / block_tokens)], lengths [S] (0 for padding), query_starts [S + 1]
     logits_rows    R: logits_indices [R], -1 for padding; logits [R, vocab]; tokens, temperatures, ... [R]
-    attention      decode: one token a sequence, T = S; ragged: any number, in tiles [tiles] of TILE_QUERIES queries:
-                   tile_sequences (-1 for padding) and tile_starts, its first query within its sequence
-    head_start     index of the head's first launch. Running the head again with other logits_indices gives more than
-                   R rows of logits: its inputs stay in the arena
-    samplers       kernels that choose tokens from the logits on the device, by name; `tails` in the file
+    attention      decode: one token per sequence, T = S; ragged: any number, in tiles of TILE_QUERIES queries:
+                   tile_sequences [tiles] (-1 for padding), tile_starts [tiles], a tile's first query in its sequence
+    head_start     index of the first launch of the language-model head. Its inputs stay in the arena: running it again
+                   with other logits_indices computes more than R rows of logits
+    samplers       kernels that sample tokens from the logits on the device; `tails` in the file
     """
 
     rows: int = Field(ge=1)
@@ -231,32 +231,32 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
 
     @property
     def name(self) -> str:
-        """The bucket in a word: decode-8."""
+        """The bucket's name, such as decode-8."""
         return f"{self.attention}-{self.rows}"
 
     @property
     def segment_calls(self) -> tuple[SegmentCall, ...]:
-        """Steps that other engines run."""
+        """Segments that another engine runs."""
         return tuple(step for step in self.launches if isinstance(step, SegmentCall))
 
     @property
     def library_matmuls(self) -> tuple[LibraryMatmul, ...]:
-        """Steps that kernels of libraries compute."""
+        """Matmuls that a library computes."""
         return tuple(step for step in self.launches if isinstance(step, LibraryMatmul))
 
     @property
     def is_capturable(self) -> bool:
-        """Whether its launches can be captured into a CUDA graph."""
+        """Whether a CUDA graph can capture the launches."""
         return all(call.is_capturable for call in self.segment_calls)
 
 
 class Kernel(_Frozen):
-    """A kernel with everything that it is compiled for.
+    """A kernel and its compile-time parameters.
 
-    name         in the catalogue of kernels
-    constants    of its function
-    types        of its arguments in order, pointers as *fp16
-    aligned      arguments that are multiples of 16, in addition to all pointers
+    name         name of the kernel's function
+    constants    its constexpr arguments
+    types        types of the other arguments in order; a pointer is *fp16
+    aligned      indices of arguments that are multiples of 16, besides all pointers
     """
 
     name: str
@@ -268,7 +268,7 @@ class Kernel(_Frozen):
 
 
 class CubinFacts(_Frozen):
-    """How a compiled kernel is launched: 32 * num_warps threads a block and this much dynamic shared memory."""
+    """Symbol of a compiled kernel, and the dynamic shared memory of a block; a block has 32 * num_warps threads."""
 
     symbol: str
     shared_bytes: int = Field(ge=0)
@@ -277,7 +277,7 @@ class CubinFacts(_Frozen):
 class CudaProgram(_Frozen):
     """program/launches.json: the programs of all buckets, and the kernels that they share.
 
-    tuned_on    name of the GPU that the choice of tiles was measured on; None: safe choices
+    tuned_on    name of the GPU on which the tiles were measured; None: safe tiles
     """
 
     sms: tuple[int, ...] = Field(min_length=1)
@@ -293,12 +293,12 @@ class CudaProgram(_Frozen):
 
     @property
     def table_columns(self) -> int:
-        """Blocks of the longest sequence: columns of `tables`."""
+        """Columns of `tables`: blocks of the longest sequence."""
         return -(-self.context_tokens // self.kv.block_tokens)
 
 
 def read_cuda_program(file: Path) -> CudaProgram:
-    """The program in an artifact's file of launches. ArtifactError: the file, and what is wrong with it."""
+    """Read program/launches.json; ArtifactError with the file and its problem."""
     try:
         return CudaProgram.model_validate_json(file.read_bytes())
     except OSError as error:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ingot.artifact.kv_geometry import KVGeometry
 
 SCHEMA_VERSION = 2
-CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent where no pass read any
+CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
 
 
@@ -20,7 +20,7 @@ class _Frozen(BaseModel):
 
 
 class ModelFacts(_Frozen):
-    """The model's shape and token ids, for the runtime and for readers."""
+    """The model's shape and special tokens."""
 
     family: str
     num_layers: int = Field(ge=1)
@@ -36,7 +36,7 @@ class ValueFacts(_Frozen):
     """A tensor that crosses a step boundary: rank 1 ([rows]) when columns is 0, else [rows, columns]."""
 
     dtype: Literal["float32", "float16", "int64"]
-    rows: Literal["tokens", "logits"] = Field(description="T tokens of the step, or R rows of wanted logits")
+    rows: Literal["tokens", "logits"] = Field(description="T tokens of the step, or R rows of requested logits")
     columns: int = Field(ge=0)
 
 
@@ -50,7 +50,7 @@ class SegmentStep(_Frozen):
 
 
 class RotaryTables(_Frozen):
-    """Float32 tensors [positions, rotary_dim / 2] of a safetensors file, and how much of each head they rotate."""
+    """cos and sin tables, float32 [positions, rotary_dim / 2] in a safetensors file, and the width that they rotate."""
 
     file: str = Field(description="path below the artifact's folder, with forward slashes")
     cos: str
@@ -61,9 +61,9 @@ class RotaryTables(_Frozen):
 class AttentionStep(_Frozen):
     """Write this step's keys and values into the KV pool, then attend: the IR's ingot::PagedAttention.
 
-    query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand begins
-    at a column of its value, so that all three may be parts of one. With `rotary`, queries and keys are rotated by
-    their tokens' positions first, and the pool holds rotated keys.
+    query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand starts
+    at a column of its value, so that all three may be slices of one. With `rotary`, queries and keys are first rotated
+    by their tokens' positions, and the pool holds rotated keys.
     """
 
     kind: Literal["attention"] = "attention"
@@ -88,7 +88,7 @@ Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
 
 
 class Program(_Frozen):
-    """Steps in order, and the tensors that pass between them; for a GPU, a file of launches instead.
+    """Steps in order and the tensors between them; for a GPU, a file of launches instead.
 
     Every program reads the values input_ids [T], position_ids [T], logits_indices [R] and makes logits [R, vocab].
     """
@@ -128,13 +128,11 @@ class Manifest(_Frozen):
     kv: KVGeometry
     target: str
     engine: EngineKind
-    max_batch_tokens: int = Field(
-        default=512, ge=1, description="most tokens of one engine step, unless told otherwise"
-    )
+    max_batch_tokens: int = Field(default=512, ge=1, description="most tokens of one engine step, by default")
     program: Program
     files: dict[str, FileEntry]
     versions: dict[str, str]
     gates: tuple[GateOutcome, ...] = ()
     digest: str | None = Field(
-        default=None, pattern=r"^[0-9a-f]{64}$", description="digest of all the rest of the manifest"
+        default=None, pattern=r"^[0-9a-f]{64}$", description="digest of the other fields of the manifest"
     )

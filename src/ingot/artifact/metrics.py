@@ -1,4 +1,4 @@
-"""The metrics that a gate may limit and that evidence reports: one table for recipes, validation and reports.
+"""Metrics that evidence reports and gates limit, in one table for recipes, validation and reports.
 
 To add a metric: its row here, its measurement in validation/, a line in docs/recipes.md. A metric of the section
 `latency` is measured at every concurrency of the recipe; `metric@level` names it at one of them.
@@ -12,10 +12,10 @@ Section = Literal["evaluation", "latency"]
 
 @dataclass(frozen=True)
 class MetricFacts:
-    """What a metric means.
+    """Definition of a metric.
 
     comparison  ratio: candidate over baseline; absolute: a value of the candidate, or of the pair
-    section     the section of a recipe that has it measured; None when it always is
+    section     recipe section that requests it; None: always measured
     """
 
     name: str

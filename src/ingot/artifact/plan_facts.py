@@ -1,9 +1,9 @@
-"""Facts about a program's TensorRT plans: program/plans.json, and the header that every plan begins with.
+"""Facts about a program's TensorRT plans: program/plans.json, and the header of a plan.
 
 TensorRT-RTX does not document the header; these are the fields of version 1.7, little-endian:
 
-    0     'vtrt'                      24    version, a byte a part: 1, 7, 1, 116
-    8     format, u64                 32    SMs, a bit each, u64: 75, 80, 86, 89, 120, 121
+    0     'vtrt'                      24    version, one byte each: 1, 7, 1, 116
+    8     format, u64                 32    SMs, one bit each, u64: 75, 80, 86, 89, 120, 121
     16    bytes of the plan, u64      64    table of sections: 4 letters, ..., offset u64, bytes u64
 """
 
@@ -35,11 +35,11 @@ class PlanProfile(_Frozen):
 
 
 class PlanFacts(_Frozen):
-    """What the build knows of one plan.
+    """Facts of one plan.
 
-    weight_bytes    of the constants in the plan; weights that are inputs lie in the program's weights
-    segments        how many segments of the program it runs
-    profiles        their operators are empty where the plan's text cannot be read
+    weight_bytes    bytes of constants in the plan; weights that are inputs are in the program's weights
+    segments        number of program segments that it runs
+    profiles        operators are empty if the plan's text cannot be parsed
     """
 
     file: str
@@ -60,7 +60,7 @@ class ProgramPlans(_Frozen):
 
 @dataclass(frozen=True)
 class PlanHeader:
-    """A plan's header; `weights_offset` is the plan's end where it holds no weights."""
+    """A plan's header. `weights_offset` is the end of the plan if it holds no weights."""
 
     version: str
     sms: tuple[int, ...]
@@ -74,7 +74,7 @@ def is_rtx_plan(start: bytes) -> bool:
 
 
 def read_plan_header(start: bytes, name: str) -> PlanHeader:
-    """The header in a plan's first HEADER_BYTES bytes; ArtifactError when it is not a TensorRT-RTX plan."""
+    """Parse the first HEADER_BYTES bytes of a plan; ArtifactError if it is not a TensorRT-RTX plan."""
     if not is_rtx_plan(start) or len(start) < _TABLE:
         raise ArtifactError(f"{name} is not a TensorRT-RTX plan: it begins with {start[:4]!r}")
     body, version, mask = struct.unpack_from("<Q4s4xQ", start, 0x10)

@@ -1,4 +1,4 @@
-"""Opening an artifact: everything is verified before anything is used."""
+"""Open an artifact; all files are verified before any is used."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class Artifact:
     manifest: Manifest
 
     def file(self, name: str) -> Path:
-        """Path of a file that the manifest lists; ArtifactError for any other name."""
+        """Return the path of a listed file; ArtifactError for any other name."""
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.path}: the manifest lists no file {name!r}")
         return self.path / name
@@ -41,8 +41,8 @@ class Artifact:
 def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     """Open the artifact in the folder `path`.
 
-    With verify (the default) every file's size and SHA-256 are compared with the manifest, and the manifest's digests
-    are computed again. Without, sizes alone are compared. Raises ArtifactError: the file, and what is wrong with it.
+    With `verify`, sizes and SHA-256 of all files and the manifest's own digests are checked; without, only sizes.
+    Raises ArtifactError with the file and its problem.
     """
     folder = Path(path)
     manifest = _read_manifest(folder)
@@ -62,7 +62,7 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
 
 
 def file_sha256(file: Path) -> str:
-    """SHA-256 of a file, read in chunks."""
+    """Compute the SHA-256 of a file, reading it in chunks."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
@@ -71,25 +71,25 @@ def file_sha256(file: Path) -> str:
 
 
 def identity_digest(manifest: Manifest) -> str:
-    """Digest of what the artifact computes: model, program, tokenizer, recipe and their files, not the evidence."""
+    """Digest model, program, tokenizer, recipe and their files, but not the evidence."""
     fields = manifest.model_dump(mode="json", include={"schema_version", "model", "kv", "target", "engine", "program"})
     fields["files"] = {name: e.sha256 for name, e in manifest.files.items() if not is_evidence(name)}
     return _digest(fields)
 
 
 def evidence_digest(manifest: Manifest) -> str | None:
-    """Digest of the files below evidence/; None if the folder is empty."""
+    """Digest the files below evidence/; None without any."""
     files = {name: entry.sha256 for name, entry in manifest.files.items() if is_evidence(name)}
     return _digest(files) if files else None
 
 
 def manifest_digest(manifest: Manifest) -> str:
-    """Digest of everything that the manifest says, names, versions and verdicts too; its own field left out."""
+    """Digest the whole manifest, names, versions and verdicts included, without its own `digest` field."""
     return _digest(manifest.model_dump(mode="json", exclude={"digest"}))
 
 
 def is_evidence(name: str) -> bool:
-    """Whether a file belongs to the evidence, and so not to the identity."""
+    """Whether a file is evidence, which the identity does not cover."""
     return name.startswith("evidence/")
 
 

@@ -1,7 +1,7 @@
-"""Reader of safetensors files: a checked header, and tensors as views of the mapped file.
+"""Read safetensors files: check the header, and map tensors without a copy.
 
 Layout (https://github.com/huggingface/safetensors#format): 8 bytes little-endian header length, a JSON object
-name -> {dtype, shape, data_offsets}, then the tensors' bytes, without holes.
+name -> {dtype, shape, data_offsets}, then the tensors' bytes without gaps.
 """
 
 import json
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ingot.errors import ArtifactError, CheckpointError, IngotError, did_you_mean, one_of
 
 MAX_HEADER_BYTES = 100_000_000
-LENGTH_BYTES = 8  # of the header's length, which begins the file
+LENGTH_BYTES = 8  # the header's length, at the start of the file
 
 DTYPE_BYTES = {
     "F64": 8,
@@ -40,7 +40,7 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's type, in the format's words, and its bytes: `offset` counts from the beginning of `file`."""
+    """A tensor in a file. `dtype` is the format's name, such as BF16; `offset` counts from the start of the file."""
 
     name: str
     dtype: str
@@ -55,16 +55,16 @@ def read_header(
 ) -> dict[str, StoredTensor]:
     """Read and check the header of `file`; return its tensors in the order of their bytes.
 
-    Raises `error`, which ends with the remedy where the file is incomplete, for a file that is missing or truncated,
-    or whose header contradicts itself or the data.
+    Raises `error` for a missing or truncated file and for a header that contradicts itself or the data; the message for
+    an incomplete file ends with `remedy`.
     """
     return _HeaderReader(file, error, remedy).read()
 
 
 class MappedTensors:
-    """The tensors of an artifact's file by name, in the file's order. The mapping is closed with its last view.
+    """An artifact's tensors by name, in file order. The file stays mapped until the last view is released.
 
-    Raises ArtifactError for a file that `read_header` refuses.
+    Raises ArtifactError for an invalid file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -74,7 +74,7 @@ class MappedTensors:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
     def view(self, name: str, begin: int = 0, size: int | None = None) -> NDArray[np.uint8]:
-        """Bytes of a tensor, or `size` of them from `begin` on; ArtifactError for an unknown name."""
+        """Return a tensor's bytes, or `size` of them from `begin`; ArtifactError for an unknown name."""
         if name not in self.tensors:
             raise ArtifactError(f"{self.file}: holds no tensor {name!r}; build the artifact again")
         stored = self.tensors[name]
@@ -156,7 +156,7 @@ class _HeaderReader:
         return StoredTensor(name, dtype, tuple(shape), self.file, begin + first, last - first)
 
     def _check_layout(self, tensors: list[StoredTensor], begin: int, size: int) -> None:
-        """Refuse overlaps, holes and data that ends before or after the file does."""
+        """Refuse overlaps, gaps, and data that ends before or after the end of the file."""
         end = begin
         for tensor in tensors:
             if tensor.offset != end:

@@ -1,4 +1,4 @@
-"""Writer of safetensors files: tensors one after the other, the header last, in the room that was left for it."""
+"""Write safetensors files: tensors one after another, then the header into the space reserved for it."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -17,23 +17,23 @@ Write = Callable[[bytes | memoryview], None]
 
 @dataclass(frozen=True)
 class Span:
-    """Where a tensor's bytes are in the file."""
+    """Offset and length of a tensor in the file, in bytes."""
 
     offset: int
     length: int
 
 
 class SafetensorsWriter:
-    """A new file; leaving the block without an exception completes it.
+    """Writes a new file; leaving the block without an exception completes it.
 
         with SafetensorsWriter(file, header_bytes) as writer:
             span = writer.add("w", "F32", (2, 3), lambda write: write(content))
             writer.align("padding.0")
 
-    header_bytes    room for the header, length included; what its JSON does not need is filled with spaces
-    metadata        entries before those of the tensors
+    header_bytes    bytes reserved for the header, its length field included; spaces fill the rest
+    metadata        header entries before those of the tensors
 
-    The format allows no holes, so `align` fills a gap with a named entry of zeros.
+    The format allows no gaps, so `align` adds a named tensor of zeros.
     """
 
     def __init__(self, file: Path, header_bytes: int, metadata: Mapping[str, object] | None = None) -> None:
@@ -54,14 +54,14 @@ class SafetensorsWriter:
                 self._write_header()
 
     def add(self, name: str, dtype: str, shape: Iterable[int], produce: Callable[[Write], None]) -> Span:
-        """Append a tensor whose bytes `produce` writes, in one piece or several; `dtype` in the format's words."""
+        """Append a tensor of the format's `dtype`, such as BF16; `produce` writes its bytes in one or more calls."""
         begin = self._end
         produce(self._write)
         self._header[name] = header_entry(dtype, shape, begin - self.header_bytes, self._end - self.header_bytes)
         return Span(begin, self._end - begin)
 
     def align(self, name: str) -> bool:
-        """Fill up to the next multiple of ALIGNMENT with an entry of zeros; return whether there was a gap."""
+        """Pad to the next multiple of ALIGNMENT with a tensor of zeros; return whether padding was needed."""
         gap = -self._end % ALIGNMENT
         if gap:
             self.add(name, "U8", [gap], lambda write: write(bytes(gap)))
@@ -69,13 +69,13 @@ class SafetensorsWriter:
 
     def _write_header(self) -> None:
         text = header_text(self._header)
-        room = self.header_bytes - LENGTH_BYTES
-        assert len(text) <= room, "the header outgrew the room that was left for it"
+        space = self.header_bytes - LENGTH_BYTES
+        assert len(text) <= space, "the header is larger than the space reserved for it"
         self._stream.seek(0)
-        self._write(room.to_bytes(LENGTH_BYTES, "little") + text + b" " * (room - len(text)))
+        self._write(space.to_bytes(LENGTH_BYTES, "little") + text + b" " * (space - len(text)))
 
     def _write(self, content: bytes | memoryview) -> None:
-        """Write all of it: a raw stream may take less than it is given."""
+        """Write all bytes; a raw stream may write fewer than it is given."""
         view = memoryview(content)
         self._end += len(view)
         while len(view):
@@ -83,10 +83,10 @@ class SafetensorsWriter:
 
 
 def header_entry(dtype: str, shape: Iterable[int], begin: int, end: int) -> dict[str, object]:
-    """One tensor in the header; offsets count from the end of the header."""
+    """Return a tensor's header entry; offsets count from the end of the header."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
 def header_text(header: Mapping[str, object]) -> bytes:
-    """The header as compact JSON."""
+    """Encode the header as compact JSON."""
     return json.dumps(header, separators=(",", ":")).encode()

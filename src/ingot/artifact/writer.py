@@ -1,4 +1,4 @@
-"""Sealing an artifact: written to a staging folder, flushed, then renamed, so that no reader sees half of one."""
+"""Seal an artifact: write to a staging folder, flush, rename, so that readers never see a partial artifact."""
 
 import ctypes
 import errno
@@ -20,34 +20,35 @@ from ingot.errors import BuildError
 _PREFIX = ".ingot-build-"
 _REPLACED = "replaced"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def needing_room(path: Path, what: str, num_bytes: int) -> Iterator[None]:
-    """Turn a full disk within the block into a BuildError that says how much was needed."""
+def explain_full_disk(path: Path, what: str, num_bytes: int) -> Iterator[None]:
+    """Turn a full disk within the block into a BuildError with the bytes needed and free."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise
         free = shutil.disk_usage(path.parent).free
         raise BuildError(
-            f"{path}: no room for {what} ({error.strerror}): {num_bytes:,} bytes are needed, {free:,} are free; "
+            f"{path}: no disk space for {what} ({error.strerror}): {num_bytes:,} bytes are needed, {free:,} are free; "
             "free some, or name another output folder"
         ) from error
 
 
 class ArtifactWriter:
-    """A staging folder that becomes the artifact at `seal`, or disappears.
+    """A staging folder that `seal` turns into the artifact.
 
         with ArtifactWriter(Path("artifacts/demo")) as writer:
             (writer.path / "program").mkdir()
             ...
-            writer.seal(name=..., model=..., ...)
+            writer.describe(name=..., model=..., ...)
+            writer.seal()
 
-    Leaving the block without a seal removes the staging folder. Stale staging folders that a killed build of the same
-    target left are removed first. A target that is a link stays one: the artifact is written where it points.
+    Leaving the block without `seal` removes the staging folder; a new writer removes those of killed builds of the same
+    target. If the target is a symbolic link, the link stays and the artifact replaces the folder it points to.
     """
 
     def __init__(self, target: Path) -> None:
@@ -86,7 +87,7 @@ class ArtifactWriter:
         max_batch_tokens: int = 512,
         gates: tuple[GateOutcome, ...] = (),
     ) -> Manifest:
-        """Digest every file in the staging folder, write manifest.json and return it. May be called again."""
+        """Digest every file in the staging folder, write manifest.json and return it. May be called repeatedly."""
         files = {
             file.relative_to(self.path).as_posix(): self._entry(file)
             for file in sorted(self.path.rglob("*"))
@@ -112,7 +113,7 @@ class ArtifactWriter:
         return manifest
 
     def _entry(self, file: Path) -> FileEntry:
-        """Size and digest; a file that did not change since the last `describe` is not read again."""
+        """Return size and digest; an unchanged file is not read again."""
         status = file.stat()
         key = (file, status.st_size, status.st_mtime_ns)
         if key not in self._entries:
@@ -128,12 +129,12 @@ class ArtifactWriter:
             prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent, ignore_cleanup_errors=True
         )
         with aside:
-            self._take_place(Path(aside.name) / _REPLACED)
+            self._replace_target(Path(aside.name) / _REPLACED)
             _flush(self.target.parent)
         return self.target
 
-    def _take_place(self, aside: Path) -> None:
-        """Rename to the final name; an artifact that is there, perhaps since a moment, is moved aside first."""
+    def _replace_target(self, aside: Path) -> None:
+        """Rename to the final name; an older artifact there is moved aside first."""
         while True:
             if self.target.is_dir() and _exchange(self.path, self.target):
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -146,11 +147,11 @@ class ArtifactWriter:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                shutil.rmtree(aside, ignore_errors=True)  # another build sealed here after we had moved one aside
+                shutil.rmtree(aside, ignore_errors=True)  # another build sealed here meanwhile
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, so that a reader always finds one of them; False where Linux's call is missing."""
+    """Swap two folders atomically with renameat2, so that a reader always finds one; False without that system call."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     return call is not None and call(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0
 
@@ -172,7 +173,7 @@ def _refuse_foreign(target: Path) -> None:
 
 
 def _clear_stale(target: Path) -> None:
-    """Remove what killed builds left; give back an artifact that was moved aside but never replaced."""
+    """Remove staging folders of killed builds; restore an artifact that was moved aside and not replaced."""
     staging = re.compile(rf"{re.escape(_PREFIX + target.name)}-(\d+)-[^-]+")
     for folder in list(target.parent.iterdir()):
         found = staging.fullmatch(folder.name)  # not `demo-int4-7-x` for `demo`

@@ -1,6 +1,6 @@
-"""From a recipe to a sealed artifact and its evidence: joins compiler, runtime and validation.
+"""Build a recipe into a sealed artifact with its evidence, or measure an artifact again.
 
-Each of them works without the others; code that only one of them needs belongs there.
+Only this package uses compiler, runtime and validation together; code that needs one of them belongs there.
 """
 
 from ingot.builder.baseline import remeasure

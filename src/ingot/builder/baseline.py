@@ -1,4 +1,4 @@
-"""The baseline, built from the recipe without quantization and cached by digest, and `remeasure`, which uses it."""
+"""Build the baseline, a recipe without quantization, and cache it by digest; measure a sealed artifact against it."""
 
 import hashlib
 import json
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
-from ingot.builder.options import describe_artifact, is_measured, measure_options
+from ingot.builder.measurements import is_measured, measure_options
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.compile import compile_recipe, open_source, tool_versions
+from ingot.pipeline.compile import compile_recipe, describe_artifact, open_source, tool_versions
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
@@ -20,14 +20,14 @@ from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quan
 def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path:
     """Build the recipe's baseline artifact, unless the cache holds it, and return its folder.
 
-    `source` is the recipe's checkpoint where the caller has opened it. The cache's key covers the baseline's recipe,
-    the checkpoint's bytes, the tokenizer and the tools' versions. A cached baseline that is incomplete or damaged is
-    built again. INGOT_CACHE moves the cache.
+    `source` is the recipe's checkpoint, if the caller has opened it. The cache key covers the baseline's recipe, the
+    checkpoint's bytes, the tokenizer and the versions of the tools. An incomplete or damaged baseline is built again.
+    INGOT_CACHE sets the cache folder.
     """
     unquantized = recipe.baseline()
     source = source or open_source(unquantized)
     folder = cache_dir() / "baselines" / _key(unquantized, source.checkpoint)[:32]
-    if _is_whole(folder):
+    if _is_valid(folder):
         return folder
     with ArtifactWriter(folder) as writer:
         compiled = compile_recipe(unquantized, writer.path, source=source)
@@ -42,7 +42,7 @@ def _key(recipe: Recipe, checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_valid(folder: Path) -> bool:
     if not folder.exists():
         return False
     try:
@@ -59,15 +59,15 @@ def remeasure(
     baseline: Path | str | None = None,
     overrides: Sequence[str] = (),
 ) -> Evidence:
-    """Measure a sealed artifact against a baseline artifact, or one made from the checkpoint; decide its gates.
+    """Measure a sealed artifact against a baseline artifact, or one built from the checkpoint, and decide its gates.
 
     With a baseline, the checkpoint is needed only if it holds the evaluation text. `overrides` change the recipe's
-    evaluation, latency and gates. The artifact is not changed. Raises ArtifactError for a damaged one, UsageError
-    when neither baseline nor checkpoint is given.
+    evaluation, latency and gates. The artifact is not changed. Raises ArtifactError for a damaged artifact, UsageError
+    without baseline and checkpoint.
     """
     opened = open_artifact(artifact)
     if checkpoint is None and baseline is None:
-        raise UsageError("name what to compare with: --baseline ARTIFACT, or --checkpoint FOLDER to make one from")
+        raise UsageError("no baseline to compare with; add --baseline ARTIFACT, or --checkpoint FOLDER to build one")
     recipe = with_checkpoint(opened, checkpoint, overrides)
     if not is_measured(recipe):
         raise UsageError(
@@ -80,11 +80,11 @@ def remeasure(
 
 
 def with_checkpoint(artifact: Artifact, checkpoint: Path | str | None, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in the artifact, with this checkpoint if one is named."""
+    """Load the artifact's recipe, with this checkpoint if one is given."""
     source = [f"checkpoint={_as_yaml(Path(checkpoint).expanduser().absolute())}"] if checkpoint else []
     return load_recipe(artifact.file("recipe.yaml"), [*source, *overrides])
 
 
 def _as_yaml(path: Path) -> str:
-    """The path in quotes, because YAML gives some characters of file names a meaning."""
+    """Quote the path: a file name may contain YAML syntax."""
     return json.dumps(str(path), ensure_ascii=False)

@@ -1,7 +1,7 @@
 """The whole build on one screen: compile, make the baseline, measure, decide, seal.
 
-The artifact appears under its name only if every gate passed. A refused build leaves its evidence in NAME.rejected,
-so that its report can be read.
+The artifact appears under its name only if every gate passed. If a gate rejects it, its evidence and report are kept in
+NAME.rejected.
 """
 
 import shutil
@@ -11,12 +11,11 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
-from ingot.builder.notes import WeightWatch, quantization_of, write_pass_facts
-from ingot.builder.options import describe_artifact, is_measured, measure_options
-from ingot.builder.requirements import require_gpu, require_text
+from ingot.builder.measurements import is_measured, measure_options, require_gpu, require_text
+from ingot.builder.quantization_evidence import QuantizationObserver, quantization_of, write_pass_facts
 from ingot.errors import GateError
 from ingot.pipeline.calibrate import resumable
-from ingot.pipeline.compile import Compiled, Observer, compile_recipe, open_source
+from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
@@ -30,7 +29,7 @@ def _ignore(evidence: Evidence, report: Path) -> None:
 
 @dataclass(frozen=True)
 class Observers:
-    """Callbacks of a build; none of them changes it.
+    """Callbacks of a build; they do not change its result.
 
     after_pass  called with the IR and its record after every pass of the candidate
     measured    called with the evidence and the report's final path, before a failed gate raises
@@ -42,7 +41,7 @@ class Observers:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A sealed artifact, the recipe as resolved, how it was compiled, and its evidence (None without measurement)."""
+    """A sealed artifact, its resolved recipe, how it was compiled, and its evidence (None if it was not measured)."""
 
     artifact: Artifact
     recipe: Recipe
@@ -59,10 +58,9 @@ def build(
 ) -> BuildResult:
     """Build the recipe `source` (a shipped recipe's name or a file), with `key=value` overrides, into `output`.
 
-    Raises RecipeError, CheckpointError, DataError, PassError or BuildError for what cannot be built, GateFailed and
-    GateUndecided for an artifact that was built and refused. The calibration of an earlier, interrupted build of the
-    same recipe is resumed, unless `resume` is False. Whatever is raised, an older artifact at `output` stays, and
-    nothing half-written is left.
+    Raises RecipeError, CheckpointError, DataError, PassError or BuildError if the build fails, GateFailed or
+    GateUndecided if a gate rejects the artifact. After an error, an older artifact at `output` is unchanged and no
+    partial one remains. With `resume`, the calibration of an interrupted build of the same recipe continues.
     """
     observers = observers or Observers()
     recipe = load_recipe(source, overrides)
@@ -71,15 +69,15 @@ def build(
     require_gpu(recipe)
     with ArtifactWriter(target) as writer, resumable(resume):
         opened = open_source(recipe)
-        watch = WeightWatch(opened.copy, observers.after_pass)
-        compiled = compile_recipe(recipe, writer.path, watch, opened)
-        notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, watch, writer.path))
+        quantization = QuantizationObserver(opened.copy, observers.after_pass)
+        compiled = compile_recipe(recipe, writer.path, quantization, opened)
+        notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, quantization, writer.path))
         write_quantization(notes.quantization, writer.path / "evidence")
         write_pass_facts(compiled.pass_facts, writer.path / "evidence")
         describe_artifact(writer, recipe, compiled)
         evidence = _measure(recipe, opened, writer, notes) if is_measured(recipe) else None
         if evidence:
-            _admit(evidence, writer, observers)
+            _apply_gates(evidence, writer, observers)
             describe_artifact(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
@@ -87,7 +85,7 @@ def build(
 
 
 def rejected_folder(target: Path) -> Path:
-    """Folder for the evidence of a build that its gates refused."""
+    """Folder for the evidence of a build that a gate rejected."""
     return target.with_name(f"{target.name}.rejected")
 
 
@@ -95,8 +93,8 @@ def _measure(recipe: Recipe, source: ModelSource, writer: ArtifactWriter, notes:
     return measure(writer.path, baseline_artifact(recipe, source), measure_options(recipe), notes)
 
 
-def _admit(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:
-    """Write the evidence; raise GateError, with the evidence kept in NAME.rejected, when a gate refuses."""
+def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:
+    """Write the evidence; if a gate rejects the artifact, keep the evidence in NAME.rejected and raise GateError."""
     write_evidence(evidence, writer.path / "evidence")
     try:
         raise_for(evidence.gates, evidence.measured)

@@ -1,10 +1,10 @@
-"""KL of the model's predictions when one weight alone is quantized, on some windows of the evaluation text.
+"""KL of the model's predictions with one weight quantized, on windows of the evaluation text.
 
-The model just before its weights were quantized is compared with itself with one weight rounded. Passes may have scaled
-or rotated it before, which does not change its function. Everything is computed in float32; the effect of the engine's
-rounding of activations is in the report's other figures.
+The model just before quantization is compared with the same model with one weight rounded. Earlier passes may have
+scaled or rotated weights, which does not change the model's function. All is computed in float32, so that the engine's
+rounding of activations does not count.
 
-It runs the model with the compiler's CalibrationEngine, which validation must not import, so it is here.
+This module is not in validation because it runs the model with the compiler's CalibrationEngine.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,16 +30,16 @@ from ingot.validation.windows import read_text
 
 AUTO_TOKENS = 2048
 LEAST_TOKENS = 64
-MOST_MULTIPLICATIONS = 1 << 42  # a minute or a few on two cores
+MOST_MULTIPLICATIONS = 1 << 42  # a few minutes on two cores
 
 Weights = Mapping[str, Callable[[], Float32Array]]
 
 
 @dataclass(frozen=True)
 class KlOptions:
-    """The tokens of a text to measure on, in whole windows spread evenly over its first `text_tokens`.
+    """The text to measure on, in whole windows spread evenly over its first `text_tokens` tokens.
 
-    tokens    about how many; None: AUTO_TOKENS, or as many as MOST_MULTIPLICATIONS multiplications allow
+    tokens    approximate number to measure; None: AUTO_TOKENS, or fewer to stay within MOST_MULTIPLICATIONS
     """
 
     text: Path
@@ -51,17 +51,17 @@ class KlOptions:
 
 @dataclass(frozen=True)
 class LayerKl:
-    """KL by node name, in nats per token, and facts of the measurement."""
+    """KL in nats per token by node name, and facts of the measurement."""
 
     kl: Mapping[str, float]
     measurement: KlMeasurement
 
 
 def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOptions) -> LayerKl | str:
-    """Measure the model with each of these weights in turn, by the name of the node that reads it.
+    """Measure the model with each weight in turn; `weights` is keyed by the name of the node that reads the weight.
 
-    Returns the reason instead if `options.tokens` is None and even LEAST_TOKENS would take too many multiplications.
-    DataError when the text is shorter than one window or cannot be read.
+    Returns a reason instead if `options.tokens` is None and LEAST_TOKENS would take too many multiplications.
+    DataError if the text is shorter than one window or cannot be read.
     """
     start, multiplications = perf_counter(), _multiplications_per_token(model, weights)
     options = options if options.tokens is not None else _affordable(options, multiplications)
@@ -81,7 +81,7 @@ def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOpti
 
 
 def quantized_weights(before: ir.Model, after: ir.Model) -> Weights:
-    """Weights that are quantized in `after` and not in `before`, by node name: the values of their codes."""
+    """Return the dequantized values of the weights that `after` holds quantized and `before` does not, by node name."""
     plain = {site.node.name for site in weight_sites(before) if not site.is_quantized}
     return {
         site.node.name or "": partial(float32_values, site.operand)
@@ -91,7 +91,7 @@ def quantized_weights(before: ir.Model, after: ir.Model) -> Weights:
 
 
 def _multiplications_per_token(model: ir.Model, weights: Weights) -> int:
-    """Multiplications per token of all measurements: each weight's own, and those of all weights after it."""
+    """Count multiplications per token of all measurements; one of a weight recomputes it and every weight after it."""
     total = following = 0
     for site in reversed(weight_sites(model)):
         following += site.weight.const_value.size if site.weight.const_value is not None else 0

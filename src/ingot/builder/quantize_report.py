@@ -1,11 +1,11 @@
-"""The quality of an artifact's quantization: figures that its build sealed, read from its program, or measured again.
+"""The quality of an artifact's quantization: figures sealed by its build, read from its program, or measured again.
 
-    the artifact alone        bits, bytes, scales, codes; errors and KL as far as the build sealed them
-    and its checkpoint        errors and outliers of the weights
-    and a text                KL of each weight quantized alone
+    artifact                  bits, bytes, scales, codes; errors and KL if the build sealed them
+    ... and checkpoint        errors and outliers of the weights
+    ... and text              KL of each weight quantized alone
 
-The last two compare with the checkpoint's own weights, so they need an artifact whose weights were only rounded. If a
-pass scaled, rotated or pruned them, the figures that the build sealed are the only ones.
+Errors and KL compare the program with the checkpoint's weights, so they require weights that were only rounded. If a
+pass scaled, rotated or pruned them, only the sealed figures are available.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TextOptions:
-    """A text to measure KL on, about `tokens` of it; None: as many as fit into a bounded amount of work."""
+    """A text to measure KL on, and roughly how many of its tokens; None: as many as a bounded amount of work allows."""
 
     text: Path
     tokens: int | None = None
@@ -47,25 +47,25 @@ class TextOptions:
 def quantize_report(
     artifact: Artifact, checkpoint: Path | None = None, text: TextOptions | None = None
 ) -> tuple[Quantization, list[str]]:
-    """The artifact's table, and remarks on figures that are missing.
+    """Return the figures of all quantized weights, and remarks on missing figures.
 
-    Raises UsageError for a text without a checkpoint, CheckpointError and DataError for problems of either.
+    Raises UsageError for a text without a checkpoint, CheckpointError or DataError if one of them cannot be used.
     """
     if text is not None and checkpoint is None:
-        raise UsageError("--text is measured on the checkpoint's own weights; name it with --checkpoint FOLDER")
+        raise UsageError("--text requires the checkpoint's weights; add --checkpoint FOLDER")
     sealed = sealed_quantization(artifact)
     known = {weight.tensor: weight for weight in sealed.weights}
     program = list(program_statistics(artifact))
     weights = tuple(_merged(weight, known.get(weight.tensor)) for weight in program)
-    found = replace(sealed, weights=weights, kl_absent="" if sealed.kl else sealed.kl_absent or "the build kept none")
+    found = replace(sealed, weights=weights, kl_absent="" if sealed.kl else sealed.kl_absent or "the build sealed none")
     if checkpoint is None:
         return found, []
     recipe = with_checkpoint(artifact, checkpoint)
     changing = [made.name for made in recipe.make_passes() if made.changes_weights]
     if changing:
         return found, [
-            f"{one_of(changing)} changed the weights before they were rounded, so the checkpoint's own say nothing of "
-            "the rounding; shown is what the build measured"
+            f"{one_of(changing)} changed the weights before they were rounded, so they cannot be compared with the "
+            "checkpoint's; the figures are those that the build measured"
         ]
     model, reads = _unquantized(recipe), {weight.name: weight.read for weight in program}
     found = _with_errors(found, model, reads)
@@ -73,7 +73,7 @@ def quantize_report(
 
 
 def _merged(weight: ProgramWeight, sealed: WeightFigures | None) -> WeightFigures:
-    """Figures read from the program, completed by those that only the build had."""
+    """Combine the figures read from the program with those that only the build could measure."""
     shown = {name: value for name, value in vars(weight).items() if name != "read"}
     if sealed is None:
         return WeightFigures(**shown)
@@ -81,7 +81,7 @@ def _merged(weight: ProgramWeight, sealed: WeightFigures | None) -> WeightFigure
 
 
 def _unquantized(recipe: Recipe) -> ir.Model:
-    """The checkpoint as the recipe's exact passes leave it: layers are packed and named as in the artifact."""
+    """Run the recipe's exact passes on the checkpoint, so that layers are packed and named as in the artifact."""
     model = import_checkpoint(Checkpoint.open(recipe.require_checkpoint()), recipe.context_tokens)
     PassManager([made for made in recipe.make_passes() if not made.is_lossy]).run(model)
     return model

@@ -49,7 +49,7 @@ def test_every_tensor_begins_aligned_and_two_files_are_equal(tmp_path: Path) -> 
 
 
 def test_a_full_disk_names_the_weight() -> None:
-    with pytest.raises(BuildError, match="no room for the weight wide"):
+    with pytest.raises(BuildError, match="no disk space for the weight wide"):
         stream_weights(Path("/dev/full"), {"wide": ("fp32", lambda: np.zeros(1 << 20, np.float32))})
 
 
@@ -129,6 +129,6 @@ def test_a_full_disk_is_an_error_that_says_how_much_was_needed(tmp_path: Path) -
     path = tmp_path / "weights.safetensors"
     path.symlink_to(full)
     with pytest.raises(
-        BuildError, match=r"no room for the weights \(No space left on device\): [\d,]+ bytes are needed"
+        BuildError, match=r"no disk space for the weights \(No space left on device\): [\d,]+ bytes are needed"
     ):
         write_weights(path, tensors())

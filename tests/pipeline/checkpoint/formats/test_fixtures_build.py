@@ -13,7 +13,7 @@ from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.conftest import BuildArtifact
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, VOCABULARY, whole_checkpoint
-from tests.pipeline.interchange.test_export_recipe import dequantized, in_ir
+from tests.pipeline.interchange.test_export import dequantized, in_ir
 from tests.pipeline.targets.program_chain import ProgramChain
 
 TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, 12)

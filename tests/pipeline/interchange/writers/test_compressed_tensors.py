@@ -19,7 +19,7 @@ from ingot.pipeline.interchange.weight_sources import weights_of_model
 from ingot.pipeline.interchange.writers import compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
-from tests.pipeline.interchange.test_export_recipe import dequantized, in_ir
+from tests.pipeline.interchange.test_export import dequantized, in_ir
 
 W8A8: list[str | dict[str, Any]] = [
     quantize(bits=8, block_size="channel", symmetric=True),

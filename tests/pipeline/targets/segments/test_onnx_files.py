@@ -108,7 +108,7 @@ def test_a_full_disk_is_a_build_error(tmp_path: Path, file: str, what: str) -> N
         pytest.skip("needs /dev/full")
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / file).symlink_to("/dev/full")
-    with pytest.raises(BuildError, match=f"no room for {what}"):
+    with pytest.raises(BuildError, match=f"no disk space for {what}"):
         write_program(lowered(TinyDecoder().model), tmp_path)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.builder import build
-from ingot.builder.notes import write_pass_facts
+from ingot.builder.quantization_evidence import write_pass_facts
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint

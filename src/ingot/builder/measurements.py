@@ -1,0 +1,90 @@
+"""The measurements that a recipe requests: options for validation, and checks before a build that they can be made."""
+
+from collections.abc import Mapping
+
+from ingot.errors import DataError, EngineError, UsageError
+from ingot.pipeline.recipe.schema import GateLimit, LatencyOptions, Recipe
+from ingot.pipeline.targets.table import get_target
+from ingot.runtime import Tokenizer
+from ingot.runtime.cuda.driver import open_device
+from ingot.runtime.cuda.loading import runs_on
+from ingot.validation.evidence import MeasureOptions
+from ingot.validation.gates import GateSpec
+from ingot.validation.latency import LatencyLoad, ServiceLevel
+from ingot.validation.memory import MemoryOptions
+from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
+
+
+def is_measured(recipe: Recipe) -> bool:
+    """Whether the build measures the artifact."""
+    return bool(recipe.evaluation or recipe.latency or recipe.gates)
+
+
+def measure_options(recipe: Recipe) -> MeasureOptions:
+    """Return the recipe's measurements and gates as validation's options."""
+    evaluation = recipe.evaluation
+    return MeasureOptions(
+        text=recipe.evaluation_text(),
+        accuracy=AccuracyOptions(evaluation.tokens, evaluation.window_tokens, recipe.seed) if evaluation else None,
+        latency=_load(recipe.latency, recipe.seed) if recipe.latency else None,
+        memory=MemoryOptions(),
+        gates=gate_specs(recipe.gates),
+        num_threads=recipe.threads,
+    )
+
+
+def gate_specs(gates: Mapping[str, GateLimit]) -> tuple[GateSpec, ...]:
+    """Return the recipe's gates as validation's."""
+    return tuple(GateSpec(metric, gate.bound, gate.limit) for metric, gate in gates.items())
+
+
+def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:
+    return LatencyLoad(
+        concurrency=latency.concurrency,
+        prompt_tokens=latency.prompt_tokens,
+        output_tokens=latency.output_tokens,
+        requests=latency.requests,
+        rounds=latency.rounds,
+        seed=seed,
+        slo=ServiceLevel(latency.slo.ttft_seconds, latency.slo.tpot_seconds) if latency.slo else None,
+    )
+
+
+def require_gpu(recipe: Recipe) -> None:
+    """Raise UsageError if the recipe measures a GPU program and this machine has no GPU that runs it."""
+    target = get_target(recipe.target)
+    sms = target.sms or recipe.gpu.sms
+    if not sms or not is_measured(recipe):
+        return
+    try:
+        device = open_device()
+    except EngineError as error:
+        raise UsageError(_no_gpu(recipe, str(error))) from error
+    name, sm = device.name, device.sm
+    device.close()
+    if not any(runs_on(built, sm) for built in sms):
+        raise UsageError(_no_gpu(recipe, f"{name} has SM {sm}, and the program is for SM {', '.join(map(str, sms))}"))
+
+
+def require_text(recipe: Recipe) -> None:
+    """Raise DataError if the evaluation text is missing or too short, or the checkpoint has no tokenizer for a text."""
+    text = recipe.evaluation_text()
+    folder = recipe.require_checkpoint_folder()
+    if (text or recipe.generate) and not (folder / "tokenizer.json").is_file():
+        raise DataError(
+            f"{folder}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
+            "it there, or build without text: --set evaluation=null --set generate=null"
+        )
+    accuracy = measure_options(recipe).accuracy
+    if text and accuracy:
+        content, sha256 = read_text(text)
+        tokens = Tokenizer.load(folder).encode(content, add_special_tokens=False)
+        EvaluationText(text.name, sha256, tuple(tokens)).require(accuracy)
+
+
+def _no_gpu(recipe: Recipe, why: str) -> str:
+    return (
+        f"recipe {recipe.name} measures what it builds for target {recipe.target}, which needs such a GPU: {why}. "
+        "Build without measuring (--set evaluation=null --set latency=null --set gates=null), and run "
+        "`ingot validate ARTIFACT` on a machine with the GPU"
+    )

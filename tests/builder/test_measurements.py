@@ -1,0 +1,87 @@
+"""A recipe's measurements become validation's options, and are refused before a build on a machine without its GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ingot.builder import measurements
+from ingot.builder.measurements import is_measured, measure_options, require_gpu, require_text
+from ingot.errors import DataError, EngineError, UsageError
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.validation.gates import GateSpec
+from ingot.validation.latency import ServiceLevel
+from ingot.validation.windows import AccuracyOptions
+from tests.data_paths import FIXTURES, ROOT
+
+MEASURED = (f"evaluation.text={ROOT / 'README.md'}",)
+
+
+def use_gpu(monkeypatch: pytest.MonkeyPatch, sm: int | None) -> None:
+    """Pretend that the machine has one GPU of this SM, or none."""
+
+    def open_device() -> SimpleNamespace:
+        if sm is None:
+            raise EngineError("no GPU here")
+        return SimpleNamespace(name="a GPU", sm=sm, close=lambda: None)
+
+    monkeypatch.setattr(measurements, "open_device", open_device)
+
+
+def recipe(*overrides: str) -> Recipe:
+    return load_recipe("int4-cuda", overrides)
+
+
+def test_without_a_gpu_only_unmeasured_or_cpu_recipes_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch, None)
+    require_gpu(recipe())
+    require_gpu(load_recipe("int4-cpu", MEASURED))
+    with pytest.raises(UsageError, match=r"target cuda-sm90, which needs such a GPU: no GPU here.*evaluation=null"):
+        require_gpu(recipe(*MEASURED))
+
+
+@pytest.mark.parametrize(
+    ("target", "sm", "allowed"), [("cuda-sm90", 90, True), ("cuda-sm80", 86, True), ("cuda-sm90", 89, False)]
+)
+def test_a_gpu_that_cannot_run_the_program_is_refused(
+    target: str, sm: int, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_gpu(monkeypatch, sm)
+    wanted = recipe(*MEASURED, f"target={target}")
+    if allowed:
+        require_gpu(wanted)
+    else:
+        with pytest.raises(UsageError, match="a GPU has SM 89, and the program is for SM 90"):
+            require_gpu(wanted)
+
+
+def test_sections_of_the_recipe_become_options_of_validation() -> None:
+    measured = recipe(
+        *MEASURED,
+        "seed=7",
+        "evaluation.tokens=256",
+        "evaluation.window_tokens=64",
+        "latency={concurrency: [1, 4], rounds: 3, slo: {ttft_seconds: 0.5, tpot_seconds: 0.1}}",
+        "gates={kl_mean: {max: 0.25}, top1_agreement: {min: 0.5}}",
+    )
+    options = measure_options(measured)
+    assert options.text == ROOT / "README.md"
+    assert options.accuracy == AccuracyOptions(tokens=256, window_tokens=64, seed=7)
+    assert options.gates == (GateSpec("kl_mean", "max", 0.25), GateSpec("top1_agreement", "min", 0.5))
+    assert options.latency is not None
+    assert (options.latency.concurrency, options.latency.rounds, options.latency.seed) == ((1, 4), 3, 7)
+    assert options.latency.slo == ServiceLevel(0.5, 0.1)
+
+
+def test_a_recipe_without_evaluation_latency_and_gates_is_not_measured() -> None:
+    nothing = recipe("evaluation=null", "latency=null", "gates={}")
+    assert not is_measured(nothing)
+    assert (measure_options(nothing).accuracy, measure_options(nothing).latency) == (None, None)
+    assert is_measured(recipe("evaluation=null", "latency=null", "gates={size_ratio: {max: 0.5}}"))
+
+
+def test_a_text_for_a_checkpoint_without_a_tokenizer_is_refused() -> None:
+    tiny = f"checkpoint={FIXTURES / 'checkpoints' / 'llama'}"
+    with pytest.raises(DataError, match=r"holds no tokenizer\.json, so no text can be evaluated or generated"):
+        require_text(recipe(tiny, *MEASURED))
+    require_text(recipe(tiny, "evaluation=null", "generate=null"))
