@@ -1,33 +1,21 @@
 """Calibration data: every kind of text, both packings, and a clear error for each unusable text."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import DataError
-from ingot.pipeline.calibrate import CalibrationData, read_calibration_data
+from ingot.pipeline.calibrate import read_calibration_data
 from ingot.runtime import Tokenizer
 from tests.data_paths import DEMO_MODEL, shared_data
+from tests.pipeline.calibrate.calibration_texts import WORDS, read, write
 
 TEXT = DEMO_MODEL / "heldout.txt"
 END = 0  # <|endoftext|> of the demo model
-WORDS = "import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], 'x')\n"
 TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
-
-
-def read(text: Path, sequences: int = 2, sequence_tokens: int = 16, **options: Any) -> CalibrationData:
-    folder = options.pop("tokenizer", DEMO_MODEL)
-    return read_calibration_data(text, folder, sequences, sequence_tokens, options.pop("seed", 0), 4096, **options)
-
-
-def write(file: Path, *records: object) -> Path:
-    file.write_text("".join(f"{r if isinstance(r, str) else json.dumps(r, ensure_ascii=False)}\n" for r in records))
-    return file
 
 
 @pytest.fixture
@@ -84,22 +72,6 @@ def test_documents_become_sequences_sorted_by_length_and_truncated(tmp_path: Pat
     assert data.facts.packing == "documents"
 
 
-def test_a_folder_is_read_in_path_order(tmp_path: Path) -> None:
-    for folder, names in (("a", ("b.txt", "a/z.md", "c.jsonl")), ("b", ("c.jsonl", "b.txt", "a/z.md"))):
-        for name in names:
-            file = tmp_path / folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write(file, {"text": f"c {WORDS}"}) if name == "c.jsonl" else file.write_text(f"{name[0]} {WORDS}")
-        (tmp_path / folder / ".hidden.txt").write_text(WORDS)
-        (tmp_path / folder / "image.png").write_bytes(b"\xff\xfe")
-    first, second = read(tmp_path / "a"), read(tmp_path / "b")
-    assert first.facts.sha256 == second.facts.sha256
-    assert (first.facts.kind, first.facts.documents, first.facts.text) == ("folder", 3, "a")
-    assert first.digest() == second.digest()
-    (tmp_path / "b" / "b.txt").rename(tmp_path / "b" / "d.txt")
-    assert read(tmp_path / "b").facts.sha256 != first.facts.sha256
-
-
 def test_the_field_option_names_a_text_or_messages(tmp_path: Path, chat_tokenizer: Path) -> None:
     text = write(tmp_path / "t.jsonl", {"body": WORDS, "text": "no"})
     assert read(text, 1, field="body").facts.text_tokens == len(Tokenizer.load(DEMO_MODEL).encode(WORDS))
@@ -135,60 +107,6 @@ def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> 
         read(tmp_path / "short.txt", 16, 64, packing="documents")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.txt", b"", r"empty\.txt: the calibration text is empty; give a file or folder with text in it"),
-        ("blank.txt", b" \n\t\n", r"the calibration text is empty"),
-        ("empty.jsonl", b'\n{"text": ""}\n{"messages": []}\n', r"the calibration text is empty"),
-        ("binary.txt", b"ab\nab\xff", r"binary\.txt:2: byte 5 is not UTF-8 \(invalid start byte\); convert"),
-        ("none.txt", None, r"none\.txt: cannot read the calibration text: No such file or directory; check the path"),
-        (
-            "a.jsonl",
-            b'{"text": "x"}\n{"text": x}\n',
-            r"^a\.jsonl:2, column 10: invalid JSON: Expecting value",
-        ),
-        ("a.jsonl", b'["x"]\n', r'^a\.jsonl:1: a record is a JSON object such as {"text": "..."}; this is \["x"\]$'),
-        ("a.jsonl", b'{"txt": "x", "id": 1}\n', r"a\.jsonl:1: .* its keys: id, txt\. Did you mean 'txt'\? \(set calib"),
-        ("a.jsonl", b"{}\n", r"none of the keys text, messages, prompt, completion; its keys: none\."),
-        ("a.jsonl", b'\n{"text": 5}\n', r"^a\.jsonl:2: text is 5; it must be a string$"),
-        ("a.jsonl", b'{"messages": "hi"}\n', r'messages is "hi"; it must be a list of messages'),
-        (
-            "a.jsonl",
-            b'{"messages": [{"content": "hi"}]}\n',
-            r'messages contains {"content": "hi"}; a message is an obj',
-        ),
-        ("a.jsonl", b'{"prompt": "hi"}\n', r"no key 'completion'; its keys: prompt\. \(both are required\)"),
-        ("a.jsonl", b'{"prompt": "hi", "completion": 1}\n', r'prompt is "hi", completion is 1; both must be strings'),
-        (
-            "a.jsonl",
-            b'{"messages": [{"role": "user", "content": "a"}]}',
-            r"a\.jsonl:1: the record has messages, wh",
-        ),
-    ],
-)
-def test_an_unusable_text_is_refused_with_its_place(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / name, 1)
-
-
-def test_an_unknown_field_is_refused_with_the_nearest_key(tmp_path: Path) -> None:
-    text = write(tmp_path / "t.jsonl", {"content": WORDS})
-    with pytest.raises(DataError, match=r"no key 'contents'; its keys: content\. Did you mean 'content'\?"):
-        read(text, 1, field="contents")
-
-
-def test_a_folder_without_text_is_refused_with_what_it_contains(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"")
-    (tmp_path / "b.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"no calibration text; files with .*\.txt.* are read; found: 2 with .bin"):
-        read(tmp_path, 1)
-
-
 def test_a_missing_template_and_a_text_without_messages_are_refused(tmp_path: Path, chat_tokenizer: Path) -> None:
     chat = write(tmp_path / "c.jsonl", {"messages": [{"role": "user", "content": WORDS}]})
     with pytest.raises(DataError, match=r"c\.jsonl:1: calibration\.chat_template is true: the model has no chat templ"):
@@ -215,3 +133,9 @@ def test_a_text_partly_in_another_alphabet_causes_a_warning(tmp_path: Path, capl
     caplog.clear()
     read(TEXT)
     assert not caplog.text
+
+
+def test_messages_without_a_chat_template_are_refused_with_their_place(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.jsonl", {"messages": [{"role": "user", "content": "a"}]})
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the record has messages, wh"):
+        read(text, 1)
