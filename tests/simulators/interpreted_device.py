@@ -12,13 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
-from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory
-from tests.runtime.cuda.artifacts import SM
-from tests.simulators.interpreted_kernels import TORCH_TYPES, kernel_function, multiply
+from tests.simulators.triton_interpreter import use_interpreter
+
+use_interpreter()  # skips tests where torch or Triton is missing
+
+import torch  # noqa: E402
+
+from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul  # noqa: E402
+from ingot.errors import EngineError  # noqa: E402
+from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory  # noqa: E402
+from tests.runtime.cuda.artifacts import SM  # noqa: E402
+from tests.simulators.interpreted_kernels import TORCH_TYPES, kernel_function, multiply  # noqa: E402
 
 _GARBAGE = 0xFF  # a NaN in every float
 

@@ -1,6 +1,5 @@
-"""Cubins, compiled without a GPU for every SM, and the signatures of the kernels."""
+"""Cubins, compiled without a GPU for every SM."""
 
-import ast
 import json
 import os
 import subprocess
@@ -16,14 +15,6 @@ from ingot.pipeline.targets.table import SMS
 from tests.data_paths import ROOT
 
 SCRIPT = Path(__file__).with_name("compile_all.py")
-
-
-@pytest.mark.parametrize("kernel", SIGNATURES)
-def test_a_signature_lists_the_functions_arguments_in_order(kernel: str) -> None:
-    module, _, name = SIGNATURES[kernel].function.partition(".")
-    tree = ast.parse((ROOT / "kernels" / f"{module}.py").read_text(encoding="utf-8"))
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    assert list(SIGNATURES[kernel].arguments) == [arg.arg for arg in function.args.args if arg.annotation is None]
 
 
 @pytest.mark.parametrize("sm", SMS)
@@ -45,13 +36,9 @@ def test_every_kernel_compiles_for_every_sm_that_can_run_it(sm: int) -> None:
             assert row["shared_bytes"] <= 99 * 1024  # the limit per block on the smallest of these SMs
 
 
-def test_an_unknown_sm_kernel_or_missing_type_is_refused() -> None:
+def test_an_unknown_sm_and_types_that_it_lacks_are_refused() -> None:
     request = make_kernel("gather_rows", {"T": "fp16"}, {})
     with pytest.raises(UsageError, match="kernels cannot be compiled for SM 75; allowed: 80, 86, 89, 90, 120"):
         compile_kernel(request, 75)
-    with pytest.raises(UsageError, match=r"unknown kernel 'rms_nrm'.*Did you mean 'rms_norm'"):
-        make_kernel("rms_nrm", {}, {})
-    with pytest.raises(UsageError, match="gather_rows: types are missing for T"):
-        make_kernel("gather_rows", {}, {})
     with pytest.raises(BuildError, match="rotary_kv_write: 8-bit floats need SM 89 or newer, this is SM 80"):
         compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "X": "fp16", "KV": "fp8e4nv"}, {}), 80)

@@ -1,17 +1,18 @@
-"""Every form of weights and activations that passes produce, through the launch program, against plain onnxruntime."""
+"""Linear layers in launch programs: every form of weights and activations, and matmuls in a library."""
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import Launch
-from ingot.errors import PassError
+from ingot.artifact.launch_program import Launch, LibraryMatmul
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.targets.cuda import lower_linear as lower_matmul
+from ingot.pipeline.targets.cuda import lower_linear
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
-from tests.kernels.programs import (
+from tests.passes.calibration_data import calibration_data
+from tests.runtime.cuda.artifacts import LibraryTiles
+from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
     Entry,
@@ -21,7 +22,6 @@ from tests.kernels.programs import (
     logits_by_program,
     prompts,
 )
-from tests.passes.calibration_data import calibration_data
 
 CHANNEL: dict[str, object] = {"bits": 8, "block_size": "channel", "symmetric": True, "lm_head": "none"}
 FLOATS = {"lm_head": "none", "embedding": "none"}
@@ -93,22 +93,11 @@ def test_layers_that_read_one_input_share_its_codes() -> None:
     assert found.count("matmul") == 4
 
 
-def test_scales_of_blocks_have_16_bits_where_activations_do() -> None:
-    types = {name: weight.type for name, weight in lowered("8 bits in blocks").shared.weights.items()}
-    assert {kind for name, kind in types.items() if name.endswith(".scale.groups")} == {"fp16"}
-
-
-def test_block_sizes_without_a_kernel_are_refused_by_name() -> None:
-    model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": 16, **FLOATS})))
-    with pytest.raises(PassError, match=r"'model.layers.0.*' has blocks of 16; the CUDA kernels take multiples of 32"):
-        lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen2"])  # without a bias, and with one
 def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_matmul, "DEQUANTIZED_FROM", 8)
-    monkeypatch.setattr(lower_matmul, "_SLICE_STEP", 16)
-    monkeypatch.setattr(lower_matmul, "_SLICE_BYTES", 16 * 4 * 32)
+    monkeypatch.setattr(lower_linear, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_linear, "_SLICE_STEP", 16)
+    monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 16 * 4 * 32)
     model = imported(CHECKPOINTS / name, ("quantize-weights", {"block_size": 32, **FLOATS}))
     ids = prompts(5)
     wanted = exact_logits(model, ids[0])
@@ -119,3 +108,53 @@ def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeyp
     assert kernels.count("dequantize_nbits") > 4 * 3  # projections of the layers: some in slices
     found = logits_by_program(model, ids)[0]
     assert np.abs(found - wanted[-len(found) :]).max() <= EXACT * np.abs(wanted).max()
+
+
+INT4: Entry = ("quantize-weights", {"block_size": 32, "lm_head": "none", "embedding": "none"})
+
+
+def library_lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "fp16") -> Lowered:
+    model = fused(imported(CHECKPOINTS / name, *quantization))
+    bucket = Bucket.ragged(rows, CONTEXT, 2)
+    return lower_to_launches(model, (bucket,), "fp32" if activations == "fp32" else "fp16", LibraryTiles())
+
+
+def matmuls(found: Lowered) -> tuple[LibraryMatmul, ...]:
+    return found.programs[0].library_matmuls
+
+
+@pytest.mark.parametrize("name", ["qwen2", "granite-tied-biases", "gemma2"])
+def test_matmuls_in_a_library_give_onnxruntimes_logits(name: str) -> None:
+    """Biases, a scaled matmul with its bias scaled, a capped head."""
+    ids = prompts(7, 3)
+    model = imported(CHECKPOINTS / name)
+    wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
+    for found, exact in zip(logits_by_program(fused(model), ids, tiles=LibraryTiles()), wanted, strict=True):
+        assert np.abs(found - exact).max() <= EXACT * np.abs(exact).max()
+
+
+def test_slices_of_a_dequantized_weight_are_separate_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_linear, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(lower_linear, "_SLICE_STEP", 64)
+    model = imported(CHECKPOINTS / "llama", INT4)
+    ids = prompts(7, 3)
+    wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
+    for found, exact in zip(logits_by_program(fused(model), ids, tiles=LibraryTiles()), wanted, strict=True):
+        assert np.abs(found - exact).max() <= EXACT * np.abs(exact).max()
+    slices = [one for one in matmuls(library_lowered("llama", INT4)) if one.weight.kind == "buffer" and one.out.offset]
+    assert {(one.n, one.out.offset, one.out_stride) for one in slices} == {(32, 64, 96)}
+
+
+def test_every_plain_matmul_runs_in_the_library_and_none_is_split() -> None:
+    found = library_lowered("llama")
+    assert not [kernel for kernel in found.shared.kernels.values() if kernel.name == "matmul"]
+    head = matmuls(found)[-1]
+    assert (head.x.type, head.weight.type, head.out.type, head.out.name) == ("fp16", "fp16", "fp32", "logits")
+    assert (head.rows, head.columns, head.x_stride, head.out_stride) == (2, 32, 32, head.n)
+    assert all(f"{name}.parts" not in found.programs[0].places for one in matmuls(found) for name in one.buffers)
+
+
+def test_matmuls_with_a_cap_or_a_bias_of_another_type_use_ingots_kernel() -> None:
+    assert "lm_head" not in " ".join(one.node for one in matmuls(library_lowered("gemma2")))
+    assert "matmul" in {kernel.name for kernel in library_lowered("gemma2").shared.kernels.values()}

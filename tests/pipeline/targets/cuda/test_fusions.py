@@ -1,35 +1,11 @@
-"""Every family through its launch program, in the interpreter, against plain onnxruntime in float32.
+"""Ops that one launch computes together: norms with residuals, biases, scalars and gates."""
 
-A program adds in another order than onnxruntime and folds scalars into other operators: 2e-5 of the largest logit.
-"""
-
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import Launch
-from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
-from tests.kernels.programs import CHECKPOINTS, CONTEXT, exact_logits, fused, imported, logits_by_program, prompts
-
-LIMIT = 2e-5
-LONG, SHORT = 10, 3  # prompts; the fixtures' windows are 8 tokens
-
-
-def folders() -> list[Path]:
-    return sorted(path for path in CHECKPOINTS.iterdir() if path.is_dir())
-
-
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
-def test_logits_equal_onnxruntimes(folder: Path) -> None:
-    is_variant = folder.name not in FAMILIES  # of another checkpoint: other tables, windows, biases
-    ids = prompts(LONG) if is_variant else prompts(LONG, SHORT)
-    model = imported(folder)
-    wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
-    for found, exact in zip(logits_by_program(fused(model), ids), wanted, strict=True):
-        assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
+from tests.simulators.launch_programs import CHECKPOINTS, CONTEXT, fused, imported
 
 
 def launches(name: str, rows: int = 8) -> list[str]:

@@ -1,0 +1,28 @@
+"""Layouts of stored weights: codes, scales and zero points as the kernels read them."""
+
+import pytest
+
+from ingot.errors import PassError
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket
+from tests.simulators.launch_programs import (
+    CHECKPOINTS,
+    CONTEXT,
+    fused,
+    imported,
+)
+
+FLOATS = {"lm_head": "none", "embedding": "none"}
+
+
+def test_scales_of_blocks_have_16_bits_where_activations_do() -> None:
+    model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"bits": 8, "block_size": 32, **FLOATS})))
+    lowered = lower_to_launches(model, (Bucket.decode(4, CONTEXT),), "fp16")
+    types = {name: weight.type for name, weight in lowered.shared.weights.items()}
+    assert {kind for name, kind in types.items() if name.endswith(".scale.groups")} == {"fp16"}
+
+
+def test_block_sizes_without_a_kernel_are_refused_by_name() -> None:
+    model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": 16, **FLOATS})))
+    with pytest.raises(PassError, match=r"'model.layers.0.*' has blocks of 16; the CUDA kernels take multiples of 32"):
+        lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
