@@ -3,6 +3,7 @@
 test_fake_tensorrt.py checks that the real module has the same names.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,3 +85,14 @@ class FakeTensorRT:
             create_runtime_config=lambda: RuntimeConfig(self),
             create_execution_context=lambda config: Context(self.calls),
         )
+
+
+def importing(module: FakeTensorRT | None) -> Callable[[str], Any]:
+    """Return a function that imports the module; with None, one that finds no module."""
+
+    def load(name: str) -> Any:
+        if module is None:
+            raise ImportError(name)
+        return module
+
+    return load

@@ -1,7 +1,10 @@
 """The CUDA runtime on a device in host memory that interprets kernels."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +17,19 @@ from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
+from tests.data_paths import ROOT
 from tests.simulators.triton_interpreter import use_interpreter
 
 use_interpreter()
 
 from ingot.runtime.cuda.executor import CudaExecutor  # noqa: E402
 from tests.runtime.cuda.artifacts import LLAMA, buckets, model_of, write_artifact  # noqa: E402
+from tests.simulators.driver_scenarios import image  # noqa: E402
 from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
 MakeExecutor = Callable[..., CudaExecutor]
 ChangeArtifact = Callable[..., Artifact]
+SHIM = ROOT / "tests" / "simulators" / "driver_shim.c"
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +83,28 @@ def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
     yield make
     for executor in made:
         executor.close()
+
+
+@pytest.fixture(scope="session")
+def driver_scenarios(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Result of each scenario of tests/simulators/driver_scenarios.py, with a shim library in place of the driver."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings are not installed: pip install 'ingot[cuda]'")
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is not installed, which compiles the shim")
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, SHIM], check=True)
+    model = model_of(checkpoint, block_tokens=4)
+    artifact = write_artifact(model, folder / "launches", buckets((1,), ragged=8), compiled=image)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulators.driver_scenarios", artifact.path],
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.executors import PipelinedExecutor
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
-from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
+from tests.runtime.cuda.conftest import MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
 
 IDS = [token_ids(9, 0), token_ids(6, 1), token_ids(3, 2)]
@@ -63,26 +60,6 @@ def test_more_logit_rows_than_the_head_has_run_it_several_times(
     assert_close(found, wanted[0][:6])
 
 
-def test_a_graph_is_captured_once_and_replayed(make_executor: MakeExecutor) -> None:
-    device = InterpretedDevice()
-    executor = make_executor(device)
-    sequences = Growing(IDS, TABLES)
-    executor.forward(sequences.step([4, 0, 0], "none"))
-    executor.forward(sequences.step([1, 0, 0], "last"))
-    executor.forward(sequences.step([1, 0, 0], "last"))
-    assert (device.num_captures, device.num_replays) == (2, 3)
-
-
-def test_warming_up_captures_all_parts_that_engines_run(make_executor: MakeExecutor) -> None:
-    device = InterpretedDevice()
-    executor = make_executor(device)
-    executor.warm_up()
-    assert device.num_captures == 2 * 3 + 4  # logits, greedy, draw of two buckets for decoding; body too of the third
-    assert device.num_launches == 0
-    executor.forward(Growing(IDS, TABLES).step([1, 0, 0], "last"))
-    assert device.num_captures == 10
-
-
 def test_a_quantized_pool_has_its_scales_where_the_kernels_read_them(
     make_executor: MakeExecutor, checkpoint: Path, tmp_path: Path, wanted: list[FloatArray]
 ) -> None:
@@ -127,44 +104,6 @@ def test_submitted_steps_carry_tokens_on_the_device(make_executor: MakeExecutor,
     logits = [executor.forward(again.step([count], "last"))[0].copy() for count in (5, 1, 1, 1, 1)]
     assert [int(row.argmax()) for row in logits] == chosen
     assert chosen[0] == wanted[0][4].argmax()
-
-
-def test_a_row_whose_logits_are_not_finite_has_no_token(make_executor: MakeExecutor, change: ChangeArtifact) -> None:
-    artifact = change()
-    tensors = load_file(artifact.path / WEIGHTS_FILE)
-    (name,) = (name for name in tensors if name.startswith("lm_head"))
-    save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, artifact.path / WEIGHTS_FILE)
-    executor = make_executor(artifact=artifact)
-    sequences = Growing(IDS, TABLES)
-    first = executor.submit(sequences.step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
-    second = executor.submit(sequences.step([1, 0, 0], "last"), greedy(1), np.zeros(1, np.int32))
-    assert [step.tokens().tolist() for step in (first, second)] == [[-1], [-1]]
-
-
-def test_blocking_mode_names_the_kernel_that_fails(
-    make_executor: MakeExecutor, launches: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
-    device = InterpretedDevice()
-    executor = make_executor(device)
-    device.failing = next(step.node for step in read_program(launches).programs[-1].launches if "mlp" in step.node)
-    with pytest.raises(EngineError, match=f"'{device.failing}' of the ragged bucket of 8 rows: {device.failing} broke"):
-        executor.forward(Growing(IDS, TABLES).step([3, 0, 0]))
-    assert device.num_captures == 0
-
-
-def test_a_failure_on_the_device_is_an_error_of_the_step_that_is_read(make_executor: MakeExecutor) -> None:
-    device = InterpretedDevice()
-    executor = make_executor(device)
-    sequences = Growing(IDS, TABLES)
-    good = executor.submit(sequences.step([3, 0, 0], "last"), greedy(1), np.full(3, -1, np.int32))
-    good.tokens()
-    device.failing = "greedy"
-    bad = executor.submit(sequences.step([1, 0, 0], "last"), greedy(1), np.full(1, -1, np.int32))
-    with pytest.raises(EngineError, match="a step of the decode bucket of 1 rows: greedy broke"):
-        bad.tokens()
-    executor.close()
-    assert device.closed
 
 
 def test_a_closed_executor_says_so_and_its_steps_keep_their_tokens(make_executor: MakeExecutor) -> None:

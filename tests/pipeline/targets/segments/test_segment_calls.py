@@ -3,16 +3,14 @@
 Kernels are interpreted; onnxruntime runs the models that TensorRT would get, on the device's memory.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 
 from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
-from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
+from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Shared
@@ -22,7 +20,7 @@ from ingot.pipeline.targets.segments.stages import split_stages
 from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.batch import FloatArray
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.device import Device, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
@@ -30,42 +28,12 @@ from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import prepared, quantized, segments_of
 from tests.runtime.cuda.artifacts import LLAMA, buckets, described, write_program
 from tests.runtime.cuda.batches import Growing, token_ids
-from tests.sessions import plain_session
 from tests.simulators.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_segments import InterpretedSegments
 from tests.tolerances import within
 
 PROMPT = [token_ids(5, 9).tolist()]
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
-_DTYPES: dict[str, Any] = {"fp32": np.float32, "i64": np.int64, "i8": np.int8}
-
-
-class InterpretedSegments:
-    """Runs segments in onnxruntime on the memory at a call's addresses. Implements `SegmentBinder`."""
-
-    def __init__(self, device: InterpretedDevice, models: Mapping[str, ir.Model]) -> None:
-        self._device = device
-        self._sessions = {file: plain_session(model, optimize=False) for file, model in models.items()}
-        self.num_runs = 0
-
-    def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
-        session = self._sessions[call.file]
-
-        def run() -> None:
-            self.num_runs += 1
-            feeds = {name: self._array(call, name, addresses[name]) for name in call.inputs}
-            results = session.run(list(call.outputs), feeds)
-            for name, result in zip(call.outputs, results, strict=True):
-                self._device.view(addresses[name], result.nbytes)[:] = result.reshape(-1).view(np.uint8)
-
-        return lambda stream: self._device.queue(stream, run)
-
-    def close(self) -> None:
-        """Free nothing: it has no device memory."""
-
-    def _array(self, call: SegmentCall, name: str, address: int) -> Any:
-        dtype, shape = _DTYPES[call.inputs[name].type], call.shapes[name]
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self._device.view(address, size).view(dtype).reshape(shape)
 
 
 def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[CudaExecutor, list[InterpretedSegments]]:
