@@ -59,11 +59,6 @@ class ModelShape:
         """The output head."""
         return Linear("lm_head", self.hidden_size, self.vocab_size)
 
-    @property
-    def num_layer_weights(self) -> int:
-        """Elements of all layers' matrices, which one decode step reads; the head is not counted."""
-        return self.num_layers * sum(linear.num_weights for linear in self.layer_linears)
-
 
 SHAPES: dict[str, ModelShape] = {
     "smollm2-135m": ModelShape(

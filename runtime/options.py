@@ -13,7 +13,7 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
 from ingot.sizes import format_bytes
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
 _MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
@@ -100,7 +100,7 @@ def resolve_pool_size(
     size = explicit_pool_size(kv, kv_blocks, kv_bytes) or _automatic(
         model, kv, max_sequences, free_memory_bytes() if free_bytes is None else free_bytes
     )
-    _LOG.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
+    _log.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
     return size
 
 

@@ -35,11 +35,6 @@ def paley_factor(size: int) -> int | None:
     return next((m for m in candidates if m == 1 or _paley_field(m)), None)
 
 
-def hadamard_matrix(size: int) -> Signs:
-    """The Hadamard matrix [size, size] that `multiply_hadamard` multiplies by. ValueError for an unsupported size."""
-    return multiply_hadamard(np.eye(size)).round().astype(np.int8)
-
-
 def multiply_hadamard(rows: FloatArray) -> FloatArray:
     """Multiply rows [..., n] by the Hadamard matrix [n, n], in the rows' dtype: the fast Walsh-Hadamard transform.
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, is_float16, unsigned
 from ingot.pipeline.checkpoint.safetensors_writer import DTYPE_NAMES
 

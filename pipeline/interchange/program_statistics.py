@@ -10,7 +10,8 @@ import numpy as np
 from ingot.artifact import Artifact
 from ingot.passes.numerics.arrays import CodeArray
 from ingot.passes.numerics.weight_statistics import end_share, scale_range
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
 from ingot.pipeline.interchange.artifact_weights import program_operands
 from ingot.pipeline.targets.segments.weight_operands import Codes

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import BuildError, CheckpointError, UsageError, did_you_mean, one_of
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
-from ingot.pipeline.checkpoint.formats.decoded import FloatArray
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.interchange.folder import (
     FLOAT_TYPES,
     Contents,

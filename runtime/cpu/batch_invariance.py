@@ -16,7 +16,7 @@ from ingot.runtime.cpu.buffers import Buffer, ValueBuffers
 from ingot.runtime.cpu.segment_runner import SegmentRunner
 from ingot.sizes import round_up
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MULTIPLES = (1, 2, 4, 8, 16)
 """Multiples to try, smallest first; buffers hold a multiple of the last."""
@@ -50,11 +50,11 @@ def find_row_multiple(runners: Sequence[SegmentRunner], buffers: ValueBuffers, m
         refusal = next(filter(None, refusals), "")
         if not refusal:
             finding = RowFinding(multiple, True, reason or "rows are independent of their number without padding")
-            logger.info("rows are padded to a multiple of %d: %s", multiple, finding.reason)
+            _log.info("rows are padded to a multiple of %d: %s", multiple, finding.reason)
             return finding
         reason = refusal
     finding = RowFinding(1, False, f"no padding makes rows independent of their number: {reason}")
-    logger.warning("results may depend on the batch in their last bits: %s", finding.reason)
+    _log.warning("results may depend on the batch in their last bits: %s", finding.reason)
     return finding
 
 

@@ -23,7 +23,7 @@ from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
 from ingot.runtime.options import EngineOptions, resolve_pool_size
 from ingot.sizes import round_up
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _Call = Callable[[], None]
 _KEPT_PLANS = 64

@@ -26,7 +26,7 @@ from ingot.artifact import SegmentStep, ValueFacts
 from ingot.errors import EngineError
 from ingot.runtime.cpu.buffers import ValueBuffers
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 INTEGER_MATMUL = Path(__file__).with_name("integer_matmul.onnx")
 """y [1, 16] int32 = MatMulInteger(a [1, 16] uint8, b [16, 16] int8); see test_segment_runner.py."""
@@ -153,5 +153,5 @@ def _make_pool(num_threads: int) -> int:
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     onnxruntime.create_and_register_allocator(memory, None)  # one arena for the segments' intermediate tensors
-    logger.info("onnxruntime: one pool of %d threads for the process", num_threads)
+    _log.info("onnxruntime: one pool of %d threads for the process", num_threads)
     return num_threads

@@ -31,7 +31,7 @@ from ingot.artifact.launch_program import LibraryMatmul
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device, Queue, Stream
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 WITHOUT = "or build without cublaslt in the table of tiles (gpu.tiles)"
 WORKSPACE_BYTES = 32 * 2**20  # what cuBLAS uses on the largest GPUs (cuBLAS: cublasSetWorkspace)
@@ -54,7 +54,7 @@ class CublasLt:
         self._preference = self._library.preference(WORKSPACE_BYTES, _ALIGNED_BYTES)
         self._plans: dict[_Shape, _Plan] = {}
         self._bound: dict[object, Queue] = {}
-        logger.info("cuBLASLt %d", self._library.version)
+        _log.info("cuBLASLt %d", self._library.version)
 
     def __call__(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
         """Bind a matmul to the addresses of x, weight and out, and of the bias if it has one."""
@@ -108,7 +108,7 @@ class CublasLt:
             raise self._no_algorithm(shape, node, str(error)) from error
         if count[0] == 0 or found["state"][0] != 0:
             raise self._no_algorithm(shape, node, f"{count[0]} found, state {found['state'][0]}")
-        logger.debug("cuBLASLt: %s: %d bytes of workspace", shape, found["workspace_size"][0])
+        _log.debug("cuBLASLt: %s: %d bytes of workspace", shape, found["workspace_size"][0])
         return _Plan(a, b, d, found)
 
     def _no_algorithm(self, shape: "_Shape", node: str, reason: str) -> EngineError:

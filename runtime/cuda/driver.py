@@ -20,7 +20,7 @@ from ingot.runtime.cuda.device import Bytes, Device, Event, Given, Graph, Queue,
 from ingot.runtime.cuda.driver_calls import Calls, DriverKernel, load_driver, require_driver
 from ingot.sizes import format_bytes
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every context of the process
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: independent of the legacy stream, which other libraries may use
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
@@ -52,7 +52,7 @@ class DriverDevice:
         self._events: list[Event] = []
         self._modules: list[Any] = []
         self._graphs: list[Graph] = []
-        logger.info("%s: SM %d, %s, CUDA %d", self.name, self.sm, format_bytes(self.total_bytes), version)
+        _log.info("%s: SM %d, %s, CUDA %d", self.name, self.sm, format_bytes(self.total_bytes), version)
 
     def free_bytes(self) -> int:
         """Memory that can still be allocated."""

@@ -25,7 +25,7 @@ from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
 from ingot.sizes import format_bytes
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class CudaExecutor:
@@ -125,7 +125,7 @@ class CudaExecutor:
         for bound in loaded.programs:
             bound.warm_up(loaded.stream)
         count, used = sum(len(bound.graphs) for bound in loaded.programs), before - loaded.device.free_bytes()
-        logger.info("%d CUDA graphs of %d buckets, %s", count, len(loaded.programs), format_bytes(used))
+        _log.info("%d CUDA graphs of %d buckets, %s", count, len(loaded.programs), format_bytes(used))
 
     def close(self) -> None:
         """Wait for the device and free its memory. Idempotent. Logits that were returned stay valid."""

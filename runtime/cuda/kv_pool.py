@@ -13,7 +13,7 @@ from ingot.runtime.cuda.device import Device, Stream
 from ingot.runtime.options import PoolSize, explicit_pool_size
 from ingot.sizes import format_bytes
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _RESERVE_BYTES = 256 * 2**20  # what the driver allocates later: local memory of kernels, growing heaps
 _RESERVE_SHARE = 0.01  # of the GPU's memory: fragments too small for a block, and other processes
@@ -84,7 +84,7 @@ def device_pool_size(
     UsageError as `resolve_pool_size`; EngineError when not a single block fits.
     """
     size = explicit_pool_size(kv, kv_blocks, kv_bytes) or _fitting(model, kv, device, max_sequences, graph_nodes)
-    logger.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
+    _log.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
     return size
 
 

@@ -38,7 +38,7 @@ from ingot.runtime.cuda.weights import DeviceWeights, upload_weights
 from ingot.runtime.options import EngineOptions
 from ingot.sizes import format_bytes
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _OWN_FEATURES_FROM = 90  # triton/backends/nvidia/compiler.py: sm_arch_from_capability
 _CAPTURES = 4  # graphs that may contain a bucket's launches: see programs.Part
@@ -100,7 +100,7 @@ def load_program(
         device.synchronize("loading the program")
         undo.pop_all()
     used = f"weights {format_bytes(weights.num_bytes)}, arena {format_bytes(_arena_bytes(program))}, KV pool {pool}"
-    logger.info("%s: %s; %s free", device.name, used, format_bytes(device.free_bytes()))
+    _log.info("%s: %s; %s free", device.name, used, format_bytes(device.free_bytes()))
     return LoadedProgram(
         device,
         stream,
@@ -139,9 +139,9 @@ def choose_sm(program: CudaProgram, device: Device) -> int:
             f"the target cuda-sm{device.sm}{_lower_minors(device.sm)}, or run it on a GPU of SM {built}"
         )
     if max(fitting) != device.sm:
-        logger.info("kernels for SM %d run on %s, which has SM %d", max(fitting), device.name, device.sm)
+        _log.info("kernels for SM %d run on %s, which has SM %d", max(fitting), device.name, device.sm)
     if program.tuned_on not in (None, device.name):
-        logger.warning(
+        _log.warning(
             "the kernels' tiles were measured on %s, and this is %s; results are correct but may be slow: run "
             "`ingot tune` here and build with its table",
             program.tuned_on,

@@ -25,7 +25,7 @@ from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _FATAL_ONLY = 4  # errors come as exceptions
 _INSTALL = "pip install 'ingot[ort-cuda]', then pip install --force-reinstall --no-deps onnxruntime-gpu"
 _LIBRARIES = ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so")
@@ -112,7 +112,7 @@ class OrtSegments:
             raise EngineError(_does_not_load(self._onnxruntime, provider))
         _require_all_nodes(session, file, provider)
         self._sessions[name] = session
-        logger.debug("%s: loaded", file)
+        _log.debug("%s: loaded", file)
         return session
 
     def _bind(self, session: Any, call: SegmentCall, addresses: Mapping[str, int]) -> Callable[[], None]:
@@ -166,7 +166,7 @@ def _import_onnxruntime(provider: Provider) -> Any:
         with redirect_stdout(said):  # it prints the libraries that it does not find
             onnxruntime.preload_dlls()  # loads the libraries of CUDA and cuDNN that pip installed
         if said.getvalue():
-            logger.debug("onnxruntime.preload_dlls: %s", said.getvalue().strip())
+            _log.debug("onnxruntime.preload_dlls: %s", said.getvalue().strip())
     return onnxruntime
 
 

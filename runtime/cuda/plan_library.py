@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.errors import ArtifactError, EngineError
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _MODULES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 tensorrt_log = logging.getLogger("ingot.tensorrt")
 _LOGGERS: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class PlanLibrary:
             self._cache = config.create_runtime_cache()
             if self._file is not None and self._file.is_file():
                 loaded = self._cache.deserialize(self._file.read_bytes())
-                logger.info(
+                _log.info(
                     "compiled plans of %s: %s", self._file, "loaded" if loaded else "made by another driver or GPU"
                 )
         config.set_runtime_cache(self._cache)

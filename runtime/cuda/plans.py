@@ -31,7 +31,7 @@ from ingot.runtime.options import EngineOptions
 from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _ContextKey = tuple[str, int, tuple[tuple[str, tuple[int, ...]], ...]]  # file, profile, shapes of the inputs
 
 
@@ -76,7 +76,7 @@ class Plans:
         engines = {one.file: _engine(library, artifact.file(one.file), one) for one in facts}
         size = max(1, *(_memory(engine) for engine in engines.values()))
         scratch = device.allocate(size, "the memory of TensorRT's contexts"), size
-        logger.info(
+        _log.info(
             "%d plans, %s; %s of intermediate values",
             len(facts),
             format_bytes(sum(one.bytes for one in facts)),

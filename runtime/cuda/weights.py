@@ -14,7 +14,7 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cuda.device import Bytes, Device, Stream
 from ingot.sizes import format_bytes, round_up
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _ALIGNMENT = 256  # bytes; kernels are compiled for multiples of 16
 _STAGING_BYTES = 32 * 2**20
 
@@ -40,7 +40,7 @@ def upload_weights(device: Device, stream: Stream, file: Path, staging_bytes: in
     for offset, piece in _pieces(mapped, offsets, upload.size):
         upload.add(offset, piece)
     upload.finish()
-    logger.info("weights: %d tensors, %s on the device", len(offsets), format_bytes(num_bytes))
+    _log.info("weights: %d tensors, %s on the device", len(offsets), format_bytes(num_bytes))
     dtypes = {name: tensor.dtype for name, tensor in mapped.tensors.items()}
     return DeviceWeights(dtypes, {name: base + offset for name, offset in offsets.items()}, num_bytes)
 

@@ -69,11 +69,6 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
-    def bos_token(self) -> str | None:
-        """Text of the token that begins a sequence."""
-        return self._config.special_tokens.get("bos_token")
-
-    @property
     def bos_token_id(self) -> int | None:
         """Id of the token that begins a sequence."""
         return self._special_id("bos_token")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ByteArray = NDArray[np.uint8]
+FloatArray = NDArray[np.float32]
 WORD_BITS = 32
 
 
@@ -63,9 +64,6 @@ def unpack_nibbles(packed: ByteArray) -> ByteArray:
     """Return codes [rows, 2 * n] from bytes [rows, n], the low half of a byte first."""
     both = np.stack([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
     return both.reshape(*packed.shape[:-1], -1)
-
-
-FloatArray = NDArray[np.float32]
 
 
 def _e4m3_table() -> FloatArray:

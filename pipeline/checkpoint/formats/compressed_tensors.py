@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, InputActivations
 from ingot.pipeline.checkpoint.formats.codes import (
+    FloatArray,
     from_e2m1,
     from_e4m3,
     from_e8m0,
@@ -33,7 +34,7 @@ from ingot.pipeline.checkpoint.formats.codes import (
     unpack_nibbles,
     unpack_words,
 )
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray, load
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, load
 from ingot.pipeline.checkpoint.formats.quant_method import (
     CONTRADICTION,
     Arrays,

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
-from ingot.pipeline.checkpoint.formats.codes import from_bfloat16
-
-FloatArray = NDArray[np.float32]
+from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_bfloat16
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.lowering.nbits_packing import ENGINE_BLOCKS
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 
 GroupArray = NDArray[np.int16]  # [out, groups]
 # Zero points: all in the middle of the range (symmetric), from 0 up, or from 1 up (GPTQ's version 1 stores them - 1).

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
-
-ByteArray = NDArray[np.uint8]
-Fields = tuple[NDArray[Any], ...]
+from ingot.pipeline.checkpoint.formats.codes import ByteArray, FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 
 
 @dataclass(frozen=True)

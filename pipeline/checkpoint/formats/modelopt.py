@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
-from ingot.pipeline.checkpoint.formats.codes import from_e2m1, from_e4m3, unpack_nibbles
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_e2m1, from_e4m3, unpack_nibbles
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, Stored, pick, readable
 
 _PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")

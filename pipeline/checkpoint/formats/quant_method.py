@@ -15,7 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import ConfigError, did_you_mean, one_of
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, FloatArray
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 
 CONTRADICTION = "contradiction"  # type of a PydanticCustomError about several keys of an object
 Arrays = Mapping[str, NDArray[Any]]  # leaf name -> values

@@ -8,8 +8,9 @@ from typing import Any
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of
 from ingot.pipeline.checkpoint.formats.awq import Awq
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
-from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, FloatArray, load
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gptq import Gptq
 from ingot.pipeline.checkpoint.formats.modelopt import ModelOpt
 from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod, Stored

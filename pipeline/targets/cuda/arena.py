@@ -55,13 +55,6 @@ def arena_bytes(buffers: Mapping[str, Lifetime], offsets: Mapping[str, int]) -> 
     return max((offset + round_up(buffers[name].bytes, ALIGNMENT) for name, offset in offsets.items()), default=0)
 
 
-def least_bytes(buffers: Mapping[str, Lifetime]) -> int:
-    """Return the lower bound of every plan: the largest sum of sizes at one step."""
-    steps = {lifetime.first for lifetime in buffers.values()}
-    living = ([b for b in buffers.values() if b.first <= step <= b.last] for step in steps)
-    return max((sum(round_up(b.bytes, ALIGNMENT) for b in alive) for alive in living), default=0)
-
-
 def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
     at = 0
     for start, end in taken:

@@ -101,7 +101,7 @@ class NBitsInputs:
         return self.b.weight(name, dtype, tuple(int(size) for size in tensor.shape.numpy()), make)
 
 
-_LOG = logging.getLogger("ingot.ort_cuda")
+_log = logging.getLogger("ingot.ort_cuda")
 
 
 def is_kernel(node: ir.Node) -> bool:
@@ -131,7 +131,7 @@ class OrtSegmentLowering(SegmentLowering):
         if dequantize is None:
             return self.b.linear(node, x)
         if _is_float8(dequantize):
-            _LOG.info(
+            _log.info(
                 "%s: onnxruntime has no float8 matmul; the weight is stored in %s", node.name, self.b.activation_type
             )
             return self.b.linear(node, x)

@@ -154,7 +154,7 @@ class NativeAttention:
         return attend
 
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Attention(Protocol):
@@ -182,15 +182,15 @@ def attention_backend() -> str:
     """
     asked = settings.attention()
     if asked == "numpy":
-        logger.info("attention: numpy, set by INGOT_ATTENTION")
+        _log.info("attention: numpy, set by INGOT_ATTENTION")
         return "numpy"
     if native_library() is None:
         if asked == "native":
             raise EngineError("INGOT_ATTENTION is native, but its kernel was not built; install with a C compiler")
-        logger.warning("attention: numpy, several times slower; install with a C compiler to build the kernel")
+        _log.warning("attention: numpy, several times slower; install with a C compiler to build the kernel")
         return "numpy"
     backend = f"native-{isa_in_use()}"
-    logger.info("attention: %s", backend)
+    _log.info("attention: %s", backend)
     return backend
 
 

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from ingot.passes.numerics.hadamard import Signs, hadamard_matrix, multiply_hadamard, paley_factor
+from ingot.passes.numerics.hadamard import Signs, multiply_hadamard, paley_factor
 from tests.data_paths import shared_data
 
 SUPPORTED = [n for n in range(1, 260) if paley_factor(n)]
+
+
+def hadamard_matrix(size: int) -> Signs:
+    """The Hadamard matrix [size, size] that `multiply_hadamard` multiplies by."""
+    return multiply_hadamard(np.eye(size)).round().astype(np.int8)
 
 
 @pytest.mark.parametrize("size", SUPPORTED)

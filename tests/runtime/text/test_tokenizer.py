@@ -47,7 +47,6 @@ def test_end_tokens_come_from_generation_config_and_tokenizer(folder: Path) -> N
 
 def test_tokenizer_json_alone_is_enough(folder: Path) -> None:
     tokenizer = Tokenizer.load(str(folder))
-    assert tokenizer.bos_token is None
     assert tokenizer.bos_token_id is None
     assert tokenizer.eos_token_ids == frozenset()
     assert tokenizer.chat_template is None
