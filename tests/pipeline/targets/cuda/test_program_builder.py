@@ -2,9 +2,9 @@
 
 from ingot.artifact.launch_program import LaunchProgram
 from ingot.pipeline.targets.cuda.arena import lifetimes
-from tests.pipeline.targets.cuda.arena_bounds import least_bytes
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from tests.pipeline.targets.cuda.arena_bounds import least_bytes
 from tests.simulators.launch_programs import CHECKPOINTS, CONTEXT, fused, imported
 
 LLAMA = CHECKPOINTS / "llama"
