@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ingot.cli import console
 from ingot.cli.console import PATIENCE_SECONDS, print_table, progress_bars, show_log
-from ingot.passes.calibration import note_errors, report_error
+from ingot.passes.calibration import report_error
 from ingot.progress import note, report_progress
 
 
@@ -81,12 +81,3 @@ def test_warnings_and_notes_are_shown_and_details_when_asked_for(capsys: pytest.
         "gptq: resumed at stage 7 of 19",
         "warning: calibration: 5 tokens",
     ]
-
-
-def test_what_a_pass_gained_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    show_log()
-    note_errors("gptq", {"a": (0.2, 0.1), "b": (0.4, 0.3)})
-    assert capsys.readouterr().err == (
-        "gptq: error of the outputs of 2 layers on the calibration data 20.00% on average, 30.00% when rounded to the "
-        "nearest; the largest 30.00%, b\n"
-    )

@@ -12,12 +12,10 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import CALIBRATION_FACTS, calibrate_with
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager
-from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.bit_assignment import assignment_table
-from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.mixed_precision import MIXED_FACTS, MixedPrecision
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
-from ingot.passes.quantization.schemes import SCHEME_KEY, assign_scheme
+from ingot.passes.quantization.schemes import SCHEME_KEY
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import weight_sites
 from tests.passes.calibration_data import calibration
@@ -111,26 +109,6 @@ def test_it_works_after_the_passes_that_prepare_weights(before: str) -> None:
     assert quantized(model) == {name: (one["bits"], one["block_size"]) for name, one in schemes(model).items()}
     error = np.concatenate(list(calibration().logits(model))) - exact
     assert np.square(error).mean() < 0.05 * exact.var()
-
-
-@pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
-def test_overrides_win_over_assigned_schemes_and_16_bits_stay_unquantized(quantizer: type[QuantizeWeights]) -> None:
-    model = TinyDecoder().model
-    site, other, third = (site for site in weight_sites(model) if site.node.name in _names("q", "k", "v"))
-    assign_scheme([site], Scheme(8, 16, symmetric=True))
-    assign_scheme([other], None)
-    assign_scheme([third], Scheme(8, 16, symmetric=True))
-    with calibrate_with(calibration()):
-        PassManager([quantizer(overrides={"*.v_proj": {"bits": 2, "block_size": 64}}, block_size=32)]).run(model)
-    found = quantized(model)
-    assert found["layers.0.q_proj"] == (8, 16)
-    assert "layers.0.k_proj" not in found
-    assert found["layers.0.v_proj"] == (2, 64)
-    assert found["layers.0.o_proj"] == (4, 32)
-
-
-def _names(*letters: str) -> list[str]:
-    return [f"layers.0.{letter}_proj" for letter in letters]
 
 
 def test_a_budget_of_kl_gives_the_fewest_bytes_that_keep_it() -> None:

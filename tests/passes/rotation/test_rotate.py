@@ -18,7 +18,7 @@ from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.rotation.rotate import ROTATE_FACTS, Rotate
 from tests.passes.calibration_data import calibration
-from tests.passes.snippets import Snippet, run
+from tests.passes.rotation.expert_graph import branches
 from tests.passes.tiny_decoder import HEAD_DIM, HIDDEN, VOCAB, TinyDecoder, array
 from tests.tolerances import tolerance
 
@@ -179,59 +179,6 @@ def test_a_size_without_a_hadamard_matrix_is_refused_with_the_alternative() -> N
         rotated(branches(width=6))
     model = branches(width=6)
     rotated(model, matrix="orthogonal")
-
-
-def branches(width: int, post_norm: Any = None) -> ir.Model:
-    """A stream with two parallel feed-forwards that read one norm, weighted per token: a mixture of experts.
-
-    post_norm    weight of a norm on the output of each feed-forward
-    """
-    snippet, random = Snippet(), np.random.default_rng(0)
-
-    def weight(name: str, *shape: int) -> ir.Value:
-        return snippet.weight(name, random.standard_normal(shape).astype(np.float32))
-
-    ids = ir.Value(name="input_ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["T"]))
-    snippet.graph.inputs.append(ids)
-    stream = snippet.node("Gather", "embed", [weight("table", 9, width), ids], "T", width, axis=0)
-    normed = snippet.node("RMSNormalization", "norm", [stream, weight("norm.weight", width)], "T", width, axis=-1)
-    for expert in "ab":
-        route = snippet.node("Gemm", f"{expert}.router", [normed, weight(f"{expert}.r", 1, width)], "T", 1, transB=1)
-        up = snippet.node("Gemm", f"{expert}.up", [normed, weight(f"{expert}.u", 8, width)], "T", 8, transB=1)
-        act = snippet.node("Relu", f"{expert}.act", [up], "T", 8)
-        down = snippet.node("Gemm", f"{expert}.down", [act, weight(f"{expert}.d", width, 8)], "T", width, transB=1)
-        if post_norm is not None:
-            weighted = snippet.weight(f"{expert}.post.weight", np.full(width, post_norm, np.float32))
-            down = snippet.node("RMSNormalization", f"{expert}.post", [down, weighted], "T", width, axis=-1)
-        routed = snippet.node("Mul", f"{expert}.routed", [down, route], "T", width)
-        stream = snippet.node("Add", f"{expert}.add", [stream, routed], "T", width)
-    last = snippet.node("RMSNormalization", "last", [stream, weight("last.weight", width)], "T", width, axis=-1)
-    snippet.graph.outputs.append(
-        snippet.node("Gemm", "head", [last, weight("head.weight", 9, width)], "T", 9, transB=1)
-    )
-    return snippet.model
-
-
-def test_readers_and_writers_are_found_in_a_graph_with_experts() -> None:
-    ids = np.array([1, 5, 2, 8])
-    (exact,) = run(branches(24), input_ids=ids)
-    model = rotated(branches(24), residual=True)
-    assert relative(run(model, input_ids=ids)[0], exact) < 1e-5
-    assert not np.allclose(array(model, "b.r"), array(branches(24), "b.r"))
-
-
-def test_a_post_norm_of_equal_elements_commutes_with_a_rotation() -> None:
-    ids = np.array([1, 5, 2, 8])
-    (exact,) = run(branches(24, post_norm=1.5), input_ids=ids)
-    model = rotated(branches(24, post_norm=1.5), residual=True)
-    assert relative(run(model, input_ids=ids)[0], exact) < 1e-5
-    assert np.all(array(model, "a.post.weight") == np.float32(1.5))
-    assert not np.allclose(array(model, "a.d"), array(branches(24), "a.d"))
-
-
-def test_any_other_post_norm_is_refused_by_name() -> None:
-    with pytest.raises(PassError, match=r"node 'a\.post' writes to the residual stream through a norm weight"):
-        rotated(branches(24, post_norm=np.arange(24)), residual=True)
 
 
 @pytest.mark.parametrize(
