@@ -10,7 +10,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.errors import ArtifactError, UsageError
 from ingot.validation.evidence import sealed_quantization
-from tests.builder.test_quantization_evidence import EVALUATED, TEXT
+from tests.builder.test_layer_kl import EVALUATED, TEXT
 from tests.conftest import BuildArtifact
 
 

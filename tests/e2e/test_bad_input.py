@@ -1,9 +1,7 @@
 """Bad input at the command line: one clear error, exit code 1 or 2, no traceback, no files left."""
 
-import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
 from ingot.cli.main import run
+from tests.cli.refusals import assert_refused
 from tests.conftest import UNMEASURED, BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
@@ -84,13 +83,6 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
 }
 
 
-def assert_refused(code: int, shown: str, wanted: str, expected_code: int = 1) -> None:
-    assert code == expected_code, shown
-    assert shown.startswith("error: ")
-    assert wanted in shown
-    assert "Traceback" not in shown
-
-
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_bad_checkpoint_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     change, wanted = CHECKPOINTS[name]
@@ -130,37 +122,6 @@ def test_an_evaluation_text_too_short_is_refused_with_counts(
 @pytest.fixture
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
     return build_unmeasured("int4-cpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        (["def f", "--max-tokens", "0"], "max_tokens"),
-        (["def f", "--temperature", "nan"], "temperature"),
-        (["def f", "--top-p", "0"], "top_p"),
-        (["def f", "--system", "x"], "--chat"),
-        (["def f", "--chat"], "chat template"),
-        (["word " * 3000], "1024"),
-        ([""], "no tokens"),
-        (["def f", "--max-tokens", "many"], "max-tokens"),
-        (["def f", "--no-such-option"], "--no-such-option"),
-    ],
-)
-def test_a_request_that_cannot_be_served_is_refused(
-    artifact: Artifact, capsys: pytest.CaptureFixture[str], options: list[str], wanted: str
-) -> None:
-    code = run(["run", str(artifact.path), *options])
-    shown = capsys.readouterr()
-    assert_refused(code, shown.err, wanted, expected_code=2)
-    assert shown.out == ""
-
-
-def test_a_prompt_from_standard_input_that_is_no_text_is_refused(
-    artifact: Artifact, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
-    code = run(["run", str(artifact.path), "-"])
-    assert_refused(code, capsys.readouterr().err, "standard input is not utf-8 text (byte 0xff)", expected_code=2)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "validate"])

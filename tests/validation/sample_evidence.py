@@ -1,5 +1,7 @@
 """Deterministic evidence of a fictional pair: real accuracy and latency code on fake subjects."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from ingot.passes.fusion.pack_projections import PackProjections
@@ -150,3 +152,8 @@ def _notes() -> BuildNotes:
             KlMeasurement("heldout.txt", "ab" * 32, 2048, 512, 3.2),
         ),
     )
+
+
+def weight(name: str, **figures: float) -> WeightFigures:
+    """A weight of 1,000 elements in 4 bits."""
+    return replace(WeightFigures(name, f"{name}.q", 4, 32, False, 1000, stored_bytes=625), **figures)  # type: ignore[arg-type]

@@ -8,28 +8,12 @@ import pytest
 
 from ingot.errors import EngineError, UsageError
 from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory, memory_metrics, probe_in_child
-from ingot.validation.memory_probe import ProcessMemory, parse_status, process_memory
-
-STATUS = """Name:\tpython
-VmHWM:\t  200 kB
-VmRSS:\t  150 kB
-RssAnon:\t  100 kB
-RssFile:\t   50 kB
-""".splitlines()
+from ingot.validation.memory_probe import ProcessMemory
 
 
 def _probe(peak: int) -> MemoryProbe:
     taken = ProcessMemory(peak_bytes=peak, resident_bytes=peak, private_bytes=peak // 2, mapped_bytes=peak // 2)
     return MemoryProbe(taken, taken, taken)
-
-
-def test_status_lines_become_bytes() -> None:
-    assert parse_status(STATUS) == ProcessMemory(204_800, 153_600, 102_400, 51_200)
-
-
-def test_the_peak_is_at_least_the_resident_memory() -> None:
-    memory = process_memory()
-    assert memory.peak_bytes >= memory.resident_bytes > 1_000_000
 
 
 def test_probes_alternate_and_the_ratio_is_paired() -> None:

@@ -5,20 +5,14 @@ from dataclasses import replace
 import pytest
 
 from ingot.validation.evidence_json import quantization_text
-from ingot.validation.quantization import Quantization, WeightFigures, summarize
-from ingot.validation.report.quantization_text import COLUMNS, shown_columns, summary_sentences, weight_cells
+from ingot.validation.quantization import Quantization, summarize
 from ingot.validation.result import Evidence
-from tests.validation.sample_evidence import sample_evidence
+from tests.validation.sample_evidence import sample_evidence, weight
 
 
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
     return sample_evidence()
-
-
-def weight(name: str, **figures: float) -> WeightFigures:
-    """A weight of 1,000 numbers in 4 bits."""
-    return replace(WeightFigures(name, f"{name}.q", 4, 32, False, 1000, stored_bytes=625), **figures)  # type: ignore[arg-type]
 
 
 def test_weights_are_ranked_by_kl_or_else_by_their_errors() -> None:
@@ -52,29 +46,3 @@ def test_an_unknown_size_makes_the_total_unknown() -> None:
 def test_statistics_survive_a_round_trip_through_json(evidence: Evidence) -> None:
     found = evidence.notes.quantization
     assert Quantization.from_json(quantization_text(found)) == found
-
-
-def test_a_dash_marks_what_was_not_measured() -> None:
-    cells = weight_cells(weight("a"))
-    assert list(cells) == list(COLUMNS)
-    assert cells["KL alone"] == cells["Output error"] == "-"
-    assert cells["Scales"] == "- / - / -"
-
-
-def test_columns_without_values_are_omitted(evidence: Evidence) -> None:
-    assert list(shown_columns(Quantization((weight("a"), weight("b", kl=0.1))))) == [
-        "Weight",
-        "Format",
-        "Bytes",
-        "Bits",
-        "KL alone",
-    ]
-    assert shown_columns(evidence.notes.quantization) == COLUMNS
-
-
-def test_the_summary_says_why_kl_is_missing(evidence: Evidence) -> None:
-    sentences = summary_sentences(Quantization((weight("a"),), kl_absent="the recipe has no evaluation text"))
-    assert sentences[-1] == "KL of single weights was not measured: the recipe has no evaluation text"
-    assert "Measured on 2,048 tokens of heldout.txt in float32, in 3.2 s" in summary_sentences(
-        evidence.notes.quantization
-    )

@@ -3,63 +3,19 @@
 from pathlib import Path
 from typing import Any, cast
 
-import onnx_ir as ir
 import pytest
 
 from ingot.artifact.launch_program import CudaProgram, Kernel
-from ingot.builder.tune.candidates import candidates, matmuls_of, shape_of, with_tile
+from ingot.builder.tune.candidates import candidates, matmuls_of
 from ingot.builder.tune.tune import Tuner, TuneSource, families_of, require_gpu
 from ingot.errors import EngineError, UsageError
-from ingot.passes.manager import PassManager
-from ingot.passes.model_facts import MODEL
-from ingot.passes.registry import make_pass
-from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.model.importer import import_checkpoint
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket
-from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable, read_tile_table
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
 from ingot.progress import progress_to
 from ingot.runtime.cuda.device import Device
+from tests.builder.tune.programs import BUCKETS, imported, program_of
 from tests.data_paths import FIXTURES
 from tests.simulators.fake_gpu import FakeGpu, FakeLibrary, FakeStopwatch, compile_nothing, no_library
-
-CONTEXT = 32
-BUCKETS = (Bucket.decode(1, CONTEXT), Bucket.decode(32, CONTEXT), Bucket.ragged(128, CONTEXT, 4))
-QUANTIZED: tuple[str, dict[str, Any]] = ("quantize-weights", {"bits": 4, "block_size": 32, "lm_head": "none"})
-
-
-def imported(*quantization: tuple[str, dict[str, Any]]) -> ir.Model:
-    made = import_checkpoint(Checkpoint.open(FIXTURES / "checkpoints" / "llama"))
-    passes = ("fold-constants", "pack-projections", *quantization, "fuse-residual-norm", "fuse-rotary-attention")
-    entries: list[tuple[str, dict[str, Any]]] = [one if isinstance(one, tuple) else (one, {}) for one in passes]
-    PassManager([make_pass(name, options) for name, options in [*entries, ("clean-up", {})]]).run(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def model() -> ir.Model:
-    """The tiny llama: 4-bit layers, a plain head."""
-    return imported(QUANTIZED)
-
-
-def program_of(model: ir.Model, lowered: Lowered) -> CudaProgram:
-    facts = MODEL.of(model)
-    return CudaProgram(
-        sms=(90,),
-        activation_type="fp16",
-        kv=lowered.shared.kv,
-        vocab_size=facts.vocab_size,
-        context_tokens=CONTEXT,
-        tile_queries=TILE_QUERIES,
-        kernels=lowered.shared.kernels,
-        cubins={},
-        programs=lowered.programs,
-    )
-
-
-@pytest.fixture(scope="module")
-def program(model: ir.Model) -> CudaProgram:
-    return program_of(model, lower_to_launches(model, BUCKETS, "fp16", TileTable(sm=90)))
 
 
 def wide(kernel: Kernel, grid: tuple[int, int, int]) -> float:
@@ -71,31 +27,6 @@ def wide(kernel: Kernel, grid: tuple[int, int, int]) -> float:
 def tuner(gpu: FakeGpu, **options: Any) -> Tuner:
     given = {"open_matmuls": no_library, **options}
     return Tuner(cast(Device, gpu), FakeStopwatch(gpu), compile_nothing, **given)
-
-
-def test_a_build_with_the_table_launches_the_measured_kernels(model: ir.Model, program: CudaProgram) -> None:
-    for matmul in matmuls_of(program)[::2]:
-        for tile in candidates(matmul.shape, 90)[::5]:
-            table = TileTable(sm=90, choices={matmul.shape.key: tile})
-            lowered = lower_to_launches(model, BUCKETS, "fp16", table)
-            built = [one for one in matmuls_of(program_of(model, lowered)) if one.shape == matmul.shape]
-            kernel, grid = with_tile(matmul, tile)
-            assert [(one.kernel, one.launch.grid) for one in built] == [(kernel, grid)], (matmul.shape.key, tile)
-
-
-def test_matmuls_are_the_shapes_that_the_lowering_looks_up_in_the_table(
-    model: ir.Model, program: CudaProgram, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: set[str] = set()
-    choose = TileTable.choose
-
-    def listen(table: TileTable, shape: MatmulShape) -> Tile:
-        asked.add(shape.key)
-        return choose(table, shape)
-
-    monkeypatch.setattr(TileTable, "choose", listen)
-    lower_to_launches(model, BUCKETS, "fp16", TileTable(sm=90))
-    assert {matmul.shape.key for matmul in matmuls_of(program)} == asked
 
 
 def test_the_fastest_tile_that_fits_is_chosen_and_written_to_the_table(program: CudaProgram, tmp_path: Path) -> None:
@@ -167,13 +98,6 @@ def test_a_safe_tile_that_does_not_fit_the_gpu_is_an_error(program: CudaProgram,
 
     with pytest.raises(EngineError, match="shared memory"):
         tuner(Small(wide)).tune(program, tmp_path / "tiles.json")
-
-
-def test_candidates_are_distinct_and_keep_the_shape(program: CudaProgram) -> None:
-    for matmul in matmuls_of(program):
-        tiles = candidates(matmul.shape, 90)
-        assert len(set(tiles)) == len(tiles) >= 4
-        assert shape_of(matmul.kernel, matmul.launch) == matmul.shape
 
 
 def test_a_recipes_program_is_lowered_without_compiling_it(tmp_path: Path) -> None:

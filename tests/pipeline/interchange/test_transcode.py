@@ -1,6 +1,5 @@
 """Checkpoints of other packages survive every format that can hold them, and back, without a changed value."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from ingot.artifact.safetensors import read_header
 from ingot.errors import BuildError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange import transcode as module
-from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.interchange.formats import CHECKPOINT_FORMATS
 from ingot.pipeline.interchange.layers import stored_tensor
 from ingot.pipeline.interchange.transcode import Proof, transcode
 from tests.data_paths import ROOT, shared_data
-from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
+from tests.pipeline.checkpoint.formats.tiny_model import tiny_checkpoint
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, whole_checkpoint
 from tests.pipeline.tiny_checkpoint import edit_json, edit_tensors
 
@@ -137,29 +135,6 @@ def test_a_checkpoint_in_its_own_format_keeps_the_packages_tensors(
         assert np.array_equal(kept.reshape(there.shape).view(np.uint8), there.view(np.uint8)), key
 
 
-@pytest.mark.parametrize("name", [name for name in FIXTURES if name.startswith("llmcompressor")])
-def test_compressed_tensors_config_equals_the_packages(name: str, sources: dict[str, Path], tmp_path: Path) -> None:
-    folder = transcode(sources[name], tmp_path / "out", "compressed-tensors").folder
-    before, after = (json.loads((path / "config.json").read_text()) for path in (sources[name], folder))
-    here, there = before["quantization_config"], after["quantization_config"]
-    assert (there["format"], there["ignore"]) == (here["format"], here["ignore"])
-    assert (there["kv_cache_scheme"] or None) == (here["kv_cache_scheme"] or None)
-    ours, theirs = there["config_groups"]["group_0"], here["config_groups"]["group_0"]
-    for part in ("weights", "input_activations"):
-        for key in ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic"):
-            assert (ours[part] or {}).get(key) == (theirs[part] or {}).get(key), (part, key)
-
-
-@pytest.mark.parametrize(
-    ("name", "version"), [("autogptq-w4-sym", "gptq"), ("autogptq-w4-asym", "gptq_v2"), ("autogptq-w3-asym", "gptq_v2")]
-)
-def test_asymmetric_weights_are_written_as_version_2_and_symmetric_ones_as_1(
-    name: str, version: str, sources: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = transcode(sources[name], tmp_path / "out", "gptq").folder
-    assert json.loads((folder / "quantize_config.json").read_text())["checkpoint_format"] == version
-
-
 def test_changes_of_width_and_group_size_are_noted(sources: dict[str, Path], tmp_path: Path) -> None:
     first = f"7 layers, {LAYER}{next(iter(MODULES))} the first"
     three = transcode(sources["autogptq-w3-asym"], tmp_path / "three", "awq")
@@ -185,40 +160,6 @@ def test_lossy_rounding_is_measured(sources: dict[str, Path], tmp_path: Path) ->
     assert outcome.proof.changed_tensors == 7
 
 
-def test_floats_are_written_in_the_chosen_type(tmp_path: Path) -> None:
-    source = tiny_checkpoint(tmp_path / "model")
-    with pytest.raises(UsageError, match=r"model\.embed_tokens\.weight \(float\) holds numbers that bfloat16 rounds"):
-        transcode(source, tmp_path / "out", "safetensors", dtype="bfloat16")
-    rounded = transcode(source, tmp_path / "rounded", "safetensors", dtype="bfloat16", lossy=True)
-    assert 0 < rounded.proof.largest_difference < 2**-8
-    assert {tensor.dtype for tensor in Checkpoint.open(rounded.folder).tensors.values()} == {"BF16"}
-    again = transcode(rounded.folder, tmp_path / "again", "safetensors", dtype="float32")
-    assert again.proof.equal
-    assert json.loads((again.folder / "config.json").read_text())["dtype"] == "float32"
-    kept = transcode(rounded.folder, tmp_path / "kept", "safetensors")
-    assert (kept.folder / "model.safetensors").stat().st_size == (rounded.folder / "model.safetensors").stat().st_size
-
-
-def test_sixteen_bit_floats_survive_gguf(tmp_path: Path) -> None:
-    source = transcode(tiny_checkpoint(tmp_path / "m"), tmp_path / "b", "safetensors", dtype="bfloat16", lossy=True)
-    there = transcode(source.folder, tmp_path / "there", "gguf")
-    back = transcode(there.folder, tmp_path / "back", "safetensors")
-    assert back.proof.written_digest == source.proof.written_digest
-    matrices = [tensor for tensor in Checkpoint.open(back.folder).tensors.values() if len(tensor.shape) == 2]
-    assert {tensor.dtype for tensor in matrices} == {"BF16"}
-
-
-def test_layers_of_two_schemes_share_the_wider_one(tmp_path: Path) -> None:
-    mixed = quantize(symmetric=True, overrides={"*.down_proj": {"bits": 8}, "*.up_proj": {"block_size": 16}})
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), mixed, "round-scales")
-    source = export_checkpoint(made, tmp_path / "mixed", "compressed-tensors")
-    outcome = transcode(source, tmp_path / "out", "gptq")
-    assert outcome.proof.equal
-    assert {note.partition(":")[0] for note in outcome.notes} >= {"4 bits are stored in codes of 8"}
-    quantization = json.loads((outcome.folder / "config.json").read_text())["quantization_config"]
-    assert (quantization["bits"], quantization["group_size"], quantization["sym"]) == (8, 16, True)
-
-
 def test_tensors_of_an_unknown_family_are_copied_by_name(tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "model")
     edit_json(source / "config.json", {"model_type": "hyena"})
@@ -226,11 +167,6 @@ def test_tensors_of_an_unknown_family_are_copied_by_name(tmp_path: Path) -> None
     outcome = transcode(source, tmp_path / "out", "safetensors")
     assert outcome.proof.equal
     assert load_file(outcome.folder / "model.safetensors")["model.layers.0.filter.taps"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_quantized_formats_refuse_a_model_without_a_quantized_layer(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing is quantized.*exactly: gguf, safetensors"):
-        transcode(tiny_checkpoint(tmp_path / "model"), tmp_path / "out", "awq")
 
 
 def test_a_failed_proof_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
+from ingot.errors import UsageError
 from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
@@ -71,6 +73,13 @@ def exported(folder: Path, format_name: str, **options: Any) -> Path:
     """The model, quantized with these options and exported to folder/out."""
     made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(**options), "round-scales")
     return export_checkpoint(made, folder / "out", format_name)
+
+
+def assert_export_refused(folder: Path, format_name: str, message: str, **options: Any) -> None:
+    """Check that `exported` raises UsageError with the message (a pattern) and writes nothing."""
+    with pytest.raises(UsageError, match=message):
+        exported(folder, format_name, **options)
+    assert not (folder / "out").exists()
 
 
 def edit_quantization(folder: Path, changes: dict[str, Any]) -> None:

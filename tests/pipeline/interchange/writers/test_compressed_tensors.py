@@ -15,10 +15,12 @@ from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_a
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.interchange.folder import Source
+from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.interchange.weight_sources import weights_of_model
 from ingot.pipeline.interchange.writers import compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
+from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, whole_checkpoint
 from tests.pipeline.interchange.test_export import dequantized, in_ir
 
 W8A8: list[str | dict[str, Any]] = [
@@ -85,3 +87,17 @@ def test_inputs_with_outlier_channels_are_refused(tmp_path: Path) -> None:
     written = source_of(model, tmp_path / "model")
     with pytest.raises(UsageError, match="keeps 3 channels in floats; set outliers to 0"):
         compressed_tensors.plan(written)
+
+
+@pytest.mark.parametrize("name", [name for name in FIXTURES if name.startswith("llmcompressor")])
+def test_compressed_tensors_config_equals_the_packages(name: str, tmp_path: Path) -> None:
+    source = whole_checkpoint(name, tmp_path / "model")
+    folder = transcode(source, tmp_path / "out", "compressed-tensors").folder
+    before, after = (json.loads((path / "config.json").read_text()) for path in (source, folder))
+    here, there = before["quantization_config"], after["quantization_config"]
+    assert (there["format"], there["ignore"]) == (here["format"], here["ignore"])
+    assert (there["kv_cache_scheme"] or None) == (here["kv_cache_scheme"] or None)
+    ours, theirs = there["config_groups"]["group_0"], here["config_groups"]["group_0"]
+    for part in ("weights", "input_activations"):
+        for key in ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic"):
+            assert (ours[part] or {}).get(key) == (theirs[part] or {}).get(key), (part, key)

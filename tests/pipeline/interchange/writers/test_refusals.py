@@ -1,4 +1,4 @@
-"""An export that a format cannot hold is refused with a setting that fits."""
+"""Refusals of several formats name a setting or a format that fits."""
 
 from pathlib import Path
 from typing import Any
@@ -6,27 +6,23 @@ from typing import Any
 import pytest
 
 from ingot.errors import UsageError
-from tests.pipeline.checkpoint.formats.tiny_model import exported
+from ingot.pipeline.interchange.transcode import transcode
+from tests.pipeline.checkpoint.formats.tiny_model import assert_export_refused, tiny_checkpoint
 
 
 @pytest.mark.parametrize(
     ("format_name", "options", "message"),
     [
         ("gptq", {"embedding": 8}, "gptq keeps model.embed_tokens.weight in floats.*embedding=none"),
-        ("gptq", {"overrides": {"*.down_proj": 8}}, "gptq has one scheme for all layers.*export to compressed-tensors"),
-        ("gptq", {"overrides": {"*.down_proj": "none"}}, "gptq quantizes every linear layer, but .*down_proj is in"),
-        ("awq", {"bits": 8}, "awq holds only 4 bits, but .* 8 bits asymmetric in blocks of 32; set bits to 4"),
-        ("gguf", {"bits": 8}, "gguf holds 4 and 8 bits symmetric .* set block_size: 32 and symmetric: true"),
-        ("gguf", {"block_size": 16}, "4 bits asymmetric in blocks of 16; set block_size: 32"),
-        ("gguf", {}, "Q4_1 stores -zero_point \\* scale as float16.*symmetric: true"),
         ("compressed-tensors", {"embedding": 4}, "keeps model.embed_tokens.weight in floats"),
-        ("ggml", {}, "no format is named 'ggml'"),
     ],
 )
-def test_a_refused_export_names_a_setting_that_fits(
-    tmp_path: Path, format_name: str, options: dict[str, Any], message: str
+def test_a_quantized_table_is_refused_by_formats_that_keep_it_in_floats(
+    format_name: str, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    bits = {name: {"bits": value} if value == 8 else value for name, value in options.pop("overrides", {}).items()}
-    with pytest.raises(UsageError, match=message):
-        exported(tmp_path, format_name, overrides=bits, **options)
-    assert not (tmp_path / "out").exists()
+    assert_export_refused(tmp_path, format_name, message, **options)
+
+
+def test_quantized_formats_refuse_a_model_without_a_quantized_layer(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing is quantized.*exactly: gguf, safetensors"):
+        transcode(tiny_checkpoint(tmp_path / "model"), tmp_path / "out", "awq")

@@ -4,8 +4,7 @@ import struct
 
 import pytest
 
-from ingot.artifact.plan_facts import read_plan_header
-from ingot.errors import ArtifactError, BuildError
+from ingot.errors import BuildError
 from ingot.pipeline.targets.tensorrt.plan_report import check_plan, read_programs
 from ingot.pipeline.targets.tensorrt.plan_request import PlanRequest, Profile
 
@@ -44,12 +43,6 @@ def request(sms: tuple[int, ...] = (86, 89), profiles: int = 1, version: str = "
     return PlanRequest("", None, rows, ("n",), (Profile.of(1),) * profiles, sms, "tensorrt-rtx", version)
 
 
-def test_the_header_has_sms_version_and_the_offset_of_the_weights() -> None:
-    header = read_plan_header(plan(FUSED)[:512], "a plan")
-    assert (header.sms, header.version, header.weight_bytes) == ((86, 89), "1.7.1.116", 8)
-    assert header.weights_offset == len(plan(FUSED)) - 8
-
-
 def test_operators_are_counted_per_profile_without_the_inside_of_fused_ones() -> None:
     facts = check_plan(plan(FUSED, FUSED), request(profiles=2), "program/segment-000.plan")
     assert [profile.operators for profile in facts.profiles] == [{"FcAdd": 1, "SiluMul": 1}] * 2
@@ -83,11 +76,6 @@ def test_reshaping_a_vector_is_allowed() -> None:
 def test_a_plan_that_does_not_match_the_request_is_refused(asked: PlanRequest, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         check_plan(plan(FUSED), asked, "a plan")
-
-
-def test_a_file_of_another_format_is_refused_by_name() -> None:
-    with pytest.raises(ArtifactError, match=r"segment-007.plan is not a TensorRT-RTX plan: it begins with b'PK"):
-        read_plan_header(b"PK\3\4" + bytes(100), "segment-007.plan")
 
 
 def test_a_plan_of_tensorrt_itself_is_accepted_with_a_note(caplog: pytest.LogCaptureFixture) -> None:

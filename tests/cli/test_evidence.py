@@ -1,0 +1,44 @@
+"""Tables of evidence and gates on the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import GateOutcome
+from ingot.cli.evidence import print_evidence, print_gates
+from ingot.validation.report.formatting import key_title
+from tests.validation.sample_evidence import sample_evidence
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_gates_are_shown_with_value_interval_limit_and_verdict(capsys: Captured) -> None:
+    print_gates(
+        [
+            GateOutcome(name="kl_mean", verdict="PASS", measured=0.0123456, low=0.01, high=0.1, limit=0.1, bound="max"),
+            GateOutcome(
+                name="top1_agreement", verdict="FAIL", measured=0.8, low=0.7, high=0.85, limit=0.9, bound="min"
+            ),
+        ]
+    )
+    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["kl_mean", "0.01235", "0.01", "..", "0.1", "≤", "0.1", "PASS"] in lines
+    assert ["top1_agreement", "0.8", "0.7", "..", "0.85", "≥", "0.9", "FAIL"] in lines
+
+
+def test_evidence_is_shown_metric_by_metric_with_both_names_gates_and_report(capsys: Captured) -> None:
+    evidence = sample_evidence()
+    print_evidence(evidence, Path("somewhere/report.html"))
+    shown = capsys.readouterr().out
+    assert evidence.baseline.name in shown
+    assert evidence.candidate.name in shown
+    assert all(key_title(key) in shown for key in evidence.measured)
+    assert all(gate.name in shown for gate in evidence.gates)
+    assert shown.endswith("report somewhere/report.html\n")
+
+
+def test_without_gates_and_report_only_the_metrics_are_shown(capsys: Captured) -> None:
+    print_evidence(sample_evidence(gates=()), None)
+    shown = capsys.readouterr().out
+    assert "verdict" not in shown
+    assert "report" not in shown

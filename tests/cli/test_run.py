@@ -1,0 +1,69 @@
+"""`ingot run` streams text or prints JSON, and refuses requests that cannot be served."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.cli.main import run
+from tests.cli.refusals import assert_refused
+from tests.conftest import BuildArtifact
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def artifact(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("int4-cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["def f", "--max-tokens", "0"], "max_tokens"),
+        (["def f", "--temperature", "nan"], "temperature"),
+        (["def f", "--top-p", "0"], "top_p"),
+        (["def f", "--system", "x"], "--chat"),
+        (["def f", "--chat"], "chat template"),
+        (["word " * 3000], "1024"),
+        ([""], "no tokens"),
+        (["def f", "--max-tokens", "many"], "max-tokens"),
+        (["def f", "--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(
+    artifact: Artifact, capsys: pytest.CaptureFixture[str], options: list[str], wanted: str
+) -> None:
+    code = run(["run", str(artifact.path), *options])
+    shown = capsys.readouterr()
+    assert_refused(code, shown.err, wanted, expected_code=2)
+    assert shown.out == ""
+
+
+def test_a_prompt_from_standard_input_that_is_no_text_is_refused(
+    artifact: Artifact, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+    code = run(["run", str(artifact.path), "-"])
+    assert_refused(code, capsys.readouterr().err, "standard input is not utf-8 text (byte 0xff)", expected_code=2)
+
+
+def test_text_is_streamed_after_the_prompt_with_a_summary_on_stderr(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["run", str(artifact.path), "def f", "--max-tokens", "5"]) == 0
+    shown = capsys.readouterr()
+    assert run(["run", str(artifact.path), "def f", "--max-tokens", "5", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert shown.out == f"def f{facts['text']}\n"
+    assert shown.err.startswith(f"{len(facts['token_ids'])} tokens, {facts['finish_reason']}; first token after ")
+    assert (len(facts["token_ids"]), facts["finish_reason"]) == (5, "length")
+    assert facts["prompt_tokens"] > 0
+
+
+def test_standard_input_is_the_prompt_if_none_is_given(
+    artifact: Artifact, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def f"))
+    assert run(["run", str(artifact.path), "--max-tokens", "3", "--no-verify"]) == 0
+    assert capsys.readouterr().out.startswith("def f")
