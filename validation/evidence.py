@@ -1,8 +1,9 @@
 """Measures an artifact against its baseline, decides its gates and writes the evidence.
 
-evidence = measure(candidate, baseline, options)
-write_evidence(evidence, folder)                    # JSON files, report.html, report.md
-raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
+In order:
+    evidence = measure(candidate, baseline, options)
+    write_evidence(evidence, folder)                    # JSON files, report.html, report.md
+    raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """Ingot compiles an LLM checkpoint into an artifact that proves itself, and runs it.
 
-import ingot
-engine = ingot.Engine.load("artifacts/demo")
-print(engine.generate("def read_file(path):").text)
+Example:
+    import ingot
+    engine = ingot.Engine.load("artifacts/demo")
+    print(engine.generate("def read_file(path):").text)
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -116,8 +116,8 @@ def _read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(f"{file}: {place}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
 
 
 def _refuse_escape(folder: Path, name: str) -> None:

@@ -20,6 +20,9 @@ from ingot.pipeline.compile import Compiled, Observer
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.quantization import Quantization, WeightFigures
 
+PASSES_FILE = "passes.json"
+_FIELDS = {field.name for field in fields(WeightFigures)}
+
 
 class QuantizationObserver:
     """An observer of passes that keeps the graphs before and after quantization, and then calls `then`.
@@ -68,17 +71,11 @@ def _num_quantized(model: ir.Model) -> int:
     return sum(site.is_quantized for site in weight_sites(model))
 
 
-PASSES_FILE = "passes.json"
-
-
 def write_pass_facts(facts: Mapping[str, Any], folder: Path) -> None:
     """Write the facts by pass name to `folder`/passes.json; without facts, write nothing."""
     if facts:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PASSES_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-_FIELDS = {field.name for field in fields(WeightFigures)}
 
 
 def quantization_of(recipe: Recipe, compiled: Compiled, observer: QuantizationObserver, folder: Path) -> Quantization:
