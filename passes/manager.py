@@ -21,6 +21,8 @@ from ingot.passes.invariants import Signature, verify, verify_signature
 from ingot.passes.printing import model_to_text
 
 PASS_KEY = "ingot.pass"  # node.metadata_props: name of the pass that made the node
+Result = TypeVar("Result")
+_history: ContextVar[tuple[str, ...]] = ContextVar("ingot.passes.manager", default=())
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,7 @@ class PassRecord:
         return str(self.pass_)
 
 
-Result = TypeVar("Result")
 Callback = Callable[[ir.Model, PassRecord], None]
-
-_history: ContextVar[tuple[str, ...]] = ContextVar("ingot.passes.manager", default=())
 
 
 def passes_so_far() -> tuple[str, ...]:

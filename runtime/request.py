@@ -20,6 +20,9 @@ from ingot.runtime.scheduler import Sequence
 from ingot.runtime.text.detokenizer import Detokenizer
 from ingot.runtime.text.tokenizer import Tokenizer
 
+# Tokens of the prompt that the detokenizer gets as context; no character is spread over more.
+_CONTEXT_TOKENS = 16
+
 
 @dataclass(frozen=True)
 class StopUpdate:
@@ -112,10 +115,6 @@ class StopScanner:
             if any(stop.startswith(self._held[-length:]) for stop in self._stop):
                 return length
         return 0
-
-
-# Tokens of the prompt that the detokenizer gets as context; no character is spread over more.
-_CONTEXT_TOKENS = 16
 
 
 class Request:

@@ -18,6 +18,7 @@ from ingot.runtime.executors import DeviceFacts
 from ingot.runtime.sampling import SamplingParams
 
 LogitsArray = NDArray[np.float32]
+_SPARE_BLOCKS = 2
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,6 @@ class LatencySubject(Protocol):
     def step(self) -> list[StepEvent]:
         """Run one engine step."""
         ...
-
-
-_SPARE_BLOCKS = 2
 
 
 class EngineSubject:

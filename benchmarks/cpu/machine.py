@@ -19,6 +19,9 @@ import numpy as np
 # Several times the last-level cache of a large server, so that memory is measured.
 BUFFER_BYTES = 1 << 30
 _SOURCE = Path(__file__).with_name("bandwidth.c")
+_STAT = Path("/proc/stat")
+_IDLE_COLUMNS = (3, 4)  # idle, iowait
+_GUEST_COLUMN = 8  # guest time is counted in user time already
 
 
 def measure_read_bandwidth(threads: int, repeats: int = 7, buffer_bytes: int = BUFFER_BYTES) -> float:
@@ -57,11 +60,6 @@ def _compiled() -> "ctypes._NamedFuncPointer":
     function.restype = ctypes.c_double
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
     return function
-
-
-_STAT = Path("/proc/stat")
-_IDLE_COLUMNS = (3, 4)  # idle, iowait
-_GUEST_COLUMN = 8  # guest time is counted in user time already
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float
 # Relative to the whole output (Frobenius norm), by compute type: its rounding, and that of an inner sum.
 LIMITS = {"fp32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
+_SECONDS_A_CASE = 12.0
+_BLOCKS = 96
+# Tokens of each of some sequences, and their context lengths: prompts, decode steps, more rows than "few".
+_STEPS = (((9, 1, 4), (9, 1, 4)), ((1, 1, 1), (10, 2, 5)), ((1,), (11,)), ((20, 22, 24), (31, 24, 29)))
+_DRY_STEPS = (((3, 1), (3, 1)),)
 
 
 @dataclass(frozen=True)
@@ -213,13 +218,6 @@ def _numbers(tensor: torch.Tensor, kernel: Kernel) -> NDArray[np.float64]:
         return halves.to(torch.float64).numpy()
     array: NDArray[np.float64] = tensor.to(torch.float64).numpy()
     return array
-
-
-_SECONDS_A_CASE = 12.0
-_BLOCKS = 96
-# Tokens of each of some sequences, and their context lengths: prompts, decode steps, more rows than "few".
-_STEPS = (((9, 1, 4), (9, 1, 4)), ((1, 1, 1), (10, 2, 5)), ((1,), (11,)), ((20, 22, 24), (31, 24, 29)))
-_DRY_STEPS = (((3, 1), (3, 1)),)
 
 
 def check(bench: Bench) -> Iterator[Record]:

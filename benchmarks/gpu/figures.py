@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Record = dict[str, object]
+Figure = dict[str, Any]
+_HEADLINE = "llama-3.1-8b"
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,6 @@ class Work:
             "share_of_roofline": floor / seconds.median,
             "bound": "bytes" if self.bytes / peaks.bytes_per_second >= floor else "flops",
         }
-
-
-Figure = dict[str, Any]
-_HEADLINE = "llama-3.1-8b"
 
 
 @dataclass(frozen=True)

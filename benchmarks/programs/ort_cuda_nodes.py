@@ -47,6 +47,10 @@ _LIBRARY = re.compile(r"lib(cu\w+)\.so\.\d+")
 _DRIVER = "libcuda.so.1"
 _HANDLES = ("cublasCreate_v2", "cublasLtCreate")  # functions whose result the provider reads
 _DEFINED = re.compile(r"^(?:Status|Pointer \*|const char \*|void) ?(\w+)\(", re.MULTILINE)
+_STREAM = 0x5151
+_BYTES = 1 << 20  # more than any buffer of a fixture
+_OFFSET = 256
+_COUNTED = ("launches", "waits", "streams", "copies")
 
 
 def compile_stand_ins(provider: Path, folder: Path) -> None:
@@ -115,10 +119,6 @@ FORMS: Mapping[str, Sequence[tuple[str, Mapping[str, object]]]] = {
     "float8": (("fp8", {"activations": "none"}),),
     "float8, float8 activations": (("fp8", {"activations": "dynamic"}),),
 }
-_STREAM = 0x5151
-_BYTES = 1 << 20  # more than any buffer of a fixture
-_OFFSET = 256
-_COUNTED = ("launches", "waits", "streams", "copies")
 
 
 class _Stream:

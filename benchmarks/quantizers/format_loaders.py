@@ -36,6 +36,10 @@ _HEADER = (
     "| format | scheme | loaded by | same greedy tokens | largest logit difference | of logits up to "
     "| reference's lead where they part |"
 )
+_GPTQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_gptq", "auto_gptq"))  # symmetric: version 1, which both load
+_AWQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_awq", "auto_awq"))
+_COMPRESSED = (("load_transformers", "llm_compressor"),)
+_GGUF = (("load_transformers_gguf", "llm_compressor"), ("load_llama_cpp", ""))  # "": the peers' environment
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,6 @@ class Case:
         return f"4 bits, {'symmetric' if self.symmetric else 'asymmetric'}, blocks of {self.block_size}"
 
 
-_GPTQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_gptq", "auto_gptq"))  # symmetric: version 1, which both load
-_AWQ = (("load_gptqmodel", "gptqmodel"), ("load_auto_awq", "auto_awq"))
-_COMPRESSED = (("load_transformers", "llm_compressor"),)
-_GGUF = (("load_transformers_gguf", "llm_compressor"), ("load_llama_cpp", ""))  # "": the peers' environment
 CASES = (
     Case("gptq", True, 128, _GPTQ),
     Case("gptq", False, 128, _GPTQ[:1]),  # version 2

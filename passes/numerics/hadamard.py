@@ -24,6 +24,9 @@ from ingot.errors import PassError
 
 Signs = NDArray[np.int8]
 FloatArray = TypeVar("FloatArray", bound=NDArray[Any])
+Matrix = Literal["hadamard", "random-hadamard", "orthogonal"]
+Array = NDArray[Any]
+_CHUNK_ELEMENTS = 1 << 20
 
 
 def paley_factor(size: int) -> int | None:
@@ -121,11 +124,6 @@ def _powers_of_generator(prime: int, exponent: int) -> NDArray[np.int64]:
         if following == one and len(powers) == prime**exponent - 1:
             return np.array(powers)
     raise AssertionError(f"every field has a generator, GF({prime}^{exponent}) too")
-
-
-Matrix = Literal["hadamard", "random-hadamard", "orthogonal"]
-Array = NDArray[Any]
-_CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)

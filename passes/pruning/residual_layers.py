@@ -22,6 +22,8 @@ from ingot.passes.calibration import Calibration, CalibrationStage
 from ingot.passes.rewriting import attentions
 from ingot.passes.weights import drop_if_unused, is_embedding, is_stored
 
+_NUMBER = re.compile(r"\blayers\.(\d+)(?=\.)")
+
 
 @dataclass(frozen=True)
 class ResidualLayer:
@@ -158,9 +160,6 @@ def _influence(stage: CalibrationStage, layer: ResidualLayer, tokens: int) -> fl
     lengths = np.linalg.norm(start, axis=1) * np.linalg.norm(end, axis=1)
     cosines = np.einsum("tc,tc->t", start, end) / np.maximum(lengths, 1e-30)
     return float(1 - cosines.mean())
-
-
-_NUMBER = re.compile(r"\blayers\.(\d+)(?=\.)")
 
 
 def drop_layers(graph: ir.Graph, layers: Sequence[ResidualLayer], kept: Sequence[int]) -> None:

@@ -28,6 +28,7 @@ from ingot.passes.quantization.sensitivity import Sensitivity
 Count = Literal["engine", "nominal"]
 
 _ENGINE_SCALE_BYTES, _NOMINAL_SCALE_BYTES, _FLOAT_BYTES = 4, 2, 4
+Row = dict[str, Any]
 
 
 def stored_bytes(rows: int, columns: int, scheme: Scheme, count: Count) -> int:
@@ -49,9 +50,6 @@ def unquantized_bytes(tensor: ir.TensorProtocol, count: Count, is_table: bool) -
 
 def _bytes_of(codes: int, bits: int) -> int:
     return -(-codes * bits // 8)
-
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

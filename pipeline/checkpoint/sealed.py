@@ -24,6 +24,7 @@ from ingot.pipeline.targets.segments.split import WEIGHTS
 
 FOLDER = "tokenizer"
 CONFIG = f"{FOLDER}/config.json"
+_BY_RULE = ("from-max-window-layers", "alternating", "pattern", "unrotated")  # a layer's number decides its window
 
 
 def seal_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -62,9 +63,6 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ArtifactError(f"{file}: is a JSON {type(value).__name__}, it must be an object; build the artifact again")
     return value
-
-
-_BY_RULE = ("from-max-window-layers", "alternating", "pattern", "unrotated")  # a layer's number decides its window
 
 
 def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:

@@ -55,6 +55,14 @@ _ADVICE = {
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the compiled kernel; update it",
     "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory is damaged; see nvidia-smi -q -d ECC",
 }
+_SCRATCH: Sequence[Given] = (("*u8", 0), ("*u8", 0))
+_WARP = 32
+_STATIC_SHARED_BYTES = 48 * 1024  # a kernel's limit unless an attribute raises it (Programming Guide)
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "fp32": ctypes.c_float,
+}
 
 
 def load_driver() -> Any:
@@ -131,16 +139,6 @@ class Calls:
 
 def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-_SCRATCH: Sequence[Given] = (("*u8", 0), ("*u8", 0))
-_WARP = 32
-_STATIC_SHARED_BYTES = 48 * 1024  # a kernel's limit unless an attribute raises it (Programming Guide)
-_NUMBERS: dict[str, Callable[[Any], Any]] = {
-    "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64,
-    "fp32": ctypes.c_float,
-}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+_Flag = Annotated[bool | None, Field(description="true, false or absent")]
+_TokenId = Annotated[int, Field(ge=0)]
 
 
 class Tokenizer:
@@ -192,8 +194,6 @@ _Token = Annotated[
     BeforeValidator(_content),
     Field(description="a text or an object with a text as content"),
 ]
-_Flag = Annotated[bool | None, Field(description="true, false or absent")]
-_TokenId = Annotated[int, Field(ge=0)]
 
 
 class _JsonFile(BaseModel):

@@ -28,6 +28,10 @@ DECODE_WARPS = 4
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
 _MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
 _SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
+_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
+_FEW_HEADS = 4  # of a token, in one program, for few tokens
+_MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
+_ONE_WARP = 128  # head size up to which one warp is enough
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,6 @@ def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_floa
     queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, as both factors are
     warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4
     return RaggedTile(queries, max(group, 16 // queries), warps)
-
-
-_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
-_FEW_HEADS = 4  # of a token, in one program, for few tokens
-_MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
-_ONE_WARP = 128  # head size up to which one warp is enough
 
 
 def lower_attention(context: LoweringContext, node: ir.Node) -> None:

@@ -41,6 +41,7 @@ _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fi
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _DEQUANTIZED_TILE = 64
 _BAND = 8
+_CODE_TYPES = {weight_layouts.FP8: "fp8e4nv", weight_layouts.INT8: "i8"}
 
 
 @dataclass(frozen=True)
@@ -254,9 +255,6 @@ class MatmulLowering:
 
 def _from_column(buffer: BufferArgument, column: int) -> BufferArgument:
     return buffer.model_copy(update={"offset": buffer.offset + column}) if column else buffer
-
-
-_CODE_TYPES = {weight_layouts.FP8: "fp8e4nv", weight_layouts.INT8: "i8"}
 
 
 def lower_gemm(context: LoweringContext, node: ir.Node) -> None:

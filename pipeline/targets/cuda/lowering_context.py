@@ -15,6 +15,7 @@ from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
 ALIGNED_BYTES = 16  # every pointer is a multiple of it, which kernels are compiled for
+_MOST_ELEMENTS = 1024  # of a row, in one program of an elementwise kernel
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,6 @@ class QuantizedRows:
     scales: BufferArgument
     columns: int
     kind: int
-
-
-_MOST_ELEMENTS = 1024  # of a row, in one program of an elementwise kernel
 
 
 @dataclass

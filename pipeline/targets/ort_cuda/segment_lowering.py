@@ -38,6 +38,7 @@ from ingot.pipeline.targets.segments.segment_lowering import Handler, SegmentLow
 from ingot.pipeline.targets.segments.stages import ATTENTION, SegmentStage
 
 _BYTES = ir.DataType.UINT8
+_log = logging.getLogger("ingot.ort_cuda")
 
 
 @dataclass
@@ -99,9 +100,6 @@ class NBitsInputs:
 
         name = f"{self.weight.name}.nbits.{part}"  # Ingot's kernels store the same codes in other layouts
         return self.b.weight(name, dtype, tuple(int(size) for size in tensor.shape.numpy()), make)
-
-
-_log = logging.getLogger("ingot.ort_cuda")
 
 
 def is_kernel(node: ir.Node) -> bool:

@@ -23,6 +23,8 @@ from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 
+_log = logging.getLogger(__name__)
+
 
 class _Layer(Structure):
     """paged_attention.c's struct layer."""
@@ -152,9 +154,6 @@ class NativeAttention:
                 raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some memory")
 
         return attend
-
-
-_log = logging.getLogger(__name__)
 
 
 class Attention(Protocol):

@@ -78,6 +78,9 @@ Constant = int | float | bool | str
 ActivationType = Literal["fp32", "fp16", "bf16"]
 Sampler = Literal["greedy", "draw"]
 Library = Literal["cublaslt"]
+LAUNCHES_FILE = "program/launches.json"
+TILES_FILE = "program/tiles.json"
+WEIGHTS_FILE = "program/weights.safetensors"
 
 
 class _Frozen(BaseModel):
@@ -312,8 +315,3 @@ def read_cuda_program(file: Path) -> CudaProgram:
 def cubins_file(sm: int) -> str:
     """Path of an SM's cubins below the artifact's folder."""
     return f"program/cubins-sm{sm}.safetensors"
-
-
-LAUNCHES_FILE = "program/launches.json"
-TILES_FILE = "program/tiles.json"
-WEIGHTS_FILE = "program/weights.safetensors"

@@ -37,6 +37,8 @@ from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 _ADVICE = "only programs of the targets cuda-smXX have tiles to tune"
+WORK = "measuring tiles"
+_COPIED_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,6 @@ def _of_recipe(recipe: Recipe) -> CudaProgram:
 
 Compile = Callable[[Mapping[str, Kernel], int], Mapping[str, Cubin]]
 Times = Mapping[Tile, float]  # seconds, of the safe tile first
-WORK = "measuring tiles"
-_COPIED_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
