@@ -128,7 +128,8 @@ def find_fold(group: LinearGroup) -> Fold | Refusal:
     if producer is None or set(group.source.consumers()) != set(group.linears) or group.source.is_graph_output():
         return Refusal(name, "has an input that others read too")
     if producer.op_type == "RMSNormalization":
-        return Fold(producer) if is_own(producer.inputs[1]) else Refusal(name, "follows a norm with a computed weight")
+        own = is_own(producer.inputs[1])
+        return Fold(producer) if own else Refusal(name, "follows a norm whose weight is computed or shared")
     if producer.op_type == "Mul":
         makers = filter(None, map(_maker, producer.inputs))
         return next(makers, Refusal(name, "reads a Mul of which no linear layer makes a factor"))

@@ -44,9 +44,7 @@ def test_a_service_is_lent_within_the_block_only() -> None:
         with calibrate_with(None), pytest.raises(PassError, match="awq: needs calibration data"):
             require_calibration("awq")
         assert require_calibration("gptq") is service
-    with pytest.raises(
-        PassError, match=r"gptq: needs calibration data; give the recipe a section `calibration:"
-    ):
+    with pytest.raises(PassError, match=r"gptq: needs calibration data; give the recipe a section `calibration:"):
         require_calibration("gptq")
 
 

@@ -11,7 +11,6 @@ import pytest
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
-from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture, edit_json
 
 GEMMAS = ("gemma2", "gemma3_text")
@@ -26,12 +25,6 @@ def refusal(folder: Path, name: str = "llama", **changes: Any) -> str:
         read(folder, name, **changes)
     assert "config.json: " in str(caught.value)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
-    tied = {"gemma2", "gemma3_text", "smollm3"}
-    assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
 def test_an_absent_head_dim_is_the_share_of_the_hidden_size(tmp_path: Path) -> None:
