@@ -60,7 +60,7 @@ def build_plan(library: Library, request: PlanRequest) -> Any:
     network = builder.create_network(0 if flag is None else 1 << int(flag))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(request.onnx):
-        raise BuildError(f"{library.name} {library.version} refuses {_refused(trt, parser, request)}")
+        raise BuildError(f"{library.name} {library.version} refuses {_refused(parser, request)}")
     config = builder.create_builder_config()
     config.max_aux_streams = 0  # the program runs on one stream
     if library.is_rtx:
@@ -91,14 +91,19 @@ def _add_profile(builder: Any, config: Any, request: PlanRequest, *rows: int) ->
         raise BuildError(f"TensorRT refuses a profile of {rows[0]} to {rows[2]} rows; see its log")
 
 
-def _refused(trt: Any, parser: Any, request: PlanRequest) -> str:
+def _refused(parser: Any, request: PlanRequest) -> str:
     """The nodes that the parser refuses, each with its reason."""
-    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    found = _errors(parser)
     with open(request.onnx, "rb") as stream:
         parser.supports_model_v2(stream.read(), request.onnx)
-    errors += [parser.get_error(index) for index in range(parser.num_errors)]
-    found = {error.node_name(): f"{error.node_name()!r} ({error.node_operator()}): {error.desc()}" for error in errors}
+    found |= _errors(parser)
     return "; ".join(found.values()) or "the segment without a reason"
+
+
+def _errors(parser: Any) -> dict[str, str]:
+    """Node name -> reason. As text, because the parser's next call frees its error objects."""
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    return {error.node_name(): f"{error.node_name()!r} ({error.node_operator()}): {error.desc()}" for error in errors}
 
 
 def _listed(sms: tuple[int, ...]) -> str:

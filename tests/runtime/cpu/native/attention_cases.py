@@ -1,15 +1,21 @@
 """Random attention problems and a float64 reference, shared by the tests of the C kernel and of numpy attention."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.attention import Attention
+from ingot.runtime.cpu.native.attention import (
+    Attention,
+    NativeAttention,
+    native_library,
+)
 
 DoubleArray = NDArray[np.float64]
 
@@ -176,3 +182,32 @@ def run_plan(
             outputs[s][part] = result[starts[i] : starts[i + 1]]
             done[s] = part.stop
     return outputs
+
+
+Backend = Callable[[KVPool], Attention]
+TOLERANCE = 2e-6  # float32 sums of up to 300 terms against float64
+SHAPES = [
+    Case(),
+    Case(heads=3, kv_heads=3, dim=8),
+    Case(heads=14, kv_heads=2, dim=64),
+    Case(heads=5, kv_heads=1, dim=80, block_tokens=8),
+    Case(heads=8, kv_heads=1, dim=96, block_tokens=5),
+    Case(heads=2, kv_heads=2, dim=128, block_tokens=64),
+    Case(heads=2, kv_heads=1, dim=256, block_tokens=128),
+    Case(heads=72, kv_heads=1, dim=20, lengths=(3, 70)),
+    Case(window=1),
+    Case(window=37, lengths=(300, 20, 130)),
+    Case(softcap=3.0, window=64, heads=6, dim=24),
+    Case(packed=True),
+    Case(rotary_dim=16, packed=True),
+    Case(heads=9, kv_heads=3, dim=64, rotary_dim=64, packed=True),
+    Case(heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
+    Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
+]
+
+
+def native_attention(threads: int) -> Backend:
+    """Return what makes the C kernel's attention over a pool; skips the test where the kernel was not built."""
+    if native_library() is None:
+        pytest.skip("the kernel is not built")
+    return lambda pool: NativeAttention(pool, threads)

@@ -1,23 +1,47 @@
-"""The attention backend: INGOT_ATTENTION decides, else whether the kernel was built."""
+"""Attention: the choice of a backend; both are correct, and independent of batch, chunks, blocks and threads."""
 
+import os
+import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.cpu.native import attention
-from ingot.runtime.cpu.native.attention import attention_backend, make_attention, native_library
+from ingot.runtime.cpu.native.attention import (
+    NativeAttention,
+    attention_backend,
+    isa_in_use,
+    make_attention,
+    native_library,
+    use_isa,
+)
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
-from tests.runtime.cpu.native.attention_cases import Case
+from tests.runtime.cpu.native.attention_cases import (
+    SHAPES,
+    TOLERANCE,
+    Backend,
+    Case,
+    expected,
+    native_attention,
+    rotated,
+    run_alone,
+    run_shuffled,
+    tables,
+)
 
 
-@pytest.fixture(autouse=True)
-def _uncached() -> Iterator[None]:
+@pytest.fixture
+def backend_not_chosen() -> Iterator[None]:
     attention_backend.cache_clear()
     yield
     attention_backend.cache_clear()
 
 
+@pytest.mark.usefixtures("backend_not_chosen")
 def test_numpy_is_used_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_ATTENTION", "numpy")
     assert attention_backend() == "numpy"
@@ -25,11 +49,13 @@ def test_numpy_is_used_when_the_environment_says_so(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(native_library() is None, reason="the kernel was not built")
+@pytest.mark.usefixtures("backend_not_chosen")
 def test_the_kernel_is_used_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_ATTENTION", "native")
     assert attention_backend().startswith("native-")
 
 
+@pytest.mark.usefixtures("backend_not_chosen")
 def test_without_a_kernel_numpy_is_used_and_asking_for_native_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -42,7 +68,179 @@ def test_without_a_kernel_numpy_is_used_and_asking_for_native_fails(
         attention_backend()
 
 
+@pytest.mark.usefixtures("backend_not_chosen")
 def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_ATTENTION", "cuda")
     with pytest.raises(UsageError, match="INGOT_ATTENTION is 'cuda'; it must be native or numpy"):
         attention_backend()
+
+
+@pytest.fixture(params=["numpy", "native"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return native_attention(1) if request.param == "native" else NumpyAttention
+
+
+@pytest.fixture
+def first_isa() -> Iterator[str]:
+    native_attention(1)
+    before = isa_in_use()
+    yield before
+    use_isa(before)
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_attention_equals_its_definition_in_float64(case: Case, backend: Backend) -> None:
+    outputs = run_alone(case, backend(case.pool()))
+    for sequence, output in zip(case.sequences, outputs, strict=True):
+        np.testing.assert_allclose(output, expected(case, sequence), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: Backend, seed: int) -> None:
+    alone = run_alone(case, backend(case.pool()))
+    mixed = run_shuffled(case, backend(case.pool()), seed)
+    for a, b in zip(alone, mixed, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kv_heads=st.integers(1, 3), group=st.integers(1, 9), dim=st.sampled_from([8, 16, 20, 32, 64, 80]),
+    block_tokens=st.sampled_from([1, 7, 16, 64]), window=st.sampled_from([0, 0, 5, 64, 65]),
+    softcap=st.sampled_from([0.0, 5.0]), lengths=st.lists(st.integers(1, 140), min_size=1, max_size=4),
+    seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(),
+)  # fmt: skip
+def test_any_shape_gives_the_same_bits_however_it_is_run(
+    kv_heads: int,
+    group: int,
+    dim: int,
+    block_tokens: int,
+    window: int,
+    softcap: float,
+    lengths: list[int],
+    seed: int,
+    quarters: int,
+    packed: bool,
+) -> None:
+    rotary_dim = dim * quarters // 4
+    shape = (kv_heads * group, kv_heads, dim, block_tokens, softcap, window)
+    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed)
+    alone = run_alone(case, native_attention(1)(case.pool()))
+    mixed = run_shuffled(case, native_attention(2)(case.pool()), seed)
+    assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
+    for sequence, output in zip(case.sequences, alone, strict=True):
+        np.testing.assert_allclose(output, expected(case, sequence), atol=2 * TOLERANCE, rtol=0)
+
+
+def test_block_size_does_not_change_a_bit() -> None:
+    results = [
+        run_alone(case, native_attention(1)(case.pool()))
+        for case in (Case(block_tokens=n) for n in (1, 5, 16, 64, 100))
+    ]
+    assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300, 1, 200))  # large enough to be shared
+    results = [run_alone(case, native_attention(threads)(case.pool())) for threads in (1, 2, 3, 8)]
+    assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
+
+
+def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str) -> None:
+    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(200, 7))
+    results = [run_alone(case, native_attention(1)(case.pool())) for isa in ("avx512", "avx2") if use_isa(isa)]
+    if len(results) < 2:
+        pytest.skip("this CPU has one of them or neither")
+    assert [x.tobytes() for x in results[0]] == [x.tobytes() for x in results[1]]
+
+
+def test_the_baseline_is_right_and_keeps_its_own_bits(first_isa: str) -> None:
+    assert use_isa("baseline")
+    for case in SHAPES:
+        alone = run_alone(case, native_attention(1)(case.pool()))
+        mixed = run_shuffled(case, native_attention(2)(case.pool()), 3)
+        assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
+        for sequence, output in zip(case.sequences, alone, strict=True):
+            np.testing.assert_allclose(output, expected(case, sequence), atol=TOLERANCE, rtol=0)
+
+
+def test_an_unknown_instruction_set_is_refused_and_changes_nothing(first_isa: str) -> None:
+    assert not use_isa("mmx")
+    assert isa_in_use() == first_isa
+
+
+def test_rotation_and_packing_give_the_same_bits_as_rotating_and_splitting_first(backend: Backend) -> None:
+    case = Case(heads=6, kv_heads=2, dim=24, rotary_dim=16, packed=True)
+    rotation = case.rotation
+    assert rotation is not None
+    plain = Case(heads=6, kv_heads=2, dim=24)
+    for sequence, source_of in zip(plain.sequences, case.sequences, strict=True):
+        positions = np.arange(len(source_of.query))
+        for target, source in ((sequence.query, source_of.query), (sequence.key, source_of.key)):
+            target[:] = rotation.apply(source.reshape(len(positions), -1, 24), positions).reshape(target.shape)
+    before, after = run_alone(plain, backend(plain.pool())), run_alone(case, backend(case.pool()))
+    assert [x.tobytes() for x in before] == [x.tobytes() for x in after]
+
+
+def test_the_pool_holds_rotated_keys_and_unchanged_values(backend: Backend) -> None:
+    case = Case(lengths=(5,), rotary_dim=16, packed=True)
+    pool = case.pool()
+    run_alone(case, backend(pool))
+    block = int(tables(case)[0, 0])
+    keys, values = pool.blocks[block, 1, :, :, :5].transpose(0, 2, 1, 3)  # [tokens, kv heads, dim] each
+    expected_keys = rotated(case, case.sequences[0].key.reshape(5, case.kv_heads, case.dim).astype(np.float64))
+    np.testing.assert_allclose(keys, expected_keys, atol=1e-6, rtol=0)
+    np.testing.assert_array_equal(values.reshape(5, -1), case.sequences[0].value)
+
+
+def test_keys_and_values_are_written_to_their_layer_and_slot_only(backend: Backend) -> None:
+    case = Case(lengths=(5,), block_tokens=4)
+    pool = case.pool()
+    run_alone(case, backend(pool))
+    written = ~np.isnan(pool.blocks)  # [blocks, layer, k|v, kv head, token, dim]
+    assert not written[:, 0].any()
+    assert written[:, 1].sum() == 5 * 2 * case.kv_heads * case.dim
+
+
+def test_very_large_scores_do_not_overflow(backend: Backend) -> None:
+    case = Case(lengths=(130,))
+    case.sequences[0].query[:] *= 1e4
+    output = run_alone(case, backend(case.pool()))[0]
+    assert np.isfinite(output).all()
+
+
+def test_concurrent_callers_get_the_bits_they_get_alone() -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300,))
+    alone = run_alone(case, native_attention(2)(case.pool()))[0].tobytes()
+    results: list[bytes] = []
+
+    def call() -> None:
+        for _ in range(5):
+            results.append(run_alone(case, native_attention(2)(case.pool()))[0].tobytes())
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [alone] * 15
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_attends_with_threads_of_its_own() -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300,))
+    before = run_alone(case, native_attention(2)(case.pool()))[0].tobytes()
+    child = os.fork()
+    if child == 0:
+        same = run_alone(case, native_attention(2)(case.pool()))[0].tobytes() == before
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_backend_in_use_is_named() -> None:
+    expected_name = "numpy" if native_library() is None else f"native-{isa_in_use()}"
+    assert attention_backend() == expected_name
+    kind = NumpyAttention if native_library() is None else NativeAttention
+    assert isinstance(make_attention(Case().pool(), 1), kind)
