@@ -22,7 +22,7 @@ _DEFAULTS = {
 class LayerConfig:
     """The facts that differ from layer to layer.
 
-    window    tokens that a token sees, itself included; 0: all before it
+    window    tokens that a token attends to, itself included; 0: all previous tokens
     rope      None if the layer does not encode positions
     """
 
@@ -34,9 +34,9 @@ class LayerConfig:
 class DecoderConfig:
     """The resolved shape of a dense decoder.
 
-    attention_scale      factor of query times key
-    attention_softcap    scores become softcap * tanh(score / softcap); 0: they stay. logit_softcap: the same for logits
-    eos_token_ids        those of generation_config.json, else of config.json
+    attention_scale      factor of the attention scores
+    attention_softcap    scores become softcap * tanh(score / softcap); 0: unchanged. logit_softcap: the same for logits
+    eos_token_ids        from generation_config.json, or else from config.json
     """
 
     model_type: str
@@ -134,26 +134,26 @@ def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
 
 
 def _refuse_other_activation(reader: ConfigReader) -> None:
-    """Refuse a hidden_act without hidden_activation, the only key that Gemma reads. With both, the former is stale."""
+    """Refuse a hidden_act without hidden_activation, the only one that Gemma reads; of both, it wins."""
     given, default = reader.values.get("hidden_act"), reader.raw("hidden_activation")
     if reader.reads("hidden_activation") and "hidden_activation" not in reader.values and given not in (None, default):
         raise ConfigError(
             f"{reader.place}: hidden_act is {given!r}, but this model_type reads hidden_activation, which is absent "
-            f"and means {default!r}; write hidden_activation"
+            f"and defaults to {default!r}; set hidden_activation"
         )
 
 
 def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
-    """Refuse a false count before anything is made per layer: a billion layers must not fill the memory."""
+    """Refuse a wrong count before anything is allocated per layer: a billion layers must not fill the memory."""
     if reader.integer("num_hidden_layers") > len(checkpoint.shapes):
         raise ConfigError(
             f"{reader.place}: num_hidden_layers is {reader.raw('num_hidden_layers')}, but the checkpoint holds "
-            f"{len(checkpoint.shapes)} tensors in all; config and weights are not of the same model"
+            f"{len(checkpoint.shapes)} tensors; config.json and weights belong to different models"
         )
 
 
 def _heads(reader: ConfigReader) -> tuple[int, int, int]:
-    """Counts of query heads and of key-value heads, and the size of one head."""
+    """The number of query heads, the number of key-value heads, and head_dim."""
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     num_kv_heads = reader.optional_integer("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -185,7 +185,7 @@ def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> flo
 
 
 def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
-    """Factor of the embeddings. Gemma rounds it to 16 bits when it runs in 16 bits; here it is exact."""
+    """Factor of the embeddings; exact here, whereas Gemma rounds it to 16 bits when it runs in 16 bits."""
     if family.scaled_embedding:
         return float(reader.integer("hidden_size") ** 0.5)
     return reader.number("embedding_multiplier") if reader.reads("embedding_multiplier") else 1.0
@@ -212,7 +212,7 @@ def _eos_token_ids(reader: ConfigReader, checkpoint: Checkpoint) -> tuple[int, .
 
 
 def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer encodes positions: all layers, except in families with no_rope_layers (1: rotates)."""
+    """Whether each layer encodes positions: all layers, except in families with no_rope_layers (1: rope, 0: none)."""
     if not reader.reads("no_rope_layers"):
         return (True,) * num_layers
     flags = reader.raw("no_rope_layers")
@@ -220,12 +220,12 @@ def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
         interval = reader.integer("no_rope_layer_interval")
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
     if not isinstance(flags, list) or len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
-        raise reader.fail("no_rope_layers", f"a list of at least {num_layers} times 0 or 1, or null")
+        raise reader.fail("no_rope_layers", f"a list of at least {num_layers} values, each 0 or 1, or null")
     return tuple(bool(flag) for flag in flags[:num_layers])
 
 
 def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """Tokens that a token of each layer sees, itself included; None for a full-attention layer.
+    """The window of each layer, tokens that a token attends to with itself included; None for full attention.
 
     Raises ConfigError when layer_types, sliding_window and use_sliding_window contradict each other or the family.
     """
@@ -241,7 +241,7 @@ def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]
     if any(sliding) and window is None:
         raise ConfigError(
             f"{reader.place}: some layers are sliding_attention, but sliding_window is {reader.raw('sliding_window')!r}"
-            f"{_switch(reader)}; give the window, or make all layer_types full_attention"
+            f"{_switch(reader)}; set the window, or make all layer_types full_attention"
         )
     return tuple(window if slides else None for slides in sliding)
 
@@ -258,7 +258,7 @@ def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | No
         return None
     if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
         raise reader.fail(
-            "layer_types", f"a list of {num_layers} times 'full_attention' or 'sliding_attention', or null"
+            "layer_types", f"a list of {num_layers} values, each 'full_attention' or 'sliding_attention', or null"
         )
     return [kind == "sliding_attention" for kind in types]
 
@@ -266,7 +266,7 @@ def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | No
 def _refuse_ignored(
     reader: ConfigReader, family: Family, window: int | None, sliding: list[bool], given: list[bool] | None
 ) -> None:
-    """Refuse a value that would be ignored: these families do not read layer_types, and some not sliding_window."""
+    """Refuse a value that would be ignored: these families do not read layer_types, and some no sliding_window."""
     if family.windows == "none" and window is not None:
         raise reader.fail("sliding_window", "absent or null: this model_type has no window")
     if given is not None and given != sliding:

@@ -15,23 +15,23 @@ WindowRule = Literal["none", "all", "from-max-window-layers", "alternating", "pa
 
 @dataclass(frozen=True)
 class Family:
-    """The differences of a family from Llama.
+    """How a family differs from Llama.
 
     norm_place           before: norms on the input of attention and feed-forward; after: on their output; around: both
     norm_adds_one        the norm multiplies by (1 + weight)
     qk_norm              head: queries and keys are normed per head; row: over all heads at once
-    qkv_bias             always; option: as attention_bias says; never. output_bias: the same for o_proj
+    qkv_bias             always, never, or option: as attention_bias sets it. output_bias: the same for o_proj
     fused_projections    one qkv_proj and one gate_up_proj
     windows              layers that attend within sliding_window:
-                         all; from-max-window-layers: those from max_window_layers on, with use_sliding_window;
-                         alternating: every other, beginning with the first; pattern: all but each
-                         sliding_window_pattern-th; unrotated: those without rope, with use_sliding_window.
-                         An explicit layer_types decides instead, except for none and all
-    scale_key            the key that gives the attention's scale instead of head_dim: query_pre_attn_scalar (its
-                         inverse root) or attention_multiplier (itself)
-    attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key and does not)
-    scaled_embedding     embeddings are multiplied by the root of hidden_size
-    rope_by_layer_type   sliding and full layers rotate by different parameters
+                         none; all; from-max-window-layers: layer max_window_layers and later, if use_sliding_window;
+                         alternating: every other layer, starting with the first; pattern: all but every
+                         sliding_window_pattern-th; unrotated: layers without rope, if use_sliding_window.
+                         layer_types in config.json overrides the rule, except for none and all
+    scale_key            key of the attention scale: query_pre_attn_scalar (its inverse square root) or
+                         attention_multiplier (as it is); None: the inverse square root of head_dim
+    attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key but does not apply it)
+    scaled_embedding     embeddings are multiplied by the square root of hidden_size
+    rope_by_layer_type   sliding and full layers have different rope parameters
     partial_rotary       partial_rotary_factor is read
     longrope_aliases     older names of the rope type longrope
     """

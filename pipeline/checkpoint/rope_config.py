@@ -1,8 +1,8 @@
-"""Reading rope parameters from config.json, in their old and new spellings.
+"""Reads rope parameters from config.json, in their old and new spellings.
 
 old    rope_theta, rope_scaling {type or rope_type, factor, ...}, partial_rotary_factor, rope_local_base_freq
 new    rope_parameters {rope_type, rope_theta, factor, ...}
-new    rope_parameters {full_attention: {...}, sliding_attention: {...}} where layer types rotate differently
+new    rope_parameters {full_attention: {...}, sliding_attention: {...}} where they differ between layer types
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ _KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor"
 
 
 def read_rope(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, RopeParameters]:
-    """Parameters by layer type ("full_attention", "sliding_attention"); the same twice for most families.
+    """Read the parameters of each layer type, "full_attention" and "sliding_attention"; most families have one set.
 
-    Raises ConfigError for an unknown or unsupported kind, an unknown key, a wrong value or spellings that contradict.
+    Raises ConfigError for an unknown or unsupported kind, an unknown key, a wrong value, or contradicting spellings.
     """
     if family.rope_by_layer_type:
         return {
@@ -53,8 +53,8 @@ def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
     nested = [key for key in merged if isinstance(merged[key], dict)]
     if nested:
         raise ConfigError(
-            f"{reader.place}: rope_parameters holds {', '.join(nested)}; a {reader.raw('model_type')} model rotates "
-            "all layers alike, so it must hold rope_type and rope_theta themselves"
+            f"{reader.place}: rope_parameters holds {', '.join(nested)}; a {reader.raw('model_type')} model has "
+            "one set of parameters for all layers, so it must hold rope_type and rope_theta directly"
         )
     for key in ("rope_theta", "partial_rotary_factor"):
         _merge(reader, merged, key)
@@ -69,27 +69,27 @@ def _contradict(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
-    """Take the top-level key into the object; refuse two values that differ."""
+    """Copy a top-level key into the rope parameters; refuse a value that differs from theirs."""
     outer = reader.raw(key)
     if outer is not None and merged.setdefault(key, outer) != outer:
         raise ConfigError(
-            f"{reader.place}: {key} is {outer!r}, but the rope parameters say {merged[key]!r}; remove one"
+            f"{reader.place}: {key} is {outer!r}, but the rope parameters have {merged[key]!r}; remove one"
         )
 
 
 def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, Any]]:
     new = reader.optional_object("rope_parameters") or {}
-    strangers = [key for key in new if key not in LAYER_TYPES]
-    if strangers:
+    unknown = [key for key in new if key not in LAYER_TYPES]
+    if unknown:
         raise ConfigError(
-            f"{reader.place}: rope_parameters holds {', '.join(strangers)}; a {reader.raw('model_type')} model keeps "
-            f"them by layer type: {one_of(LAYER_TYPES)}"
+            f"{reader.place}: rope_parameters holds {', '.join(unknown)}; a {reader.raw('model_type')} model has "
+            f"one set of parameters per layer type: {one_of(LAYER_TYPES)}"
         )
     scaling = reader.optional_object("rope_scaling") or {}
     if "type" in scaling and "rope_type" not in scaling:
         raise ConfigError(
             f"{reader.place}: rope_scaling has type {scaling['type']!r} but no rope_type; transformers would not scale "
-            "this family then. Rename type to rope_type"
+            "the rope of this family. Rename type to rope_type"
         )
     full, sliding = ({**(new.get(kind) or {})} for kind in LAYER_TYPES)
     full.update(scaling)
@@ -105,7 +105,7 @@ def _parameters(reader: ConfigReader, family: Family, raw: Mapping[str, Any], he
     for key in raw:
         if key not in _KNOWN:
             raise ConfigError(
-                f"{rope.place}: unknown key {key!r}; known are {one_of(_KNOWN)}.{did_you_mean(key, _KNOWN)}"
+                f"{rope.place}: unknown key {key!r}; known keys: {one_of(_KNOWN)}.{did_you_mean(key, _KNOWN)}"
             )
     kind = _kind(rope, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
@@ -128,12 +128,12 @@ def _kind(rope: ConfigReader, family: Family) -> str:
         return "longrope"
     if kind == "dynamic":
         raise ConfigError(
-            f"{rope.place}: {key} is 'dynamic', which changes all keys of a sequence as it grows, so that none could "
-            f"be kept; supported are {one_of(ROPE_KINDS)}"
+            f"{rope.place}: {key} is 'dynamic', which changes all keys of a sequence as it grows, so that they "
+            f"cannot be cached; supported: {one_of(ROPE_KINDS)}"
         )
     if kind not in ROPE_KINDS:
         near = did_you_mean(kind, ROPE_KINDS) if isinstance(kind, str) else ""
-        raise ConfigError(f"{rope.place}: {key} is {kind!r}; supported are {one_of(ROPE_KINDS)}.{near}")
+        raise ConfigError(f"{rope.place}: {key} is {kind!r}; supported: {one_of(ROPE_KINDS)}.{near}")
     return str(kind)
 
 
@@ -145,13 +145,13 @@ def _rotary_dim(rope: ConfigReader, family: Family, head_dim: int) -> int:
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(
             f"{rope.place}: head_dim {head_dim} times partial_rotary_factor {fraction} rotates {rotary_dim} "
-            "dimensions; it must be an even number from 2 up"
+            "dimensions; the number must be even and at least 2"
         )
     return rotary_dim
 
 
 def _original_positions(reader: ConfigReader, rope: ConfigReader) -> int:
-    """The top-level key goes before the one among the rope parameters, as in transformers."""
+    """The original context length; the top-level key overrides the rope parameters, as in transformers."""
     for place in (reader, rope):
         if place.raw("original_max_position_embeddings") is not None:
             return place.integer("original_max_position_embeddings", minimum=2)

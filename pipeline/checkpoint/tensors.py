@@ -1,4 +1,4 @@
-"""The tensors that a configuration requires, and the check that a checkpoint has exactly these, in their shapes."""
+"""The tensors that a configuration requires, and a check that a checkpoint has exactly these, in these shapes."""
 
 import re
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ class ExpectedTensor:
 def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, ...]:
     """Compare the checkpoint's tensors with those that `config` requires; return the names of those to import.
 
-    Raises CheckpointError for a tensor that is missing, of another shape, or left over, and for tied embeddings whose
-    two copies differ.
+    Raises CheckpointError for a tensor that is missing, has another shape or is not in the model, and for tied
+    embeddings whose two copies differ.
     """
     expected, shapes = expected_tensors(config), checkpoint.shapes
     for name, wanted in expected.items():
@@ -39,8 +39,8 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
         if shapes[name] != wanted.shape:
             raise CheckpointError(
                 f"{checkpoint.file_of(name)}: {name!r} has the shape {list(shapes[name])}, but "
-                f"{checkpoint.config_file.name} ({wanted.keys}) asks for {list(wanted.shape)}; "
-                "config and weights are not of the same model"
+                f"{checkpoint.config_file.name} ({wanted.keys}) requires {list(wanted.shape)}; "
+                "config.json and weights belong to different models"
             )
     if config.tied_embeddings and HEAD in shapes:
         _check_tied(checkpoint)
@@ -55,7 +55,7 @@ def tensor_names(config: DecoderConfig) -> tuple[str, ...]:
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, ExpectedTensor]:
-    """Every tensor that a configuration requires, by name; no head if it shares the embedding's table."""
+    """Every tensor that a configuration requires, by name; without a head that shares the embedding's tensor."""
     return dict(_expected(config))
 
 
@@ -64,7 +64,7 @@ def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: E
     tie = ", or set tie_word_embeddings to true if the model shares them" if name == HEAD else ""
     return (
         f"{checkpoint.path}: the tensor {name!r} of shape {list(wanted.shape)} is missing, which a {config.model_type} "
-        f"model needs ({wanted.keys}).{near} Download the checkpoint whole{tie}"
+        f"model needs ({wanted.keys}).{near} Download the whole checkpoint{tie}"
     )
 
 
@@ -74,8 +74,8 @@ def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
         shown = ", ".join(repr(name) for name in left_over[:_LISTED])
         more = f" and {len(left_over) - _LISTED} more" if len(left_over) > _LISTED else ""
         raise CheckpointError(
-            f"{checkpoint.path}: {shown}{more}: no such tensor in a model of this config.json, so the result would not "
-            f"be the checkpoint's.{did_you_mean(left_over[0], expected)} Check model_type, num_hidden_layers, biases"
+            f"{checkpoint.path}: {shown}{more}: no such tensor in a model of this config.json, so the program would "
+            f"compute another model.{did_you_mean(left_over[0], expected)} Check model_type, num_hidden_layers, biases"
         )
 
 
@@ -91,7 +91,7 @@ def _check_tied(checkpoint: Checkpoint) -> None:
     if not _same_tensor(checkpoint, EMBEDDING, HEAD):
         raise CheckpointError(
             f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD!r} differs from {EMBEDDING!r}; "
-            "set tie_word_embeddings to false in config.json, or remove the tensor that is wrong"
+            "set tie_word_embeddings to false in config.json, or remove the wrong tensor"
         )
 
 

@@ -61,7 +61,7 @@ def test_a_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch
     assert tensor.numpy().shape == (32,)
 
 
-def test_tokenizer_files_are_those_that_are_there(tmp_path: Path) -> None:
+def test_tokenizer_files_are_those_that_exist(tmp_path: Path) -> None:
     folder = copy_fixture(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
     names = [file.name for file in Checkpoint.open(folder).tokenizer_files]
@@ -85,13 +85,13 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     assert "holds no config.json" in refusal(tmp_path)
 
 
-def test_a_config_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
     folder = copy_fixture(tmp_path)
     (folder / "config.json").write_text("{")
     assert "config.json: is not JSON" in refusal(folder, ConfigError)
 
 
-def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+def test_a_config_that_is_not_an_object_is_refused(tmp_path: Path) -> None:
     folder = copy_fixture(tmp_path)
     (folder / "config.json").write_text("[]")
     assert "is a JSON list" in refusal(folder, ConfigError)

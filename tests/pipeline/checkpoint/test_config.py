@@ -84,7 +84,7 @@ def test_an_unknown_model_type_is_refused_with_the_list_and_the_nearest(tmp_path
 
 
 @pytest.mark.parametrize("value", [ABSENT, None, 3])
-def test_a_model_type_that_is_no_name_is_refused(tmp_path: Path, value: Any) -> None:
+def test_a_model_type_that_is_not_a_name_is_refused(tmp_path: Path, value: Any) -> None:
     assert "model_type is" in refusal(tmp_path, model_type=value)
 
 
@@ -226,12 +226,12 @@ def test_smollm3_leaves_some_layers_unrotated(tmp_path: Path, changes: dict[str,
         ("mistral", {"layer_types": [SLIDING, FULL, SLIDING]}, "this model_type gives all layers the same window"),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a whole number from 1 up"),
         ("gemma2", {"sliding_window": None}, "some layers are sliding_attention, but sliding_window is None"),
-        ("gemma2", {"layer_types": [SLIDING] * 2}, "a list of 3 times 'full_attention' or 'sliding_attention'"),
+        ("gemma2", {"layer_types": [SLIDING] * 2}, "a list of 3 values, each 'full_attention' or 'sliding_attention'"),
         ("gemma2", {"layer_types": [SLIDING, FULL, "chunked_attention"]}, "chunked_attention"),
         ("gemma3_text", {"layer_types": ABSENT, "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         ("qwen3-layer-types", {"use_sliding_window": False}, "and use_sliding_window is False"),
-        ("smollm3", {"no_rope_layers": [1, 0]}, "a list of at least 4 times 0 or 1"),
-        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "a list of at least 4 times 0 or 1"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "a list of at least 4 values, each 0 or 1"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "a list of at least 4 values, each 0 or 1"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:

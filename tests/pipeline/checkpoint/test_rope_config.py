@@ -120,9 +120,7 @@ def test_dynamic_scaling_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_an_unknown_kind_is_refused_with_the_nearest(tmp_path: Path) -> None:
     message = refusal(tmp_path, rope_parameters={"rope_type": "lama3", "factor": 2.0})
-    assert (
-        "rope_type is 'lama3'; supported are default, linear, llama3, longrope, yarn. Did you mean 'llama3'?" in message
-    )
+    assert "rope_type is 'lama3'; supported: default, linear, llama3, longrope, yarn. Did you mean 'llama3'?" in message
 
 
 def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -155,4 +153,4 @@ def test_spellings_that_contradict_are_refused(tmp_path: Path) -> None:
     assert "remove the wrong one" in message
     message = refusal(tmp_path / "1", rope_scaling={"type": "linear", "factor": 2.0})
     assert "remove the wrong one" in message
-    assert "rope_theta is 5000.0, but the rope parameters say 10000.0" in refusal(tmp_path / "2", rope_theta=5000.0)
+    assert "rope_theta is 5000.0, but the rope parameters have 10000.0" in refusal(tmp_path / "2", rope_theta=5000.0)

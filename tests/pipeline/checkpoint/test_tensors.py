@@ -53,11 +53,11 @@ def test_a_wrong_shape_names_both_shapes_and_the_keys(tmp_path: Path) -> None:
     edit_tensors(folder, {QUERY: ones(24, 32)})
     message = refusal(folder)
     assert f"{QUERY!r} has the shape [24, 32]" in message
-    assert "(num_attention_heads, head_dim, hidden_size) asks for [32, 32]" in message
+    assert "(num_attention_heads, head_dim, hidden_size) requires [32, 32]" in message
 
 
 def test_a_config_of_another_size_contradicts_the_tensors(tmp_path: Path) -> None:
-    assert "(vocab_size, hidden_size) asks for [129, 32]" in refusal(copy_fixture(tmp_path, vocab_size=129))
+    assert "(vocab_size, hidden_size) requires [129, 32]" in refusal(copy_fixture(tmp_path, vocab_size=129))
 
 
 def test_left_over_tensors_are_named_with_the_nearest(tmp_path: Path) -> None:
