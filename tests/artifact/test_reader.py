@@ -168,9 +168,15 @@ def test_an_unknown_manifest_key_is_refused(tmp_path: Path) -> None:
         (lambda folder: None, "no such folder"),
         (lambda folder: folder.mkdir(), "holds no manifest.json"),
         (lambda folder: (folder.mkdir(), (folder / "manifest.json").write_text("{")), "is not JSON"),
+        (
+            lambda folder: (folder.mkdir(), (folder / "manifest.json").write_text("[]")),
+            "manifest.json: the file: .*; build the artifact again",
+        ),
     ],
 )
-def test_what_is_no_artifact_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+def test_a_folder_that_is_not_an_artifact_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], message: str
+) -> None:
     make(tmp_path / "a")
     with pytest.raises(ArtifactError, match=message):
         open_artifact(tmp_path / "a")

@@ -37,6 +37,15 @@ def test_without_a_baseline_the_digests_are_checked(artifact: Artifact, capsys: 
     assert json.loads(capsys.readouterr().out) == facts
 
 
+@pytest.mark.parametrize(("option", "value"), [("--set", "evaluation.tokens=256"), ("--evidence", "evidence")])
+def test_options_of_a_measurement_are_refused_without_a_baseline(
+    artifact: Artifact, option: str, value: str, capsys: Captured
+) -> None:
+    assert run(["validate", str(artifact.path), option, value]) == 2
+    expected = f"{option} is for measuring again; add --checkpoint FOLDER or --baseline ARTIFACT"
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
 def test_with_a_baseline_it_measures_and_writes_evidence(
     artifact: Artifact, build_unmeasured: BuildArtifact, tmp_path: Path, capsys: Captured
 ) -> None:

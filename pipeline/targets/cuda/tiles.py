@@ -135,8 +135,9 @@ def read_tile_table(file: Path, sms: tuple[int, ...]) -> TileTable:
         raise UsageError(f"{file}: {place}: {first['msg']}; make a table with `ingot tune`") from error
     if table.sm not in sms:
         wanted = ", ".join(map(str, sms))
+        measured = "has no `sm`" if table.sm is None else f"was measured on {table.device} (SM {table.sm})"
         raise UsageError(
-            f"{file}: was measured on {table.device} (SM {table.sm}), and this builds for SM {wanted}; run "
+            f"{file}: {measured}, and this builds for SM {wanted}; run "
             "`ingot tune` on a GPU of that SM, or leave gpu.tiles out"
         )
     return table

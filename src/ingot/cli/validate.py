@@ -9,6 +9,7 @@ from ingot.builder import remeasure
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.evidence import print_evidence, print_gates
+from ingot.errors import UsageError
 from ingot.validation.evidence import write_evidence
 from ingot.validation.evidence_json import summary
 from ingot.validation.gates import raise_for
@@ -40,6 +41,11 @@ def validate_command(
       ingot validate artifacts/demo --checkpoint examples/models/stdlib-llama-6m
     """
     if checkpoint is None and baseline is None:
+        if overrides or evidence:
+            raise UsageError(
+                f"{'--set' if overrides else '--evidence'} is for measuring again; add --checkpoint FOLDER or "
+                "--baseline ARTIFACT"
+            )
         _check_digests(artifact, as_json)
         return
     with progress_bars():
