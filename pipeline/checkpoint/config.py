@@ -134,7 +134,7 @@ def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
 
 
 def _refuse_other_activation(reader: ConfigReader) -> None:
-    """Refuse a hidden_act without hidden_activation, the only one that Gemma reads; of both, it wins."""
+    """Refuse a hidden_act without hidden_activation, the key that Gemma reads; with both, hidden_act is ignored."""
     given, default = reader.values.get("hidden_act"), reader.raw("hidden_activation")
     if reader.reads("hidden_activation") and "hidden_activation" not in reader.values and given not in (None, default):
         raise ConfigError(
