@@ -1,7 +1,6 @@
-"""Sealing and opening: an artifact is whole, verified and reproducible, or it is refused by name."""
+"""An artifact is verified when it is opened; a damaged or edited one is refused with the file."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,43 +9,12 @@ import pytest
 
 from ingot.artifact import (
     SCHEMA_VERSION,
-    ArtifactWriter,
-    KVGeometry,
-    Manifest,
-    ModelFacts,
-    Program,
-    SegmentStep,
-    ValueFacts,
     open_artifact,
 )
-from ingot.errors import ArtifactError, BuildError
-
-MODEL = ModelFacts(family="llama", num_layers=1, hidden_size=8, vocab_size=16, context_tokens=32, num_parameters=100)
-KV = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=8)
-PROGRAM = Program(
-    steps=(SegmentStep(file="program/segment-000.onnx", inputs=("input_ids",), outputs=("logits",)),),
-    values={"logits": ValueFacts(dtype="float32", rows="logits", columns=16)},
-)
-
+from ingot.errors import ArtifactError
+from tests.artifact.sealed import MODEL, PROGRAM, seal
 
 GATE = {"name": "g", "verdict": "PASS", "bound": "max"}
-
-
-def seal(target: Path, weights: bytes = b"weights", evidence: str = "fine") -> Path:
-    with ArtifactWriter(target) as writer:
-        for name, data in {
-            "program/segment-000.onnx": b"graph",
-            "program/weights.safetensors": weights,
-            "evidence/report.md": evidence.encode(),
-        }.items():
-            (writer.path / name).parent.mkdir(exist_ok=True)
-            (writer.path / name).write_bytes(data)
-        describe(writer)
-        return writer.seal()
-
-
-def describe(writer: ArtifactWriter) -> Manifest:
-    return writer.describe(name="t", model=MODEL, kv=KV, target="cpu", program=PROGRAM, versions={"ingot": "1"})
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -56,7 +24,7 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
     file.write_text(json.dumps(raw))
 
 
-def test_a_sealed_artifact_opens_with_what_was_written(tmp_path: Path) -> None:
+def test_a_sealed_artifact_opens_with_its_facts_and_files(tmp_path: Path) -> None:
     artifact = open_artifact(seal(tmp_path / "a"))
     assert artifact.manifest.model == MODEL
     assert artifact.manifest.program == PROGRAM
@@ -64,7 +32,7 @@ def test_a_sealed_artifact_opens_with_what_was_written(tmp_path: Path) -> None:
     assert artifact.total_bytes == len(b"graph" + b"weights" + b"fine")
 
 
-def test_equal_contents_have_equal_identity_and_evidence_does_not_count(tmp_path: Path) -> None:
+def test_identity_covers_the_contents_but_not_the_evidence(tmp_path: Path) -> None:
     first, second = (open_artifact(seal(tmp_path / name, evidence=name)).manifest for name in ("first", "second"))
     assert first.identity == second.identity
     assert first.evidence != second.evidence
@@ -128,11 +96,11 @@ def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
         open_artifact(folder)
 
 
-def test_a_flipped_bit_of_the_manifest_is_refused_wherever_it_is(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_the_manifest_is_refused(tmp_path: Path) -> None:
     folder = seal(tmp_path / "a")
     file = folder / "manifest.json"
     good = file.read_bytes()
-    for bit in range(0, 8 * len(good), 61):  # every bit takes too long; 61 visits every bit of a byte
+    for bit in range(0, 8 * len(good), 61):  # every bit would take too long; steps of 61 reach each bit of a byte
         flipped = bytearray(good)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(flipped)
@@ -180,44 +148,3 @@ def test_a_folder_that_is_not_an_artifact_is_refused(
     make(tmp_path / "a")
     with pytest.raises(ArtifactError, match=message):
         open_artifact(tmp_path / "a")
-
-
-def test_leaving_without_a_seal_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), ArtifactWriter(tmp_path / "a") as writer:
-        (writer.path / "file").write_bytes(b"x")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_killed_build_left_is_cleared_and_what_it_moved_aside_comes_back(tmp_path: Path) -> None:
-    dead = 2**22 + 1  # above the kernel's largest process number
-    seal(tmp_path / "a").rename(tmp_path / "moved")
-    aside = tmp_path / f".ingot-build-a-{dead}-1"
-    aside.mkdir()
-    (tmp_path / "moved").rename(aside / "replaced")
-    (tmp_path / f".ingot-build-a-{dead}-2").mkdir()
-    with ArtifactWriter(tmp_path / "a"):
-        pass
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
-    open_artifact(tmp_path / "a")
-
-
-def test_a_living_build_beside_is_left_alone(tmp_path: Path) -> None:
-    with ArtifactWriter(tmp_path / "a") as first, ArtifactWriter(tmp_path / "a") as second:
-        assert first.path.exists()
-        assert second.path.exists()
-        assert str(os.getpid()) in first.path.name
-
-
-def test_sealing_replaces_an_artifact_whole(tmp_path: Path) -> None:
-    seal(tmp_path / "a", weights=b"old")
-    seal(tmp_path / "a", weights=b"new!")
-    assert open_artifact(tmp_path / "a").file("program/weights.safetensors").read_bytes() == b"new!"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_folder_that_is_no_artifact_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(BuildError, match="exists and is not an artifact"):
-        ArtifactWriter(tmp_path / "thesis")

@@ -1,14 +1,20 @@
-"""The staging folder: whose it is, where it goes, and what is read of it."""
+"""Sealing: the staging folder, what it replaces, and what a killed build leaves."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ingot.artifact import ArtifactWriter, open_artifact, writer
+from ingot.artifact import (
+    ArtifactWriter,
+    open_artifact,
+    writer,
+)
 from ingot.artifact.reader import file_sha256
-from tests.artifact.test_reader import describe, seal
+from ingot.errors import BuildError
+from tests.artifact.sealed import describe, seal
 
 
 @pytest.fixture
@@ -20,7 +26,7 @@ def dead_process() -> int:
 
 
 def test_a_killed_build_of_another_name_is_left_alone(tmp_path: Path, dead_process: int) -> None:
-    """`demo-int4` and `demo-7` are other artifacts than `demo`, however their staging folders are called."""
+    """Staging folders of `demo-int4` and `demo-7` begin like those of `demo`, but belong to other artifacts."""
     others = [tmp_path / f".ingot-build-demo-{name}-{dead_process}-abc" for name in ("int4", dead_process)]
     for folder in others:
         folder.mkdir()
@@ -29,15 +35,15 @@ def test_a_killed_build_of_another_name_is_left_alone(tmp_path: Path, dead_proce
     assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / "demo"])
 
 
-def test_a_name_may_hold_what_patterns_are_made_of(tmp_path: Path, dead_process: int) -> None:
+def test_a_name_may_contain_characters_of_patterns(tmp_path: Path, dead_process: int) -> None:
     (tmp_path / f".ingot-build-a[1]*-{dead_process}-abc").mkdir()
     seal(tmp_path / "a[1]*")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a[1]*"]
 
 
-@pytest.mark.parametrize("stands", [True, False])
-def test_a_target_that_is_a_link_stays_one(tmp_path: Path, stands: bool) -> None:
-    if stands:
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_target_that_is_a_link_stays_one(tmp_path: Path, exists: bool) -> None:
+    if exists:
         seal(tmp_path / "disk/real", weights=b"old")
     (tmp_path / "link").symlink_to("disk/real")
     open_artifact(seal(tmp_path / "link", weights=b"new"))
@@ -67,3 +73,44 @@ def test_files_that_did_not_change_are_digested_once(tmp_path: Path, monkeypatch
         name: file_sha256(tmp_path / "a" / name) for name in ("longer.txt", "new.txt", "same.txt")
     }
     open_artifact(tmp_path / "a")
+
+
+def test_an_error_before_the_seal_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), ArtifactWriter(tmp_path / "a") as writer:
+        (writer.path / "file").write_bytes(b"x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_killed_build_its_folders_are_removed_and_the_older_artifact_is_restored(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # above the kernel's largest process number
+    seal(tmp_path / "a").rename(tmp_path / "moved")
+    aside = tmp_path / f".ingot-build-a-{dead}-1"
+    aside.mkdir()
+    (tmp_path / "moved").rename(aside / "replaced")
+    (tmp_path / f".ingot-build-a-{dead}-2").mkdir()
+    with ArtifactWriter(tmp_path / "a"):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+    open_artifact(tmp_path / "a")
+
+
+def test_the_staging_folder_of_a_running_build_is_kept(tmp_path: Path) -> None:
+    with ArtifactWriter(tmp_path / "a") as first, ArtifactWriter(tmp_path / "a") as second:
+        assert first.path.exists()
+        assert second.path.exists()
+        assert str(os.getpid()) in first.path.name
+
+
+def test_sealing_replaces_an_older_artifact(tmp_path: Path) -> None:
+    seal(tmp_path / "a", weights=b"old")
+    seal(tmp_path / "a", weights=b"new!")
+    assert open_artifact(tmp_path / "a").file("program/weights.safetensors").read_bytes() == b"new!"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_that_is_not_an_artifact_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(BuildError, match="exists and is not an artifact"):
+        ArtifactWriter(tmp_path / "thesis")

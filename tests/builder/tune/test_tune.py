@@ -13,15 +13,10 @@ from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
 from ingot.progress import progress_to
 from ingot.runtime.cuda.device import Device
+from tests.builder.tune.gpu_times import wide
 from tests.builder.tune.programs import BUCKETS, imported, program_of
 from tests.data_paths import FIXTURES
 from tests.simulators.fake_gpu import FakeGpu, FakeLibrary, FakeStopwatch, compile_nothing, no_library
-
-
-def wide(kernel: Kernel, grid: tuple[int, int, int]) -> float:
-    """Tiles of 128 columns in two split-K parts are fastest; large tiles of many rows, too."""
-    parts = abs(int(kernel.constants["SPLITS"]) - 2)
-    return 1e-6 * (1 + parts + abs(int(kernel.constants["TILE"]) - 128) / 64 + kernel.num_warps / 64)
 
 
 def tuner(gpu: FakeGpu, **options: Any) -> Tuner:

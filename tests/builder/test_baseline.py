@@ -1,0 +1,75 @@
+"""The baseline is built once per recipe, checkpoint and tokenizer; an artifact is measured again against it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import open_artifact
+from ingot.builder import remeasure
+from ingot.builder.baseline import baseline_artifact, with_checkpoint
+from ingot.errors import UsageError
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
+from tests.conftest import UNMEASURED, BuildArtifact
+from tests.data_paths import FIXTURES
+
+LLAMA = FIXTURES / "checkpoints" / "llama"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder."""
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def recipe(name: str, checkpoint: Path, *overrides: str) -> Recipe:
+    return load_recipe(name, [f"checkpoint={checkpoint}", *UNMEASURED, "generate=null", *overrides])
+
+
+def test_recipes_that_differ_in_quantization_share_a_baseline_without_it(cache: Path) -> None:
+    first = baseline_artifact(recipe("int4-cpu", LLAMA))
+    written = (first / "manifest.json").stat().st_mtime_ns
+    assert first.parent == cache / "baselines"
+    assert baseline_artifact(recipe("int4-cpu", LLAMA, "passes.quantize-weights.bits=8")) == first
+    assert (first / "manifest.json").stat().st_mtime_ns == written
+    names = [entry.name for entry in with_checkpoint(open_artifact(first), None).passes]
+    assert "quantize-weights" not in names
+    assert "pack-projections" in names
+
+
+def test_a_damaged_baseline_is_built_again() -> None:
+    folder = baseline_artifact(recipe("fp32-cpu", LLAMA))
+    identity = open_artifact(folder).manifest.identity
+    weights = folder / "program" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert baseline_artifact(recipe("fp32-cpu", LLAMA)) == folder
+    assert open_artifact(folder).manifest.identity == identity
+
+
+def test_a_tokenizer_file_is_part_of_the_key(tmp_path: Path) -> None:
+    shutil.copytree(LLAMA, tmp_path / "model")
+    first = baseline_artifact(recipe("fp32-cpu", tmp_path / "model"))
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
+    assert baseline_artifact(recipe("fp32-cpu", tmp_path / "model")) != first
+
+
+def test_measuring_again_requires_a_baseline_or_a_checkpoint_and_something_to_measure(
+    build_unmeasured: BuildArtifact,
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, "generate=null")
+    with pytest.raises(UsageError, match=r"no baseline to compare with; add --baseline ARTIFACT, or --checkpoint FOLD"):
+        remeasure(artifact.path)
+    with pytest.raises(UsageError, match=r"measures nothing: set evaluation\.text or latency"):
+        remeasure(artifact.path, checkpoint=LLAMA)
+
+
+def test_an_artifact_is_measured_again_with_other_gates(
+    build_unmeasured: BuildArtifact, memory_of_this_process: None
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, "generate=null")
+    before = artifact.manifest
+    evidence = remeasure(artifact.path, checkpoint=LLAMA, overrides=["gates={size_ratio: {max: 0.1}}"])
+    assert [(gate.name, gate.verdict) for gate in evidence.gates] == [("size_ratio", "FAIL")]
+    assert open_artifact(artifact.path).manifest == before

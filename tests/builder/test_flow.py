@@ -1,0 +1,71 @@
+"""A build is sealed only if its gates pass; a rejected one keeps its evidence and changes nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact import open_artifact
+from ingot.builder import BuildResult, Observers, build
+from ingot.builder.flow import rejected_folder
+from ingot.errors import GateFailed, RecipeError
+from ingot.passes.manager import PassRecord
+from ingot.validation.evidence import Evidence
+from tests.conftest import UNMEASURED
+from tests.data_paths import FIXTURES
+
+pytestmark = pytest.mark.usefixtures("memory_of_this_process")
+
+TINY = (f"checkpoint={FIXTURES / 'checkpoints' / 'llama'}", "evaluation=null", "latency=null", "generate=null")
+
+
+def build_tiny(output: Path, limit: float, observers: Observers | None = None) -> BuildResult:
+    """Build the tiny llama with a gate on its size, which is equal to its baseline's."""
+    return build("fp32-cpu", [*TINY, f"gates={{size_ratio: {{max: {limit}}}}}"], output, observers)
+
+
+def test_a_passed_gate_seals_the_artifact_with_its_evidence(tmp_path: Path) -> None:
+    reports: list[Path] = []
+    result = build_tiny(tmp_path / "out", 1.5, Observers(measured=lambda evidence, report: reports.append(report)))
+    assert result.artifact.path == tmp_path / "out"
+    assert [gate.verdict for gate in open_artifact(tmp_path / "out").manifest.gates] == ["PASS"]
+    assert result.evidence is not None
+    assert result.evidence.measured["size_ratio"].estimate.value == pytest.approx(1, abs=0.2)
+    assert reports == [tmp_path / "out" / "evidence" / "report.html"]
+    assert reports[0].is_file()
+
+
+def test_a_failed_gate_keeps_the_older_artifact_and_the_evidence_until_the_next_build(tmp_path: Path) -> None:
+    before = build_tiny(tmp_path / "out", 1.5).artifact.manifest
+    measured: list[tuple[Evidence, Path]] = []
+    observers = Observers(measured=lambda evidence, report: measured.append((evidence, report)))
+    with pytest.raises(GateFailed, match="size_ratio"):
+        build_tiny(tmp_path / "out", 0.1, observers)
+    rejected = rejected_folder(tmp_path / "out")
+    assert rejected == tmp_path / "out.rejected"
+    assert sorted(entry.name for entry in rejected.iterdir()) == ["evidence", "recipe.yaml"]
+    [(evidence, report)] = measured
+    assert [gate.verdict for gate in evidence.gates] == ["FAIL"]
+    assert report == rejected / "evidence" / "report.html"
+    assert report.is_file()
+    assert open_artifact(tmp_path / "out").manifest == before
+    build_tiny(tmp_path / "out", 1.5)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_unmeasured_build_has_no_evidence_and_its_observer_sees_every_pass(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def after_pass(model: object, record: PassRecord) -> None:
+        seen.append(record.name)
+
+    result = build("fp32-cpu", [*TINY, *UNMEASURED], tmp_path / "out", Observers(after_pass=after_pass))
+    assert result.evidence is None
+    assert result.artifact.manifest.gates == ()
+    assert seen == [record.name for record in result.compiled.passes]
+    assert "partition-at-attention" in seen
+
+
+def test_a_recipe_with_problems_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no-such-pass"):
+        build("fp32-cpu", [*TINY, "passes=[no-such-pass]"], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
