@@ -30,7 +30,7 @@ def quantize(job: Job) -> None:
 
 
 def _leave_out(model: BaseGPTQForCausalLM, keep: tuple[str, ...]) -> None:
-    """Exclude layers by the class's list of matrices: there is no option for it."""
+    """Exclude layers by editing the class's list of matrices; auto-gptq has no option for it."""
     groups = [[name for name in group if not name.endswith(keep)] for group in model.inside_layer_modules]
     if keep:
         model.inside_layer_modules = [group for group in groups if group]

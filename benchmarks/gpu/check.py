@@ -49,7 +49,7 @@ _DRY_STEPS = (((3, 1), (3, 1)),)
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a launch wrote to one argument, and the expected values."""
+    """Comparison of one output argument of a launch with its expected values."""
 
     kernel: str
     node: str

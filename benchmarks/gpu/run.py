@@ -202,7 +202,7 @@ def _facts(budget: float, dry_run: bool) -> Record:
 
 
 def _said(command: Sequence[str]) -> str | None:
-    """What a program prints; None if it is missing or fails."""
+    """Output of a program; None if it is missing or fails."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -8,7 +8,6 @@ A format's writer plans the folder's Contents from a Source. Export, transcode a
                                               flushed, renamed to the target
 """
 
-import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.artifact.writer import flush_to_disk
 from ingot.errors import BuildError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.json_files import write_json
@@ -125,19 +125,11 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield staging
         for file in [*staging.iterdir(), staging]:
-            _flush(file)
+            flush_to_disk(file)
         staging.chmod(0o755)
         staging.rename(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def config_of(source: Source, options: WriteOptions, quantization: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -123,14 +123,14 @@ class ArtifactWriter:
     def seal(self) -> Path:
         """Flush everything to disk and move the staging folder to its final name, replacing an older artifact."""
         for file in self.path.rglob("*"):
-            _flush(file)
-        _flush(self.path)
+            flush_to_disk(file)
+        flush_to_disk(self.path)
         aside = tempfile.TemporaryDirectory(
             prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent, ignore_cleanup_errors=True
         )
         with aside:
             self._replace_target(Path(aside.name) / _REPLACED)
-            _flush(self.target.parent)
+            flush_to_disk(self.target.parent)
         return self.target
 
     def _replace_target(self, aside: Path) -> None:
@@ -156,7 +156,8 @@ def _exchange(one: Path, other: Path) -> bool:
     return call is not None and call(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0
 
 
-def _flush(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Force a file or folder to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
