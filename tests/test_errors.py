@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.errors import Problem, RecipeError, did_you_mean, one_of
+from ingot.errors import Problem, RecipeError, did_you_mean, one_of, shown
 
 NAMES = ("quantize-weights", "clean-up", "awq")
 
@@ -30,3 +30,30 @@ def test_a_recipe_error_lists_every_problem_with_file_and_line() -> None:
     assert error.problems == tuple(problems)
     assert str(error) == "mine.yaml:3: unknown key 'a'\nmine.yaml: names no checkpoint"
     assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("mine", "'mine'"),
+        ("a" * 80, repr("a" * 80)),
+        ("a" * 5000, f"'{'a' * 80}'... (5,000 characters)"),
+        ("\x1b[2J\ud800", "'\\x1b[2J\\ud800'"),
+        (None, "None"),
+        ([1] * 100, f"{str([1] * 100)[:80]}..."),
+    ],
+)
+def test_a_value_is_shown_at_a_bounded_length(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_value_that_cannot_be_written_is_shown_by_its_type() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown(nested) == "a value of type list"
+    assert shown(10**5000) == "a value of type int"
+
+
+def test_the_limit_of_a_shown_value_can_be_set() -> None:
+    assert shown("abcdef", limit=3) == "'abc'... (6 characters)"

@@ -16,7 +16,7 @@
         └── GateUndecided         exit code 4
 
 A message says what is wrong, the value, what is allowed, and what to do; `did_you_mean` adds the nearest name. The
-command line prints the message without a traceback.
+command line prints the message without a traceback. `shown` cuts a long value, so that no message is as long as a file.
 """
 
 from collections.abc import Iterable
@@ -103,6 +103,17 @@ class GateUndecided(GateError):
     """A gate is undecided: its limit is inside the confidence interval. An undecided gate does not pass."""
 
     exit_code = 4
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """Return the value as Python writes it, cut after `limit` characters; a cut string is followed by its length."""
+    if isinstance(value, str) and len(value) > limit:
+        return f"{value[:limit]!r}... ({len(value):,} characters)"
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= limit or isinstance(value, str) else f"{text[:limit]}..."
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
