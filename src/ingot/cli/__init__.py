@@ -1,4 +1,7 @@
-"""The `ingot` command: one file per command, `main` joins them and turns errors into messages and exit codes."""
+"""The `ingot` command: `commands` declares the commands, the other files implement them.
+
+`main` runs one, and turns errors into messages and exit codes.
+"""
 
 from ingot.cli.main import main
 

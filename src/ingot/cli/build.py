@@ -23,16 +23,6 @@ from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import summary
 
 
-@click.command("build")
-@click.argument("recipe")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact folder (default: the recipe's).")
-@click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or all.")
-@click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
-@click.option("--time-passes", is_flag=True, help="Print each pass's time and effect.")
-@click.option("-v", "--verbose", is_flag=True, help="Print each layer's error as it is quantized.")
-@click.option("--no-resume", is_flag=True, help="Calibrate from the start, do not resume an interrupted build.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and any IR to stderr.")
 def build_command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -44,13 +34,7 @@ def build_command(
     no_resume: bool,
     as_json: bool,
 ) -> None:
-    """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass.
-
-    \b
-    Examples:
-      ingot build demo
-      ingot build int4-cpu --set checkpoint=./my-model --set evaluation.text=text.txt -o artifacts/mine
-    """
+    """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass."""
     _check_pass_names(print_ir_after)
     show_log(details=verbose)
     seen: list[tuple[Evidence, Path]] = []

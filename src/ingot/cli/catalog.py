@@ -12,16 +12,8 @@ from ingot.passes.registry import load_pass_class, pass_names
 from ingot.pipeline.recipe.load import list_recipes, load_recipe
 
 
-@click.command("passes")
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def passes_command(name: str | None, as_json: bool) -> None:
-    """List the passes, or show one pass with its options.
-
-    \b
-    Example:
-      ingot passes quantize-weights
-    """
+    """List the passes, or show one pass with its options."""
     classes = [load_pass_class(name)] if name else [load_pass_class(known) for known in pass_names()]
     if as_json:
         print_json([_facts(pass_class) for pass_class in classes])
@@ -60,17 +52,8 @@ def _default(field: Field[Any]) -> object:
     return "required" if field.default is MISSING else plain_value(field.default)
 
 
-@click.command("recipes")
-@click.argument("name", required=False)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value, as `ingot build` does.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def recipes_command(name: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """List the shipped recipes, or show one (a name or a file) resolved, with every default filled in.
-
-    \b
-    Example:
-      ingot recipes int4-cpu
-    """
+    """List the shipped recipes, or show one (a name or a file) resolved, with every default filled in."""
     if name:
         recipe = load_recipe(name, overrides)
         if as_json:

@@ -3,8 +3,6 @@
 import json
 from collections import Counter
 
-import click
-
 from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
 from ingot.artifact.launch_program import (
     Argument,
@@ -25,24 +23,10 @@ from ingot.errors import UsageError, did_you_mean, one_of
 from ingot.sizes import format_bytes
 
 
-@click.command("inspect")
-@click.argument("artifact", type=click.Path())
-@click.option(
-    "--program", "show_program", is_flag=True, help="Also list the program's steps, or its buckets and kernels."
-)
-@click.option("--bucket", metavar="NAME", help="Also list the launches of one bucket, as decode-1.")
-@click.option("--files", "show_files", is_flag=True, help="Also list every file with its digest.")
-@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def inspect_command(
     artifact: str, show_program: bool, bucket: str | None, show_files: bool, no_verify: bool, as_json: bool
 ) -> None:
-    """Show what ARTIFACT holds and how its gates were decided. Digests are checked first.
-
-    \b
-    Example:
-      ingot inspect artifacts/demo --files
-    """
+    """Show what ARTIFACT holds and how its gates were decided. Digests are checked first."""
     opened = open_artifact(artifact, verify=not no_verify)
     if as_json:
         print_json(opened.manifest.model_dump(mode="json"))

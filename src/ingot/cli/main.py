@@ -4,55 +4,32 @@
 """
 
 import sys
-from importlib import import_module
 
 import click
 
-import ingot
-from ingot.cli.console import print_error, show_log
-from ingot.errors import IngotError, UsageError, did_you_mean
+from ingot.cli.commands import COMMANDS, CommandGroup
+from ingot.errors import IngotError, UsageError
 
-COMMANDS: dict[str, str] = {
-    "build": "ingot.cli.build:build_command",
-    "export": "ingot.cli.checkpoints:export_command",
-    "import": "ingot.cli.checkpoints:import_command",
-    "inspect": "ingot.cli.inspect:inspect_command",
-    "lint-checkpoint": "ingot.cli.checkpoints:lint_checkpoint_command",
-    "passes": "ingot.cli.catalog:passes_command",
-    "quantize-report": "ingot.cli.validate:quantize_report_command",
-    "recipes": "ingot.cli.catalog:recipes_command",
-    "run": "ingot.cli.run:run_command",
-    "transcode": "ingot.cli.checkpoints:transcode_command",
-    "tune": "ingot.cli.tune:tune_command",
-    "validate": "ingot.cli.validate:validate_command",
-}
+_EXTRAS = {"onnx": "compiler", "onnx_ir": "compiler"}  # package -> the extra of Ingot that installs it
 
 
-class _LazyGroup(click.Group):
-    """Imports a command when it is used: `ingot run` must not wait for the compiler's imports."""
+def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
+        import ingot
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], COMMANDS)
-            raise UsageError(f"unknown command {args[0]!r}; commands: {', '.join(sorted(COMMANDS))}.{hint}")
-        return super().resolve_command(ctx, args)
+        click.echo(f"ingot, version {ingot.__version__}")
+        context.exit()
 
 
-@click.group(cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(ingot.__version__, prog_name="ingot")
+@click.group(
+    cls=CommandGroup,
+    commands=COMMANDS,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Compile an LLM checkpoint into an artifact that proves itself, and run it.
@@ -72,29 +49,35 @@ def main(args: list[str] | None = None) -> None:
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line; return its exit code. No traceback for a user's mistake."""
-    show_log()
     try:
         outcome = cli.main(args=args, prog_name="ingot", standalone_mode=False)
         return outcome if isinstance(outcome, int) else 0
     except IngotError as error:
-        print_error(str(error))
+        _print_error(str(error))
         return error.exit_code
     except click.ClickException as error:
         where = f" (see `{error.ctx.command_path} --help`)" if isinstance(error, click.UsageError) and error.ctx else ""
-        print_error(f"{error.format_message()}{where}")
+        _print_error(f"{error.format_message()}{where}")
         return UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
-        print_error("interrupted")
+        _print_error("interrupted")
         return 130
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone
         return 1
     except ModuleNotFoundError as error:
-        if error.name not in {"onnx", "onnx_ir"}:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
-        print_error(f"this command needs {error.name}, part of the compiler; pip install 'ingot[compiler]'")
+        _print_error(f"this command needs {error.name}, part of the {extra}; pip install 'ingot[{extra}]'")
         return 1
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        print_error(f"{place}{error.strerror or error}")
+        _print_error(f"{place}{error.strerror or error}")
         return 1
+
+
+def _print_error(message: str) -> None:
+    from ingot.cli.console import print_error  # loads rich, which help does without
+
+    print_error(message)

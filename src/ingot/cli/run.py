@@ -10,32 +10,10 @@ from ingot.errors import RequestError, UsageError
 from ingot.runtime import Completion, Engine, SamplingParams
 
 
-@click.command("run")
-@click.argument("artifact", type=click.Path())
-@click.argument("prompt", default="-")
-@click.option("--max-tokens", default=128, show_default=True, help="Most tokens to generate.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens of this total probability.")
-@click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the likeliest one's.")
-@click.option("--seed", type=int, help="Same seed, same text.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
-@click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
-@click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
-@click.option("--chat", is_flag=True, help="Treat PROMPT as a user message, with the model's chat template.")
-@click.option("--system", help="System message for --chat.")
-@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming.")
 def run_command(
     artifact: str, prompt: str, chat: bool, system: str | None, no_verify: bool, as_json: bool, **sampling: object
 ) -> None:
-    """Generate from ARTIFACT. PROMPT is text, or - to read standard input.
-
-    \b
-    Examples:
-      ingot run artifacts/demo "def read_file(path):" --max-tokens 64
-      ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
-    """
+    """Generate from ARTIFACT. PROMPT is text, or - to read standard input."""
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
     params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there

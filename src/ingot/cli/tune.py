@@ -2,30 +2,14 @@
 
 from pathlib import Path
 
-import click
-
 from ingot.builder.tune.tune import Choice, Tuner, TuneSource, Tuning, require_gpu
 from ingot.cli.console import print_json, print_note, print_table, progress_bars
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.stopwatch import EventStopwatch
 
 
-@click.command("tune")
-@click.argument("source", metavar="ARTIFACT|RECIPE")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The table, a JSON file.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
-@click.option("--free-order", is_flag=True, help="Let each bucket sum in its own order: faster, less batch-invariant.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was chosen as JSON.")
 def tune_command(source: str, output: Path, overrides: tuple[str, ...], free_order: bool, as_json: bool) -> None:
-    """Measure the matmuls of ARTIFACT, or of what RECIPE would build, on this machine's GPU.
-
-    Use the table in a build with --set gpu.tiles=FILE. An existing table is extended; Ctrl-C keeps what was measured.
-
-    \b
-    Example:
-      ingot tune artifacts/mine -o h100.json
-      ingot build int4-cuda --set checkpoint=./my-model --set gpu.tiles=h100.json
-    """
+    """Measure the matmuls of ARTIFACT, or of what RECIPE would build, on this machine's GPU."""
     given = TuneSource.of(source, overrides)
     device = open_device()
     try:

@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import click
-
 from ingot.artifact import open_artifact
-from ingot.builder import remeasure
-from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.evidence import print_evidence, print_gates
 from ingot.errors import UsageError
@@ -16,13 +12,6 @@ from ingot.validation.gates import raise_for
 from ingot.validation.report.quantization_text import code_bars, shown_columns, summary_sentences, weight_cells
 
 
-@click.command("validate")
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Make the baseline from this checkpoint folder.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this artifact.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set evaluation, latency or gates.")
-@click.option("--evidence", type=click.Path(path_type=Path), metavar="DIR", help="Write the new evidence here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def validate_command(
     artifact: Path,
     checkpoint: Path | None,
@@ -31,15 +20,7 @@ def validate_command(
     evidence: Path | None,
     as_json: bool,
 ) -> None:
-    """Check every digest of ARTIFACT; with a checkpoint or a baseline also measure it again by its own recipe.
-
-    Exit codes: 0 all gates pass, 1 error, 2 usage, 3 a gate failed, 4 a gate is undecided.
-
-    \b
-    Examples:
-      ingot validate artifacts/demo
-      ingot validate artifacts/demo --checkpoint examples/models/stdlib-llama-6m
-    """
+    """Check every digest of ARTIFACT; with a checkpoint or a baseline also measure it again by its own recipe."""
     if checkpoint is None and baseline is None:
         if overrides or evidence:
             raise UsageError(
@@ -48,6 +29,8 @@ def validate_command(
             )
         _check_digests(artifact, as_json)
         return
+    from ingot.builder import remeasure  # needs the compiler's packages; checking digests does not
+
     with progress_bars():
         found = remeasure(artifact, checkpoint=checkpoint, baseline=baseline, overrides=overrides)
     if evidence:
@@ -71,14 +54,6 @@ def _check_digests(artifact: Path, as_json: bool) -> None:
     print_note("nothing was measured; add --checkpoint FOLDER or --baseline ARTIFACT to measure again")
 
 
-@click.command("quantize-report")
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Measure the weights' errors against it.")
-@click.option("--text", type=click.Path(path_type=Path), help="Measure KL on this text; requires --checkpoint.")
-@click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the text (default: 2048 or fewer).")
-@click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Weights to show.")
-@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
-@click.option("--json", "as_json", is_flag=True, help="Print all weights as JSON.")
 def quantize_report_command(
     artifact: Path,
     checkpoint: Path | None,
@@ -88,15 +63,9 @@ def quantize_report_command(
     no_verify: bool,
     as_json: bool,
 ) -> None:
-    """Show ARTIFACT's quantized weights, the most costly first: bits, bytes, scales, errors, KL.
+    """Show ARTIFACT's quantized weights, the most costly first: bits, bytes, scales, errors, KL."""
+    from ingot.builder.quantize_report import TextOptions, quantize_report
 
-    Errors and KL are those that the build measured; with its checkpoint and a text they are measured again.
-
-    \b
-    Examples:
-      ingot quantize-report artifacts/demo
-      ingot quantize-report artifacts/demo --checkpoint ./my-model --text held-out.txt
-    """
     opened = open_artifact(artifact, verify=not no_verify)
     with progress_bars():
         found, remarks = quantize_report(opened, checkpoint, TextOptions(text, tokens) if text else None)

@@ -1,0 +1,38 @@
+"""Commands are declared without imports: help is quick everywhere, and each declaration fits its function."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from ingot.cli.commands import CHECKPOINT_FORMATS, COMMANDS, FLOAT_TYPES, FORMATS
+from ingot.pipeline.interchange import folder, formats
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_function_of_a_command_takes_its_parameters(name: str) -> None:
+    command = COMMANDS[name]
+    declared = {parameter.name for parameter in command.params}
+    signature = inspect.signature(command.load())
+    given = {one.name for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD}
+    takes_more = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    assert given <= declared
+    assert takes_more or given == declared
+
+
+def test_names_in_help_are_those_of_the_tables() -> None:
+    assert tuple(formats.FORMATS) == FORMATS
+    assert formats.CHECKPOINT_FORMATS == CHECKPOINT_FORMATS
+    assert tuple(folder.FLOAT_TYPES) == FLOAT_TYPES
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from ingot.cli.main import run; run(sys.argv[1:]);"
+        "heavy = {'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'pydantic', 'rich', 'yaml', 'tokenizers'};"
+        "print('loaded', sorted(heavy & set(sys.modules)))"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", code, *arguments], text=True)
+    assert shown.splitlines()[-1] == "loaded []"
