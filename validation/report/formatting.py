@@ -1,5 +1,12 @@
-"""Formats numbers for the report, the summary and messages."""
+"""Formats numbers for the report, the summary and messages.
 
+A measured number is shown with the digits that its interval supports, an exact one with four.
+"""
+
+import math
+from collections.abc import Sequence
+
+from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS
 from ingot.sizes import format_bytes
 from ingot.validation.statistics import Measured
@@ -17,6 +24,14 @@ _TITLES = {
     "size_ratio": "Size on disk",
     "peak_memory_ratio": "Peak memory",
 }
+
+_SHARES = frozenset({"top1_agreement"})  # shown in percent
+_EXACT_DIGITS = 4
+_INTERVAL_DIGITS = 2  # significant digits of half an interval's width
+_MOST_DIGITS = 6  # of a value whose interval is very narrow
+_MOST_CHANGE_DECIMALS = 3
+_LARGE_EFFECT = 0.5
+_TINY = 1e-4
 
 
 def title(metric: str, level: int | None = None) -> str:
@@ -50,33 +65,126 @@ def quantity(value: float | None, unit: str) -> str:
         return seconds(value)
     if unit == "bytes":
         return format_bytes(value)
-    return f"{value:,.4g} {unit}".rstrip() if unit else f"{value:.4f}"
+    return f"{_three_digits(value)} {unit}" if unit else significant(value, _EXACT_DIGITS)
+
+
+def sides(measured: Measured) -> tuple[str, str]:
+    """Baseline and candidate in one unit. A metric of the pair, such as KL, is a value of the candidate alone."""
+    baseline, candidate = measured.baseline, measured.candidate
+    if baseline is None or candidate is None:
+        return quantity(baseline, measured.unit), quantity(candidate, measured.unit) if candidate else value(measured)
+    if measured.unit == "seconds":
+        before, _, after = seconds_row([baseline, candidate]).partition(" / ")
+        return f"{before} {after.split()[-1]}", after
+    return quantity(baseline, measured.unit), quantity(candidate, measured.unit)
+
+
+def limit(gate: GateOutcome) -> str:
+    """A gate's limit as the recipe states it, a share in percent: "≤ 1.03", "≥ 90 %"."""
+    scale, unit = _display(gate.name)
+    return f"{'≤' if gate.bound == 'max' else '≥'} {scale * gate.limit:.6g}{unit}"
 
 
 def metric_value(metric: str, value: float) -> str:
-    """Format a metric's value: ratios with four decimals, shares in percent, KL with four digits."""
-    if metric.partition("@")[0] == "top1_agreement":
-        return f"{100 * value:.2f} %"
-    if METRICS[metric.partition("@")[0]].comparison == "ratio":
-        return f"{value:.4f}"
-    return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
+    """Format a metric's value on its own, with four digits: a share in percent, everything else as a number."""
+    scale, unit = _display(metric)
+    return significant(scale * value, _EXACT_DIGITS) + unit
+
+
+def value(measured: Measured) -> str:
+    """The measured value with the digits that its interval supports."""
+    estimate = measured.estimate
+    return fitted(measured.metric, [estimate.value], estimate.low, estimate.high)[0]
 
 
 def interval(measured: Measured) -> str:
-    """Format the interval as "0.98 to 1.02", or "exact"."""
+    """The 95 % interval, as "0.98 to 1.02", or "exact"."""
     estimate = measured.estimate
     if estimate.method == "exact":
         return "exact"
-    return f"{metric_value(measured.metric, estimate.low)} to {metric_value(measured.metric, estimate.high)}"
+    return range_of(measured.metric, estimate.low, estimate.high)
+
+
+def range_of(metric: str, low: float, high: float) -> str:
+    """Both ends of an interval, with the unit once: "92.4 to 93.9 %"."""
+    start, end = fitted(metric, [low, high], low, high)
+    return f"{start.removesuffix(_display(metric)[1])} to {end}"
+
+
+def fitted(metric: str, values: Sequence[float], low: float, high: float) -> list[str]:
+    """Format a metric's values with as many decimals as show half the interval's width with two digits.
+
+    "10.9" for 8.0 to 14.9, "1.0108" for 1.0074 to 1.0143. An interval without width supports four digits.
+    """
+    scale, unit = _display(metric)
+    half = scale * (high - low) / 2
+    if half <= 0:
+        return [significant(scale * value, _EXACT_DIGITS) + unit for value in values]
+    shown = [scale * abs(value) for value in (*values, low, high) if value]
+    largest = max(shown)
+    decimals = min(_decimals(half, _INTERVAL_DIGITS), _decimals(largest, _MOST_DIGITS))
+    decimals = max(decimals, _decimals(min(shown), 1)) if largest >= _TINY else decimals
+    return [_number(scale * value, decimals, largest) + unit for value in values]
+
+
+def ratio(measured: Measured) -> str:
+    """The paired ratio of candidate to baseline; a dash for a metric that is not a ratio."""
+    return value(measured) if _is_ratio(measured) else "-"
+
+
+def change(measured: Measured) -> str:
+    """The paired ratio as a change in percent: "-3.4 %", "+1.08 %"; a dash for a metric that is not a ratio."""
+    if not _is_ratio(measured):
+        return "-"
+    estimate = measured.estimate
+    percent = 100 * (estimate.value - 1)
+    half = 100 * (estimate.high - estimate.low) / 2
+    decimals = _decimals(half, _INTERVAL_DIGITS) if half > 0 else _decimals(percent, 3)
+    text = f"{percent:+,.{min(max(0, decimals), _MOST_CHANGE_DECIMALS)}f}"
+    return "0 %" if not float(text.replace(",", "")) else f"{text} %"
 
 
 def detectable(measured: Measured) -> str:
-    """Format the smallest detectable effect, in the metric's unit."""
+    """Format the smallest detectable effect: in percent, as a factor, in points or as a number."""
     if measured.estimate.method == "exact":
         return "-"
-    value = measured.estimate.detectable
-    as_percent = METRICS[measured.metric].comparison == "ratio" or measured.metric == "top1_agreement"
-    return f"±{100 * value:.2f} %" if as_percent else f"±{value:.3g}"
+    effect = measured.estimate.detectable
+    if measured.metric in _SHARES:
+        return f"±{significant(100 * effect, _INTERVAL_DIGITS)} points"
+    if not _is_ratio(measured):
+        return f"±{significant(effect, _INTERVAL_DIGITS)}"
+    if effect >= _LARGE_EFFECT:  # the interval is symmetric on the log scale: no ratio falls by more than 100 %
+        return f"factor {significant(1 + effect, _INTERVAL_DIGITS)}"
+    return f"±{significant(100 * effect, _INTERVAL_DIGITS)} %"
+
+
+def significant(value: float, digits: int) -> str:
+    """Format with this many significant digits: 0.01716, 1.011, 12, 1,230; from 1e-4 downwards as 2.5e-5."""
+    return _number(value, _decimals(value, digits), abs(value)) if value else "0"
+
+
+def _is_ratio(measured: Measured) -> bool:
+    return METRICS[measured.metric].comparison == "ratio"
+
+
+def _display(metric: str) -> tuple[float, str]:
+    """Factor and unit in which a metric, or metric@level, is shown."""
+    return (100.0, " %") if metric.partition("@")[0] in _SHARES else (1.0, "")
+
+
+def _number(value: float, decimals: int, largest: float) -> str:
+    """Format with `decimals`, or with an exponent where the largest number of the row is tiny."""
+    if not value:
+        return "0"
+    if largest >= _TINY:
+        return f"{round(value, decimals):,.{max(0, decimals)}f}"
+    mantissa, _, exponent = f"{value:.{max(0, decimals + math.floor(math.log10(largest)))}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Decimals that show `value` with this many significant digits; negative for large values."""
+    return digits - 1 - math.floor(math.log10(abs(value))) if value else 0
 
 
 def _time_unit(value: float) -> tuple[str, float]:
@@ -86,4 +194,4 @@ def _time_unit(value: float) -> tuple[str, float]:
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+    return f"{value:.3g}" if value < 999.5 else significant(value, 3)
