@@ -14,7 +14,7 @@ from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
 from typing import get_type_hints
 
-from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.errors import UsageError, near_or_all, shown, unknown
 from ingot.passes.base import Pass, convert_option
 
 ENTRY_POINT_GROUP = "ingot.passes"
@@ -60,7 +60,7 @@ def load_pass_class(name: str) -> type[Pass]:
     """Import the pass of that name; an unknown name is a UsageError with the nearest one."""
     places = {**PASSES, **{other: point.value for other, point in _third_party_passes().items()}}
     if name not in places:
-        raise UsageError(f"no pass is named {name!r}; passes: {one_of(places)}.{did_you_mean(name, places)}")
+        raise UsageError(unknown("pass", name, places, "passes"))
     module, _, attribute = places[name].partition(":")
     found = getattr(import_module(module), attribute)
     if not (isinstance(found, type) and issubclass(found, Pass) and found.name == name):
@@ -79,8 +79,8 @@ def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
     converted: dict[str, object] = {}
     for option, value in (options or {}).items():
         if option not in known:
-            allowed = f"options: {', '.join(known)}" if known else "it has no options"
-            raise UsageError(f"{name}: unknown option {option!r}; {allowed}.{did_you_mean(option, known)}")
+            allowed = near_or_all(option, known, "options") if known else "; it has no options."
+            raise UsageError(f"{name}: unknown option {shown(option)}{allowed}")
         converted[option] = convert_option(name, option, value, hints[option])
     return pass_class(**converted)
 

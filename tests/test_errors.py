@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.errors import Problem, RecipeError, did_you_mean, one_of, shown
+from ingot.errors import Problem, RecipeError, did_you_mean, near_names, one_of, shown, unknown
 
 NAMES = ("quantize-weights", "clean-up", "awq")
 
@@ -12,11 +12,30 @@ NAMES = ("quantize-weights", "clean-up", "awq")
     [
         ("quantise-weights", " Did you mean 'quantize-weights'?"),
         ("clean-upp", " Did you mean 'clean-up'?"),
+        ("CLEAN-UP", " Did you mean 'clean-up'?"),
+        ("weights", " Did you mean 'quantize-weights'?"),
         ("xyz", ""),
+        ("", ""),
+        ("clean-up" * 1000, ""),
     ],
 )
 def test_the_nearest_name_is_suggested_if_it_is_near(name: str, hint: str) -> None:
     assert did_you_mean(name, NAMES) == hint
+
+
+def test_at_most_three_names_are_suggested_the_nearest_first_and_none_that_is_much_less_near() -> None:
+    assert near_names("int4-cpy", ("fp32-cpu", "int4-cpu", "int4-cuda", "int8-cpu")) == ["int4-cpu"]
+    assert did_you_mean("layer.1", ("layer.0", "layer.2", "layer.3", "layer.4")) == (
+        " Did you mean 'layer.0', 'layer.2' or 'layer.3'?"
+    )
+
+
+def test_an_unknown_name_is_shown_with_the_nearest_or_else_with_all_names() -> None:
+    assert unknown("pass", "cleanup", NAMES, "passes") == "unknown pass 'cleanup'. Did you mean 'clean-up'?"
+    assert unknown("pass", "\x1b[2J", NAMES, "passes") == (
+        "unknown pass '\\x1b[2J'; passes: awq, clean-up, quantize-weights."
+    )
+    assert unknown("option", 4, ()) == "unknown option 4; known: none."
 
 
 def test_allowed_names_are_listed_in_order() -> None:

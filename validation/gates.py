@@ -15,7 +15,7 @@ from typing import Literal
 
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS
-from ingot.errors import GateFailed, GateUndecided, UsageError, did_you_mean, one_of
+from ingot.errors import GateFailed, GateUndecided, UsageError, one_of, unknown
 from ingot.validation.statistics import Measured
 
 _MOST_TIMES = 1000
@@ -33,8 +33,7 @@ class GateSpec:
     def __post_init__(self) -> None:
         name = self.metric.partition("@")[0]
         if name not in METRICS:
-            near = did_you_mean(name, METRICS)
-            raise UsageError(f"gate on an unknown metric {name!r}.{near} Metrics: {one_of(METRICS)}")
+            raise UsageError(f"gate on an {unknown('metric', name, METRICS, 'metrics')}")
         if not math.isfinite(self.limit):
             raise UsageError(f"gate {self.metric}: the limit is {self.limit}; it must be a finite number")
 

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 import onnx_ir as ir
 
-from ingot.errors import PassError, UsageError, did_you_mean, one_of
+from ingot.errors import PassError, UsageError, one_of, unknown
 from ingot.passes.base import convert_option
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.weights import WeightSite, weight_sites
@@ -91,7 +91,7 @@ def _parse(owner: str, value: object) -> Override | None:
     override = Override()
     for key, item in value.items():
         if key not in _FIELDS:
-            raise UsageError(f"{owner}: unknown key {key!r}; keys: {one_of(_FIELDS)}.{did_you_mean(key, _FIELDS)}")
+            raise UsageError(f"{owner}: {unknown('key', key, _FIELDS, 'keys')}")
         _set(override, key, convert_option(owner, key, item, _FIELDS[key]))
     return override
 

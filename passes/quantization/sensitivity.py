@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ingot.errors import PassError, did_you_mean, one_of
+from ingot.errors import PassError, near_or_all
 from ingot.passes.calibration import Calibration, CalibrationStage, Trial
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import DampedGram, gptq_round, output_error
@@ -275,7 +275,7 @@ def _refuse_unknown(weights: Mapping[str, object], model: ir.Model) -> None:
     allowed = {site.node.name or "" for site in weight_sites(model)}
     for name in weights:
         if name not in allowed:
-            raise PassError(f"{name!r} reads no weight; nodes that do: {one_of(allowed)}.{did_you_mean(name, allowed)}")
+            raise PassError(f"{name!r} reads no weight{near_or_all(name, allowed, 'nodes that do')}")
 
 
 def _runnable(

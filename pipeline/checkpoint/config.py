@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.errors import ConfigError, near_or_all
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
@@ -118,10 +118,8 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
 def _family(checkpoint: Checkpoint) -> Family:
     model_type = checkpoint.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        hint = did_you_mean(model_type, FAMILIES) if isinstance(model_type, str) else ""
-        raise ConfigError(
-            f"{checkpoint.config_file}: model_type is {model_type!r}; Ingot imports {one_of(FAMILIES)}.{hint}"
-        )
+        known = near_or_all(model_type, FAMILIES, "Ingot imports")
+        raise ConfigError(f"{checkpoint.config_file}: model_type is {model_type!r}{known}")
     return FAMILIES[model_type]
 
 

@@ -8,7 +8,7 @@ new    rope_parameters {full_attention: {...}, sliding_attention: {...}} where t
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.errors import ConfigError, near_or_all, one_of, unknown
 from ingot.pipeline.checkpoint.families import Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.model.rope import ROPE_KINDS, RopeParameters
@@ -104,9 +104,7 @@ def _parameters(reader: ConfigReader, family: Family, raw: Mapping[str, Any], he
     rope = ConfigReader(f"{reader.place}: rope parameters", raw, _DEFAULTS)
     for key in raw:
         if key not in _KNOWN:
-            raise ConfigError(
-                f"{rope.place}: unknown key {key!r}; known keys: {one_of(_KNOWN)}.{did_you_mean(key, _KNOWN)}"
-            )
+            raise ConfigError(f"{rope.place}: {unknown('key', key, _KNOWN, 'known keys')}")
     kind = _kind(rope, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
     if rope.number("rope_theta") <= 1:
@@ -132,8 +130,7 @@ def _kind(rope: ConfigReader, family: Family) -> str:
             f"cannot be cached; supported: {one_of(ROPE_KINDS)}"
         )
     if kind not in ROPE_KINDS:
-        near = did_you_mean(kind, ROPE_KINDS) if isinstance(kind, str) else ""
-        raise ConfigError(f"{rope.place}: {key} is {kind!r}; supported: {one_of(ROPE_KINDS)}.{near}")
+        raise ConfigError(f"{rope.place}: {key} is {kind!r}{near_or_all(kind, ROPE_KINDS, 'supported')}")
     return str(kind)
 
 

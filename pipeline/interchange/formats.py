@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ingot.errors import ConfigError, UsageError, did_you_mean, one_of
+from ingot.errors import ConfigError, UsageError, unknown
 from ingot.pipeline.interchange.folder import Contents, Source, WriteOptions
 from ingot.pipeline.interchange.writers import awq, compressed_tensors, gguf, gptq, plain, qdq_onnx
 
@@ -47,7 +47,7 @@ CHECKPOINT_FORMATS = tuple(name for name, row in FORMATS.items() if not row.need
 def get_format(name: str, allowed: Collection[str] = FORMATS.keys()) -> Format:
     """Return the row of one of the allowed names; UsageError names them and the nearest."""
     if name not in allowed:
-        raise UsageError(f"no format is named {name!r}; formats: {one_of(allowed)}.{did_you_mean(name, allowed)}")
+        raise UsageError(unknown("format", name, allowed, "formats"))
     return FORMATS[name]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.errors import BuildError, CheckpointError, UsageError, did_you_mean, one_of
+from ingot.errors import BuildError, CheckpointError, UsageError, one_of, unknown
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.interchange.folder import (
@@ -72,8 +72,7 @@ def transcode(
     """
     get_format(target, CHECKPOINT_FORMATS)
     if dtype is not None and dtype not in FLOAT_TYPES:
-        near = did_you_mean(dtype, FLOAT_TYPES)
-        raise UsageError(f"no dtype is named {dtype!r}; it must be one of {one_of(FLOAT_TYPES)}.{near}")
+        raise UsageError(f"--dtype: {unknown('type', dtype, FLOAT_TYPES, 'types')}")
     options = replace(TRANSCODING, lossy=lossy, floats=floats, dtype=FLOAT_TYPES[dtype] if dtype else None)
     checkpoint = Checkpoint.open(source)
     return write_and_prove(checkpoint, weights_of_checkpoint(checkpoint), folder, target, options)

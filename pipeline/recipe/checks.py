@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ingot.errors import Problem, UsageError, did_you_mean, one_of
+from ingot.errors import Problem, UsageError, near_or_all, shown
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe.consistency import consistency_problems
 from ingot.pipeline.recipe.schema import PassEntry, Recipe, RecipePath
@@ -122,7 +122,7 @@ def _unknown_key(path: Keys) -> str:
     allowed = list(_model_at(path[:-1]).model_fields)
     allowed += ["extends"] if not where else []
     place = f" in {where}" if where else ""
-    return f"unknown key {key!r}{place}; keys: {one_of(allowed)}.{did_you_mean(key, allowed)}"
+    return f"unknown key {shown(key)}{place}{near_or_all(key, allowed, 'keys')}"
 
 
 def _model_at(path: Keys) -> type[BaseModel]:

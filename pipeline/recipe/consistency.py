@@ -7,7 +7,7 @@ applies them, and the target limits GPUs, key-value precisions and 8-bit floats.
 from collections.abc import Iterator, Sequence
 
 from ingot.artifact.metrics import METRICS, MetricFacts
-from ingot.errors import Problem, UsageError, did_you_mean, one_of
+from ingot.errors import Problem, UsageError, one_of, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe.yaml import Located
@@ -95,8 +95,7 @@ def _gate_problems(recipe: Located) -> Iterator[Problem]:
     for metric, gate in gates.entries.items() if gates else ():
         name, separator, level = metric.partition("@")
         if name not in METRICS:
-            near = did_you_mean(name, METRICS)
-            yield gate.problem(f"gates: unknown metric {name!r}; metrics: {one_of(METRICS)}.{near}")
+            yield gate.problem(f"gates: {unknown('metric', name, METRICS, 'metrics')}")
         else:
             yield from _limit_problems(recipe, METRICS[name], level if separator else None, gate)
 

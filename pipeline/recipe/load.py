@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
-from ingot.errors import Problem, RecipeError, UsageError, did_you_mean, one_of
+from ingot.errors import Problem, RecipeError, UsageError, near_or_all, unknown
 from ingot.pipeline.recipe.checks import check_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.yaml import Located, read_located
@@ -78,10 +78,9 @@ def _find_recipe(source: str | Path, relative_to: Path) -> _RecipeFile:
         return _RecipeFile.at(path)
     shipped = _shipped_recipes()
     if source not in shipped:
-        near = did_you_mean(source, shipped)
         raise ValueError(
-            f"no recipe is named {source!r}; recipes that ship: {one_of(shipped)}.{near} "
-            "For a file of your own give its path, such as ./my-recipe.yaml"
+            f"{unknown('recipe', source, shipped, 'recipes that ship')} For a file of your own give its path, such as "
+            "./my-recipe.yaml"
         )
     return shipped[source]
 
@@ -231,5 +230,5 @@ def _pass_name(item: Located) -> str:
 def _pass_message(name: str, names: list[str]) -> str:
     if name in names:
         return f"the recipe runs {name!r} {names.count(name)} times; give the whole list with --set passes=[...]"
-    passes = f"its passes: {one_of(names)}.{did_you_mean(name, names)}" if names else "it has no passes."
-    return f"the recipe runs no pass {name!r}; {passes} Give the whole list with --set passes=[...] to add one"
+    passes = near_or_all(name, names, "its passes")
+    return f"the recipe runs no pass {name!r}{passes} Give the whole list with --set passes=[...] to add one"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ingot.artifact import EngineKind
 from ingot.artifact.kv_geometry import KVType
-from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.errors import UsageError, one_of, unknown
 
 FLOAT8_FROM = 89  # the first SM with 8-bit floats
 
@@ -98,7 +98,7 @@ TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
 def get_target(name: str) -> Target:
     """Return the target of that name. UsageError with the nearest name if it is unknown."""
     if name not in TARGETS:
-        raise UsageError(f"unknown target {name!r}; targets: {one_of(TARGETS)}.{did_you_mean(name, TARGETS)}")
+        raise UsageError(unknown("target", name, TARGETS, "targets"))
     return TARGETS[name]
 
 

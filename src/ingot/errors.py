@@ -15,13 +15,19 @@
         ├── GateFailed            exit code 3
         └── GateUndecided         exit code 4
 
-A message says what is wrong, the value, what is allowed, and what to do; `did_you_mean` adds the nearest name. The
-command line prints the message without a traceback. `shown` cuts a long value, so that no message is as long as a file.
+A message says what is wrong, the value, what is allowed, and what to do; `unknown` words an unknown name, with the
+nearest names or, where none is near, all. The command line prints the message without a traceback. `shown` cuts a long
+value, so that no message is as long as a file.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+
+_NEAR = 0.6  # least similarity of a name that is suggested
+_NEARLY_AS_NEAR = 0.1  # a name that is less similar than the nearest by more than this is not suggested
+_SUGGESTED = 3
+_LONGEST_NAME = 200  # longer input is not compared
 
 
 class IngotError(Exception):
@@ -116,10 +122,45 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit or isinstance(value, str) else f"{text[:limit]}..."
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest allowed name, or an empty string when none is near."""
-    near = get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def unknown(kind: str, name: object, allowed: Iterable[str], label: str = "known") -> str:
+    """Return "unknown KIND NAME" with the nearest allowed names, or with all of them after `label` if none is near."""
+    return f"unknown {kind} {shown(name)}{near_or_all(name, allowed, label)}"
+
+
+def near_or_all(name: object, allowed: Iterable[str], label: str = "known") -> str:
+    """Return ". Did you mean 'x' or 'y'?", or "; LABEL: " and all allowed names if none is near."""
+    names = list(allowed)
+    near = did_you_mean(name, names)
+    return f".{near}" if near else f"; {label}: {one_of(names) or 'none'}."
+
+
+def did_you_mean(name: object, allowed: Iterable[str]) -> str:
+    """Return " Did you mean 'x', 'y' or 'z'?" for the nearest allowed names, or an empty string when none is near."""
+    near = [repr(found) for found in near_names(name, allowed)]
+    *first, last = near or [""]
+    return f" Did you mean {', '.join(first)}{' or ' if first else ''}{last}?" if near else ""
+
+
+def near_names(name: object, allowed: Iterable[str]) -> list[str]:
+    """Return up to three allowed names that are similar to `name`, the nearest first; else those that contain it."""
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME:
+        return []
+    names = sorted(set(allowed))
+    similar = _similarity(name, names)
+    least = max(similar.values(), default=0.0) - _NEARLY_AS_NEAR
+    near = sorted((found for found, ratio in similar.items() if ratio >= least), key=lambda found: -similar[found])
+    return (near or [found for found in names if len(name) > 2 and name.lower() in found.lower()])[:_SUGGESTED]
+
+
+def _similarity(name: str, allowed: Iterable[str]) -> dict[str, float]:
+    """Similarity of the allowed names that are near, between _NEAR and 1; letter case does not count."""
+    matcher = SequenceMatcher(b=name.lower(), autojunk=False)
+    found = {}
+    for other in allowed:
+        matcher.set_seq1(other.lower())
+        if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR and matcher.ratio() >= _NEAR:
+            found[other] = matcher.ratio()
+    return found
 
 
 def one_of(allowed: Iterable[str]) -> str:

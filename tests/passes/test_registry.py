@@ -26,14 +26,14 @@ def test_names_are_listed_in_order() -> None:
 
 
 def test_an_unknown_pass_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"no pass is named 'cleanup'; passes: .*\. Did you mean 'clean-up'\?"):
+    with pytest.raises(UsageError, match=r"unknown pass 'cleanup'\. Did you mean 'clean-up'\?"):
         load_pass_class("cleanup")
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         make_pass("fold-constants", {"max_byte": 3})
-    message = "fold-constants: unknown option 'max_byte'; options: max_bytes. Did you mean 'max_bytes'?"
+    message = "fold-constants: unknown option 'max_byte'. Did you mean 'max_bytes'?"
     assert str(caught.value) == message
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of
+from ingot.errors import CheckpointError, ConfigError, near_or_all
 from ingot.pipeline.checkpoint.formats.awq import Awq
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
@@ -93,8 +93,8 @@ def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTens
 def _read_method(config: Mapping[str, Any], place: str) -> QuantMethod:
     name = str(config.get("quant_method") or config.get("method"))
     if name not in METHODS:
-        near = did_you_mean(name, METHODS)
-        raise ConfigError(f"{place}: quant_method is {name!r}; Ingot reads {one_of(METHODS)} and GGUF files.{near}")
+        known = near_or_all(name, METHODS, "Ingot reads GGUF files and")
+        raise ConfigError(f"{place}: quant_method is {name!r}{known}")
     return METHODS[name].read(config, place)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ingot.artifact.launch_program import Constant, Kernel
-from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.errors import UsageError, one_of, unknown
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ SIGNATURES: Mapping[str, Signature] = {
 def signature(name: str) -> Signature:
     """Return a kernel's signature. UsageError with the nearest name if there is no such kernel."""
     if name not in SIGNATURES:
-        raise UsageError(f"unknown kernel {name!r}; kernels: {one_of(SIGNATURES)}.{did_you_mean(name, SIGNATURES)}")
+        raise UsageError(unknown("kernel", name, SIGNATURES, "kernels"))
     return SIGNATURES[name]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.errors import ArtifactError, CheckpointError, IngotError, did_you_mean, one_of
+from ingot.errors import ArtifactError, CheckpointError, IngotError, near_or_all
 
 MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8  # the header's length, at the start of the file
@@ -141,10 +141,7 @@ class _HeaderReader:
                     f"the header entry of {name!r} is {entry!r}; it must hold dtype, shape and two data_offsets"
                 )
         if dtype not in DTYPE_BYTES:
-            raise self._refusal(
-                f"{name!r} has the unknown dtype {dtype!r}; known are {one_of(DTYPE_BYTES)}."
-                + did_you_mean(dtype, DTYPE_BYTES)
-            )
+            raise self._refusal(f"{name!r} has the unknown dtype {dtype!r}{near_or_all(dtype, DTYPE_BYTES)}")
         if not all(type(dim) is int and dim >= 0 for dim in shape):
             raise self._refusal(f"{name!r} has the shape {shape!r}; it must hold whole numbers from 0")
         needed = prod(shape) * DTYPE_BYTES[dtype]

@@ -11,7 +11,7 @@ from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, show_log, stdout
 from ingot.cli.evidence import print_evidence
-from ingot.errors import GateError, UsageError, did_you_mean, one_of
+from ingot.errors import GateError, UsageError, unknown
 from ingot.passes.manager import PassRecord, print_after, save_after_each, timing_table
 from ingot.passes.quantization.bit_assignment import assignment_table
 from ingot.passes.quantization.mixed_precision import MIXED_FACTS, MixedPrecision
@@ -83,9 +83,7 @@ def _check_pass_names(names: tuple[str, ...]) -> None:
     known = pass_names()
     for name in names:
         if name not in known and name != "all":
-            raise UsageError(
-                f"--print-ir-after: no pass is named {name!r}; passes: all, {one_of(known)}.{did_you_mean(name, known)}"
-            )
+            raise UsageError(f"--print-ir-after: {unknown('pass', name, ['all', *known], 'passes')}")
 
 
 def _note_passes_that_did_not_run(names: tuple[str, ...], result: BuildResult) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ingot.errors import UsageError, did_you_mean
+from ingot.errors import UsageError, unknown
 
 CHECKPOINT_FORMATS = ("gptq", "gptq-v1", "gptq-v2", "awq", "compressed-tensors", "safetensors", "gguf")
 FORMATS = (*CHECKPOINT_FORMATS, "onnx")
@@ -48,8 +48,7 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.commands and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], self.commands)
-            raise UsageError(f"unknown command {args[0]!r}; commands: {', '.join(sorted(self.commands))}.{hint}")
+            raise UsageError(unknown("command", args[0], self.commands, "commands"))
         return super().resolve_command(ctx, args)
 
 

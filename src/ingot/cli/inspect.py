@@ -19,7 +19,7 @@ from ingot.artifact.launch_program import (
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.cli.console import print_json, print_table, stdout
 from ingot.cli.evidence import print_gates
-from ingot.errors import UsageError, did_you_mean, one_of
+from ingot.errors import UsageError, unknown
 from ingot.sizes import format_bytes
 
 
@@ -96,7 +96,7 @@ def _print_bucket(artifact: Artifact, name: str) -> None:
     found = next((bucket for bucket in program.programs if bucket.name == name), None)
     if found is None:
         names = [bucket.name for bucket in program.programs]
-        raise UsageError(f"unknown bucket {name!r}; buckets: {one_of(names)}.{did_you_mean(name, names)}")
+        raise UsageError(unknown("bucket", name, names, "buckets"))
     rows = [(str(number), *_row(program, found, step)) for number, step in enumerate(found.launches)]
     rows += [(name, *_row(program, found, step)) for name, steps in found.samplers.items() for step in steps]
     print_table(f"Launches of {name}", ("step", "runs", "for", "grid", "reads and writes"), rows, left=5)

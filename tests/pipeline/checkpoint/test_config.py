@@ -77,10 +77,11 @@ def test_a_longrope_model_defaults_to_its_original_context(tmp_path: Path) -> No
     assert read(tmp_path).default_context_tokens == 64
 
 
-def test_an_unknown_model_type_is_refused_with_the_list_and_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_model_type_is_refused_with_the_nearest_or_the_list(tmp_path: Path) -> None:
     message = refusal(tmp_path, model_type="qwen33")
-    assert "model_type is 'qwen33'; Ingot imports gemma2, gemma3_text, granite, llama" in message
-    assert "Did you mean 'qwen3'?" in message
+    assert "model_type is 'qwen33'. Did you mean 'qwen3'" in message
+    message = refusal(tmp_path / "other", model_type="bert")
+    assert "model_type is 'bert'; Ingot imports: gemma2, gemma3_text, granite, llama" in message
 
 
 @pytest.mark.parametrize("value", [ABSENT, None, 3])

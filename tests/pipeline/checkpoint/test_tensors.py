@@ -39,7 +39,7 @@ def test_a_missing_tensor_is_named_with_shape_and_nearest(tmp_path: Path) -> Non
     edit_tensors(folder, {QUERY: ABSENT, "model.layers.0.self_attn.q_prj.weight": ones(32, 32)})
     message = refusal(folder)
     assert f"the tensor {QUERY!r} of shape [32, 32] is missing, which a llama model needs" in message
-    assert "Did you mean 'model.layers.0.self_attn.q_prj.weight'?" in message
+    assert "Did you mean 'model.layers.0.self_attn.q_prj.weight'" in message
 
 
 def test_a_missing_head_points_to_tie_word_embeddings(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_left_over_tensors_are_named_with_the_nearest(tmp_path: Path) -> None:
     edit_tensors(folder, {f"model.layers.0.self_attn.{name}_proj.bias": ones(32) for name in "qo"})
     message = refusal(folder)
     assert "'model.layers.0.self_attn.o_proj.bias', 'model.layers.0.self_attn.q_proj.bias': no such tensor" in message
-    assert "Did you mean 'model.layers.0.self_attn.o_proj.weight'?" in message
+    assert "Did you mean 'model.layers.0.self_attn.o_proj.weight'" in message
 
 
 def test_many_left_over_tensors_are_counted(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def source_of(folder: Path) -> Source:
 
 
 def test_an_unknown_name_is_refused_with_the_allowed_ones(tmp_path: Path) -> None:
-    assert_export_refused(tmp_path, "ggml", "no format is named 'ggml'")
-    with pytest.raises(UsageError, match=r"no format is named 'onnx'; formats: awq, compressed-tensors, gguf"):
+    assert_export_refused(tmp_path, "ggml", "unknown format 'ggml'")
+    with pytest.raises(UsageError, match=r"unknown format 'onnx'; formats: awq, compressed-tensors, gguf"):
         get_format("onnx", CHECKPOINT_FORMATS)
     assert get_format("onnx") is FORMATS["onnx"]
 

@@ -180,9 +180,9 @@ def test_a_failed_proof_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no format is named 'gguff'.*Did you mean 'gguf'\?"):
+    with pytest.raises(UsageError, match=r"unknown format 'gguff'. Did you mean 'gguf'\?"):
         transcode(tmp_path, tmp_path / "out", "gguff")
-    with pytest.raises(UsageError, match=r"no dtype is named 'float64'"):
+    with pytest.raises(UsageError, match=r"--dtype: unknown type 'float64'"):
         transcode(tmp_path, tmp_path / "out", "safetensors", dtype="float64")
 
 

@@ -14,7 +14,7 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["target=cuda-sm91"], r"unknown target 'cuda-sm91'.*Did you mean 'cuda-sm90'"),
+        (["target=cuda-sm91"], r"unknown target 'cuda-sm91'. Did you mean .*'cuda-sm90'"),
         (["gpu.sms=[90]"], r"gpu.sms is \[90\], but target cuda-sm90 builds for SM 90 only; remove it"),
         (["target=cpu", "gpu.sms=[90]"], "target cpu does not build for a GPU; remove it"),
         (["target=cpu", KV], "cpu does not read keys and values in fp8; it stores them as 32-bit floats.*cuda-sm89"),

@@ -16,5 +16,5 @@ def test_every_row_is_found_by_its_name_and_its_lowering_exists() -> None:
 
 
 def test_an_unknown_target_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"unknown target 'cpuu'; targets: cpu, .*\. Did you mean 'cpu'\?"):
+    with pytest.raises(UsageError, match=r"unknown target 'cpuu'\. Did you mean 'cpu'\?"):
         get_target("cpuu")
