@@ -7,6 +7,7 @@ In order:
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,11 +15,13 @@ from pydantic import ValidationError
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, UsageError
 from ingot.runtime.executors import DeviceFacts
+from ingot.settings import num_threads
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
 from ingot.validation.gates import GateSpec, decide
 from ingot.validation.latency import LatencyLoad, LatencyResult, latency_metrics, measure_latency
+from ingot.validation.machine_load import LoadMeter
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
 from ingot.validation.quantization import Quantization
 from ingot.validation.report.report import render_html, render_markdown
@@ -88,6 +91,7 @@ def measure(
         measured=measured,
         gates=tuple(decide(options.gates, measured)),
         notes=notes or BuildNotes(),
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 
 
@@ -149,7 +153,8 @@ def _run_engines(
         EngineSubject.load(baseline, options.sequence_tokens, options.num_threads) as old,
     ):
         accuracy = _accuracy(new, old, options)
-        latency = measure_latency(new, old, options.latency) if options.latency else None
+        meter = LoadMeter(options.num_threads or num_threads())
+        latency = measure_latency(new, old, options.latency, meter=meter) if options.latency else None
         return accuracy, latency, new.device
 
 

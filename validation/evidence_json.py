@@ -11,11 +11,16 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ingot.artifact import SUMMARY_FILE, Artifact
 from ingot.artifact.metrics import METRICS
+from ingot.errors import ArtifactError
 from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord, summarize
+from ingot.validation.machine_load import MachineLoad
 from ingot.validation.quantization import Quantization
-from ingot.validation.result import Evidence
+from ingot.validation.result import Evidence, Origin, Sample
 from ingot.validation.statistics import CONFIDENCE, POWER, Measured
 
 _MICROSECOND_DIGITS = 6
@@ -43,6 +48,8 @@ def summary(evidence: Evidence) -> dict[str, Any]:
     """The content of summary.json, which `--json` also prints."""
     return {
         "verdict": evidence.verdict,
+        "measured_at": evidence.measured_at,
+        "origin": asdict(evidence.notes.origin) if evidence.notes.origin else None,
         "candidate": asdict(evidence.candidate),
         "baseline": asdict(evidence.baseline),
         "confidence": CONFIDENCE,
@@ -51,7 +58,36 @@ def summary(evidence: Evidence) -> dict[str, Any]:
         "gates": [gate.model_dump(mode="json") for gate in evidence.gates],
         "sizes": asdict(evidence.sizes),
         "memory": asdict(evidence.memory) if evidence.memory else None,
+        "load": asdict(evidence.load) if evidence.load else None,
+        "samples": [asdict(sample) for sample in evidence.notes.samples],
     }
+
+
+class SealedSummary(BaseModel):
+    """The parts of summary.json that are not in the manifest; older files have none of them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    measured_at: str = ""
+    origin: Origin | None = None
+    load: MachineLoad | None = None
+    samples: tuple[Sample, ...] = ()
+
+
+def sealed_summary(artifact: Artifact) -> SealedSummary | None:
+    """Read the summary of the measurement before the artifact was sealed; None if it was not measured.
+
+    ArtifactError for an invalid file.
+    """
+    if not artifact.has(SUMMARY_FILE):
+        return None
+    file = artifact.file(SUMMARY_FILE)
+    try:
+        return SealedSummary.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        raise ArtifactError(f"{file}: invalid summary of the evidence ({reason}); build the artifact again") from error
 
 
 def _metric(measured: Measured) -> dict[str, Any]:
@@ -65,6 +101,7 @@ def _metric(measured: Measured) -> dict[str, Any]:
         "detectable": estimate.detectable,
         "better": facts.better,
         "unit": facts.unit,
+        "change": measured.change,
         "baseline": measured.baseline,
         "candidate": measured.candidate,
         "measured_in": measured.unit,

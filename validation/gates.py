@@ -24,11 +24,12 @@ _MARGIN = 1.1
 
 @dataclass(frozen=True)
 class GateSpec:
-    """metric (or metric@level) <= limit for "max", >= limit for "min"."""
+    """metric (or metric@level) <= limit for "max", >= limit for "min". An advisory gate is reported, never blocks."""
 
     metric: str
     bound: Literal["max", "min"]
     limit: float
+    advisory: bool = False
 
     def __post_init__(self) -> None:
         name = self.metric.partition("@")[0]
@@ -46,10 +47,12 @@ def decide(specs: Sequence[GateSpec], measured: Mapping[str, Measured]) -> list[
 def raise_for(outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured] | None = None) -> None:
     """Raise GateFailed when any gate failed, else GateUndecided when any is undecided, with a line per such gate.
 
-    With `measured`, an undecided gate's line estimates the tokens or rounds needed to decide it; without, a factor.
+    Advisory gates raise nothing. With `measured`, an undecided gate's line estimates the tokens or rounds needed to
+    decide it; without, a factor.
     """
-    failed = [outcome for outcome in outcomes if outcome.verdict == "FAIL"]
-    undecided = [outcome for outcome in outcomes if outcome.verdict == "UNDECIDED"]
+    required = [outcome for outcome in outcomes if not outcome.advisory]
+    failed = [outcome for outcome in required if outcome.verdict == "FAIL"]
+    undecided = [outcome for outcome in required if outcome.verdict == "UNDECIDED"]
     if failed:
         advice = "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable."
         raise GateFailed("\n".join([*map(_failure, failed), *(_undecided(o, measured) for o in undecided), advice]))
@@ -84,6 +87,7 @@ def _outcome(spec: GateSpec, key: str, measured: Measured) -> GateOutcome:
         high=estimate.high,
         limit=spec.limit,
         bound=spec.bound,
+        advisory=spec.advisory,
     )
 
 

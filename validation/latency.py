@@ -16,6 +16,8 @@ import numpy as np
 
 from ingot.errors import UsageError
 from ingot.progress import Stage
+from ingot.settings import num_threads
+from ingot.validation.machine_load import LoadMeter, MachineLoad
 from ingot.validation.statistics import Measured, percentiles, ratio_interval
 from ingot.validation.subject import LatencySubject
 
@@ -88,8 +90,12 @@ def schedule(options: LatencyLoad) -> Iterator[Run]:
     """Every run in order: all levels per round, the baseline first in even rounds and the candidate first in odd
     ones."""
     for number in range(options.rounds):
-        sides = ("baseline", "candidate") if number % 2 == 0 else ("candidate", "baseline")
-        yield from (Run(number, level, side) for level in options.concurrency for side in sides)
+        yield from _round(options, number)
+
+
+def _round(options: LatencyLoad, number: int) -> Iterator[Run]:
+    sides = ("baseline", "candidate") if number % 2 == 0 else ("candidate", "baseline")
+    return (Run(number, level, side) for level in options.concurrency for side in sides)
 
 
 def prompts(options: LatencyLoad, vocab_size: int, round_number: int, level: int) -> list[list[int]]:
@@ -150,10 +156,11 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """Every run except warm-up, in order."""
+    """Every run except warm-up, in order, and the load of other processes during the runs, if it was measured."""
 
     options: LatencyLoad
     runs: tuple[RunRecord, ...]
+    load: MachineLoad | None = None
 
 
 def measure_latency(
@@ -161,21 +168,25 @@ def measure_latency(
     baseline: LatencySubject,
     options: LatencyLoad,
     clock: Clock = time.perf_counter,
+    meter: LoadMeter | None = None,
 ) -> LatencyResult:
     """Run the whole schedule on both. UsageError when a request does not fit the model's context."""
     sides: Mapping[str, LatencySubject] = {"candidate": candidate, "baseline": baseline}
     _require_context(sides, options)
-    runs = list(schedule(options))
-    stage = Stage("latency", len(runs) + len(sides) * len(options.concurrency))
+    meter = meter or LoadMeter(num_threads())
+    stage = Stage("latency", (options.rounds + 1) * len(sides) * len(options.concurrency))
     for level in options.concurrency:
         for side in sides:
             _warm_up(sides[side], options, level, clock)
             stage.advance()
     records = []
-    for run in runs:
-        records.append(_run(sides[run.side], run, options, clock))
-        stage.advance()
-    return LatencyResult(options, tuple(records))
+    for number in range(options.rounds):
+        meter.start()
+        for run in _round(options, number):
+            records.append(_run(sides[run.side], run, options, clock))
+            stage.advance()
+        meter.stop()
+    return LatencyResult(options, tuple(records), meter.load)
 
 
 def closed_loop(

@@ -8,6 +8,7 @@ from ingot.artifact import Artifact, GateOutcome
 from ingot.artifact.reader import is_evidence
 from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult
+from ingot.validation.machine_load import MachineLoad
 from ingot.validation.memory import MemoryResult
 from ingot.validation.quantization import Quantization
 from ingot.validation.statistics import Measured, exact
@@ -72,16 +73,39 @@ class SubjectFacts:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What the candidate was built from: recipe and checkpoint by name, and the digest of the checkpoint's tensors."""
+
+    recipe: str
+    checkpoint: str
+    checkpoint_digest: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt, and how each side continued it with the same parameters; baseline is None without one."""
+
+    prompt: str
+    candidate: str
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
 class BuildNotes:
-    """Facts from the build, for the report. The artifact stores `quantization`, so that it is also in later reports."""
+    """Facts from the build, for the report. The artifact stores all but `passes`, so that later reports have them."""
 
     passes: "tuple[PassRecord, ...]" = ()
     quantization: Quantization = field(default_factory=Quantization)
+    origin: Origin | None = None
+    samples: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One candidate compared with one baseline. `measured` is keyed by metric, or metric@level."""
+    """One candidate compared with one baseline. `measured` is keyed by metric, or metric@level.
+
+    measured_at  date and time of the measurement, UTC, as 2026-01-31T12:00:00Z
+    """
 
     candidate: SubjectFacts
     baseline: SubjectFacts
@@ -93,11 +117,17 @@ class Evidence:
     measured: dict[str, Measured]
     gates: tuple[GateOutcome, ...]
     notes: BuildNotes = field(default_factory=BuildNotes)
+    measured_at: str = ""
+
+    @property
+    def load(self) -> MachineLoad | None:
+        """Other processes' use of the machine during the latency rounds; None where it was not measured."""
+        return self.latency.load if self.latency else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst verdict of all gates: FAIL, then UNDECIDED, then PASS; None without gates."""
-        verdicts = {gate.verdict for gate in self.gates}
+        """The worst verdict of the gates that are not advisory: FAIL, then UNDECIDED, then PASS; None without any."""
+        verdicts = {gate.verdict for gate in self.gates if not gate.advisory}
         worst: tuple[Verdict, ...] = ("FAIL", "UNDECIDED", "PASS")
         return next((verdict for verdict in worst if verdict in verdicts), None)
 

@@ -18,9 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from ingot.artifact.metrics import METRICS
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -30,6 +33,7 @@ FloatArray = NDArray[np.float64]
 _UPPER = (1 + CONFIDENCE) / 2
 _CHUNK_CELLS = 1 << 22
 _MAX_EXACT_DF = 1000
+_INVISIBLE = 5e-5  # ratios that every table shows as 1.0000 are not a change
 _BISECTIONS = 200
 
 
@@ -74,6 +78,20 @@ class Measured:
     def key(self) -> str:
         """metric, or metric@level."""
         return self.metric if self.level is None else f"{self.metric}@{self.level}"
+
+    @property
+    def change(self) -> Literal["better", "worse"] | None:
+        """Which side of "as the baseline" the whole 95 % interval is on; None if it is on both, or for no ratio.
+
+        Only a ratio has a value that means no change, which is 1. KL divergence and disagreement are zero only for
+        equal models, so that every quantized model would count as worse: gates limit them instead. `perplexity` is not
+        paired with the baseline; `perplexity_ratio` is.
+        """
+        facts, estimate = METRICS[self.metric], self.estimate
+        is_lower, is_higher = estimate.high < 1 - _INVISIBLE, estimate.low > 1 + _INVISIBLE
+        if facts.comparison != "ratio" or is_lower == is_higher:
+            return None
+        return "better" if is_lower == (facts.better == "lower") else "worse"
 
 
 def exact(value: float) -> Estimate:

@@ -184,10 +184,11 @@ class GenerateOptions(_Frozen):
 
 
 class GateLimit(_Frozen):
-    """The limit of one gate: `max` where lower is better, `min` where higher is."""
+    """The limit of one gate: `max` where lower is better, `min` where higher is; and what it decides."""
 
     max: float | None = Field(default=None, description="the measured value must not be above this")
     min: float | None = Field(default=None, description="the measured value must not be below this")
+    advisory: bool = Field(default=False, description="report the verdict, but seal the artifact whatever it is")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -328,7 +329,7 @@ class Recipe(_Frozen):
                 data[key]["text"] = text.path.name
         if self.gpu.tiles is not None:
             data["gpu"]["tiles"] = TILES_FILE  # the artifact keeps the table
-        data["gates"] = {metric: {gate.bound: gate.limit} for metric, gate in self.gates.items()}
+        data["gates"] = {metric: gate.model_dump(exclude_defaults=True) for metric, gate in self.gates.items()}
         data["passes"] = [_pass_as_data(entry.make()) for entry in self.passes]
         ordered = {key: data[key] for key in Recipe.model_fields if key in data}
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=float("inf"))

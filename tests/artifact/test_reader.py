@@ -113,7 +113,7 @@ def test_any_flipped_bit_of_the_manifest_is_refused(tmp_path: Path) -> None:
     [
         {"name": "u"},
         {"versions": {"ingot": "2"}},
-        {"gates": [dict.fromkeys(("measured", "low", "high", "limit"), 1.0) | GATE]},
+        {"gates": [dict.fromkeys(("measured", "low", "high", "limit"), 1.0) | GATE], "verdict": "passed"},
     ],
 )
 def test_an_edited_name_version_or_verdict_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:

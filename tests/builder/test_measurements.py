@@ -62,12 +62,12 @@ def test_sections_of_the_recipe_become_options_of_validation() -> None:
         "evaluation.tokens=256",
         "evaluation.window_tokens=64",
         "latency={concurrency: [1, 4], rounds: 3, slo: {ttft_seconds: 0.5, tpot_seconds: 0.1}}",
-        "gates={kl_mean: {max: 0.25}, top1_agreement: {min: 0.5}}",
+        "gates={kl_mean: {max: 0.25}, top1_agreement: {min: 0.5, advisory: true}}",
     )
     options = measure_options(measured)
     assert options.text == ROOT / "README.md"
     assert options.accuracy == AccuracyOptions(tokens=256, window_tokens=64, seed=7)
-    assert options.gates == (GateSpec("kl_mean", "max", 0.25), GateSpec("top1_agreement", "min", 0.5))
+    assert options.gates == (GateSpec("kl_mean", "max", 0.25), GateSpec("top1_agreement", "min", 0.5, advisory=True))
     assert options.latency is not None
     assert (options.latency.concurrency, options.latency.rounds, options.latency.seed) == ((1, 4), 3, 7)
     assert options.latency.slo == ServiceLevel(0.5, 0.1)

@@ -19,10 +19,11 @@ from ingot.validation.latency import (
     ServiceLevel,
     schedule,
 )
+from ingot.validation.machine_load import MachineLoad
 from ingot.validation.memory import MemoryProbe, MemoryResult
 from ingot.validation.memory_probe import ProcessMemory
 from ingot.validation.quantization import KlMeasurement, Quantization, WeightFigures
-from ingot.validation.result import ArtifactSize, BuildNotes, Evidence, SizeResult, SubjectFacts
+from ingot.validation.result import ArtifactSize, BuildNotes, Evidence, Origin, Sample, SizeResult, SubjectFacts
 from ingot.validation.windows import AccuracyOptions, EvaluationText
 from tests.validation.fake_subject import TableSubject
 
@@ -32,6 +33,7 @@ GATES = (
     GateSpec("top1_agreement", "min", 0.999),
     GateSpec("size_ratio", "max", 0.4),
     GateSpec("tpot_ratio", "max", 0.9),
+    GateSpec("ttft_ratio@1", "max", 0.5, advisory=True),
 )
 
 
@@ -56,6 +58,7 @@ def sample_evidence(gates: tuple[GateSpec, ...] = GATES, *, with_runs: bool = Tr
         measured=measured,
         gates=tuple(decide(gates, measured)),
         notes=_notes() if with_runs else BuildNotes(),
+        measured_at="2026-01-31T12:00:00Z",
     )
 
 
@@ -74,7 +77,8 @@ def _latency() -> LatencyResult:
     rng = np.random.default_rng(6)
     slo = ServiceLevel(ttft_seconds=0.06, tpot_seconds=0.004)
     options = LatencyLoad(concurrency=(1, 4), prompt_tokens=128, output_tokens=16, requests=8, slo=slo)
-    return LatencyResult(options, tuple(_run(run, options, rng) for run in schedule(options)))
+    load = MachineLoad(others=1.6, peak=1.94, cores=4, threads=4)
+    return LatencyResult(options, tuple(_run(run, options, rng) for run in schedule(options)), load)
 
 
 def _run(run: Run, options: LatencyLoad, rng: np.random.Generator) -> RunRecord:
@@ -151,6 +155,8 @@ def _notes() -> BuildNotes:
             ),
             KlMeasurement("heldout.txt", "ab" * 32, 2048, 512, 3.2),
         ),
+        origin=Origin("int4-cpu", "stdlib-llama-6m", "0123456789abcdef" * 4),
+        samples=(Sample("def f(", candidate="x):\n    return <x>", baseline="self):\n    pass"),),
     )
 
 

@@ -1,10 +1,14 @@
 """The JSON files of the evidence."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from ingot.validation.evidence_json import evidence_files, summary
+from ingot.artifact import ArtifactWriter, open_artifact
+from ingot.errors import ArtifactError
+from ingot.validation.evidence_json import evidence_files, sealed_summary, summary
+from tests.artifact.sealed import describe
 from tests.validation.sample_evidence import sample_evidence
 
 
@@ -55,3 +59,44 @@ def test_parts_that_were_not_measured_have_no_file() -> None:
 
 def test_arrays_of_numbers_are_on_one_line(files: dict[str, str]) -> None:
     assert max(len(text.splitlines()) for text in files.values()) < 2_500
+
+
+def seal_summary(target: Path, text: str | None) -> Path:
+    """A tiny artifact with this text as its summary."""
+    with ArtifactWriter(target) as writer:
+        (writer.path / "evidence").mkdir()
+        if text is not None:
+            (writer.path / "evidence" / "summary.json").write_text(text)
+        describe(writer)
+        return writer.seal()
+
+
+def test_origin_date_load_and_samples_are_read_back_from_a_sealed_artifact(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    evidence = sample_evidence()
+    found = sealed_summary(open_artifact(seal_summary(tmp_path / "a", files["summary.json"])))
+    assert found is not None
+    assert (found.measured_at, found.origin) == ("2026-01-31T12:00:00Z", evidence.notes.origin)
+    assert (found.load, found.samples) == (evidence.load, evidence.notes.samples)
+    assert found.load is not None
+    assert found.samples[0].baseline == "self):\n    pass"
+
+
+def test_an_older_summary_has_none_of_them_and_an_unmeasured_artifact_no_summary(tmp_path: Path) -> None:
+    older = sealed_summary(open_artifact(seal_summary(tmp_path / "a", '{"verdict": "PASS"}')))
+    assert older is not None
+    assert (older.measured_at, older.origin, older.load, older.samples) == ("", None, None, ())
+    assert sealed_summary(open_artifact(seal_summary(tmp_path / "b", None))) is None
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{", "Invalid JSON"), ('{"load": {"others": "x"}}', "load.others")])
+def test_a_damaged_summary_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ArtifactError, match=rf"summary\.json: invalid summary of the evidence \({reason}"):
+        sealed_summary(open_artifact(seal_summary(tmp_path / "a", text)))
+
+
+def test_the_summary_marks_what_got_worse_and_better() -> None:
+    metrics = summary(sample_evidence())["metrics"]
+    assert metrics["size_ratio"]["change"] == "better"
+    assert metrics["kl_mean"]["change"] is None

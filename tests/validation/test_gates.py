@@ -118,3 +118,19 @@ def test_the_advice_uses_the_side_of_the_interval_next_to_the_limit() -> None:
     measured = _measured("kl_mean", 0.5, 1.0, 1.2)
     with pytest.raises(GateUndecided, match="About 4400 evaluation tokens"):
         raise_for(decide([GateSpec("kl_mean", "max", 1.1)], measured), measured)
+
+
+def test_an_advisory_gate_is_reported_and_blocks_nothing() -> None:
+    measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("kl_p99", 3, 4, 5)
+    specs = [GateSpec("kl_mean", "max", 1.1, advisory=True), GateSpec("kl_p99", "max", 1.0, advisory=True)]
+    outcomes = decide(specs, measured)
+    assert [(o.verdict, o.advisory) for o in outcomes] == [("UNDECIDED", True), ("FAIL", True)]
+    raise_for(outcomes, measured)
+
+
+def test_an_advisory_gate_is_not_in_the_message_of_one_that_blocks() -> None:
+    measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("kl_p99", 3, 4, 5)
+    outcomes = decide([GateSpec("kl_mean", "max", 1.1, advisory=True), GateSpec("kl_p99", "max", 1.0)], measured)
+    with pytest.raises(GateFailed) as error:
+        raise_for(outcomes, measured)
+    assert "kl_mean" not in str(error.value)

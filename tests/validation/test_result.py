@@ -1,9 +1,12 @@
-"""Sizes of artifacts by kind of file."""
+"""Sizes of artifacts by kind of file, and the verdict of all gates."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from ingot.artifact import Artifact, FileEntry, KVGeometry, Manifest, ModelFacts, Program
+from ingot.validation.gates import GateSpec
 from ingot.validation.result import ArtifactSize, SizeResult, artifact_size, size_metrics
+from tests.validation.sample_evidence import sample_evidence
 
 
 def _artifact(files: dict[str, int]) -> Artifact:
@@ -39,3 +42,12 @@ def test_the_ratio_compares_weights_and_graph_and_is_exact() -> None:
     [measured] = size_metrics(SizeResult(ArtifactSize(250, 50, 900), ArtifactSize(1000, 200, 900)))
     assert measured.estimate.low == measured.estimate.high == 0.25
     assert (measured.baseline, measured.candidate, measured.unit) == (1200.0, 300.0, "bytes")
+
+
+def test_advisory_gates_do_not_change_the_verdict() -> None:
+    evidence = sample_evidence(with_runs=False, gates=(GateSpec("size_ratio", "max", 0.1),))
+    assert evidence.verdict == "FAIL"
+    advisory = tuple(gate.model_copy(update={"advisory": True}) for gate in evidence.gates)
+    passing = evidence.gates[0].model_copy(update={"verdict": "PASS"})
+    assert replace(evidence, gates=(*advisory, passing)).verdict == "PASS"
+    assert replace(evidence, gates=advisory).verdict is None

@@ -9,6 +9,7 @@ import pytest
 from ingot.validation import statistics
 from ingot.validation.statistics import (
     Estimate,
+    Measured,
     exact,
     mean_interval,
     percentiles,
@@ -150,3 +151,25 @@ def test_quantile_is_the_inverse_of_the_probability() -> None:
 def test_many_degrees_of_freedom_never_make_the_interval_too_narrow() -> None:
     assert t_quantile(0.975, 10**9) == t_quantile(0.975, 1000)
     assert 1.95996 < t_quantile(0.975, 10**9) < 1.9625
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "change"),
+    [
+        ("tpot_ratio", 0.8, 0.99, "better"),
+        ("tpot_ratio", 0.9, 1.1, None),
+        ("tpot_ratio", 1.01, 1.2, "worse"),
+        ("tpot_ratio", 1.00004, 1.2, None),  # shown as 1.0000
+        ("throughput_ratio", 1.01, 1.2, "better"),
+        ("throughput_ratio", 0.8, 0.99, "worse"),
+        ("size_ratio", 1.0, 1.0, None),
+        ("size_ratio", 0.25, 0.25, "better"),
+        ("kl_mean", 0.01, 0.02, None),
+        ("top1_agreement", 0.9, 0.95, None),
+        ("perplexity", 8.0, 9.0, None),
+    ],
+)
+def test_a_ratio_changed_if_its_whole_interval_is_on_one_side_of_one(
+    metric: str, low: float, high: float, change: str | None
+) -> None:
+    assert Measured(metric, Estimate((low + high) / 2, low, high, items=5, method="")).change == change

@@ -7,6 +7,8 @@ from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import (
     CALIBRATION_FILE,
     SCHEMA_VERSION,
+    SUMMARY_FILE,
+    ArtifactVerdict,
     AttentionStep,
     EngineKind,
     FileEntry,
@@ -17,6 +19,8 @@ from ingot.artifact.manifest import (
     RotaryTables,
     SegmentStep,
     ValueFacts,
+    artifact_verdict,
+    verdict_warning,
 )
 from ingot.artifact.reader import MANIFEST, Artifact, open_artifact
 from ingot.artifact.writer import ArtifactWriter
@@ -25,7 +29,9 @@ __all__ = [
     "CALIBRATION_FILE",
     "MANIFEST",
     "SCHEMA_VERSION",
+    "SUMMARY_FILE",
     "Artifact",
+    "ArtifactVerdict",
     "ArtifactWriter",
     "AttentionStep",
     "EngineKind",
@@ -38,5 +44,7 @@ __all__ = [
     "RotaryTables",
     "SegmentStep",
     "ValueFacts",
+    "artifact_verdict",
     "open_artifact",
+    "verdict_warning",
 ]

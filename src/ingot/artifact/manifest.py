@@ -4,14 +4,24 @@ Every model is frozen and refuses unknown keys. A change that an older reader wo
 SCHEMA_VERSION, and a reader refuses a newer one.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    computed_field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from ingot.artifact.kv_geometry import KVGeometry
 
 SCHEMA_VERSION = 2
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
+SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
 EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
 
 
@@ -115,10 +125,33 @@ class GateOutcome(_Frozen):
     high: float
     limit: float
     bound: Literal["max", "min"]
+    advisory: bool = Field(default=False, description="reported, but does not decide whether the artifact is sealed")
+
+
+ArtifactVerdict = Literal["passed", "not passed", "no gates", "not measured"]
+
+_WARNINGS: Mapping[ArtifactVerdict, str] = {
+    "not passed": "NOT PASSED: a gate of this artifact did not pass",
+    "no gates": "NO GATES: this artifact was measured, but no gate had to pass before it was sealed",
+    "not measured": "NOT MEASURED: this artifact was sealed without accuracy, latency or gates",
+}
+
+
+def artifact_verdict(gates: tuple[GateOutcome, ...], measured: bool) -> ArtifactVerdict:
+    """Return what an artifact's gates prove. Advisory gates prove nothing: they do not prevent a seal."""
+    required = [gate.verdict for gate in gates if not gate.advisory]
+    if required:
+        return "passed" if set(required) == {"PASS"} else "not passed"
+    return "no gates" if measured else "not measured"
+
+
+def verdict_warning(verdict: ArtifactVerdict) -> str | None:
+    """Return the sentence to show with every use of an artifact that no gate has passed; None for "passed"."""
+    return _WARNINGS.get(verdict)
 
 
 class Manifest(_Frozen):
-    """manifest.json."""
+    """manifest.json. Its `verdict` is derived from gates and files; a file that states another one is refused."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -136,3 +169,26 @@ class Manifest(_Frozen):
     digest: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{64}$", description="digest of the other fields of the manifest"
     )
+
+    @computed_field  # type: ignore[prop-decorator]  # pydantic's documented order of the two
+    @property
+    def verdict(self) -> ArtifactVerdict:
+        """Whether the artifact was measured and passed gates."""
+        return artifact_verdict(self.gates, SUMMARY_FILE in self.files)
+
+    @property
+    def warning(self) -> str | None:
+        """What to show with every use: NOT MEASURED, NO GATES or NOT PASSED, in a sentence; None if gates passed."""
+        return verdict_warning(self.verdict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_another_verdict(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(values, dict) or "verdict" not in values:  # manifests of older versions state none
+            return handler(values)
+        stated = values["verdict"]
+        manifest = handler({key: value for key, value in values.items() if key != "verdict"})
+        if stated != manifest.verdict:
+            message = "verdict is {stated}, but gates and files say {derived}"
+            raise PydanticCustomError("verdict", message, {"stated": repr(stated), "derived": repr(manifest.verdict)})
+        return manifest

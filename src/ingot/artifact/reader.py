@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,7 +46,7 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     Raises ArtifactError with the file and its problem.
     """
     folder = Path(path)
-    manifest = _read_manifest(folder)
+    manifest, digest = _read_manifest(folder)
     for name, entry in sorted(manifest.files.items()):
         _refuse_escape(folder, name)
         file = folder / name
@@ -57,7 +58,7 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
         if verify and file_sha256(file) != entry.sha256:
             raise ArtifactError(f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged")
     if verify:
-        _check_identity(folder, manifest)
+        _check_identity(folder, manifest, digest)
     return Artifact(folder, manifest)
 
 
@@ -83,9 +84,12 @@ def evidence_digest(manifest: Manifest) -> str | None:
     return _digest(files) if files else None
 
 
-def manifest_digest(manifest: Manifest) -> str:
-    """Digest the whole manifest, names, versions and verdicts included, without its own `digest` field."""
-    return _digest(manifest.model_dump(mode="json", exclude={"digest"}))
+def manifest_digest(values: Mapping[str, Any]) -> str:
+    """Digest the JSON values of a whole manifest, names, versions and verdicts included, without its own `digest`.
+
+    The file's values count, not the defaults of keys that it does not have: a later version may add keys.
+    """
+    return _digest({key: value for key, value in values.items() if key != "digest"})
 
 
 def is_evidence(name: str) -> bool:
@@ -97,7 +101,8 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def _read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """Return the manifest, and the digest of what the file states."""
     file = folder / MANIFEST
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: no such folder; an artifact is a folder that holds {MANIFEST}")
@@ -113,7 +118,7 @@ def _read_manifest(folder: Path) -> Manifest:
             f"{file}: schema_version is {version}, this Ingot reads up to {SCHEMA_VERSION}; update Ingot to open it"
         )
     try:
-        return Manifest.model_validate(raw)
+        return Manifest.model_validate(raw), manifest_digest(raw)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
@@ -127,10 +132,10 @@ def _refuse_escape(folder: Path, name: str) -> None:
         raise ArtifactError(f"{folder}: the manifest's path {name!r} leaves the artifact's folder; refused")
 
 
-def _check_identity(folder: Path, manifest: Manifest) -> None:
+def _check_identity(folder: Path, manifest: Manifest, digest: str) -> None:
     if identity_digest(manifest) != manifest.identity:
         raise ArtifactError(f"{folder / MANIFEST}: the identity digest does not match what the manifest lists")
     if evidence_digest(manifest) != manifest.evidence:
         raise ArtifactError(f"{folder / MANIFEST}: the evidence digest does not match the files in evidence/")
-    if manifest_digest(manifest) != manifest.digest:
+    if digest != manifest.digest:
         raise ArtifactError(f"{folder / MANIFEST}: its own digest does not match it; the file was changed or damaged")

@@ -108,7 +108,7 @@ class ArtifactWriter:
         )
         digests = {"identity": identity_digest(draft), "evidence": evidence_digest(draft)}
         manifest = draft.model_copy(update=digests)
-        manifest = manifest.model_copy(update={"digest": manifest_digest(manifest)})
+        manifest = manifest.model_copy(update={"digest": manifest_digest(manifest.model_dump(mode="json"))})
         (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 

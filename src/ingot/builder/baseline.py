@@ -15,6 +15,7 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.settings import cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
+from ingot.validation.evidence_json import SealedSummary, sealed_summary
 
 
 def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path:
@@ -75,7 +76,8 @@ def remeasure(
             "--set evaluation.text=FILE --set latency.rounds=5"
         )
     other = Path(baseline) if baseline else baseline_artifact(recipe)
-    notes = BuildNotes(quantization=sealed_quantization(opened))
+    sealed = sealed_summary(opened) or SealedSummary()
+    notes = BuildNotes(quantization=sealed_quantization(opened), origin=sealed.origin, samples=sealed.samples)
     return measure(opened.path, other, measure_options(recipe), notes)
 
 

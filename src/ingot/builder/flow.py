@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
-from ingot.builder.measurements import is_measured, measure_options, require_gpu, require_text
+from ingot.builder.measurements import is_measured, measure_options, origin_of, require_gpu, require_text
 from ingot.builder.quantization_evidence import QuantizationObserver, quantization_of, write_pass_facts
 from ingot.errors import GateError
 from ingot.pipeline.calibrate import resumable
@@ -71,7 +71,8 @@ def build(
         opened = open_source(recipe)
         quantization = QuantizationObserver(opened.copy, observers.after_pass)
         compiled = compile_recipe(recipe, writer.path, quantization, opened)
-        notes = BuildNotes(compiled.passes, quantization_of(recipe, compiled, quantization, writer.path))
+        figures = quantization_of(recipe, compiled, quantization, writer.path)
+        notes = BuildNotes(compiled.passes, figures, origin_of(recipe, opened))
         write_quantization(notes.quantization, writer.path / "evidence")
         write_pass_facts(compiled.pass_facts, writer.path / "evidence")
         describe_artifact(writer, recipe, compiled)

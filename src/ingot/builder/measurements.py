@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ingot.errors import DataError, EngineError, UsageError
+from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import GateLimit, LatencyOptions, Recipe
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime import Tokenizer
@@ -12,6 +13,7 @@ from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
 from ingot.validation.latency import LatencyLoad, ServiceLevel
 from ingot.validation.memory import MemoryOptions
+from ingot.validation.result import Origin
 from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
 
 
@@ -33,9 +35,14 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
     )
 
 
+def origin_of(recipe: Recipe, source: ModelSource) -> Origin:
+    """Return names and digest of what the recipe is built from."""
+    return Origin(recipe.name, recipe.require_checkpoint().name, source.checkpoint.digest)
+
+
 def gate_specs(gates: Mapping[str, GateLimit]) -> tuple[GateSpec, ...]:
     """Return the recipe's gates as validation's."""
-    return tuple(GateSpec(metric, gate.bound, gate.limit) for metric, gate in gates.items())
+    return tuple(GateSpec(metric, gate.bound, gate.limit, gate.advisory) for metric, gate in gates.items())
 
 
 def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:

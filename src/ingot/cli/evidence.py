@@ -17,7 +17,7 @@ def print_gates(gates: Sequence[GateOutcome]) -> None:
             f"{gate.measured:.4g}",
             f"{gate.low:.4g} .. {gate.high:.4g}",
             f"{'≤' if gate.bound == 'max' else '≥'} {gate.limit:g}",
-            gate.verdict,
+            f"{gate.verdict}{' (advisory)' if gate.advisory else ''}",
         )
         for gate in gates
     ]
