@@ -214,7 +214,9 @@ def recipes() -> None:
 
 @_command("run", "ingot.cli.run:run_command")
 @click.argument("artifact", type=click.Path())
-@click.argument("prompt", default="-")
+@click.argument("prompt", required=False)
+@click.option("--prompts-file", metavar="FILE", help="Generate for every line; .jsonl has an object per line.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the results of --prompts-file.")
 @click.option("--max-tokens", default=128, show_default=True, help="Most tokens to generate.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
@@ -224,17 +226,27 @@ def recipes() -> None:
 @click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
 @click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
 @click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
-@click.option("--chat", is_flag=True, help="Treat PROMPT as a user message, with the model's chat template.")
-@click.option("--system", help="System message for --chat.")
+@click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
+@click.option("--system", help="System message of a chat.")
+@click.option("--stats", is_flag=True, help="Print latencies, throughput and use of the caches to stderr.")
+@click.option("--no-history", is_flag=True, help="Neither read nor keep the history of what is typed.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming.")
 def run() -> None:
     """Generate from ARTIFACT. PROMPT is text, or - to read standard input.
 
+    Without PROMPT at a terminal, a chat begins if the model has a chat template; otherwise each line is a prompt.
+
+    --prompts-file takes one prompt per line, or a .jsonl file of objects with prompt or messages, id and sampling
+    parameters such as max_tokens. Results are one JSON object per line, in the file's order; the exit code is 1 if a
+    prompt failed.
+
     \b
     Examples:
+      ingot run artifacts/demo
       ingot run artifacts/demo "def read_file(path):" --max-tokens 64
       ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
+      ingot run artifacts/demo --prompts-file prompts.jsonl -o results.jsonl --stats
     """
 
 

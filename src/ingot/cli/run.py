@@ -1,32 +1,87 @@
-"""`ingot run`: generates text from an artifact and streams it."""
+"""`ingot run`: generates from one prompt, from a file of prompts, or from what is typed at the terminal."""
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
 
 import click
 
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
+from ingot.cli.generation_stats import completion_facts, pace, print_stats
+from ingot.cli.prompt_loop import PromptLoop
+from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
-from ingot.runtime import Completion, Engine, SamplingParams
+from ingot.runtime import Engine, SamplingParams
 
 
 def run_command(
-    artifact: str, prompt: str, chat: bool, system: str | None, no_verify: bool, as_json: bool, **sampling: object
-) -> None:
-    """Generate from ARTIFACT. PROMPT is text, or - to read standard input."""
+    artifact: str,
+    prompt: str | None,
+    prompts_file: str | None,
+    output: Path | None,
+    chat: bool | None,
+    system: str | None,
+    stats: bool,
+    no_history: bool,
+    no_verify: bool,
+    as_json: bool,
+    **sampling: object,
+) -> int:
+    """Generate from ARTIFACT; returns the exit code."""
+    if output is not None and prompts_file is None:
+        raise UsageError("--output is the file for the results of --prompts-file; add --prompts-file FILE")
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
+    if prompts_file is not None:
+        _refuse_second_source(prompt)
+        prompts = read_prompts(prompts_file, params, bool(chat), system)
+        with _load(artifact, no_verify) as engine:
+            return 1 if write_results(engine, prompts, output, stats) else 0
+    if prompt is None and _is_terminal(sys.stdin):
+        _require_terminal_for_answers(as_json)
+        with _load(artifact, no_verify) as engine:
+            PromptLoop(engine, params, chat, system, shows_stats=stats).run(keeps_history=not no_history)
+        return 0
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
-    params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
-    text = _standard_input() if prompt == "-" else prompt
-    with Engine.load(open_artifact(artifact, verify=not no_verify)) as engine:
+    text = _standard_input() if prompt in (None, "-") else str(prompt)
+    with _load(artifact, no_verify) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
-            print_json(_facts(engine.generate(request, params)))
+            print_json(completion_facts(engine.generate(request, params)))
         else:
             _stream(engine, request, params)
+        if stats:
+            print_stats(engine)
+    return 0
+
+
+def _load(artifact: str, no_verify: bool) -> Engine:
+    return Engine.load(open_artifact(artifact, verify=not no_verify))
+
+
+def _refuse_second_source(prompt: str | None) -> None:
+    if prompt is not None:
+        raise UsageError("both PROMPT and --prompts-file are given; give one of them")
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is a terminal; a closed one is None."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def _require_terminal_for_answers(as_json: bool) -> None:
+    if as_json or not _is_terminal(sys.stdout):
+        what = "--json" if as_json else "output that is not a terminal"
+        raise UsageError(f"{what} requires a prompt: give PROMPT, - to type one on standard input, or --prompts-file")
 
 
 def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise RequestError("standard input is closed, so there is no prompt; give PROMPT or --prompts-file FILE")
+    if sys.stdin.isatty():
+        print_note("reading the prompt from the terminal; end it with Ctrl-D")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
@@ -39,7 +94,7 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}, user] if system is not None else [user]
 
 
-def _stream(engine: Engine, prompt: str | list[int], params: SamplingParams) -> None:
+def _stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams) -> None:
     outputs = engine.stream(prompt, params)  # refuses a bad prompt before anything is printed
     if isinstance(prompt, str):
         click.echo(prompt, nl=False)
@@ -50,24 +105,4 @@ def _stream(engine: Engine, prompt: str | list[int], params: SamplingParams) -> 
         last = output
     click.echo()
     if last is not None and last.completion is not None:
-        print_note(_summary(last.completion))
-
-
-def _summary(done: Completion) -> str:
-    metrics = done.metrics
-    pace = f", {1 / metrics.tpot_seconds:.0f} tokens/s" if metrics.tpot_seconds else ""
-    first = f"; first token after {metrics.ttft_seconds * 1e3:.0f} ms" if metrics.ttft_seconds else ""
-    return f"{len(done.token_ids)} tokens, {done.finish_reason}{first}{pace}"
-
-
-def _facts(done: Completion) -> dict[str, object]:
-    return {
-        "text": done.text,
-        "token_ids": list(done.token_ids),
-        "finish_reason": done.finish_reason,
-        "prompt_tokens": done.prompt_tokens,
-        "cached_tokens": done.cached_tokens,
-        "ttft_seconds": done.metrics.ttft_seconds,
-        "tpot_seconds": done.metrics.tpot_seconds,
-        "e2e_seconds": done.metrics.e2e_seconds,
-    }
+        print_note(pace(last.completion))
