@@ -24,7 +24,7 @@ import onnx_ir as ir
 import yaml
 
 from ingot.artifact.kv_geometry import KVType
-from ingot.errors import PassError, UsageError, did_you_mean
+from ingot.errors import PassError, UsageError, did_you_mean, shown
 
 PassKind = Literal["clean-up", "fusion", "quantization", "pruning", "lowering"]
 _LOSSY: tuple[PassKind, ...] = ("quantization", "pruning")
@@ -137,7 +137,7 @@ def convert_option(owner: str, option: str, value: object, annotation: Any) -> A
         return _convert(value, annotation)
     except _WrongTypeError:
         near = did_you_mean(value, get_args(annotation)) if _is_names(annotation) and isinstance(value, str) else ""
-        raise UsageError(f"{owner}: {option} is {value!r}; allowed: {describe(annotation)}.{near}") from None
+        raise UsageError(f"{owner}: {option} is {shown(value)}; allowed: {describe(annotation)}.{near}") from None
 
 
 def describe(annotation: Any) -> str:

@@ -43,12 +43,33 @@ def test_allowed_names_are_listed_in_order() -> None:
     assert one_of(()) == ""
 
 
-def test_a_recipe_error_lists_every_problem_with_file_and_line() -> None:
-    problems = [Problem("mine.yaml", 3, "unknown key 'a'"), Problem("mine.yaml", 0, "names no checkpoint")]
+def test_a_recipe_error_counts_and_lists_every_problem_with_its_place() -> None:
+    problems = [
+        Problem("mine.yaml", 3, "unknown key 'a'", column=7),
+        Problem("mine.yaml", 4, "unknown key 'b'"),
+        Problem("base.yaml", 0, "names no checkpoint"),
+    ]
     error = RecipeError(iter(problems))
     assert error.problems == tuple(problems)
-    assert str(error) == "mine.yaml:3: unknown key 'a'\nmine.yaml: names no checkpoint"
+    assert str(error) == (
+        "3 problems in mine.yaml, base.yaml:\n"
+        "mine.yaml:3:7: unknown key 'a'\n"
+        "mine.yaml:4: unknown key 'b'\n"
+        "base.yaml: names no checkpoint"
+    )
     assert error.exit_code == 2
+
+
+def test_a_single_problem_is_not_counted() -> None:
+    assert str(RecipeError([Problem("mine.yaml", 3, "unknown key 'a'", column=7)])) == "mine.yaml:3:7: unknown key 'a'"
+
+
+def test_the_message_shows_the_first_of_very_many_problems() -> None:
+    error = RecipeError(Problem("mine.yaml", line, "wrong") for line in range(1, 1001))
+    lines = str(error).splitlines()
+    assert len(error.problems) == 1000
+    assert (lines[0], lines[-1]) == ("1000 problems in mine.yaml:", "... and 950 more")
+    assert len(lines) == 52
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import TypedDict
 
 import onnx_ir as ir
 
-from ingot.errors import PassError, UsageError, one_of, unknown
+from ingot.errors import PassError, UsageError, one_of, shown, unknown
 from ingot.passes.base import convert_option
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.weights import WeightSite, weight_sites
@@ -80,14 +80,14 @@ def parse_overrides(owner: str, overrides: Mapping[str, object]) -> dict[str, Ov
 
     UsageError names the pattern, the key, its value and what is allowed.
     """
-    return {pattern: _parse(f"{owner}: overrides[{pattern!r}]", value) for pattern, value in overrides.items()}
+    return {pattern: _parse(f"{owner}: overrides[{shown(pattern)}]", value) for pattern, value in overrides.items()}
 
 
 def _parse(owner: str, value: object) -> Override | None:
     if value in _LEAVE:
         return None
     if not isinstance(value, Mapping) or not value:
-        raise UsageError(f'{owner} is {value!r}; allowed: "none", 16, or a mapping with {one_of(_FIELDS)}')
+        raise UsageError(f'{owner} is {shown(value)}; allowed: "none", 16, or a mapping with {one_of(_FIELDS)}')
     override = Override()
     for key, item in value.items():
         if key not in _FIELDS:

@@ -4,17 +4,18 @@ Each kind of mistake has one judge: the schema checks keys and types (pydantic, 
 options, and consistency.py compares keys with each other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ingot.errors import Problem, UsageError, near_or_all, shown
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe.consistency import consistency_problems
-from ingot.pipeline.recipe.schema import PassEntry, Recipe, RecipePath
+from ingot.pipeline.recipe.schema import MOST_PASSES, PassEntry, Recipe, RecipePath
 from ingot.pipeline.recipe.yaml import Located
 
 Keys = tuple[int | str, ...]
@@ -34,14 +35,15 @@ _ALLOWED = {  # pydantic's error type -> what is allowed
     "dataclass_type": "a path",
     "dataclass_exact_type": "a path",
     "is_instance_of": "a path",
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "above {gt}",
-    "less_than_equal": "{le} or less",
     "string_pattern_mismatch": "made of letters, digits, '.', '_' and '-', the first a letter or digit",
     "string_too_short": "a string of at least {min_length} character",
+    "string_too_long": "a string of at most {max_length} characters",
     "literal_error": "{expected}",
     "too_short": "a list of at least {min_length} value",
+    "too_long": "a list of at most {max_length} values",
 }
+_OUT_OF_RANGE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
+_LONGEST_KEY = 80
 
 
 def check_recipe(located: Located, default_name: str, problems: list[Problem]) -> Recipe | None:
@@ -55,7 +57,7 @@ def check_recipe(located: Located, default_name: str, problems: list[Problem]) -
     try:
         recipe = Recipe.model_validate({"name": default_name, **values, "passes": passes})
     except ValidationError as error:
-        problems.extend(_schema_problem(details, located) for details in error.errors())
+        problems.extend(_schema_problem(details, located) for details in error.errors() if _is_mistake(details))
         return None
     return None if problems else recipe
 
@@ -91,47 +93,115 @@ def _without_null_gates(located: Located) -> Located:
     return replace(located, value={**located.entries, "gates": replace(gates, value=kept)})
 
 
+def _is_mistake(details: ErrorDetails) -> bool:
+    """Whether it is more than a consequence: pydantic also calls a list too short whose only value is wrong."""
+    return not (details["type"] == "too_short" and details["input"])
+
+
 def _schema_problem(details: ErrorDetails, recipe: Located) -> Problem:
     """One of pydantic's errors in words that name the key, its value and what is allowed."""
     path = details["loc"]
     place = recipe.at(path)
-    key = ".".join(map(str, path))
+    key = _dotted(path)
     if details["type"] == "extra_forbidden":
         return place.problem(_unknown_key(path))
     if details["type"] == "missing":
         return place.problem(f"{key} is missing; it has no default")
     if details["type"] == "value_error":
         return place.problem(f"{key}: {details['ctx']['error']}")
-    allowed = _ALLOWED[details["type"]].format(**details.get("ctx", {}))
-    return place.problem(f"{key} is {_shown(details['input'])}; it must be {allowed}")
+    return place.problem(f"{key} is {_shown(details['input'])}; it must be {_allowed(details)}")
+
+
+def _allowed(details: ErrorDetails) -> str:
+    """What the key allows; a number with its range."""
+    field = _field_at(details["loc"])
+    bounds = _range(field.annotation, field.metadata) if field else ""
+    if details["type"] in _OUT_OF_RANGE:
+        return bounds
+    words = _ALLOWED.get(details["type"])
+    if words is None:
+        return details["msg"]
+    numeric = details["type"] in ("int_type", "int_from_float", "float_type", "finite_number")
+    return words.format(**details.get("ctx", {})) + (f" {bounds}" if numeric and bounds else "")
+
+
+def _range(annotation: Any, metadata: Sequence[object] = ()) -> str:
+    """The range of a number, or of the numbers of a list, in words; empty for one without bounds."""
+    found = {}
+    for item in (*metadata, *_metadata_in(annotation)):
+        for bound in ("ge", "gt", "le", "lt"):
+            if (limit := getattr(item, bound, None)) is not None:
+                found[bound] = limit
+    match found:
+        case {"ge": least, "le": most}:
+            return f"from {least} to {most}"
+        case {"gt": above, "le": most}:
+            return f"above {above}, up to {most}"
+        case {"ge": least}:
+            return f"{least} or more"
+        case {"gt": above}:
+            return f"above {above}"
+    return ""
+
+
+def _metadata_in(annotation: Any) -> Iterator[object]:
+    """The constraints in an annotation such as tuple[Annotated[int, Field(ge=1)], ...]."""
+    for extra in getattr(annotation, "__metadata__", ()):
+        yield from extra.metadata if isinstance(extra, FieldInfo) else (extra,)
+    for argument in get_args(annotation):
+        yield from _metadata_in(argument)
 
 
 def _shown(value: object) -> str:
-    """A value as a recipe would write it."""
+    """A value as a recipe would write it, cut if it is long."""
+    text = _written(value)
+    return text if len(text) <= 2 * _LONGEST_KEY else f"{text[: 2 * _LONGEST_KEY]}..."
+
+
+def _written(value: object) -> str:
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_written, value[:_LONGEST_KEY]))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{_cut(key)}: {_written(item)}' for key, item in value.items())}}}"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else repr(value)
+    return words[value] if value is None or isinstance(value, bool) else shown(value)
+
+
+def _dotted(path: Keys) -> str:
+    """A path of keys as messages name it."""
+    return ".".join(_cut(str(key)) for key in path)
+
+
+def _cut(key: str) -> str:
+    return key if len(key) <= _LONGEST_KEY and key.isprintable() else shown(key)
 
 
 def _unknown_key(path: Keys) -> str:
     """Name the key, its section, the section's keys and the nearest of them."""
-    key, where = str(path[-1]), ".".join(map(str, path[:-1]))
+    key, where = str(path[-1]), _dotted(path[:-1])
     allowed = list(_model_at(path[:-1]).model_fields)
     allowed += ["extends"] if not where else []
     place = f" in {where}" if where else ""
     return f"unknown key {shown(key)}{place}{near_or_all(key, allowed, 'keys')}"
 
 
+def _field_at(path: Keys) -> FieldInfo | None:
+    """The field that the path leads to, or to a value in it."""
+    model: type[BaseModel] = Recipe
+    field: FieldInfo | None = None
+    for key in path:
+        if (inner := model.model_fields.get(str(key))) is not None:
+            field = inner
+            model = next(_models_in(field.annotation), model)
+    return field
+
+
 def _model_at(path: Keys) -> type[BaseModel]:
     """The model that the path leads to; each key of a mapping such as `gates` leads to the model of its values."""
-    model: type[BaseModel] = Recipe
-    for key in path:
-        field = model.model_fields.get(str(key))
-        model = model if field is None else next(_models_in(field.annotation), model)
-    return model
+    field = _field_at(path)
+    return Recipe if field is None else next(_models_in(field.annotation), Recipe)
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -154,6 +224,9 @@ def _read_passes(recipe: Located, problems: list[Problem]) -> tuple[PassEntry, .
     if not isinstance(listed.value, tuple):
         problems.append(listed.problem(f"passes is {_shown(listed.plain())}; it must be a list of passes"))
         return ()
+    if len(listed.items) > MOST_PASSES:
+        problems.append(listed.problem(f"passes has {len(listed.items):,} passes; it may have up to {MOST_PASSES}"))
+        return ()
     entries = [_read_pass(item, problems) for item in listed.items]
     return tuple(entry for entry in entries if entry is not None)
 
@@ -164,9 +237,10 @@ def _read_pass(item: Located, problems: list[Problem]) -> PassEntry | None:
     name, options = next(iter(item.entries.items())) if single else (item.value, None)
     given = options.entries if options else {}
     if not isinstance(name, str) or (options and not isinstance(options.value, dict | None)):
-        shown = _shown(item.plain())
-        place = options or item
-        problems.append(place.problem(f"passes: {shown} is not a pass; write NAME or NAME: {{option: value, ...}}"))
+        place, given_text = options or item, _shown(item.plain())
+        problems.append(
+            place.problem(f"passes: {given_text} is not a pass; write NAME or NAME: {{option: value, ...}}")
+        )
         return None
     found = _pass_problems(name, given, item)
     problems.extend(found)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
-from ingot.errors import Problem, RecipeError, UsageError, near_or_all, unknown
+from ingot.errors import Problem, RecipeError, UsageError, near_or_all, shown, unknown
 from ingot.pipeline.recipe.checks import check_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.yaml import Located, read_located
 
 _SUFFIXES = (".yaml", ".yml")
 _OWN_KEYS = ("name", "description", "output", "extends")  # not inherited through `extends`
+_LONGEST_KEY = 80
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -72,9 +73,10 @@ def _find_recipe(source: str | Path, relative_to: Path) -> _RecipeFile:
     """
     if isinstance(source, Path) or source.endswith(_SUFFIXES) or "/" in source or os.sep in source:
         path = Path(os.path.normpath(relative_to / Path(source).expanduser()))
-        if not path.is_file():
-            reason = "is a folder" if path.is_dir() else "does not exist"
-            raise ValueError(f"recipe file {str(source)!r} {reason} (looked for {path}); give a .yaml file")
+        if not os.path.isfile(path):  # False too for names that no file can have, where Path.is_file raises
+            reason = "is a folder" if os.path.isdir(path) else "does not exist"
+            looked_for = shown(str(path), limit=400)
+            raise ValueError(f"recipe file {shown(str(source))} {reason} (looked for {looked_for}); give a .yaml file")
         return _RecipeFile.at(path)
     shipped = _shipped_recipes()
     if source not in shipped:
@@ -122,7 +124,7 @@ def _read_file(file: _RecipeFile, problems: list[Problem]) -> Located | None:
 def _parent(named: Located, chain: tuple[_RecipeFile, ...], problems: list[Problem]) -> _RecipeFile | None:
     """The file that `extends` names; None, with a problem appended, when it is missing or already in the chain."""
     if not isinstance(named.value, str):
-        problems.append(named.problem(f"extends is {named.plain()!r}; it must be a recipe's name or a path"))
+        problems.append(named.problem(f"extends is {shown(named.plain())}; it must be a recipe's name or a path"))
         return None
     try:
         parent = _find_recipe(named.value, named.folder)
@@ -152,21 +154,21 @@ def _raise_if_any(problems: list[Problem]) -> None:
         order = list(dict.fromkeys(problem.file for problem in problems))
         order.sort(key=lambda file: file.startswith("--set"))
         unique = dict.fromkeys(problems)
-        raise RecipeError(sorted(unique, key=lambda problem: (order.index(problem.file), problem.line)))
+        raise RecipeError(sorted(unique, key=lambda problem: (order.index(problem.file), problem.line, problem.column)))
 
 
 def _apply_overrides(recipe: Located, overrides: Sequence[str], problems: list[Problem]) -> Located:
     """The recipe with every `key.path=value` applied, in order. Paths in values are relative to the working folder."""
     for text in overrides:
         key, separator, value_text = text.partition("=")
-        place = f"--set:{key.strip()}"
+        place = f"--set:{key.strip()}" if len(key) <= _LONGEST_KEY else f"--set:{key.strip()[:_LONGEST_KEY]}..."
         path = key.strip().split(".")
         if not separator or not all(path):
-            problems.append(Problem("--set", 0, f"{text!r} is not KEY=VALUE, such as engine.block_tokens=32"))
+            problems.append(Problem("--set", 0, f"{shown(text)} is not KEY=VALUE, such as engine.block_tokens=32"))
             continue
         found: list[Problem] = []
         value = read_located(value_text, place, Path.cwd(), found)
-        problems.extend(replace(problem, line=0) for problem in found)  # a command line has no lines
+        problems.extend(replace(problem, line=0, column=0) for problem in found)  # a command line has no lines
         if value is not None and path == ["extends"]:
             problems.append(Problem(place, 0, "extends cannot be changed; name the other recipe instead of this one"))
         elif value is not None:
@@ -175,12 +177,14 @@ def _apply_overrides(recipe: Located, overrides: Sequence[str], problems: list[P
 
 
 def _without_lines(value: Located) -> Located:
-    """The value with every line set to 0, the whole of the option."""
+    """The value with every line and column set to 0, the whole of the option."""
     if isinstance(value.value, dict):
-        return replace(value, line=0, value={key: _without_lines(item) for key, item in value.entries.items()})
+        return replace(
+            value, line=0, column=0, value={key: _without_lines(item) for key, item in value.entries.items()}
+        )
     if isinstance(value.value, tuple):
-        return replace(value, line=0, value=tuple(map(_without_lines, value.items)))
-    return replace(value, line=0)
+        return replace(value, line=0, column=0, value=tuple(map(_without_lines, value.items)))
+    return replace(value, line=0, column=0)
 
 
 def _set(recipe: Located, path: list[str], value: Located, problems: list[Problem]) -> Located:
@@ -189,8 +193,8 @@ def _set(recipe: Located, path: list[str], value: Located, problems: list[Proble
     for depth in range(1, len(path)):
         outer = recipe.at(tuple(path[:depth]))
         if outer.value is not None and not isinstance(outer.value, dict):
-            shown = ".".join(path[:depth])
-            problems.append(Problem(value.file, 0, f"{shown} is a single value and has no keys of its own"))
+            single = ".".join(path[:depth])
+            problems.append(Problem(value.file, 0, f"{single} is a single value and has no keys of its own"))
             return recipe
     return _replace_at(recipe, path, value)
 
@@ -229,6 +233,6 @@ def _pass_name(item: Located) -> str:
 
 def _pass_message(name: str, names: list[str]) -> str:
     if name in names:
-        return f"the recipe runs {name!r} {names.count(name)} times; give the whole list with --set passes=[...]"
+        return f"the recipe runs {shown(name)} {names.count(name)} times; give the whole list with --set passes=[...]"
     passes = near_or_all(name, names, "its passes")
-    return f"the recipe runs no pass {name!r}{passes} Give the whole list with --set passes=[...] to add one"
+    return f"the recipe runs no pass {shown(name)}{passes} Give the whole list with --set passes=[...] to add one"

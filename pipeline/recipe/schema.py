@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from ingot.artifact.launch_program import TILES_FILE
-from ingot.errors import UsageError
+from ingot.errors import UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
 
@@ -35,8 +35,23 @@ class RecipePath:
         return Path(os.path.normpath(self.folder / Path(self.given).expanduser()))
 
 
+def _whole(value: object) -> object:
+    """A float without a fraction, such as 1e4, as the integer that it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str)]
-Rows = Annotated[int, Field(ge=1)]
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
+# Upper bounds are far above what is useful; they exist so that a slip is refused before it fills a disk or a memory.
+MOST_TOKENS = 1 << 24  # of a context
+MOST_STEP_TOKENS = 1 << 20  # the runtime's own limit
+MOST_TEXT_TOKENS = 1_000_000_000
+MOST_SEED = (1 << 63) - 1
+MOST_PASSES = 100
+Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_whole)]
+ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(_whole)]
+TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(_whole)]
+Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)]
 
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
 _LEAST_RAGGED_ROWS = 32
@@ -57,15 +72,19 @@ class GpuOptions(_Frozen):
     decode_rows: tuple[Rows, ...] = Field(
         default=(1, 2, 4, 8, 16, 32, 64),
         min_length=1,
+        max_length=64,
         description="batch sizes of the decode programs; the largest is the maximum number of concurrent sequences",
     )
     prefill_rows: tuple[Rows, ...] | None = Field(
         default=None,
         min_length=1,
+        max_length=64,
         description="token counts of the programs for other steps; null: 32, 128, ... up to engine.max_batch_tokens",
     )
-    sms: tuple[int, ...] = Field(
-        default=(), description="GPUs to build for, by SM number such as [86, 89, 120], if the target offers a choice"
+    sms: tuple[WholeNumber, ...] = Field(
+        default=(),
+        max_length=64,
+        description="GPUs to build for, by SM number such as [86, 89, 120], if the target offers a choice",
     )
     tiles: GivenPath | None = Field(default=None, description="tile table measured on a GPU by `ingot tune`")
 
@@ -100,8 +119,10 @@ class PassEntry(_Frozen):
 class EngineOptions(_Frozen):
     """Sizes that the runtime is built for."""
 
-    max_batch_tokens: int = Field(default=512, ge=1, description="maximum tokens per engine step")
-    block_tokens: int = Field(default=16, ge=1, description="tokens per KV block")
+    max_batch_tokens: WholeNumber = Field(
+        default=512, ge=1, le=MOST_STEP_TOKENS, description="maximum tokens per engine step"
+    )
+    block_tokens: WholeNumber = Field(default=16, ge=1, le=1024, description="tokens per KV block")
 
 
 class EvaluationOptions(_Frozen):
@@ -110,11 +131,12 @@ class EvaluationOptions(_Frozen):
     text: GivenPath = Field(
         description="text file, relative to this recipe; `checkpoint:FILE` is a file in the checkpoint's folder"
     )
-    tokens: int = Field(default=61_440, ge=2, description="tokens to predict, rounded down to whole windows")
-    window_tokens: int = Field(default=512, ge=1, description="context tokens and predicted tokens per window")
-    layer_kl_tokens: int | None = Field(
+    tokens: WholeNumber = Field(
+        default=61_440, ge=2, le=MOST_TEXT_TOKENS, description="tokens to predict, rounded down to whole windows"
+    )
+    window_tokens: ContextTokens = Field(default=512, description="context tokens and predicted tokens per window")
+    layer_kl_tokens: TextTokens | None = Field(
         default=None,
-        ge=0,
         description="tokens for the KL of each weight quantized alone; 0: not measured, null: at most 2048",
     )
 
@@ -143,9 +165,13 @@ class CalibrationOptions(_Frozen):
         default="packed",
         description="packed: documents end to end in sequences of one length; documents: one sequence per document",
     )
-    sequences: int = Field(default=64, ge=1, description="sequences drawn from the text, without overlap")
-    sequence_tokens: int = Field(default=256, ge=2, description="tokens per sequence; the maximum for `documents`")
-    seed: int = Field(default=0, ge=0, description="seed of the random choice of sequences")
+    sequences: WholeNumber = Field(
+        default=64, ge=1, le=1_000_000, description="sequences drawn from the text, without overlap"
+    )
+    sequence_tokens: WholeNumber = Field(
+        default=256, ge=2, le=MOST_TOKENS, description="tokens per sequence; the maximum for `documents`"
+    )
+    seed: WholeNumber = Field(default=0, ge=0, le=MOST_SEED, description="seed of the random choice of sequences")
 
 
 class ServiceLevelOptions(_Frozen):
@@ -179,8 +205,10 @@ class GenerateOptions(_Frozen):
     """A sample text, shown at the end of the build."""
 
     prompt: str = Field(min_length=1, description="text to continue")
-    max_tokens: int = Field(default=64, ge=1, description="maximum tokens to generate")
-    temperature: float = Field(default=0.0, ge=0, description="0 is greedy; otherwise sampling is seeded by `seed`")
+    max_tokens: ContextTokens = Field(default=64, description="maximum tokens to generate")
+    temperature: float = Field(
+        default=0.0, ge=0, le=100, description="0 is greedy; otherwise sampling is seeded by `seed`"
+    )
 
 
 class GateLimit(_Frozen):
@@ -213,15 +241,19 @@ class Recipe(_Frozen):
     """What to build, from which checkpoint, how to measure it, and what must hold."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of recipe and artifact; default: the file's name"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=128,
+        description="name of recipe and artifact; default: the file's name",
     )
     description: str = Field(default="", description="one sentence for `ingot recipes`")
     checkpoint: GivenPath | None = Field(default=None, description="checkpoint folder, relative to this recipe")
     target: str = Field(default="cpu", description="what to build for")
-    context_tokens: int | None = Field(default=None, ge=1, description="longest sequence; null: the model's own limit")
+    context_tokens: ContextTokens | None = Field(
+        default=None, description="longest sequence; null: the model's own limit"
+    )
     output: str | None = Field(default=None, min_length=1, description="artifact folder; null: artifacts/NAME")
     passes: tuple[PassEntry, ...] = Field(
-        default=(), description="passes in order, each a name or {name: {option: value}}"
+        default=(), max_length=MOST_PASSES, description="passes in order, each a name or {name: {option: value}}"
     )
     engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
     gpu: GpuOptions = Field(default=GpuOptions(), description="options of programs for GPUs")
@@ -234,8 +266,10 @@ class Recipe(_Frozen):
     gates: Mapping[str, GateLimit] = Field(
         default_factory=dict, description="limits by metric; an artifact that breaks one is rejected"
     )
-    seed: int = Field(default=0, ge=0, description="seed of everything random in build and measurement")
-    threads: int | None = Field(default=None, ge=1, description="compute threads; null: INGOT_THREADS or all cores")
+    seed: WholeNumber = Field(
+        default=0, ge=0, le=MOST_SEED, description="seed of everything random in build and measurement"
+    )
+    threads: Threads | None = Field(default=None, description="compute threads; null: INGOT_THREADS or all cores")
 
     @property
     def output_folder(self) -> Path:
@@ -250,7 +284,7 @@ class Recipe(_Frozen):
         path = self.checkpoint.path
         if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
             raise UsageError(
-                f"recipe {self.name}: checkpoint {self.checkpoint.given!r} is not a folder or GGUF file "
+                f"recipe {self.name}: checkpoint {shown(self.checkpoint.given)} is not a folder or GGUF file "
                 f"(looked for {self.checkpoint.path}); {advice}"
             )
         return self.checkpoint.path
@@ -284,7 +318,7 @@ class Recipe(_Frozen):
             path = self.require_checkpoint_folder() / text.given.removeprefix(IN_CHECKPOINT)
         if not path.is_file() and not (folder and path.is_dir()):
             raise UsageError(
-                f"recipe {self.name}: {key} {text.given!r} is not a file{' or folder' if folder else ''} "
+                f"recipe {self.name}: {key} {shown(text.given)} is not a file{' or folder' if folder else ''} "
                 f"(looked for {path}); set it with --set {key}=FILE, {advice}"
             )
         return path

@@ -1,4 +1,4 @@
-"""Reads YAML with places: every value of a recipe comes with the file and line of its key.
+"""Reads YAML with places: every value of a recipe comes with the file, line and column of its key.
 
 Only plain data is read (the safe loader); duplicate keys, keys that are not strings and endless aliases are refused.
 """
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import yaml
 
-from ingot.errors import Problem
+from ingot.errors import Problem, shown
 
 # Aliases repeat parts of the file; this bounds the size that a file can expand to (the "billion laughs" attack).
 _MAX_VALUES = 20_000
+_LONGEST_MESSAGE = 200  # the parser repeats names of the file
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -29,10 +30,11 @@ class Located:
     file: str
     line: int
     folder: Path
+    column: int = 0
 
     def problem(self, message: str) -> Problem:
         """A mistake at this place."""
-        return Problem(self.file, self.line, message)
+        return Problem(self.file, self.line, message, self.column)
 
     @property
     def entries(self) -> "dict[str, Located]":
@@ -60,11 +62,13 @@ class Located:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, extended to read 1e-3 as a number, as YAML 1.2 does."""
+    """The safe loader, extended to read 1e-3 and 1.5e3 as numbers, as YAML 1.2 does."""
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 
 
@@ -75,10 +79,11 @@ def read_located(text: str, file: str, folder: Path, problems: list[Problem]) ->
         node = loader.get_single_node()
         if node is None:
             return Located(None, file, 0, folder)
-        return _Reader(loader, file, folder, problems).located(node, _line(node))
+        return _Reader(loader, file, folder, problems).located(node, node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problems.append(Problem(file, mark.line + 1 if mark else 0, _syntax_message(error)))
+        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        problems.append(Problem(file, line, _syntax_message(error), column))
     except yaml.YAMLError as error:
         problems.append(Problem(file, 0, f"invalid YAML: {str(error).splitlines()[0]}"))
     except (RecursionError, ValueError) as error:  # ValueError: a date such as 2026-13-01
@@ -90,11 +95,16 @@ def read_located(text: str, file: str, folder: Path, problems: list[Problem]) ->
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in str(error.problem):
         return "tab in the indentation; YAML requires spaces"
-    return f"invalid YAML: {', '.join(part for part in (error.context, error.problem) if part)}"
+    message = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"invalid YAML: {message if len(message) <= _LONGEST_MESSAGE else f'{message[:_LONGEST_MESSAGE]}...'}"
 
 
 def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
+
+
+def _column(node: yaml.Node) -> int:
+    return int(node.start_mark.column) + 1
 
 
 class _Reader:
@@ -108,58 +118,54 @@ class _Reader:
         self._open: set[int] = set()  # nodes on the way down, to detect an alias that contains itself
         self._num_values = 0
 
-    def located(self, node: yaml.Node, line: int) -> Located:
-        """The node's value; `line` is that of its key."""
+    def located(self, node: yaml.Node, place: yaml.Node) -> Located:
+        """The node's value; `place` is its key, or the node itself."""
         self._num_values += 1
+        value = None
         if id(node) in self._open or self._num_values > _MAX_VALUES:
-            self._report(line, "aliases repeat without end; write the values out")
-            return Located(None, self._file, line, self._folder)
-        self._open.add(id(node))
-        value = self._value(node)
-        self._open.remove(id(node))
-        return Located(value, self._file, line, self._folder)
+            self._report(place, "aliases repeat without end; write the values out")
+        else:
+            self._open.add(id(node))
+            value = self._value(node)
+            self._open.remove(id(node))
+        return Located(value, self._file, _line(place), self._folder, _column(place))
 
     def _value(self, node: yaml.Node) -> object:
         if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
-            self._report(_line(node), f"the tag {node.tag!r} is not allowed; write plain lists and mappings")
+            self._report(node, f"the tag {shown(node.tag)} is not allowed; write plain lists and mappings")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node)
         if isinstance(node, yaml.SequenceNode):
-            return tuple(self.located(item, _line(item)) for item in node.value)
+            return tuple(self.located(item, item) for item in node.value)
         return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Located]:
         merged: dict[str, Located] = {}
         own: dict[str, Located] = {}
         for key_node, value_node in node.value:
-            line = _line(key_node)
             if key_node.tag == _MERGE_TAG:
-                merged = {**self._merged(value_node, line), **merged}
+                merged = {**self._merged(value_node, key_node), **merged}
                 continue
             key = key_node.value
             if key_node.tag != "tag:yaml.org,2002:str" or not isinstance(key, str):
-                self._report(
-                    line,
-                    f"the key {key!r} is not a string; put it in quotes"
-                    if isinstance(key, str)
-                    else "a key must be a string",
-                )
+                named = f"the key {shown(key)} is not a string; put it in quotes"
+                self._report(key_node, named if isinstance(key, str) else "a key must be a string")
             elif key in own:
-                self._report(line, f"duplicate key {key!r} (first in line {own[key].line}); keep one")
+                self._report(key_node, f"duplicate key {shown(key)} (first in line {own[key].line}); keep one")
             else:
-                own[key] = self.located(value_node, line)
+                own[key] = self.located(value_node, key_node)
         return {**merged, **own}
 
-    def _merged(self, node: yaml.Node, line: int) -> dict[str, Located]:
+    def _merged(self, node: yaml.Node, place: yaml.Node) -> dict[str, Located]:
         """Entries of `<<: *alias` or `<<: [*first, *second]`; the first wins."""
         sources: Iterator[yaml.Node] = iter(node.value if isinstance(node, yaml.SequenceNode) else [node])
         merged: dict[str, Located] = {}
         for source in sources:
-            found = self.located(source, line)
+            found = self.located(source, place)
             if not isinstance(found.value, dict):
-                self._report(line, "<< merges mappings only; give it the alias of a mapping")
+                self._report(place, "<< merges mappings only; give it the alias of a mapping")
             merged = {**found.entries, **merged}
         return merged
 
-    def _report(self, line: int, message: str) -> None:
-        self._problems.append(Problem(self._file, line, message))
+    def _report(self, place: yaml.Node, message: str) -> None:
+        self._problems.append(Problem(self._file, _line(place), message, _column(place)))

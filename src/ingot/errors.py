@@ -29,6 +29,8 @@ _NEARLY_AS_NEAR = 0.1  # a name that is less similar than the nearest by more th
 _SUGGESTED = 3
 _LONGEST_NAME = 200  # longer input is not compared
 
+_SHOWN_PROBLEMS = 50
+
 
 class IngotError(Exception):
     """Base class. `exit_code` is the exit code of the command line."""
@@ -44,23 +46,30 @@ class UsageError(IngotError):
 
 @dataclass(frozen=True)
 class Problem:
-    """A mistake in a file. `line` counts from 1; 0 means the whole file."""
+    """A mistake in a file. `line` and `column` count from 1; 0 means the whole file, or the whole line."""
 
     file: str
     line: int
     message: str
+    column: int = 0
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
+        place = ":".join([self.file, *(str(number) for number in (self.line, self.column) if number)])
         return f"{place}: {self.message}"
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be built; `problems` holds every mistake found, in file order."""
+    """A recipe that cannot be built; `problems` holds every mistake found, in file order.
+
+    The message counts them if there are several, and shows the first 50.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        count, files = len(self.problems), dict.fromkeys(problem.file for problem in self.problems)
+        head = [f"{count} problems in {', '.join(files)}:"] if count > 1 else []
+        more = [f"... and {count - _SHOWN_PROBLEMS} more"] if count > _SHOWN_PROBLEMS else []
+        super().__init__("\n".join([*head, *map(str, self.problems[:_SHOWN_PROBLEMS]), *more]))
 
 
 class RequestError(UsageError):

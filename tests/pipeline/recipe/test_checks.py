@@ -1,9 +1,15 @@
 """Every mistake in the values of a recipe is reported at the line of its key, with what is allowed."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from ingot.errors import RecipeError
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.schema import Recipe
 from tests.pipeline.recipe.recipe_files import problems, written
 
 
@@ -44,12 +50,12 @@ threads: true
         "mine.yaml:13: latency.slo.tpot_seconds is missing",
         "mine.yaml:15: gates: unknown metric 'kl_meen'. Did",
         "mine.yaml:16: gates: for ttft_ratio, lower is better; write max instead of min",
-        "mine.yaml:17: gates: for size_ratio, lower is better; write max instead of min",
         "mine.yaml:17: gates.size_ratio: a gate has exactly one limit",
+        "mine.yaml:17: gates: for size_ratio, lower is better; write max instead of min",
         "mine.yaml:18: gates: perplexity requires the section `evaluation`, which the recipe does not have; add it, or",
         "mine.yaml:18: gates.perplexity.max is inf; it must be a finite number",
-        "mine.yaml:19: seed is -1; it must be 0 or more",
-        "mine.yaml:20: threads is true; it must be a whole number",
+        "mine.yaml:19: seed is -1; it must be from 0 to 9223372036854775807",
+        "mine.yaml:20: threads is true; it must be a whole number from 1 to 1024",
     ]
     assert len(found) == len(expected)
     for problem, start in zip(found, expected, strict=True):
@@ -83,3 +89,122 @@ threads: true
 )
 def test_each_kind_of_mistake_has_its_message(tmp_path: Path, text: str | bytes, problem: str) -> None:
     assert problems(written(tmp_path, text))[0].startswith(problem)
+
+
+def test_every_mistake_has_its_column(tmp_path: Path) -> None:
+    text = "passes:\n  - fold-constants: {max_byte: 3}\nlatency: {rounds: 3, request: 4}\n"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(written(tmp_path, text))
+    assert [(problem.line, problem.column) for problem in caught.value.problems] == [(2, 22), (3, 22)]
+    first, *rest = str(caught.value).splitlines()
+    assert first.startswith("2 problems in ")
+    assert first.endswith("mine.yaml:")
+    assert [line.partition("mine.yaml")[2].split(" ")[0] for line in rest] == [":2:22:", ":3:22:"]
+
+
+@pytest.mark.parametrize(
+    ("number", "value"), [("1e4", 10_000), ("1.5e3", 1500), ("3_000", 3000), ("2048.0", 2048), ("+1E+4", 10_000)]
+)
+def test_a_whole_number_may_be_written_with_an_exponent_or_underscores(tmp_path: Path, number: str, value: int) -> None:
+    recipe = load_recipe(written(tmp_path, f"evaluation: {{text: t.txt, tokens: {number}, window_tokens: 16}}"))
+    assert recipe.evaluation is not None
+    assert recipe.evaluation.tokens == value
+    assert type(recipe.evaluation.tokens) is int
+    assert load_recipe("fp32-cpu", [f"seed={number}"]).seed == value
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1.5", "'1e4'", "1e400", ".nan"])
+def test_a_number_that_is_not_whole_is_refused_where_one_is_expected(tmp_path: Path, number: str) -> None:
+    found = problems(written(tmp_path, f"seed: {number}"))
+    assert len(found) == 1
+    assert "; it must be a whole number from 0 to" in found[0]
+
+
+OUT_OF_RANGE = [
+    ("context_tokens: 1e9", "context_tokens is 1000000000; it must be from 1 to 16777216"),
+    ("engine: {max_batch_tokens: 1e9}", "engine.max_batch_tokens is 1000000000; it must be from 1 to 1048576"),
+    ("engine: {block_tokens: 1000000000}", "engine.block_tokens is 1000000000; it must be from 1 to 1024"),
+    ("gpu: {decode_rows: [1, 1e9]}", "gpu.decode_rows.1 is 1000000000; it must be from 1 to 1048576"),
+    ("gpu: {prefill_rows: [0]}", "gpu.prefill_rows.0 is 0; it must be from 1 to 1048576"),
+    ("evaluation: {text: t, tokens: 1e12}", "evaluation.tokens is 1000000000000; it must be from 2 to 1000000000"),
+    ("evaluation: {text: t, window_tokens: 0}", "evaluation.window_tokens is 0; it must be from 1 to 16777216"),
+    ("evaluation: {text: t, layer_kl_tokens: -1}", "evaluation.layer_kl_tokens is -1; it must be from 0 to 1000000000"),
+    ("calibration: {sequences: 1e9}", "calibration.sequences is 1000000000; it must be from 1 to 1000000"),
+    ("calibration: {sequence_tokens: 1e9}", "calibration.sequence_tokens is 1000000000; it must be from 2 to 16777216"),
+    ("calibration: {seed: 1e20}", "calibration.seed is 100000000000000000000; it must be from 0 to"),
+    ("generate: {prompt: a, max_tokens: 1e9}", "generate.max_tokens is 1000000000; it must be from 1 to 16777216"),
+    ("generate: {prompt: a, temperature: 1e9}", "generate.temperature is 1000000000; it must be from 0 to 100"),
+    ("generate: {prompt: a, temperature: .nan}", "generate.temperature is nan; it must be a finite number from 0"),
+    ("threads: 1000000000", "threads is 1000000000; it must be from 1 to 1024"),
+    ("seed: -1", "seed is -1; it must be from 0 to 9223372036854775807"),
+    ("name: " + "a" * 200, "name is 'aaa"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), OUT_OF_RANGE)
+def test_a_number_out_of_range_is_refused_with_the_range(tmp_path: Path, text: str, problem: str) -> None:
+    assert any(found.startswith(f"mine.yaml:1: {problem}") for found in problems(written(tmp_path, text)))
+
+
+def numbers(model: type[BaseModel]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every numeric key of the schema with its JSON Schema."""
+    schema = model.model_json_schema(mode="validation")
+    for owner in (schema, *schema.get("$defs", {}).values()):
+        for key, facts in owner["properties"].items():
+            variants = [facts, *facts.get("anyOf", ())]
+            for variant in (*variants, *(variant.get("items", {}) for variant in variants)):
+                if variant.get("type") in ("integer", "number"):
+                    yield f"{owner['title']}.{key}", variant
+
+
+def test_every_number_of_the_schema_has_two_bounds() -> None:
+    lower, upper = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
+    keys = [key for key, facts in numbers(Recipe) if not (lower & facts.keys() and upper & facts.keys())]
+    checked_elsewhere = {"GpuOptions.sms", "GateLimit.max", "GateLimit.min"}  # by the target, and by the metric
+    keys = [key for key in keys if not key.startswith(("LatencyOptions", "ServiceLevel"))]
+    assert set(keys) <= checked_elsewhere, keys
+
+
+def test_very_many_passes_are_refused(tmp_path: Path) -> None:
+    text = "passes:\n" + "  - clean-up\n" * 10_000
+    assert problems(written(tmp_path, text)) == [
+        "mine.yaml:1: passes has 10,000 passes; it may have up to 100",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{long}: 3",
+        "name: {long}",
+        "target: {long}",
+        "extends: {long}",
+        "extends: ./{long}.yaml",
+        "passes: [{long}]",
+        "passes: [{{{long}: {{a: 1}}}}]",
+        "passes: [{{quantize-weights: {{{long}: 4}}}}]",
+        "passes: [{{quantize-weights: {{bits: {long}}}}}]",
+        "passes: [{{quantize-weights: {{overrides: {{{long}: 5}}}}}}]",
+        "passes: [{{quantize-weights: {{overrides: {{a: {{{long}: 5}}}}}}}}]",
+        "gates: {{{long}: {{max: 1}}}}",
+        "gates: {{size_ratio: {{{long}: 1}}}}",
+        "gates: {{size_ratio@{long}: {{max: 1}}}}",
+        "latency: {{}}\ngates: {{ttft_ratio@{long}: {{max: 1}}}}",
+        "engine: {long}",
+        "engine: {{max_batch_tokens: [{long}, {long}]}}",
+        "{long}: 1\n{long}: 2",
+        "? {long} : 1",
+        "a: !{long} 3",
+        "a: *{long}",
+    ],
+)
+def test_a_long_name_is_not_repeated_whole(tmp_path: Path, text: str) -> None:
+    found = problems(written(tmp_path, text.format(long="x" * 5000)))
+    assert found
+    assert all(len(problem) < 1000 for problem in found), max(found, key=len)
+
+
+def test_a_long_override_is_not_repeated_whole() -> None:
+    long = "x" * 5000
+    for override in (long, f"{long}=3", f"passes.{long}.bits=3", f"engine.{long}=1", f"seed.{long}=1", f"name={long}"):
+        assert all(len(problem) < 1000 for problem in problems("int4-cpu", override))

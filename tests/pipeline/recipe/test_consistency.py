@@ -29,7 +29,7 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
         ),
         (["gpu.decode_rows=[4, 2]"], r"gpu.decode_rows: \[4, 2\] must be in ascending order without duplicates"),
         (["gpu.decode_rows=[]"], "gpu.decode_rows is .*; it must be a list of at least 1 value"),
-        (["gpu.decode_rows=[0, 1]"], "it must be 1 or more"),
+        (["gpu.decode_rows=[0, 1]"], "it must be from 1 to 1048576"),
         (["gpu.activations=half"], "'half'; it must be 'checkpoint', 'float16', 'bfloat16' or 'float32'"),
     ],
 )

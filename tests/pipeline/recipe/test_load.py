@@ -75,8 +75,8 @@ def test_a_mistake_in_an_extended_recipe_is_reported_in_its_own_file(tmp_path: P
     written(tmp_path, "name: x\nseed: -1\nthreads: 0", "base.yaml")
     found = problems(written(tmp_path, "extends: base.yaml\n\nthreads: -2"))
     assert found == [
-        "base.yaml:2: seed is -1; it must be 0 or more",
-        "mine.yaml:3: threads is -2; it must be 1 or more",
+        "base.yaml:2: seed is -1; it must be from 0 to 9223372036854775807",
+        "mine.yaml:3: threads is -2; it must be from 1 to 1024",
     ]
 
 
