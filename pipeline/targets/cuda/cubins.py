@@ -73,6 +73,7 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
             f"{kernel.name}: 8-bit floats need SM {FLOAT8_FROM} or newer, this is SM {sm}; use int8, or 16 bits"
         )
     triton, function = _triton(), _function(kernel.name)
+    triton.knobs.compilation.disable_line_info = True  # it has the path and date of the source, which differ
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
     try:

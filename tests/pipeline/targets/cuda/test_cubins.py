@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,26 @@ def test_an_unknown_sm_and_types_that_it_lacks_are_refused() -> None:
         compile_kernel(request, 75)
     with pytest.raises(BuildError, match="rotary_kv_write: 8-bit floats need SM 89 or newer, this is SM 80"):
         compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "X": "fp16", "KV": "fp8e4nv"}, {}), 80)
+
+
+def test_a_cubin_depends_neither_on_the_place_nor_on_the_date_of_the_source(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install --group oracle")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "examples"))
+    os.utime(tmp_path / "src" / "ingot" / "kernels" / "gather.py", (0, 0))
+    code = (
+        "from ingot.pipeline.targets.cuda.cubins import compile_kernel\n"
+        "from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel\n"
+        "import hashlib, ingot\n"
+        "types = dict.fromkeys(('T', 'X', 'OUT'), 'bf16')\n"
+        "kernel = make_kernel('gather_rows', types, {'COLUMNS': 172, 'BLOCK': 256})\n"
+        "print(ingot.__file__, hashlib.sha256(compile_kernel(kernel, 80).code).hexdigest())"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    digests = []
+    for place in (ROOT / "src", tmp_path / "src"):
+        changes = {"PYTHONPATH": str(place), "TRITON_CACHE_DIR": str(tmp_path / f"cache{len(digests)}")}
+        shown = subprocess.check_output([sys.executable, "-c", code], env={**environment, **changes}, text=True)
+        file, digest = shown.split()
+        assert Path(file).is_relative_to(place)
+        digests.append(digest)
+    assert digests[0] == digests[1]
