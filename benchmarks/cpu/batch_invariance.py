@@ -7,6 +7,7 @@ Nothing is timed, so the machine may be busy:
     python -m benchmarks.cpu.batch_invariance
 """
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -136,6 +137,7 @@ def _inputs(scheme: ActivationScheme | None) -> str:
 
 def main() -> None:
     """Print one line per form."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("| weights | block | zero point | accuracy_level | pad rows to | counts that differ | largest difference |")
     print("|---|---|---|---|---|---|---|")
     for form in forms():

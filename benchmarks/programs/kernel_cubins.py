@@ -6,6 +6,7 @@ Runs in a process of its own, because Triton cannot compile where it interprets.
 thread, spilled bytes, shared memory per block, bytes of the cubin.
 """
 
+import argparse
 import json
 import re
 import subprocess
@@ -164,6 +165,7 @@ def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
 
 def main() -> None:
     """Every form for every SM that has its types."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = [
         measured(form, kernel, sm)
         for sm in SMS
