@@ -14,6 +14,7 @@ from ingot.cli.prompts_file import MOST_IN_FLIGHT, read_prompts, write_results
 from ingot.errors import UsageError
 from ingot.runtime import RequestOutput, SamplingParams
 from tests.cli.refusals import assert_refused
+from tests.cli.test_run import NOTICE
 from tests.conftest import BuildArtifact
 from tests.runtime.engines import text_engine
 
@@ -147,7 +148,7 @@ def test_a_wrong_file_is_refused(
         (tmp_path / name).write_bytes(content)
     code = run(["run", str(artifact.path), *arguments])
     shown = capsys.readouterr()
-    assert_refused(code, shown.err, wanted, expected_code=2)
+    assert_refused(code, shown.err.removeprefix(NOTICE), wanted, expected_code=2)
     assert shown.out == ""
 
 

@@ -58,7 +58,11 @@ def run_command(
 
 
 def _load(artifact: str, no_verify: bool) -> Engine:
-    return Engine.load(open_artifact(artifact, verify=not no_verify))
+    """Open and load the artifact; one that no gate has passed is named as such first."""
+    opened = open_artifact(artifact, verify=not no_verify)
+    if opened.manifest.warning:
+        print_note(opened.manifest.warning)
+    return Engine.load(opened)
 
 
 def _refuse_second_source(prompt: str | None) -> None:
