@@ -133,14 +133,14 @@ class TextDecoder:
 
 def _spelled_bytes(token: str) -> bytes:
     """Bytes that a byte-level token spells. An added token is plain text."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     values = [alphabet.get(character) for character in token]
     known = [value for value in values if value is not None]
     return bytes(known) if len(known) == len(values) else token.encode()
 
 
 @cache
-def _byte_alphabet() -> Mapping[str, int]:
+def byte_alphabet() -> Mapping[str, int]:
     """Character -> byte of byte-level BPE (GPT-2): printable bytes are themselves, the others follow from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]

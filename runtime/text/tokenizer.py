@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from ingot.errors import ArtifactError, RequestError
 from ingot.runtime.text.chat_template import ChatTemplate, Message
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
+from ingot.runtime.text.text_bounds import max_chars_per_token
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -32,7 +33,7 @@ class Tokenizer:
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        decoder: TextDecoder,
+        document: Mapping[str, Any],
         config: "TokenizerConfig",
         generation: "GenerationConfig",
         folder: Path,
@@ -41,7 +42,9 @@ class Tokenizer:
         self._config = config
         self._generation = generation
         self._folder = folder
-        self.text_decoder = decoder
+        self.text_decoder = TextDecoder.parse(document.get("decoder"), TOKENIZER)
+        self.max_chars_per_token = max_chars_per_token(document)
+        """The most characters of a text that one token can represent; None where that has no bound."""
         added = backend.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
         self._jinja_file = folder / CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else None
@@ -60,8 +63,8 @@ class Tokenizer:
         config = TokenizerConfig.read(folder / TOKENIZER_CONFIG)
         generation = GenerationConfig.read(folder / GENERATION_CONFIG)
         document = _read_json(folder / TOKENIZER)
-        decoder = TextDecoder.parse(document.get("decoder") if isinstance(document, dict) else None, TOKENIZER)
-        tokenizer = cls(backend, decoder, config, generation, folder)
+        assert isinstance(document, dict), "the package has read it"
+        tokenizer = cls(backend, document, config, generation, folder)
         tokenizer._add_end_tokens()
         return tokenizer
 

@@ -37,6 +37,14 @@ def test_the_demo_models_tokenizer_has_its_size_and_end_tokens() -> None:
     assert tokenizer.decode(tokenizer.encode("def f(x):\n    return x")) == "def f(x):\n    return x"
 
 
+def test_a_tokenizer_states_how_many_characters_a_token_can_stand_for() -> None:
+    tokenizer = Tokenizer.load(DEMO_MODEL)
+    bound = tokenizer.max_chars_per_token
+    assert bound is not None
+    assert len(" " * 999) <= bound * len(tokenizer.encode(" " * 999))
+    assert Tokenizer.load(shared_data("models/babyllama-105")).max_chars_per_token is None  # it strips white space
+
+
 def test_end_tokens_come_from_generation_config_and_tokenizer(folder: Path) -> None:
     write_config(folder, {"eos_token": {"content": "<|endoftext|>"}})
     write_config(folder, {"eos_token_id": [5, 7]}, "generation_config.json")
