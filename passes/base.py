@@ -18,7 +18,7 @@ describes how to add a pass.
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import onnx_ir as ir
 import yaml
@@ -95,9 +95,9 @@ class Pass(ir.passes.InPlacePass):
         return None
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in fields(self):
-            convert_option(self.name, field.name, getattr(self, field.name), hints[field.name])
+        for option, annotation in option_types(type(self)).items():
+            converted = convert_option(self.name, option, getattr(self, option), annotation)
+            object.__setattr__(self, option, converted)  # frozen only from here on
 
     def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
         """Run requires, call and ensures; a broken condition is a PassError that starts with the pass's name."""
@@ -125,16 +125,61 @@ class Pass(ir.passes.InPlacePass):
         return f"{self.name}: {text.strip()}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Bounds of a number, as in `steps: Annotated[int, Range(ge=1, le=1000)] = 10`; `usual` is a hint for messages.
+
+    There is a lower bound, `ge` or `gt`, and an upper one, `le` or `lt`.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    usual: float | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.ge is None) != (self.gt is None)
+        assert (self.le is None) != (self.lt is None)
+
+    def __contains__(self, value: float) -> bool:
+        """Whether the number is within the bounds; NaN never is."""
+        is_above = value > self.gt if self.gt is not None else self.ge is not None and value >= self.ge
+        return is_above and (value < self.lt if self.lt is not None else self.le is not None and value <= self.le)
+
+    def __str__(self) -> str:
+        least = f"from {_number(self.ge)}" if self.ge is not None else f"above {_number(self.gt)},"
+        most = f"below {_number(self.lt)}" if self.lt is not None else _number(self.le)
+        hint = "" if self.usual is None else f" ({_number(self.usual)} is usual)"
+        return f"{least} {'to' if self.ge is not None else 'up to'} {most}{hint}"
+
+
+def _number(value: float | None) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+SEED = Range(ge=0, le=(1 << 63) - 1)
+TOKENS = Range(ge=1, le=1 << 24)
+DAMPING = Range(gt=0, le=1, usual=0.01)
+
+
+def option_types(pass_class: type[Pass]) -> dict[str, Any]:
+    """The annotation of each option, with its Range if it has one."""
+    hints = get_type_hints(pass_class, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(pass_class)}
+
+
 def convert_option(owner: str, option: str, value: object, annotation: Any) -> Any:
     """Return the value in the annotation's type; UsageError names owner, option, value and what is allowed.
 
-    Annotations: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object. The value may be
-    plain data from YAML or a command line: a list becomes a tuple, an int becomes a float where the annotation is one.
+    Annotations: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object, and numbers with
+    their bounds, Annotated[int, Range(...)]. The value may be plain data from YAML or a command line: a list becomes a
+    tuple, an int becomes a float where the annotation is one, and 1e4 becomes the int that it is.
     Written by hand because pydantic, strict or not, takes True for Literal[1] and 4.0 for Literal[4], and in strict
     mode refuses a list for a tuple.
     """
     try:
-        return _convert(value, annotation)
+        return _convert(_with_whole_number(value, annotation), annotation)
     except _WrongTypeError:
         near = did_you_mean(value, get_args(annotation)) if _is_names(annotation) and isinstance(value, str) else ""
         raise UsageError(f"{owner}: {option} is {shown(value)}; allowed: {describe(annotation)}.{near}") from None
@@ -143,6 +188,8 @@ def convert_option(owner: str, option: str, value: object, annotation: Any) -> A
 def describe(annotation: Any) -> str:
     """The values that an annotation allows, in words."""
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return f"{describe(args[0])} {args[1]}"
     if origin is Literal:
         return " or ".join(repr(arg) if isinstance(arg, str) else str(arg) for arg in args)
     if origin in (Union, UnionType):
@@ -187,8 +234,30 @@ def _is_names(annotation: Any) -> bool:
     return get_origin(annotation) is Literal and all(isinstance(arg, str) for arg in get_args(annotation))
 
 
+def _with_whole_number(value: object, annotation: Any) -> object:
+    """A float without a fraction, such as 1e4, as an int, where only that fits the annotation."""
+    if not isinstance(value, float) or not value.is_integer() or int not in _scalars(annotation):
+        return value
+    try:
+        _convert(value, annotation)
+    except _WrongTypeError:
+        return int(value)
+    return value
+
+
+def _scalars(annotation: Any) -> list[Any]:
+    """The types of the single values that an annotation allows."""
+    if get_origin(annotation) is Annotated:
+        return [get_args(annotation)[0]]
+    if get_origin(annotation) in (Union, UnionType):
+        return [scalar for member in get_args(annotation) for scalar in _scalars(member)]
+    return [annotation]
+
+
 def _convert(value: object, annotation: Any) -> Any:
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _convert_bounded(value, *args)
     if origin is Literal:
         return _convert_choice(value, args)
     if origin in (Union, UnionType):
@@ -198,6 +267,13 @@ def _convert(value: object, annotation: Any) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         return _convert_mapping(value, args[1])
     return _convert_scalar(value, annotation)
+
+
+def _convert_bounded(value: object, scalar: type, bounds: Range) -> Any:
+    number = _convert_scalar(value, scalar)
+    if number not in bounds:
+        raise _WrongTypeError
+    return number
 
 
 def _convert_choice(value: object, choices: tuple[object, ...]) -> object:

@@ -8,14 +8,12 @@ class in its pyproject.toml:
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
-from typing import get_type_hints
 
 from ingot.errors import UsageError, near_or_all, shown, unknown
-from ingot.passes.base import Pass, convert_option
+from ingot.passes.base import Pass, convert_option, option_types
 
 ENTRY_POINT_GROUP = "ingot.passes"
 
@@ -74,14 +72,14 @@ def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
     UsageError names an unknown option and the nearest known one, or the option, its value and what is allowed.
     """
     pass_class = load_pass_class(name)
-    hints = get_type_hints(pass_class)
-    known = [field.name for field in fields(pass_class)]
+    types = option_types(pass_class)
+    known = list(types)
     converted: dict[str, object] = {}
     for option, value in (options or {}).items():
         if option not in known:
             allowed = near_or_all(option, known, "options") if known else "; it has no options."
             raise UsageError(f"{name}: unknown option {shown(option)}{allowed}")
-        converted[option] = convert_option(name, option, value, hints[option])
+        converted[option] = convert_option(name, option, value, types[option])
     return pass_class(**converted)
 
 

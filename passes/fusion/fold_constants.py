@@ -15,14 +15,14 @@ refused when it loads.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.errors import PassError
+from ingot.passes.base import Pass, PassKind, Range
 from ingot.passes.rewriting import Refusal, add_initializer, settle
 from ingot.passes.weights import apply_to_array, drop_if_unused
 
@@ -41,12 +41,7 @@ class FoldConstants(Pass):
     kind: ClassVar[PassKind] = "clean-up"
     summary: ClassVar[str] = "Computes small constant results at build time; matrices stay in the checkpoint."
 
-    max_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_bytes < 0:
-            raise UsageError(f"{self.name}: max_bytes is {self.max_bytes}; it must be 0 or more")
+    max_bytes: Annotated[int, Range(ge=0, le=1 << 30)] = 1 << 20
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold node by node, in graph order, so that a node can read earlier results."""

@@ -29,14 +29,14 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.errors import PassError
+from ingot.passes.base import DAMPING, TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import (
     Arrays,
     Calibration,
@@ -54,7 +54,7 @@ from ingot.passes.rewriting import attentions, head_counts, require_plain_gemm
 from ingot.passes.weights import change_stored, float32_values, readers, stored_value, weight_sites
 from ingot.progress import note, report_progress
 
-Kept = Literal["all"] | int | float
+Kept = Literal["all"] | Annotated[int, Range(ge=1, le=1 << 24)] | Annotated[float, Range(gt=0, le=1)]
 SiteKind = Literal["kv_groups", "ffn"]
 _log = logging.getLogger("ingot.passes")
 
@@ -100,20 +100,10 @@ class PruneStructure(Pass):
     ffn: Kept = "all"
     kv_groups: Kept = "all"
     layers: Kept = "all"
-    multiple: int = 32
+    multiple: Annotated[int, Range(ge=1, le=65_536)] = 32
     refit: bool = True
-    damping: float = 0.01
-    tokens: int = 4096
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option in ("ffn", "kv_groups", "layers"):
-            _check_kept(self.name, option, getattr(self, option))
-        for option in ("multiple", "tokens"):
-            if getattr(self, option) < 1:
-                raise UsageError(f"{self.name}: {option} is {getattr(self, option)}; allowed: 1 or more")
-        if not 0 < self.damping <= 1:
-            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
+    damping: Annotated[float, DAMPING] = 0.01
+    tokens: Annotated[int, TOKENS] = 4096
 
     def requires(self, model: ir.Model) -> None:
         """Something is to be removed, and every Gemm is x @ W.T + b."""
@@ -208,15 +198,6 @@ class PruneStructure(Pass):
             raise PassError(
                 f"{group.source.name!r} gives its linear layers {error}; use another calibration text"
             ) from error
-
-
-def _check_kept(owner: str, option: str, value: Kept) -> None:
-    """UsageError unless the value is "all", a share or a number of 1 or more."""
-    is_number = isinstance(value, int) and value >= 1
-    if value != "all" and not is_number and not (isinstance(value, float) and 0 < value <= 1):
-        raise UsageError(
-            f'{owner}: {option} is {value}; allowed: "all", a share above 0 and up to 1.0 (0.75), or a whole number'
-        )
 
 
 def _kept_count(option: str, value: Kept, total: int, what: str, multiple: int = 1) -> int:

@@ -22,14 +22,14 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.errors import PassError, UsageError, shown
+from ingot.passes.base import DAMPING, Pass, PassKind, Range
 from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, report_kept, require_calibration
 from ingot.passes.model_facts import record_weights
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
@@ -67,15 +67,13 @@ class PruneWeights(Pass):
     needs_calibration: ClassVar[bool] = True
 
     method: Literal["sparsegpt", "wanda"] = "sparsegpt"
-    sparsity: float | str = 0.5
+    sparsity: Annotated[float, Range(gt=0, lt=1)] | str = 0.5
     leave: tuple[str, ...] = field(default=())
-    damping: float = 0.01
+    damping: Annotated[float, DAMPING] = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._parse_sparsity()
-        if not 0 < self.damping <= 1:
-            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
 
     def requires(self, model: ir.Model) -> None:
         """Every Gemm is x @ W.T + b, every pattern matches a module, and m divides every width."""
@@ -177,15 +175,15 @@ class PruneWeights(Pass):
 
     def _parse_sparsity(self) -> Sparsity:
         """The option sparsity, parsed; UsageError for a bad value."""
-        if isinstance(self.sparsity, float) and 0 < self.sparsity < 1:
+        if isinstance(self.sparsity, float):
             return Sparsity(self.sparsity)
-        pattern = re.fullmatch(r"(\d+):(\d+)", self.sparsity) if isinstance(self.sparsity, str) else None
+        pattern = re.fullmatch(r"(\d{1,3}):(\d{1,3})", self.sparsity, re.ASCII)
         if pattern and 0 < int(pattern[1]) < int(pattern[2]):
             kept, of = int(pattern[1]), int(pattern[2])
             return Sparsity(1 - kept / of, kept, of)
         raise UsageError(
-            f"{self.name}: sparsity is {self.sparsity!r}; allowed: a share above 0 and below 1, or a quoted pattern "
-            'n:m with n below m, such as "2:4"'
+            f"{self.name}: sparsity is {shown(self.sparsity)}; allowed: a share above 0 and below 1, or a quoted "
+            'pattern n:m with n below m, such as "2:4"'
         )
 
 

@@ -25,13 +25,13 @@ usually has 8 bits or more, is left alone silently. The choices are in the model
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.errors import PassError
+from ingot.passes.base import TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import CalibrationStage, LinearGroup
 from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
@@ -85,18 +85,10 @@ class Awq(Pass):
     block_size: BlockSize = 32
     symmetric: bool = False
     rounding: Literal["nearest", "gptq"] = "nearest"
-    steps: int = 10
-    search_tokens: int = 2048
+    steps: Annotated[int, Range(ge=1, le=1000)] = 10
+    search_tokens: Annotated[int, TOKENS] = 2048
     fold: FoldOption = "exact"
-    least_gain: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option, value in (("steps", self.steps), ("search_tokens", self.search_tokens)):
-            if value < 1:
-                raise UsageError(f"{self.name}: {option} is {value}; allowed: 1 or more")
-        if not 0 <= self.least_gain < 1:
-            raise UsageError(f"{self.name}: least_gain is {self.least_gain}; allowed: from 0 to below 1")
+    least_gain: Annotated[float, Range(ge=0, lt=1)] = 0.1
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Search group by group on the model as it is; then scale everything at once."""

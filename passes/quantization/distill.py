@@ -23,14 +23,14 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.errors import PassError
+from ingot.passes.base import SEED, TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import Divergence, require_calibration
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.arrays import Float32Array
@@ -70,23 +70,14 @@ class Distill(Pass):
     needs_calibration: ClassVar[bool] = True
     keeps_schemes: ClassVar[bool] = True
 
-    epochs: int = 12
-    batch_tokens: int = 1024
+    epochs: Annotated[int, Range(ge=1, le=10_000)] = 12
+    batch_tokens: Annotated[int, TOKENS] = 1024
     codes: bool = True
-    codes_rate: float = 0.02
-    scales_rate: float = 0.002
+    codes_rate: Annotated[float, Range(gt=0, le=1)] = 0.02
+    scales_rate: Annotated[float, Range(gt=0, le=0.1)] = 0.002
     keep_zeros: bool = False
-    held_out: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option in ("epochs", "batch_tokens"):
-            if getattr(self, option) < 1:
-                raise UsageError(f"{self.name}: {option} is {getattr(self, option)}; allowed: 1 or more")
-        for option, most in (("codes_rate", 1.0), ("scales_rate", 0.1), ("held_out", 0.5)):
-            if not 0 < getattr(self, option) <= most:
-                raise UsageError(f"{self.name}: {option} is {getattr(self, option)}; allowed: above 0, up to {most:g}")
+    held_out: Annotated[float, Range(gt=0, le=0.5)] = 0.1
+    seed: Annotated[int, SEED] = 0
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Tune on most batches, judge on the others, and write the result if it is better."""

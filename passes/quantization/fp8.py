@@ -21,7 +21,7 @@ kind "float". Refuses NaN or infinite weights, by name, and what quantize-activa
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -33,7 +33,7 @@ from ingot.passes.numerics.activation_rounding import RangeMethod
 from ingot.passes.numerics.float8 import LARGEST, Float8Weight, round_float8
 from ingot.passes.numerics.weight_statistics import outliers, scale_range
 from ingot.passes.quantization.activation_nodes import activation_facts
-from ingot.passes.quantization.quantize_activations import ActivationScale, QuantizeActivations
+from ingot.passes.quantization.quantize_activations import PERCENTILE, ActivationScale, QuantizeActivations
 from ingot.passes.quantization.quantize_weights import append_statistics
 from ingot.passes.quantization.weight_nodes import STRATEGY_KEY, insert_float8_dequantize, replace_weight
 from ingot.passes.weights import WeightSite, apply_to_array, weight_sites
@@ -61,7 +61,7 @@ class Fp8(Pass):
     weights: Literal["channel", "tensor"] = "channel"
     activations: ActivationScale = "none"
     range: RangeMethod = "absmax"
-    percentile: float = 99.99
+    percentile: Annotated[float, PERCENTILE] = 99.99
     clip: bool = False
     lm_head: bool = False
     exclude: tuple[str, ...] = ()

@@ -20,14 +20,14 @@ Refuses: inputs that are not finite, and what quantize-weights refuses.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError, UsageError
-from ingot.passes.base import PassKind
+from ingot.errors import PassError
+from ingot.passes.base import DAMPING, PassKind, Range
 from ingot.passes.calibration import (
     CalibrationStage,
     RecordedWeight,
@@ -63,15 +63,8 @@ class Gptq(QuantizeWeights):
     needs_calibration: ClassVar[bool] = True
 
     act_order: bool = True
-    damping: float = 0.01
-    refine: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.damping <= 1:
-            raise UsageError(f"{self.name}: damping is {self.damping}; allowed: above 0, up to 1 (0.01 is usual)")
-        if self.refine < 0:
-            raise UsageError(f"{self.name}: refine is {self.refine}; allowed: 0 or more")
+    damping: Annotated[float, DAMPING] = 0.01
+    refine: Annotated[int, Range(ge=0, le=100)] = 2
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Round the weights that need no data; then the others, layer by layer."""

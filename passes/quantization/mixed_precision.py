@@ -23,12 +23,12 @@ Refuses: a budget that no assignment meets, with the smallest reachable one; a m
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.passes.base import TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import require_calibration
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
@@ -72,16 +72,16 @@ class MixedPrecision(Pass):
     assigns_schemes: ClassVar[bool] = True
 
     same_size_as: Mapping[str, object] | None = None
-    budget_bits: float | None = None
-    budget_bytes: int | None = None
-    budget_kl: float | None = None
+    budget_bits: Annotated[float, Range(gt=0, le=32)] | None = None
+    budget_bytes: Annotated[int, Range(ge=1, le=1 << 50)] | None = None
+    budget_kl: Annotated[float, Range(gt=0, le=100)] | None = None
     bits: tuple[Literal[2, 3, 4, 8, 16], ...] = (2, 3, 4, 8, 16)
     block_sizes: tuple[BlockSize, ...] = (32, 64, 128)
     symmetric: bool = False
     count: Count = "engine"
     rounding: Rounding = "nearest"
     points: Points = 2
-    tokens: int = 4096
+    tokens: Annotated[int, TOKENS] = 4096
     lm_head: bool = False
     embedding: bool = False
     exclude: tuple[str, ...] = ()
@@ -91,10 +91,6 @@ class MixedPrecision(Pass):
         given = [option for option in _BUDGETS if getattr(self, option) is not None]
         if len(given) > 1:
             raise UsageError(f"{self.name}: {' and '.join(given)} are given; give one budget")
-        for option in (*_BUDGETS[1:], "tokens"):
-            value = getattr(self, option)
-            if value is not None and value <= 0:
-                raise UsageError(f"{self.name}: {option} is {value}; allowed: above 0")
         if not self._schemes():
             raise UsageError(
                 f"{self.name}: bits is {list(self.bits)} and block_sizes {list(self.block_sizes)}; "

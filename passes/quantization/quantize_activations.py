@@ -16,14 +16,14 @@ Refuses: inputs that are NaN or infinite on calibration data; with `static`, inp
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.passes.base import Pass, PassKind, Range
 from ingot.passes.calibration import Arrays, CalibrationStage, fact_arrays, recorded_facts, require_calibration
 from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.activation_rounding import (
@@ -73,6 +73,11 @@ class _Plan:
         return facts | ({"outliers": len(self.outliers)} if len(self.outliers) else {})
 
 
+PERCENTILE = Range(ge=50, le=100, usual=99.99)
+OUTLIERS = Range(ge=0, le=65_536)  # a share below 1, or a whole number
+OUTLIER_THRESHOLD = Range(ge=0, le=1_000_000, usual=6)
+
+
 @dataclass(frozen=True)
 class QuantizeActivations(Pass):
     """Options:
@@ -93,9 +98,9 @@ class QuantizeActivations(Pass):
     dtype: Literal["int8", "float8"] = "int8"
     mode: Literal["dynamic", "static"] = "dynamic"
     range: RangeMethod = "absmax"
-    percentile: float = 99.99
-    outliers: float = 0.0
-    outlier_threshold: float = 0.0
+    percentile: Annotated[float, PERCENTILE] = 99.99
+    outliers: Annotated[float, OUTLIERS] = 0.0
+    outlier_threshold: Annotated[float, OUTLIER_THRESHOLD] = 0.0
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -244,9 +249,5 @@ def _check_options(options: QuantizeActivations) -> None:
             f"{name}: range is {options.range!r}, but dynamic scales are each token's largest value; "
             "make them static, or leave range out"
         )
-    if not 50 <= options.percentile <= 100:
-        raise UsageError(f"{name}: percentile is {options.percentile}; allowed: 50 to 100 (99.99 is usual)")
-    if options.outliers < 0 or (options.outliers > 1 and options.outliers != int(options.outliers)):
+    if options.outliers > 1 and options.outliers != int(options.outliers):
         raise UsageError(f"{name}: outliers is {options.outliers}; allowed: a share below 1, or a whole number")
-    if options.outlier_threshold < 0:
-        raise UsageError(f"{name}: outlier_threshold is {options.outlier_threshold}; allowed: 0 or more (6 is usual)")

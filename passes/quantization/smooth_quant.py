@@ -33,14 +33,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.passes.base import TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import BlockRun, CalibrationStage, LinearGroup
 from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme, RangeMethod
@@ -59,7 +59,14 @@ from ingot.passes.quantization.channel_scaling import (
     scale_groups,
     weights_of,
 )
-from ingot.passes.quantization.quantize_activations import ActivationScale, QuantizeActivations, finite_peaks
+from ingot.passes.quantization.quantize_activations import (
+    OUTLIER_THRESHOLD,
+    OUTLIERS,
+    PERCENTILE,
+    ActivationScale,
+    QuantizeActivations,
+    finite_peaks,
+)
 from ingot.passes.quantization.quantize_weights import Bits, Key, QuantizeWeights, Rounder
 from ingot.passes.quantization.weight_nodes import STRATEGY_KEY, float_value
 from ingot.passes.rewriting import add_initializer
@@ -94,28 +101,23 @@ class SmoothQuant(Pass):
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rounds weights and activations to 8 bits, after moving large inputs into the weights."
 
-    alpha: float | Literal["auto", "none"] = 0.5
+    alpha: Annotated[float, Range(ge=0, le=1, usual=0.5)] | Literal["auto", "none"] = 0.5
     weights: WeightScale = "channel"
     activations: ActivationScale = "dynamic"
     range: RangeMethod = "absmax"
-    percentile: float = 99.99
-    outliers: float = 0.0
-    outlier_threshold: float = 0.0
+    percentile: Annotated[float, PERCENTILE] = 99.99
+    outliers: Annotated[float, OUTLIERS] = 0.0
+    outlier_threshold: Annotated[float, OUTLIER_THRESHOLD] = 0.0
     clip: bool = True
     lm_head: Bits = 8
     embedding: Bits = 8
     exclude: tuple[str, ...] = ()
     fold: FoldOption = "exact"
-    steps: int = 10
-    search_tokens: int = 2048
+    steps: Annotated[int, Range(ge=1, le=1000)] = 10
+    search_tokens: Annotated[int, TOKENS] = 2048
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.alpha, float) and not 0 <= self.alpha <= 1:
-            raise UsageError(f'{self.name}: alpha is {self.alpha}; allowed: 0 to 1 (0.5 is usual), "auto" or "none"')
-        for option, value in (("steps", self.steps), ("search_tokens", self.search_tokens)):
-            if value < 1:
-                raise UsageError(f"{self.name}: {option} is {value}; allowed: 1 or more")
         if (self.alpha, self.weights, self.activations) == ("none", "none", "none"):
             raise UsageError(f'{self.name}: alpha, weights and activations are all "none"; set one of them')
         if self.activations == "none" and (self.outliers or self.outlier_threshold):

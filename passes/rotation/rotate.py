@@ -26,12 +26,12 @@ Gemma 3, OLMo 2), weights that are shared or quantized.
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind
+from ingot.passes.base import SEED, Pass, PassKind
 from ingot.passes.calibration import LinearGroup
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.hadamard import Matrix, make_rotation, of_heads, of_rows
@@ -72,14 +72,12 @@ class Rotate(Pass):
     keeps_schemes: ClassVar[bool] = True
 
     matrix: Matrix = "random-hadamard"
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     residual: Literal["auto"] | bool = "auto"
     values: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seed < 0:
-            raise UsageError(f"{self.name}: seed is {self.seed}; allowed: 0 or more")
         if self.residual is False and self.values is False:
             raise UsageError(f"{self.name}: residual and values are both false; set one of them to auto or true")
 

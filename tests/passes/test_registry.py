@@ -1,11 +1,13 @@
 """Passes by name: Ingot's own, third parties', and every mistake in a name or an option."""
 
-from typing import get_args
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 
 from ingot.errors import UsageError
-from ingot.passes.base import PassKind
+from ingot.passes.base import PassKind, Range, option_types
 from ingot.passes.registry import PASSES, load_pass_class, make_pass, pass_names
 from tests.passes.example_passes import AllOptions, install
 
@@ -18,6 +20,44 @@ def test_every_registered_pass_can_be_made_with_its_defaults(name: str) -> None:
     assert str(pass_) == pass_.name == name
     assert pass_.summary.endswith(".")
     assert pass_.kind in get_args(PassKind)
+
+
+def numbers(annotation: Any) -> Iterator[Range | None]:
+    """The range of every number that an option may be; None for a number without one."""
+    if get_origin(annotation) is Annotated:
+        yield get_args(annotation)[1]
+    elif annotation in (int, float):
+        yield None
+    else:
+        for argument in get_args(annotation):
+            yield from numbers(argument)
+
+
+NUMERIC_OPTIONS = [
+    (name, option, annotation)
+    for name in PASSES
+    for option, annotation in option_types(load_pass_class(name)).items()
+    if list(numbers(annotation))
+]
+
+
+@pytest.mark.parametrize(("name", "option", "annotation"), NUMERIC_OPTIONS)
+def test_every_numeric_option_has_a_range_and_absurd_values_are_refused(
+    name: str, option: str, annotation: Any
+) -> None:
+    ranges = list(numbers(annotation))
+    assert None not in ranges, f"{name}: {option}"
+    for value in (-1, -1e9, 1e18, 10**20, math.nan, math.inf, -math.inf):
+        if not any(value in found for found in ranges if found):
+            with pytest.raises(UsageError, match=f"{name}: {option} is .*; allowed: "):
+                make_pass(name, {option: value})
+
+
+@pytest.mark.parametrize("pattern", ["2:" + "9" * 5000, "1:1000000000", "-1:4", "4:2", "0:4", "٢:٤", "half"])
+def test_an_absurd_sparsity_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"prune-weights: sparsity is .*allowed: a share") as caught:
+        make_pass("prune-weights", {"sparsity": pattern})
+    assert len(str(caught.value)) < 400
 
 
 def test_names_are_listed_in_order() -> None:

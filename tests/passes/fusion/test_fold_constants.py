@@ -97,5 +97,5 @@ def test_a_result_above_the_limit_stays_a_node(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_negative_limit_is_refused() -> None:
-    with pytest.raises(UsageError, match="fold-constants: max_bytes is -1; it must be 0 or more"):
+    with pytest.raises(UsageError, match="fold-constants: max_bytes is -1; allowed: a whole number from 0 to"):
         FoldConstants(max_bytes=-1)

@@ -155,11 +155,11 @@ def test_keeping_more_than_there_is_is_refused(options: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ffn": 1.5}, 'ffn is 1.5; allowed: "all", a share above 0'),
+        ({"ffn": 1.5}, "ffn is 1.5; allowed: 'all' or a whole number from 1 to .* or a number above 0, up to 1"),
         ({"layers": 0}, "layers is 0; allowed"),
         ({"kv_groups": -0.5}, "kv_groups is -0.5; allowed"),
         ({"ffn": 0.5, "damping": 0.0}, r"damping is 0\.0; allowed"),
-        ({"ffn": 0.5, "multiple": 0}, "multiple is 0; allowed: 1 or more"),
+        ({"ffn": 0.5, "multiple": 0}, "multiple is 0; allowed: a whole number from 1 to 65536"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -161,7 +161,7 @@ def test_without_data_the_error_says_how_to_provide_it() -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(UsageError, match="awq: steps is 0; allowed: 1 or more"):
+    with pytest.raises(UsageError, match="awq: steps is 0; allowed: a whole number from 1 to 1000"):
         Awq(steps=0)
-    with pytest.raises(UsageError, match=r"awq: least_gain is 1\.0; allowed: from 0 to below 1"):
+    with pytest.raises(UsageError, match=r"awq: least_gain is 1\.0; allowed: a number from 0 to below 1"):
         Awq(least_gain=1.0)

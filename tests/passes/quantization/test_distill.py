@@ -192,7 +192,7 @@ def test_a_single_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "allowed"),
     [
-        ("epochs", 0, "1 or more"),
+        ("epochs", 0, "from 1 to 10000"),
         ("codes_rate", 0.0, "up to 1"),
         ("scales_rate", 1.0, "up to 0.1"),
         ("held_out", 0.6, "0.5"),

@@ -119,8 +119,8 @@ def test_without_data_the_error_says_how_to_provide_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"damping": 0.0}, r"damping is 0.0; allowed: above 0, up to 1"),
-        ({"refine": -1}, r"refine is -1; allowed: 0 or more"),
+        ({"damping": 0.0}, r"damping is 0.0; allowed: a number above 0, up to 1"),
+        ({"refine": -1}, r"refine is -1; allowed: a whole number from 0 to 100"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -184,8 +184,8 @@ def test_a_budget_that_cannot_be_met_is_refused_with_the_smallest(options: dict[
     ("options", "message"),
     [
         ({"budget_bits": 4.0, "budget_kl": 0.1}, "budget_bits and budget_kl are given; give one budget"),
-        ({"budget_bits": 0.0}, r"budget_bits is 0\.0; allowed: above 0"),
-        ({"tokens": 0}, "tokens is 0; allowed: above 0"),
+        ({"budget_bits": 0.0}, r"budget_bits is 0\.0; allowed: a number above 0"),
+        ({"tokens": 0}, "tokens is 0; allowed: a whole number from 1"),
         ({"bits": (16,)}, "one of 2, 3, 4 or 8 among the bits"),
         ({"block_sizes": ()}, "give both"),
         ({"bits": (5,)}, r"bits is \(5,\); allowed: a list, each 2 or 3 or 4 or 8 or 16"),

@@ -165,7 +165,7 @@ def test_nan_activations_are_named() -> None:
     ("options", "message"),
     [
         ({"range": "mse"}, "range is 'mse', but dynamic scales"),
-        ({"percentile": 10.0}, "percentile is 10.0; allowed: 50 to 100"),
+        ({"percentile": 10.0}, "percentile is 10.0; allowed: a number from 50 to 100"),
         ({"outliers": -1.0}, "outliers is -1.0; allowed"),
         ({"outliers": 1.5}, "outliers is 1.5; allowed"),
         ({"outlier_threshold": -6.0}, "outlier_threshold is -6.0; allowed"),

@@ -199,13 +199,13 @@ def test_nan_activations_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 1.5}, r"smooth-quant: alpha is 1.5; allowed: 0 to 1"),
-        ({"alpha": -0.1}, r"alpha is -0.1; allowed: 0 to 1"),
-        ({"alpha": "atuo"}, r"alpha is 'atuo'; allowed: a number or 'auto' or 'none'"),
+        ({"alpha": 1.5}, r"smooth-quant: alpha is 1.5; allowed: a number from 0 to 1"),
+        ({"alpha": -0.1}, r"alpha is -0.1; allowed: a number from 0 to 1"),
+        ({"alpha": "atuo"}, r"alpha is 'atuo'; allowed: a number from 0 to 1 .* or 'auto' or 'none'"),
         ({"alpha": "none", "weights": "none", "activations": "none"}, r"are all \"none\"; set one of them"),
         ({"activations": "none", "outliers": 2}, r"outliers are kept next to quantized activations"),
         ({"range": "mse"}, r"smooth-quant: range is 'mse', but dynamic scales"),
-        ({"steps": 0}, r"steps is 0; allowed: 1 or more"),
+        ({"steps": 0}, r"steps is 0; allowed: a whole number from 1 to 1000"),
     ],
 )
 def test_options_out_of_range_or_in_conflict_are_refused(options: dict[str, Any], message: str) -> None:

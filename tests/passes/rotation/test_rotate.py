@@ -184,7 +184,7 @@ def test_a_size_without_a_hadamard_matrix_is_refused_with_the_alternative() -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": -1}, "rotate: seed is -1; allowed: 0 or more"),
+        ({"seed": -1}, "rotate: seed is -1; allowed: a whole number from 0 to"),
         ({"residual": False, "values": False}, "residual and values are both false"),
         ({"matrix": "fourier"}, "rotate: matrix is 'fourier'"),
     ],
