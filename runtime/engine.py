@@ -44,7 +44,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from ingot.runtime.step_pipeline import StepInFlight, StepPipeline
 from ingot.runtime.text.chat_template import Message
-from ingot.runtime.text.tokenizer import Tokenizer
+from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
 
 
 class Engine:
@@ -96,7 +96,8 @@ class Engine:
         Raises ArtifactError, EngineError, and UsageError for an option that is out of range.
         """
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        tokenizer = Tokenizer.load(opened.path / "tokenizer") if opened.has("tokenizer/tokenizer.json") else None
+        files = opened.files_below("tokenizer")
+        tokenizer = Tokenizer.load(opened.path / "tokenizer", files) if TOKENIZER in files else None
         executor = load_executor(opened, options)
         return cls(executor, tokenizer, prefix_cache=options.prefix_cache, identity=opened.manifest.identity)
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact import Artifact, Manifest, open_artifact
+from ingot.artifact import MANIFEST, Artifact, open_artifact
 from ingot.artifact.launch_program import WEIGHTS_FILE
-from ingot.artifact.manifest import FileEntry
 from ingot.artifact.safetensors import DTYPE_BYTES
 
 WEIGHTS_TABLE = "weights.json"
@@ -47,10 +46,10 @@ def unpack(file: Path, folder: Path) -> Artifact:
         archive.extractall(folder)
     weights = folder / WEIGHTS_FILE
     write_hollow_tensors(weights, _entries(json.loads((folder / WEIGHTS_TABLE).read_bytes())))
-    manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
-    sized = {WEIGHTS_FILE: FileEntry(bytes=weights.stat().st_size, sha256=UNKNOWN_DIGEST)}
-    whole = manifest.model_copy(update={"files": {**manifest.files, **sized}})
-    (folder / "manifest.json").write_text(whole.model_dump_json(), "utf-8")
+    (folder / WEIGHTS_TABLE).unlink()
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["files"][WEIGHTS_FILE] = {"bytes": weights.stat().st_size, "sha256": UNKNOWN_DIGEST}
+    (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
     return open_artifact(folder, verify=False)
 
 

@@ -61,6 +61,7 @@ class Checkpoint:
     encoded                      name -> how to decode it, for the weights of a quantized checkpoint
     quantization                 config.json's description of how weights are encoded; empty if it has none
     scales                       name -> place of a quantized checkpoint's scales of activations and KV cache
+    readable                     names of the small files that may be read, where an artifact lists them; None: all
     """
 
     path: Path
@@ -70,6 +71,7 @@ class Checkpoint:
     encoded: Mapping[str, EncodedTensor] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
     scales: Mapping[str, StoredTensor] = field(default_factory=dict)
+    readable: frozenset[str] | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -119,7 +121,8 @@ class Checkpoint:
     @property
     def tokenizer_files(self) -> tuple[Path, ...]:
         """The files of TOKENIZER_FILES that the folder has."""
-        return tuple(file for name in TOKENIZER_FILES if (file := self.folder / name).is_file())
+        names = [name for name in TOKENIZER_FILES if self.readable is None or name in self.readable]
+        return tuple(file for name in names if (file := self.folder / name).is_file())
 
     @property
     def weight_files(self) -> tuple[Path, ...]:

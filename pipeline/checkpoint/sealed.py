@@ -49,20 +49,11 @@ def sealed_checkpoint(artifact: Artifact) -> Checkpoint:
     generation = f"{FOLDER}/generation_config.json"
     return Checkpoint(
         artifact.path / FOLDER,
-        _read(artifact.file(CONFIG)),
-        _read(artifact.file(generation)) if artifact.has(generation) else {},
-        read_header(artifact.file(f"program/{WEIGHTS}")),
+        artifact.json_object(CONFIG),
+        artifact.json_object(generation) if artifact.has(generation) else {},
+        read_header(artifact.file(f"program/{WEIGHTS}"), ArtifactError, "build the artifact again"),
+        readable=frozenset(artifact.files_below(FOLDER)),
     )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ArtifactError(f"{file}: is not JSON ({error}); build the artifact again") from error
-    if not isinstance(value, dict):
-        raise ArtifactError(f"{file}: is a JSON {type(value).__name__}, it must be an object; build the artifact again")
-    return value
 
 
 def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:

@@ -1,11 +1,10 @@
 """Buffers for the values between a program's steps: made once, shared by values whose lifetimes do not overlap."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact import AttentionStep, Program, SegmentStep, ValueFacts
+from ingot.artifact import Program, ValueFacts
+from ingot.artifact.program_checks import inputs_of, outputs_of
 
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int64]
 
@@ -83,18 +82,6 @@ def plan_slots(program: Program) -> dict[str, int]:
             if last_use[name] == index and name in made:
                 free.setdefault(program.values[name], []).append(slots[name])
     return slots
-
-
-def inputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
-    """Names of the values that a step reads, each once."""
-    if isinstance(step, SegmentStep):
-        return tuple(dict.fromkeys(step.inputs))
-    return tuple(dict.fromkeys((step.query, step.key, step.value)))
-
-
-def outputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
-    """Names of the values that a step writes."""
-    return step.outputs if isinstance(step, SegmentStep) else (step.output,)
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> Buffer:

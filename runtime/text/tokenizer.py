@@ -5,7 +5,7 @@ ArtifactError names the file, and the key, of what is missing or damaged.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -37,6 +37,7 @@ class Tokenizer:
         config: "TokenizerConfig",
         generation: "GenerationConfig",
         folder: Path,
+        template_file: Path | None = None,
     ) -> None:
         self._backend = backend
         self._config = config
@@ -47,24 +48,29 @@ class Tokenizer:
         """The most characters of a text that one token can represent; None where that has no bound."""
         added = backend.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
-        self._jinja_file = folder / CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else None
+        self._jinja_file = template_file
         self._templates = dict(config.chat_templates)
         if self._jinja_file:
             self._templates["default"] = _read_text(self._jinja_file)
 
     @classmethod
-    def load(cls, folder: Path | str) -> "Tokenizer":
-        """Read the folder's files.
+    def load(cls, folder: Path | str, files: Collection[str] | None = None) -> "Tokenizer":
+        """Read the folder's files, or only those with the names `files`, which an artifact's manifest lists.
 
         Raises ArtifactError with the file's name for one that is missing (tokenizer.json), damaged or contradictory.
         """
         folder = Path(folder)
+
+        def find(name: str) -> Path | None:
+            may_read = files is None or name in files
+            return folder / name if may_read and (folder / name).is_file() else None
+
         backend = _read_backend(folder / TOKENIZER)
-        config = TokenizerConfig.read(folder / TOKENIZER_CONFIG)
-        generation = GenerationConfig.read(folder / GENERATION_CONFIG)
+        config = TokenizerConfig.read(find(TOKENIZER_CONFIG))
+        generation = GenerationConfig.read(find(GENERATION_CONFIG))
         document = _read_json(folder / TOKENIZER)
         assert isinstance(document, dict), "the package has read it"
-        tokenizer = cls(backend, document, config, generation, folder)
+        tokenizer = cls(backend, document, config, generation, folder, find(CHAT_TEMPLATE))
         tokenizer._add_end_tokens()
         return tokenizer
 
@@ -205,9 +211,9 @@ class _JsonFile(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read it; an absent file has no entries. ArtifactError for a damaged one, with the key of a wrong value."""
-        values = _read_json(path) if path.is_file() else {}
+    def read(cls, path: Path | None) -> Self:
+        """Read it; None has no entries. ArtifactError for a damaged one, with the key of a wrong value."""
+        values = _read_json(path) if path else {}
         if not isinstance(values, dict):
             raise ArtifactError(f"{path} contains a {type(values).__name__}; it must be a JSON object")
         try:

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import (
+    MANIFEST,
     ArtifactVerdict,
     ArtifactWriter,
     GateOutcome,
+    Program,
     artifact_verdict,
     open_artifact,
     verdict_warning,
 )
-from ingot.artifact.reader import MANIFEST, manifest_digest
+from ingot.artifact.reader import manifest_digest
 from ingot.errors import ArtifactError
-from tests.artifact.sealed import KV, MODEL, PROGRAM
+from tests.artifact.sealed import KV, MODEL
 
 
 def gate(verdict: str, advisory: bool = False) -> GateOutcome:
@@ -31,7 +33,7 @@ def seal_measured(target: Path, *gates: GateOutcome, measured: bool = True) -> P
         if measured:
             (writer.path / "evidence").mkdir()
             (writer.path / "evidence" / "summary.json").write_text("{}")
-        writer.describe(name="t", model=MODEL, kv=KV, target="cpu", program=PROGRAM, versions={}, gates=gates)
+        writer.describe(name="t", model=MODEL, kv=KV, target="cpu", program=Program(), versions={}, gates=gates)
         return writer.seal()
 
 

@@ -54,7 +54,7 @@ def test_one_flipped_bit_is_refused_with_the_file_named(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     (seal(tmp_path / "a") / "program/weights.safetensors").unlink()
-    with pytest.raises(ArtifactError, match=r"the file program/weights\.safetensors is missing"):
+    with pytest.raises(ArtifactError, match=r"the file 'program/weights\.safetensors' is missing"):
         open_artifact(tmp_path / "a")
 
 
@@ -73,13 +73,20 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, escape: str) -
         open_artifact(folder)
 
 
-def test_a_symlink_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("name", ["program/weights.safetensors", "program", "evidence/report.md"])
+def test_a_symbolic_link_is_refused_wherever_it_points(tmp_path: Path, name: str, verify: bool) -> None:
     folder = seal(tmp_path / "a")
-    weights = folder / "program/weights.safetensors"
-    weights.rename(tmp_path / "outside")
-    weights.symlink_to(tmp_path / "outside")
-    with pytest.raises(ArtifactError, match="leaves the artifact's folder"):
-        open_artifact(folder)
+    (folder / name).rename(tmp_path / "outside")
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(ArtifactError, match=rf"{name} is a symbolic link.*cp -RL"):
+        open_artifact(folder, verify)
+
+
+def test_the_artifacts_own_folder_may_be_a_link(tmp_path: Path) -> None:
+    seal(tmp_path / "a")
+    (tmp_path / "link").symlink_to("a")
+    assert open_artifact(tmp_path / "link").file("evidence/report.md").read_text() == "fine"
 
 
 def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path) -> None:

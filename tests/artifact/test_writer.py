@@ -9,6 +9,7 @@ import pytest
 
 from ingot.artifact import (
     ArtifactWriter,
+    Program,
     open_artifact,
     writer,
 )
@@ -63,10 +64,10 @@ def test_files_that_did_not_change_are_digested_once(tmp_path: Path, monkeypatch
     with ArtifactWriter(tmp_path / "a") as staged:
         for name in ("same.txt", "longer.txt"):
             (staged.path / name).write_text(name)
-        describe(staged)
+        describe(staged, Program())
         (staged.path / "longer.txt").write_text("another text")
         (staged.path / "new.txt").write_text("new")
-        manifest = describe(staged)
+        manifest = describe(staged, Program())
         staged.seal()
     assert digested == ["longer.txt", "same.txt", "longer.txt", "new.txt"]
     assert {name: entry.sha256 for name, entry in manifest.files.items()} == {

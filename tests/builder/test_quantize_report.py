@@ -23,6 +23,7 @@ def artifact(build_unmeasured: BuildArtifact, two_layers: Path, memory_of_this_p
 def without_evidence(artifact: Artifact, folder: Path) -> Artifact:
     """Copy the artifact without its evidence, as an older Ingot sealed it."""
     shutil.copytree(artifact.path, folder)
+    shutil.rmtree(folder / "evidence")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("evidence/")}
     (folder / "manifest.json").write_text(json.dumps(manifest))

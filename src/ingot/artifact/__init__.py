@@ -3,6 +3,7 @@
 Code that only one of them needs belongs to `pipeline` or `runtime`.
 """
 
+from ingot.artifact.contents import MANIFEST
 from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import (
     CALIBRATION_FILE,
@@ -22,7 +23,7 @@ from ingot.artifact.manifest import (
     artifact_verdict,
     verdict_warning,
 )
-from ingot.artifact.reader import MANIFEST, Artifact, open_artifact
+from ingot.artifact.reader import Artifact, open_artifact
 from ingot.artifact.writer import ArtifactWriter
 
 __all__ = [

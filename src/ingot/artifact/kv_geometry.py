@@ -7,9 +7,9 @@ One block holds all layers, so that moving a block between tiers is one copy.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ingot.sizes import round_up
 
@@ -17,6 +17,7 @@ KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is stored as codes and one scale
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1}
+MAX_SIZE = 2**16  # of each axis of a block
 _SCALE_BYTES = 2
 _ALIGNMENT = 16  # bytes, of the scales and of the next block
 
@@ -26,11 +27,17 @@ class KVGeometry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_layers: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    block_tokens: int = Field(default=16, ge=1)
+    num_layers: int = Field(ge=1, le=MAX_SIZE)
+    num_kv_heads: int = Field(ge=1, le=MAX_SIZE)
+    head_dim: int = Field(ge=1, le=MAX_SIZE)
+    block_tokens: int = Field(default=16, ge=1, le=MAX_SIZE)
     dtype: KVType = "float32"
+
+    @model_validator(mode="after")
+    def _whole_bytes(self) -> Self:
+        if self.dtype == "int4" and self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; int4 stores two dims in a byte, so it must be even")
+        return self
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:

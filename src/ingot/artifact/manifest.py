@@ -5,24 +5,20 @@ SCHEMA_VERSION, and a reader refuses a newer one.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    computed_field,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ingot.artifact.kv_geometry import KVGeometry
 
 SCHEMA_VERSION = 2
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
+MAX_BATCH_TOKENS = 2**20  # buffers of that size still fit a machine's memory
 EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
+_Column = Annotated[int, Field(ge=0, lt=2**31)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Frozen(BaseModel):
@@ -33,13 +29,13 @@ class ModelFacts(_Frozen):
     """The model's shape and special tokens."""
 
     family: str
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    context_tokens: int = Field(ge=1, description="longest sequence, prompt and output together")
-    num_parameters: int = Field(ge=1)
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
+    num_layers: _Count
+    hidden_size: _Count
+    vocab_size: _Count
+    context_tokens: _Count = Field(description="longest sequence, prompt and output together")
+    num_parameters: int = Field(ge=1, lt=2**63)
+    eos_token_ids: tuple[_Column, ...] = ()
+    bos_token_id: _Column | None = None
 
 
 class ValueFacts(_Frozen):
@@ -47,7 +43,7 @@ class ValueFacts(_Frozen):
 
     dtype: Literal["float32", "float16", "int64"]
     rows: Literal["tokens", "logits"] = Field(description="T tokens of the step, or R rows of requested logits")
-    columns: int = Field(ge=0)
+    columns: _Column
 
 
 class SegmentStep(_Frozen):
@@ -65,7 +61,9 @@ class RotaryTables(_Frozen):
     file: str = Field(description="path below the artifact's folder, with forward slashes")
     cos: str
     sin: str
-    rotary_dim: int = Field(ge=2, description="leading elements of a head that are rotated, halves as pairs; even")
+    rotary_dim: int = Field(
+        ge=2, lt=2**16, multiple_of=2, description="leading elements of a head that are rotated, halves as pairs; even"
+    )
 
 
 class AttentionStep(_Frozen):
@@ -77,21 +75,21 @@ class AttentionStep(_Frozen):
     """
 
     kind: Literal["attention"] = "attention"
-    layer: int = Field(ge=0)
+    layer: _Column
     query: str
     key: str
     value: str
-    query_column: int = Field(default=0, ge=0)
-    key_column: int = Field(default=0, ge=0)
-    value_column: int = Field(default=0, ge=0)
+    query_column: _Column = 0
+    key_column: _Column = 0
+    value_column: _Column = 0
     rotary: RotaryTables | None = None
     output: str
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    scale: float
-    softcap: float = Field(default=0.0, ge=0.0, description="0 means none; logits become softcap * tanh(x / softcap)")
-    window: int = Field(default=0, ge=0, description="0 means none; else a token sees itself and window - 1 before it")
+    num_heads: _Count
+    num_kv_heads: _Count
+    head_dim: _Count
+    scale: _Number
+    softcap: _Number = Field(default=0.0, ge=0.0, description="0 means none; logits become softcap * tanh(x / softcap)")
+    window: _Column = Field(default=0, description="0 means none; else a token sees itself and window - 1 before it")
 
 
 Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
@@ -111,7 +109,7 @@ class Program(_Frozen):
 class FileEntry(_Frozen):
     """One file of the artifact."""
 
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, lt=2**63)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -151,9 +149,9 @@ def verdict_warning(verdict: ArtifactVerdict) -> str | None:
 
 
 class Manifest(_Frozen):
-    """manifest.json. Its `verdict` is derived from gates and files; a file that states another one is refused."""
+    """manifest.json. Its `verdict` is derived from gates and files; opening refuses a file that states another one."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
     name: str
     identity: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of program, weights, tokenizer and recipe")
     evidence: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", description="digest of evidence/")
@@ -161,7 +159,9 @@ class Manifest(_Frozen):
     kv: KVGeometry
     target: str
     engine: EngineKind
-    max_batch_tokens: int = Field(default=512, ge=1, description="most tokens of one engine step, by default")
+    max_batch_tokens: int = Field(
+        default=512, ge=1, le=MAX_BATCH_TOKENS, description="most tokens of one engine step, by default"
+    )
     program: Program
     files: dict[str, FileEntry]
     versions: dict[str, str]
@@ -180,15 +180,3 @@ class Manifest(_Frozen):
     def warning(self) -> str | None:
         """What to show with every use: NOT MEASURED, NO GATES or NOT PASSED, in a sentence; None if gates passed."""
         return verdict_warning(self.verdict)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refuse_another_verdict(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(values, dict) or "verdict" not in values:  # manifests of older versions state none
-            return handler(values)
-        stated = values["verdict"]
-        manifest = handler({key: value for key, value in values.items() if key != "verdict"})
-        if stated != manifest.verdict:
-            message = "verdict is {stated}, but gates and files say {derived}"
-            raise PydanticCustomError("verdict", message, {"stated": repr(stated), "derived": repr(manifest.verdict)})
-        return manifest

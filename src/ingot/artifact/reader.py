@@ -1,37 +1,66 @@
-"""Open an artifact; all files are verified before any is used."""
+"""Open an artifact; all files are verified before any is used.
+
+Every reader takes its paths from `Artifact.file`, which refuses what the manifest does not list, and files that were
+replaced or written to since they were verified. Programs map large files into memory: a process that may write to the
+folder can still change a file while a program uses it, so keep artifacts where only their owner writes.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ingot.artifact.contents import MANIFEST, FileStamp, check_contents, check_names
+from ingot.artifact.json_text import parse_json, read_limited
 from ingot.artifact.manifest import SCHEMA_VERSION, Manifest
-from ingot.errors import ArtifactError
+from ingot.artifact.program_checks import check_program
+from ingot.errors import ArtifactError, shown
 
-MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 20
+_PLACE_CHARACTERS = 80  # of a key in a message
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A verified artifact: its folder and its manifest."""
+    """A verified artifact: its folder and its manifest. stamps: of its files, from before they were verified."""
 
     path: Path
     manifest: Manifest
+    stamps: Mapping[str, FileStamp] = field(default_factory=dict, repr=False)
 
     def file(self, name: str) -> Path:
-        """Return the path of a listed file; ArtifactError for any other name."""
+        """Return the path of a listed file; ArtifactError for any other name, and for a file that has changed."""
         if name not in self.manifest.files:
-            raise ArtifactError(f"{self.path}: the manifest lists no file {name!r}")
-        return self.path / name
+            raise ArtifactError(f"{self.path}: the manifest lists no file {shown(name)}")
+        file = self.path / name
+        if name in self.stamps and _stamp(file) != self.stamps[name]:
+            raise ArtifactError(f"{file}: was replaced or written to after it was verified; open the artifact again")
+        return file
+
+    def files_below(self, folder: str) -> dict[str, Path]:
+        """Return the listed files in `folder`, by their names in it."""
+        prefix = f"{folder}/"
+        return {name.removeprefix(prefix): self.file(name) for name in self.manifest.files if name.startswith(prefix)}
 
     def has(self, name: str) -> bool:
         """Whether the manifest lists the file."""
         return name in self.manifest.files
+
+    def json_object(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a listed file; ArtifactError when it holds something else."""
+        file = self.file(name)
+        try:
+            value = parse_json(read_limited(file))
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"{file}: is not JSON ({error}); build the artifact again") from error
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise ArtifactError(f"{file}: is a JSON {kind}, it must be an object; build the artifact again")
+        return value
 
     @property
     def total_bytes(self) -> int:
@@ -42,24 +71,46 @@ class Artifact:
 def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     """Open the artifact in the folder `path`.
 
-    With `verify`, sizes and SHA-256 of all files and the manifest's own digests are checked; without, only sizes.
+    The manifest, and names and sizes of all files are always checked: the folder must hold the listed files and nothing
+    else. With `verify`, SHA-256 of the files and the manifest's own digests are checked too.
     Raises ArtifactError with the file and its problem.
     """
     folder = Path(path)
     manifest, digest = _read_manifest(folder)
+    check_names(folder, manifest.files)
+    _check_program(folder, manifest)
+    check_contents(folder, manifest.files)
+    stamps = {name: _stamp(folder / name) for name in manifest.files}
     for name, entry in sorted(manifest.files.items()):
-        _refuse_escape(folder, name)
-        file = folder / name
-        if not file.is_file():
-            raise ArtifactError(f"{folder}: the file {name} is missing; build the artifact again or copy it whole")
-        size = file.stat().st_size
+        file, size = folder / name, stamps[name].bytes
         if size != entry.bytes:
             raise ArtifactError(f"{file}: has {size} bytes, the manifest says {entry.bytes}; the copy is incomplete")
-        if verify and file_sha256(file) != entry.sha256:
+        if verify and _sha256(file) != entry.sha256:
             raise ArtifactError(f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged")
     if verify:
         _check_identity(folder, manifest, digest)
-    return Artifact(folder, manifest)
+    return Artifact(folder, manifest, stamps)
+
+
+def _check_program(folder: Path, manifest: Manifest) -> None:
+    try:
+        check_program(manifest)
+    except ArtifactError as error:
+        raise ArtifactError(f"{folder / MANIFEST}: {error}; build the artifact again") from error
+
+
+def _stamp(file: Path) -> FileStamp:
+    try:
+        return FileStamp.of(file)
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read: {error.strerror}; copy the artifact again") from error
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return file_sha256(file)
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read: {error.strerror}; copy the artifact again") from error
 
 
 def file_sha256(file: Path) -> str:
@@ -104,32 +155,56 @@ def _digest(value: Any) -> str:
 def _read_manifest(folder: Path) -> tuple[Manifest, str]:
     """Return the manifest, and the digest of what the file states."""
     file = folder / MANIFEST
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder}: no such folder; an artifact is a folder that holds {MANIFEST}")
-    if not file.is_file():
-        raise ArtifactError(f"{folder}: holds no {MANIFEST}, so it is not an artifact; make one with `ingot build`")
     try:
-        raw = json.loads(file.read_bytes())
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: no such folder; an artifact is a folder that holds {MANIFEST}")
+        if not file.is_file():
+            raise ArtifactError(f"{folder}: holds no {MANIFEST}, so it is not an artifact; {_other_folder(folder)}")
+        raw = parse_json(read_limited(file))
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ArtifactError(f"{file}: is not JSON: {error}") from error
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise ArtifactError(
-            f"{file}: schema_version is {version}, this Ingot reads up to {SCHEMA_VERSION}; update Ingot to open it"
-        )
+        raise ArtifactError(f"{file}: is not JSON: {error}; build the artifact again, or copy it whole") from error
+    if not isinstance(raw, dict):
+        kind = type(raw).__name__
+        raise ArtifactError(f"{file}: the file: is a JSON {kind}, it must be an object; build the artifact again")
+    _check_version(file, raw)
+    fields = {key: value for key, value in raw.items() if key != "verdict"}  # derived from gates and files
     try:
-        return Manifest.model_validate(raw), manifest_digest(raw)
+        manifest = Manifest.model_validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
+        raise ArtifactError(f"{file}: {first_problem(error)}; build the artifact again") from error
+    stated = raw.get("verdict", manifest.verdict)  # manifests of older versions state none
+    if stated != manifest.verdict:
+        raise ArtifactError(
+            f"{file}: verdict is {shown(stated)}, but gates and files say {manifest.verdict!r}; build it again"
+        )
+    return manifest, manifest_digest(raw)
 
 
-def _refuse_escape(folder: Path, name: str) -> None:
-    pure = PurePosixPath(name)
-    inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name
-    if not inside or not (folder / name).resolve().is_relative_to(folder.resolve()):
-        raise ArtifactError(f"{folder}: the manifest's path {name!r} leaves the artifact's folder; refused")
+def _check_version(file: Path, raw: Mapping[str, Any]) -> None:
+    version = raw.get("schema_version")
+    if type(version) is int and version > SCHEMA_VERSION:
+        raise ArtifactError(
+            f"{file}: schema_version is {shown(version)}, this Ingot reads up to {SCHEMA_VERSION}; update Ingot to "
+            "open it"
+        )
+
+
+def _other_folder(folder: Path) -> str:
+    """What to do with a folder that is not an artifact."""
+    if (folder / "evidence").is_dir():
+        return "it is the evidence of a build that a gate rejected; see evidence/report.md, and build again"
+    return "make one with `ingot build`"
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a file as key, what is wrong, and the value."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part)[:_PLACE_CHARACTERS] for part in first["loc"]) or "the file"
+    value = first["input"]
+    given = f" (it is {shown(value)})" if isinstance(value, str | int | float | None) else ""
+    return f"{place}: {first['msg']}{given}"
 
 
 def _check_identity(folder: Path, manifest: Manifest, digest: str) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ingot.artifact.contents import MANIFEST
 from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import EngineKind, FileEntry, GateOutcome, Manifest, ModelFacts, Program
-from ingot.artifact.reader import MANIFEST, evidence_digest, file_sha256, identity_digest, manifest_digest
+from ingot.artifact.reader import evidence_digest, file_sha256, identity_digest, manifest_digest
 from ingot.errors import BuildError
 
 _PREFIX = ".ingot-build-"

@@ -57,8 +57,12 @@ class LayerKl:
     measurement: KlMeasurement
 
 
-def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOptions) -> LayerKl | str:
+def layer_kl(
+    model: ir.Model, weights: Weights, tokenizer: Callable[[], Tokenizer], options: KlOptions
+) -> LayerKl | str:
     """Measure the model with each weight in turn; `weights` is keyed by the name of the node that reads the weight.
+
+    `tokenizer` loads the model's tokenizer.
 
     Returns a reason instead if `options.tokens` is None and LEAST_TOKENS would take too many multiplications.
     DataError if the text is shorter than one window or cannot be read.
@@ -70,7 +74,7 @@ def layer_kl(model: ir.Model, weights: Weights, tokenizer: Path, options: KlOpti
             f"{LEAST_TOKENS} tokens would take {multiplications * LEAST_TOKENS:.1e} multiplications; "
             "set evaluation.layer_kl_tokens to measure it anyway"
         )
-    data = _windows(MODEL.of(model), tokenizer, options)
+    data = _windows(MODEL.of(model), tokenizer(), options)
     engine = CalibrationEngine(data, threads=options.threads)
     found = divergences_of_each(model, engine, weights, tokens=data.tokens, name="KL of single weights")
     facts = data.facts
@@ -106,11 +110,10 @@ def _affordable(options: KlOptions, multiplications: int) -> KlOptions:
     return replace(options, tokens=tokens, window_tokens=min(options.window_tokens, tokens))
 
 
-def _windows(model: ModelFacts, tokenizer: Path, options: KlOptions) -> CalibrationData:
+def _windows(model: ModelFacts, tokenizer: Tokenizer, options: KlOptions) -> CalibrationData:
     text, sha256 = read_text(options.text)
-    made = Tokenizer.load(tokenizer)
-    prefix = [token for token in made.encode("") if token == made.bos_token_id][:1]
-    tokens = made.encode(text, add_special_tokens=False)
+    prefix = [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id][:1]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
     size = min(options.window_tokens, model.context_tokens - len(prefix))
     available = min(len(tokens), options.text_tokens) // size
     if not available:

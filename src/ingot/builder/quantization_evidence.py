@@ -7,6 +7,7 @@ share their tensors with the model; most are memory-mapped. layer_kl.py measures
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.compile import Compiled, Observer
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.runtime import Tokenizer
 from ingot.validation.quantization import Quantization, WeightFigures
 
 PASSES_FILE = "passes.json"
@@ -126,6 +128,7 @@ def _measure(recipe: Recipe, observer: QuantizationObserver, folder: Path) -> La
     assert observer.before is not None
     assert observer.after is not None
     options = KlOptions(text, evaluation.window_tokens, evaluation.tokens, evaluation.layer_kl_tokens, recipe.threads)
-    found = layer_kl(observer.before, quantized_weights(observer.before, observer.after), folder / "tokenizer", options)
+    weights = quantized_weights(observer.before, observer.after)
+    found = layer_kl(observer.before, weights, partial(Tokenizer.load, folder / "tokenizer"), options)
     observer.release()
     return found

@@ -10,6 +10,7 @@ pass scaled, rotated or pruned them, only the sealed figures are available.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.runtime import Tokenizer
 from ingot.validation.evidence import sealed_quantization
 from ingot.validation.quantization import Quantization, WeightFigures
 
@@ -123,7 +125,8 @@ def _with_kl(
     window = recipe.evaluation.window_tokens if recipe.evaluation else _WINDOW_TOKENS
     size = text.text.stat().st_size if text.text.is_file() else 0  # no text has more tokens than bytes
     options = KlOptions(text.text, window, size, text.tokens, text.threads)
-    measured = layer_kl(model, weights, artifact.path / "tokenizer", options)
+    tokenizer = partial(Tokenizer.load, artifact.path / "tokenizer", artifact.files_below("tokenizer"))
+    measured = layer_kl(model, weights, tokenizer, options)
     if isinstance(measured, str):
         return replace(found, kl=None, kl_absent=measured)
     rows = tuple(replace(weight, kl=measured.kl.get(weight.name)) for weight in found.weights)

@@ -1,7 +1,8 @@
 """`ingot inspect`: shows what an artifact is, what it holds and how its gates were decided."""
 
-import json
 from collections import Counter
+
+from pydantic import BaseModel, ValidationError
 
 from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
 from ingot.artifact.launch_program import (
@@ -17,9 +18,10 @@ from ingot.artifact.launch_program import (
     read_cuda_program,
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.artifact.reader import first_problem
 from ingot.cli.console import print_json, print_table, stdout
 from ingot.cli.evidence import print_gates
-from ingot.errors import UsageError, unknown
+from ingot.errors import ArtifactError, UsageError, unknown
 from ingot.sizes import format_bytes
 
 
@@ -67,12 +69,29 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
 
 
 def _calibration(artifact: Artifact) -> str:
-    facts = json.loads((artifact.path / CALIBRATION_FILE).read_text(encoding="utf-8"))
-    digest = facts["sha256"][:16]
+    try:
+        facts = _CalibrationRecord.model_validate(artifact.json_object(CALIBRATION_FILE))
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{artifact.file(CALIBRATION_FILE)}: {first_problem(error)}; build the artifact again"
+        ) from error
     return (
-        f"on {facts['tokens']:,} of {facts['text_tokens']:,} tokens of {facts['text']} (SHA-256 {digest}): "
-        f"{facts['sequences']} sequences of {facts['documents']:,} documents, {facts['packing']}, seed {facts['seed']}"
+        f"on {facts.tokens:,} of {facts.text_tokens:,} tokens of {facts.text} (SHA-256 {facts.sha256[:16]}): "
+        f"{facts.sequences} sequences of {facts.documents:,} documents, {facts.packing}, seed {facts.seed}"
     )
+
+
+class _CalibrationRecord(BaseModel):
+    """What is shown of CALIBRATION_FILE."""
+
+    text: str
+    sha256: str
+    text_tokens: int
+    tokens: int
+    sequences: int
+    documents: int
+    packing: str
+    seed: int
 
 
 def _print_program(artifact: Artifact) -> None:

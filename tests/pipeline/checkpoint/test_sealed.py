@@ -33,6 +33,7 @@ def test_an_artifact_without_its_configuration_says_what_to_do(build_unmeasured:
     shutil.copytree(build_unmeasured("int4-cpu").path, old)
     manifest = json.loads((old / "manifest.json").read_text())
     del manifest["files"][CONFIG]
+    (old / CONFIG).unlink()
     (old / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=r"holds no tokenizer/config\.json.*older Ingot: build it again"):
         sealed_checkpoint(open_artifact(old, verify=False))

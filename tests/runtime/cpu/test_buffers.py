@@ -1,6 +1,7 @@
 """Buffers of the CPU program: slots that values share, shapes and alignment."""
 
-from ingot.runtime.cpu.buffers import ValueBuffers, inputs_of, outputs_of, plan_slots
+from ingot.artifact.program_checks import inputs_of, outputs_of
+from ingot.runtime.cpu.buffers import ValueBuffers, plan_slots
 from tests.runtime.programs import PROGRAM, VALUES
 
 

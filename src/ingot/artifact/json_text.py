@@ -1,0 +1,44 @@
+"""JSON of files that others wrote: parsed with limits, so that no file costs a stack, a memory or a silent choice.
+
+Python's parser accepts what a reader cannot use safely: nesting until its stack ends, a key twice (the last one wins),
+NaN. All of these are a ValueError here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ingot.errors import shown
+from ingot.sizes import format_bytes
+
+MAX_JSON_BYTES = 100_000_000
+
+
+def parse_json(text: bytes | str, *, allow_nan: bool = False) -> Any:
+    """Parse a JSON text; ValueError with its problem. `allow_nan` accepts NaN and Infinity, which JSON lacks."""
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=None if allow_nan else _refuse_constant)
+    except RecursionError:
+        raise ValueError("arrays or objects are nested too deeply") from None
+
+
+def read_limited(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
+    """Read a whole file; ValueError for one larger than `most` bytes, OSError when it cannot be read."""
+    with file.open("rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {format_bytes(most)}")
+    return content
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has the key {shown(twice)} twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it holds {name}, which JSON does not have")

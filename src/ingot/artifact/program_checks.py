@@ -1,0 +1,86 @@
+"""Checks of a manifest's program: every value is described and made before it is read, and every file is listed.
+
+A manifest whose digests are right was not damaged, but it may have been written by another program than Ingot.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from ingot.artifact.manifest import AttentionStep, Manifest, SegmentStep, ValueFacts
+from ingot.errors import ArtifactError, did_you_mean, shown
+
+LOGITS = "logits"
+PROGRAM_INPUTS = {
+    "input_ids": ValueFacts(dtype="int64", rows="tokens", columns=0),
+    "position_ids": ValueFacts(dtype="int64", rows="tokens", columns=0),
+    "logits_indices": ValueFacts(dtype="int64", rows="logits", columns=0),
+}
+
+
+def check_program(manifest: Manifest) -> None:
+    """Raise ArtifactError for a program that cannot run: unknown, missing or twice-made values, unlisted files."""
+    program = manifest.program
+    if program.launches is not None:
+        _check_file(program.launches, "program.launches", manifest.files)
+    if not program.steps:
+        return
+    for name, facts in PROGRAM_INPUTS.items():
+        if program.values.get(name) != facts:
+            raise ArtifactError(f"the program's input {name!r} is not described as {_words(facts)}")
+    made = set(PROGRAM_INPUTS)
+    for number, step in enumerate(program.steps):
+        _check_step(f"step {number} of the program", step, manifest, made)
+    logits = ValueFacts(dtype="float32", rows="logits", columns=manifest.model.vocab_size)
+    if LOGITS not in made or program.values[LOGITS] != logits:
+        raise ArtifactError(f"the program does not make {LOGITS!r} as {_words(logits)}")
+    _check_layers(manifest)
+
+
+def inputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
+    """Names of the values that a step reads, each once."""
+    if isinstance(step, SegmentStep):
+        return tuple(dict.fromkeys(step.inputs))
+    return tuple(dict.fromkeys((step.query, step.key, step.value)))
+
+
+def outputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
+    """Names of the values that a step writes."""
+    return step.outputs if isinstance(step, SegmentStep) else (step.output,)
+
+
+def _check_step(place: str, step: SegmentStep | AttentionStep, manifest: Manifest, made: set[str]) -> None:
+    """Check one step, and add what it makes to `made`."""
+    if isinstance(step, SegmentStep):
+        _check_file(step.file, place, manifest.files)
+    elif step.rotary is not None:
+        _check_file(step.rotary.file, place, manifest.files)
+    for name in inputs_of(step):
+        if name not in made:
+            raise ArtifactError(
+                f"{place} reads {shown(name)}, which no step before it makes.{did_you_mean(name, made)}"
+            )
+    for name in outputs_of(step):
+        if name not in manifest.program.values:
+            raise ArtifactError(f"{place} makes {shown(name)}, whose type and shape the manifest does not give")
+        if name in made:
+            raise ArtifactError(f"{place} makes {shown(name)}, which exists already")
+        made.add(name)
+
+
+def _check_file(name: str, place: str, files: Collection[str]) -> None:
+    if name not in files:
+        raise ArtifactError(f"{place} needs the file {shown(name)}, which the manifest does not list")
+
+
+def _check_layers(manifest: Manifest) -> None:
+    """Every layer of the KV pool belongs to one attention step."""
+    layers = Counter(step.layer for step in manifest.program.steps if isinstance(step, AttentionStep))
+    for layer, count in layers.items():
+        if layer >= manifest.kv.num_layers:
+            raise ArtifactError(f"attention of layer {layer}: the KV pool has {manifest.kv.num_layers} layers")
+        if count > 1:
+            raise ArtifactError(f"attention of layer {layer} is computed by {count} steps")
+
+
+def _words(facts: ValueFacts) -> str:
+    return f"{facts.dtype} [{facts.rows}{f', {facts.columns}' if facts.columns else ''}]"
