@@ -91,13 +91,17 @@ class AccuracyItem:
 
 @dataclass(frozen=True)
 class AccuracyResult:
-    """All windows in text order, and the KL of every token [windows * window_tokens]."""
+    """All windows in text order, and the KL of every token [windows * window_tokens].
+
+    text_tokens  number of tokens that could be predicted, in the whole text
+    """
 
     text_name: str
     text_sha256: str
     options: AccuracyOptions
     items: tuple[AccuracyItem, ...]
     token_kl: FloatArray
+    text_tokens: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -141,7 +145,7 @@ def measure_accuracy(
         items.append(_item(window, scores))
         kl.append(scores.kl)
         stage.advance()
-    return AccuracyResult(text.name, text.sha256, options, tuple(items), np.concatenate(kl))
+    return AccuracyResult(text.name, text.sha256, options, tuple(items), np.concatenate(kl), len(text.token_ids) - 1)
 
 
 def score_window(candidate: AccuracySubject, baseline: AccuracySubject, window: Window) -> TokenScores:
@@ -241,6 +245,7 @@ def _measured(
         candidate=candidate,
         sample_unit="evaluation tokens",
         sample_size=result.num_tokens,
+        most_samples=result.text_tokens,
     )
 
 

@@ -3,9 +3,10 @@
 In order:
     evidence = measure(candidate, baseline, options)
     write_evidence(evidence, folder)                    # JSON files, report.html, report.md
-    raise_for(evidence.gates, evidence.measured)        # gates.py: exit codes 3 and 4
+    require_gates(evidence)                             # gates.py: exit codes 3 and 4
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from ingot.settings import num_threads
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
-from ingot.validation.gates import GateSpec, decide
+from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
 from ingot.validation.latency import LatencyLoad, LatencyResult, latency_metrics, measure_latency
 from ingot.validation.machine_load import LoadMeter
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
@@ -34,7 +35,9 @@ __all__ = [
     "BuildNotes",
     "Evidence",
     "MeasureOptions",
+    "advisory_remarks",
     "measure",
+    "require_gates",
     "sealed_quantization",
     "write_evidence",
     "write_quantization",
@@ -117,6 +120,24 @@ def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
+def require_gates(evidence: Evidence, command: Sequence[str] = ()) -> None:
+    """Raise GateFailed or GateUndecided if a gate that is not advisory did not pass.
+
+    `command` is the command line of this measurement, from which the message makes one that measures more.
+    """
+    raise_for(evidence.gates, evidence.measured, _rerun(evidence, command))
+
+
+def advisory_remarks(evidence: Evidence, command: Sequence[str] = ()) -> list[str]:
+    """Describe the advisory gates that did not pass, a line each, as require_gates describes others."""
+    return advisory_lines(evidence.gates, evidence.measured, _rerun(evidence, command))
+
+
+def _rerun(evidence: Evidence, command: Sequence[str]) -> Rerun | None:
+    stop = evidence.latency.stop if evidence.latency else None
+    return Rerun(tuple(command), stop.seconds if stop else 0.0, evidence.load) if command else None
+
+
 def write_quantization(found: Quantization, folder: Path) -> None:
     """Write only quantization.json to `folder`, created if missing; nothing if no weight is quantized."""
     if found.weights:
@@ -154,8 +175,24 @@ def _run_engines(
     ):
         accuracy = _accuracy(new, old, options)
         meter = LoadMeter(options.num_threads or num_threads())
-        latency = measure_latency(new, old, options.latency, meter=meter) if options.latency else None
+        decided = _decided_by(options.gates)
+        latency = (
+            measure_latency(new, old, options.latency, meter=meter, is_decided=decided) if options.latency else None
+        )
         return accuracy, latency, new.device
+
+
+def _decided_by(gates: Sequence[GateSpec]) -> Callable[[LatencyResult], bool] | None:
+    """Return a function that says whether every gate on latency is decided; None without such a gate."""
+    specs = [spec for spec in gates if spec.facts.section == "latency"]
+    if not specs:
+        return None
+
+    def is_decided(result: LatencyResult) -> bool:
+        measured = {one.key: one for one in latency_metrics(result)}
+        return all(gate.verdict != "UNDECIDED" for gate in decide(specs, measured))
+
+    return is_decided
 
 
 def _accuracy(candidate: EngineSubject, baseline: EngineSubject, options: MeasureOptions) -> AccuracyResult | None:

@@ -124,6 +124,9 @@ def _accuracy(result: AccuracyResult) -> dict[str, Any]:
 def _latency(result: LatencyResult) -> dict[str, Any]:
     return {
         "options": asdict(result.options),
+        "rounds": result.num_rounds,
+        "looks": result.stop.looks if result.stop else 1,
+        "confidence": result.confidence,
         "unit": "seconds; token_seconds and submitted count from the start of the run",
         "summary": [asdict(level) for level in summarize(result)],
         "runs": [_run(run) for run in result.runs],

@@ -9,17 +9,21 @@ named metric@level.
 """
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ingot.artifact import GateOutcome
-from ingot.artifact.metrics import METRICS
+from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.errors import GateFailed, GateUndecided, UsageError, one_of, unknown
+from ingot.validation.machine_load import MachineLoad
 from ingot.validation.statistics import Measured
 
 _MOST_TIMES = 1000
 _MARGIN = 1.1
+_LEAST_TIMES = 2  # a further look at latency takes twice the rounds
+_ROUNDS, _TOKENS = "latency rounds", "evaluation tokens"
 
 
 @dataclass(frozen=True)
@@ -38,26 +42,83 @@ class GateSpec:
         if not math.isfinite(self.limit):
             raise UsageError(f"gate {self.metric}: the limit is {self.limit}; it must be a finite number")
 
+    @property
+    def facts(self) -> MetricFacts:
+        """The metric's definition."""
+        return METRICS[self.metric.partition("@")[0]]
+
 
 def decide(specs: Sequence[GateSpec], measured: Mapping[str, Measured]) -> list[GateOutcome]:
     """Decide every gate, in order. UsageError when a gate's metric was not measured."""
     return [_outcome(spec, key, measured[key]) for spec in specs for key in _keys(spec, measured)]
 
 
-def raise_for(outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured] | None = None) -> None:
+@dataclass(frozen=True)
+class Rerun:
+    """How to measure again.
+
+    command  the command line of this measurement; `--set KEY=VALUE` of a larger sample is appended
+    seconds  how long the latency rounds took
+    load     of other processes during them
+    """
+
+    command: tuple[str, ...] = ("ingot", "build", "RECIPE")
+    seconds: float = 0.0
+    load: MachineLoad | None = None
+
+    def with_settings(self, settings: Mapping[str, int]) -> str:
+        """Return the command to paste, where these settings replace those that it has."""
+        words: list[str] = []
+        for word in self.command:
+            if words and words[-1] == "--set" and word.partition("=")[0] in settings:
+                words.pop()
+            else:
+                words.append(word)
+        return shlex.join([*words, *(part for key in settings for part in ("--set", f"{key}={settings[key]}"))])
+
+
+def raise_for(
+    outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured] | None = None, rerun: Rerun | None = None
+) -> None:
     """Raise GateFailed when any gate failed, else GateUndecided when any is undecided, with a line per such gate.
 
     Advisory gates raise nothing. With `measured`, an undecided gate's line estimates the tokens or rounds needed to
-    decide it; without, a factor.
+    decide it; without, a factor. With `rerun` too, the last line is the command that measures as much.
     """
     required = [outcome for outcome in outcomes if not outcome.advisory]
     failed = [outcome for outcome in required if outcome.verdict == "FAIL"]
-    undecided = [outcome for outcome in required if outcome.verdict == "UNDECIDED"]
+    undecided = undecided_lines(required, measured or {}, rerun)
     if failed:
         advice = "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable."
-        raise GateFailed("\n".join([*map(_failure, failed), *(_undecided(o, measured) for o in undecided), advice]))
+        raise GateFailed("\n".join([*map(_failure, failed), *undecided, advice]))
     if undecided:
-        raise GateUndecided("\n".join(_undecided(outcome, measured) for outcome in undecided))
+        raise GateUndecided("\n".join(undecided))
+
+
+def advisory_lines(
+    outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured], rerun: Rerun | None = None
+) -> list[str]:
+    """Describe the advisory gates that did not pass: what raise_for says of others."""
+    advisory = [outcome for outcome in outcomes if outcome.advisory]
+    failed = [_failure(outcome) for outcome in advisory if outcome.verdict == "FAIL"]
+    return [f"advisory {line}" for line in failed] + undecided_lines(advisory, measured, rerun)
+
+
+def undecided_lines(
+    outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured], rerun: Rerun | None = None
+) -> list[str]:
+    """Return a line per undecided gate, the load of a busy machine, and the command that measures more."""
+    undecided = [outcome for outcome in outcomes if outcome.verdict == "UNDECIDED"]
+    if not undecided:
+        return []
+    needs = [_need(outcome, measured.get(outcome.name)) for outcome in undecided]
+    lines = [_undecided(outcome, need) for outcome, need in zip(undecided, needs, strict=True)]
+    if rerun is None:
+        return lines
+    if rerun.load and rerun.load.is_busy and any(need.unit == _ROUNDS for need in needs):
+        lines.append(f"The machine was busy: {rerun.load}; latency is decided sooner when it is idle.")
+    settings = _settings(needs, rerun.seconds)
+    return [*lines, f"Measure more: {rerun.with_settings(settings)}"] if settings else lines
 
 
 def describe(outcome: GateOutcome) -> str:
@@ -103,25 +164,66 @@ def _failure(outcome: GateOutcome) -> str:
     return f"gate failed: {describe(outcome)}."
 
 
-def _undecided(outcome: GateOutcome, measured: Mapping[str, Measured] | None) -> str:
-    return f"gate undecided: {describe(outcome)}. {_advice(outcome, (measured or {}).get(outcome.name))}"
+@dataclass(frozen=True)
+class _Need:
+    """The sample that would decide a gate: `times` the present one of `size` units; no unit: nothing is known of it."""
+
+    times: float
+    unit: str = ""
+    size: int = 0
+    most: int | None = None
+
+    @property
+    def target(self) -> int:
+        """Number of units, rounded up to two significant digits, the precision of the estimate."""
+        return _round_up(self.times * _MARGIN * self.size)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether such a sample is of a reasonable size, and the text has it."""
+        return self.times <= _MOST_TIMES and (self.most is None or self.target <= self.most)
 
 
-def _advice(outcome: GateOutcome, measured: Measured | None) -> str:
-    """The sample size at which the interval, shrinking with its square root, would exclude the limit."""
+def _need(outcome: GateOutcome, measured: Measured | None) -> _Need:
+    """The sample at which the interval, shrinking with its square root, would exclude the limit."""
     distance = abs(outcome.measured - outcome.limit)
     beyond = outcome.limit > outcome.measured
     half = outcome.high - outcome.measured if beyond else outcome.measured - outcome.low
     times = (half / distance) ** 2 if distance else math.inf
-    if times > _MOST_TIMES:
-        return "The value is at the limit, so no sample of a reasonable size decides it: move the limit."
     if measured is None:
-        return f"A sample {times * _MARGIN:.1f} times as large might decide it."
-    needed = _round_up(times * _MARGIN * measured.sample_size)
-    return f"About {needed} {measured.sample_unit} instead of {measured.sample_size} might decide it."
+        return _Need(times)
+    return _Need(times, measured.sample_unit, measured.sample_size, measured.most_samples)
+
+
+def _undecided(outcome: GateOutcome, need: _Need) -> str:
+    name = "advisory gate" if outcome.advisory else "gate"
+    return f"{name} undecided: {describe(outcome)}. {_advice(need)}"
+
+
+def _advice(need: _Need) -> str:
+    if need.times > _MOST_TIMES:
+        return "The value is at the limit, so no sample of a reasonable size decides it: move the limit."
+    if not need.unit:
+        return f"A sample {need.times * _MARGIN:.1f} times as large might decide it."
+    text = f"About {need.target} {need.unit} instead of {need.size} might decide it"
+    if need.most is None or need.target <= need.most:
+        return f"{text}."
+    return f"{text}, but the text has {need.most}: use a longer one, or move the limit."
+
+
+def _settings(needs: Sequence[_Need], seconds: float) -> dict[str, int]:
+    """Recipe keys and the values that measure as much as the gates need."""
+    settings: dict[str, int] = {}
+    for need in needs:
+        if need.is_possible and need.unit == _ROUNDS and seconds:
+            value = _round_up(seconds * max(_LEAST_TIMES, need.times * _MARGIN))
+            settings["latency.max_seconds"] = max(value, settings.get("latency.max_seconds", 0))
+        elif need.is_possible and need.unit == _TOKENS:
+            settings["evaluation.tokens"] = max(need.target, settings.get("evaluation.tokens", 0))
+    return settings
 
 
 def _round_up(value: float) -> int:
-    """Round up to two significant digits, the precision of the estimate."""
+    """Round up to two significant digits."""
     step: int = 10 ** max(0, math.floor(math.log10(value)) - 1)
     return math.ceil(value / step - 1e-9) * step

@@ -2,7 +2,8 @@
 
 Both engines are in memory, and their runs alternate A B, B A, A B, ..., so that drift of the machine (heat, other
 processes) affects both equally and each round gives one paired ratio. The first wave of each engine at each concurrency
-is discarded as warm-up, and the garbage collector is off during a run.
+is discarded as warm-up, and the garbage collector is off during a run. Rounds are added until the gates on latency are
+decided or the time is over; see sequential.py.
 """
 
 import gc
@@ -10,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +19,14 @@ from ingot.errors import UsageError
 from ingot.progress import Stage
 from ingot.settings import num_threads
 from ingot.validation.machine_load import LoadMeter, MachineLoad
-from ingot.validation.statistics import Measured, percentiles, ratio_interval
+from ingot.validation.sequential import Stop, sample_until_decided
+from ingot.validation.statistics import CONFIDENCE, Measured, percentiles, ratio_interval
 from ingot.validation.subject import LatencySubject
 
 Clock = Callable[[], float]
 
 PERCENTILES = (50, 90, 99)
+_NO_ROUND = 1 << 31  # of the warm-up's prompts
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class LatencyLoad:
     prompt_tokens  per request, random token ids
     output_tokens  per request, exactly; end-of-sequence is ignored
     requests       per run; a run is one engine at one level in one round
-    rounds         pairs of runs per level, in the order A B, B A, A B, ...
+    rounds         least number of pairs of runs per level, in the order A B, B A, A B, ...
+    max_seconds    no round beyond `rounds` is added after this time
     seed           seed of the prompts
     slo            objective for goodput; None for no goodput
     """
@@ -57,6 +61,7 @@ class LatencyLoad:
     output_tokens: int = 64
     requests: int = 8
     rounds: int = 5
+    max_seconds: float = 300.0
     seed: int = 0
     slo: ServiceLevel | None = None
 
@@ -70,6 +75,8 @@ class LatencyLoad:
         for name, least in (("prompt_tokens", 1), ("output_tokens", 2), ("requests", 1), ("rounds", 2)):
             if getattr(self, name) < least:
                 raise UsageError(f"latency {name} is {getattr(self, name)}; it must be {least} or more")
+        if not self.max_seconds > 0:
+            raise UsageError(f"latency max_seconds is {self.max_seconds}; it must be above 0")
 
     @property
     def sequence_tokens(self) -> int:
@@ -86,16 +93,10 @@ class Run:
     side: str
 
 
-def schedule(options: LatencyLoad) -> Iterator[Run]:
-    """Every run in order: all levels per round, the baseline first in even rounds and the candidate first in odd
-    ones."""
-    for number in range(options.rounds):
-        yield from _round(options, number)
-
-
-def _round(options: LatencyLoad, number: int) -> Iterator[Run]:
+def runs_of_round(options: LatencyLoad, number: int) -> list[Run]:
+    """The runs of one round, all levels: the baseline first in even rounds, the candidate first in odd ones."""
     sides = ("baseline", "candidate") if number % 2 == 0 else ("candidate", "baseline")
-    return (Run(number, level, side) for level in options.concurrency for side in sides)
+    return [Run(number, level, side) for level in options.concurrency for side in sides]
 
 
 def prompts(options: LatencyLoad, vocab_size: int, round_number: int, level: int) -> list[list[int]]:
@@ -156,11 +157,26 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """Every run except warm-up, in order, and the load of other processes during the runs, if it was measured."""
+    """Every run except warm-up, in order.
+
+    load  of other processes during the runs, if it was measured
+    stop  how the number of rounds was found; None: they were fixed before
+    """
 
     options: LatencyLoad
     runs: tuple[RunRecord, ...]
     load: MachineLoad | None = None
+    stop: Stop | None = None
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds that were run."""
+        return 1 + max(record.run.round for record in self.runs)
+
+    @property
+    def confidence(self) -> float:
+        """Confidence of one interval; above 95 % if several looks at the growing sample share the error."""
+        return 1 - self.stop.error if self.stop else CONFIDENCE
 
 
 def measure_latency(
@@ -169,24 +185,43 @@ def measure_latency(
     options: LatencyLoad,
     clock: Clock = time.perf_counter,
     meter: LoadMeter | None = None,
+    is_decided: Callable[[LatencyResult], bool] | None = None,
 ) -> LatencyResult:
-    """Run the whole schedule on both. UsageError when a request does not fit the model's context."""
+    """Run rounds on both until `is_decided`, or the time is over; without it, `options.rounds` of them.
+
+    UsageError when a request does not fit the model's context.
+    """
     sides: Mapping[str, LatencySubject] = {"candidate": candidate, "baseline": baseline}
     _require_context(sides, options)
     meter = meter or LoadMeter(num_threads())
-    stage = Stage("latency", (options.rounds + 1) * len(sides) * len(options.concurrency))
+    steps = len(sides) * len(options.concurrency)
+    stage = Stage("latency", (options.rounds + 1) * steps)
+    planned_rounds = options.rounds
     for level in options.concurrency:
         for side in sides:
             _warm_up(sides[side], options, level, clock)
             stage.advance()
-    records = []
-    for number in range(options.rounds):
+    records: list[RunRecord] = []
+
+    def run_round(number: int, planned: int) -> None:
+        nonlocal stage, planned_rounds
+        if planned > planned_rounds:
+            stage, planned_rounds = Stage("more latency rounds", (planned - number) * steps), planned
         meter.start()
-        for run in _round(options, number):
+        for run in runs_of_round(options, number):
             records.append(_run(sides[run.side], run, options, clock))
             stage.advance()
         meter.stop()
-    return LatencyResult(options, tuple(records), meter.load)
+
+    def result(stop: Stop) -> LatencyResult:
+        return LatencyResult(options, tuple(records), meter.load, stop)
+
+    decided = (lambda stop: is_decided(result(stop))) if is_decided else None
+    stop = sample_until_decided(run_round, decided, options.rounds, options.max_seconds, clock)
+    if stage.done < stage.total:  # the time was over before the planned rounds
+        stage.total = stage.done
+        stage.advance(0)
+    return result(stop)
 
 
 def closed_loop(
@@ -282,7 +317,7 @@ def _run(subject: LatencySubject, run: Run, options: LatencyLoad, clock: Clock) 
 
 def _warm_up(subject: LatencySubject, options: LatencyLoad, level: int, clock: Clock) -> None:
     """Run one wave of requests, with prompts of no round."""
-    wave = prompts(options, subject.vocab_size, options.rounds, level)[:level]
+    wave = prompts(options, subject.vocab_size, _NO_ROUND, level)[:level]
     closed_loop(subject, wave, options.output_tokens, level, clock)
 
 
@@ -308,15 +343,19 @@ def _pooled(runs: Sequence[RunRecord], name: str) -> float:
 
 
 def _ratio(result: LatencyResult, level: int, name: str) -> Measured:
+    estimate = ratio_interval(np.log(round_ratios(result, level, name)), result.confidence)
+    if result.stop and result.confidence > CONFIDENCE:
+        level_text = f"{result.confidence:.2%} at look {result.stop.looks}"
+        estimate = replace(estimate, method=f"{estimate.method}, {level_text}")
     return Measured(
         metric=f"{name}_ratio",
-        estimate=ratio_interval(np.log(round_ratios(result, level, name))),
+        estimate=estimate,
         baseline=_pooled(select(result, level, "baseline"), name),
         candidate=_pooled(select(result, level, "candidate"), name),
         unit="tokens/s" if name == "throughput" else "seconds",
         level=level,
         sample_unit="latency rounds",
-        sample_size=result.options.rounds,
+        sample_size=result.num_rounds,
     )
 
 

@@ -63,6 +63,7 @@ class Measured:
     unit              of baseline and candidate: "", "seconds", "tokens/s", "bytes"
     level             concurrency, for latency metrics
     sample_unit, sample_size   the sample of the interval: evaluation tokens, latency rounds, memory probes
+    most_samples      the largest sample that this text allows; None if there is no such limit
     """
 
     metric: str
@@ -73,6 +74,7 @@ class Measured:
     level: int | None = None
     sample_unit: str = ""
     sample_size: int = 1
+    most_samples: int | None = None
 
     @property
     def key(self) -> str:
@@ -99,17 +101,21 @@ def exact(value: float) -> Estimate:
     return Estimate(value, value, value, items=1, method="exact")
 
 
-def mean_interval(items: ArrayLike) -> Estimate:
-    """Mean of [items] with Student's t interval. Requires at least two items."""
+def mean_interval(items: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
+    """Mean of [items] with Student's t interval. Requires at least two items.
+
+    A confidence above 95 % is for one of several looks at a growing sample; see sequential.py.
+    """
     values = _checked(items)
-    spread = t_quantile(_UPPER, len(values) - 1) * standard_error(values)
-    mean = float(values.mean())
-    return Estimate(mean, mean - spread, mean + spread, len(values), "t over items", _detectable(values))
+    t = t_quantile((1 + confidence) / 2, len(values) - 1)
+    mean, error = float(values.mean()), standard_error(values)
+    detectable = (t + _power_t(len(values))) * error
+    return Estimate(mean, mean - t * error, mean + t * error, len(values), "t over items", detectable)
 
 
-def ratio_interval(log_ratios: ArrayLike) -> Estimate:
+def ratio_interval(log_ratios: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
     """Geometric mean of ratios, from [items] log ratios; the interval is computed on the log scale."""
-    log = mean_interval(log_ratios)
+    log = mean_interval(log_ratios, confidence)
     value, low, high = math.exp(log.value), math.exp(log.low), math.exp(log.high)
     return Estimate(value, low, high, log.items, "t over items, log scale", math.expm1(log.detectable))
 

@@ -190,7 +190,10 @@ class LatencyOptions(_Frozen):
     prompt_tokens: int = Field(default=128, ge=1, description="tokens per prompt")
     output_tokens: int = Field(default=64, ge=2, description="tokens per output")
     requests: int = Field(default=8, ge=1, description="requests per run")
-    rounds: int = Field(default=5, ge=2, description="pairs of runs (baseline, candidate) per concurrency")
+    rounds: int = Field(default=5, ge=2, description="least number of pairs of runs (baseline, candidate)")
+    max_seconds: float = Field(
+        default=300.0, gt=0, description="time after which no more rounds are added to decide the gates on latency"
+    )
     slo: ServiceLevelOptions | None = Field(default=None, description="objective for goodput; null for none")
 
     @field_validator("concurrency")

@@ -17,7 +17,7 @@ from ingot.validation.latency import (
     Run,
     RunRecord,
     ServiceLevel,
-    schedule,
+    runs_of_round,
 )
 from ingot.validation.machine_load import MachineLoad
 from ingot.validation.memory import MemoryProbe, MemoryResult
@@ -78,7 +78,9 @@ def _latency() -> LatencyResult:
     slo = ServiceLevel(ttft_seconds=0.06, tpot_seconds=0.004)
     options = LatencyLoad(concurrency=(1, 4), prompt_tokens=128, output_tokens=16, requests=8, slo=slo)
     load = MachineLoad(others=1.6, peak=1.94, cores=4, threads=4)
-    return LatencyResult(options, tuple(_run(run, options, rng) for run in schedule(options)), load)
+    return LatencyResult(
+        options, tuple(_run(run, options, rng) for number in range(5) for run in runs_of_round(options, number)), load
+    )
 
 
 def _run(run: Run, options: LatencyLoad, rng: np.random.Generator) -> RunRecord:

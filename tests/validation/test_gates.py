@@ -1,12 +1,14 @@
 """Gates: verdicts by interval, and the messages of failed and undecided gates."""
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 
 from ingot.errors import GateFailed, GateUndecided, UsageError
-from ingot.validation.gates import GateSpec, decide, raise_for
+from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
+from ingot.validation.machine_load import MachineLoad
 from ingot.validation.statistics import Estimate, Measured, exact
 
 
@@ -134,3 +136,52 @@ def test_an_advisory_gate_is_not_in_the_message_of_one_that_blocks() -> None:
     with pytest.raises(GateFailed) as error:
         raise_for(outcomes, measured)
     assert "kl_mean" not in str(error.value)
+
+
+BUILD = ("ingot", "build", "my recipe.yaml", "--set", "latency.max_seconds=60", "--set", "seed=1", "-o", "out")
+BUSY = MachineLoad(others=1.62, peak=1.94, cores=2, threads=2)
+
+
+def message_of(specs: list[GateSpec], measured: dict[str, Measured], rerun: Rerun) -> list[str]:
+    with pytest.raises(GateUndecided) as error:
+        raise_for(decide(specs, measured), measured, rerun)
+    return str(error.value).splitlines()
+
+
+def test_an_undecided_latency_gate_names_the_busy_machine_and_a_command_to_paste() -> None:
+    measured = _measured("tpot_ratio", 0.9, 1.0, 1.1, 4)
+    lines = message_of([GateSpec("tpot_ratio", "max", 1.05)], measured, Rerun(BUILD, seconds=60, load=BUSY))
+    assert lines[0].startswith("gate undecided: tpot_ratio@4 is 1 (95 % interval 0.9 to 1.1)")
+    assert lines[1:] == [
+        "The machine was busy: other processes kept 1.6 of 2 processors busy (at most 1.9); latency is decided sooner "
+        "when it is idle.",
+        "Measure more: ingot build 'my recipe.yaml' --set seed=1 -o out --set latency.max_seconds=270",
+    ]
+
+
+def test_one_command_decides_all_gates_and_an_idle_machine_is_not_named() -> None:
+    measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("tpot_ratio", 0.8, 1.0, 1.1, 1)
+    idle = MachineLoad(others=0.1, peak=0.2, cores=2, threads=2)
+    gates = [GateSpec("kl_mean", "max", 1.1), GateSpec("tpot_ratio", "max", 1.09)]
+    lines = message_of(gates, measured, Rerun(BUILD[:3], seconds=100, load=idle))
+    assert len(lines) == 3
+    settings = "--set evaluation.tokens=4400 --set latency.max_seconds=200"
+    assert lines[-1] == f"Measure more: ingot build 'my recipe.yaml' {settings}"
+
+
+def test_a_text_without_enough_tokens_gets_no_command_that_would_fail() -> None:
+    [(key, one)] = _measured("kl_mean", 0.8, 1.0, 1.2).items()
+    lines = message_of([GateSpec(key, "max", 1.1)], {key: replace(one, most_samples=2000)}, Rerun(BUILD))
+    assert lines == [
+        "gate undecided: kl_mean is 1 (95 % interval 0.8 to 1.2), the gate requires <= 1.1. About 4400 evaluation "
+        "tokens instead of 1000 might decide it, but the text has 2000: use a longer one, or move the limit."
+    ]
+
+
+def test_advisory_gates_that_did_not_pass_are_described_the_same_way() -> None:
+    measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("kl_p99", 3, 4, 5)
+    specs = [GateSpec("kl_mean", "max", 1.1, advisory=True), GateSpec("kl_p99", "max", 1.0, advisory=True)]
+    failed, undecided, command = advisory_lines(decide(specs, measured), measured, Rerun(BUILD[:3]))
+    assert failed.startswith("advisory gate failed: kl_p99 is 4")
+    assert undecided.startswith("advisory gate undecided: kl_mean is 1")
+    assert command == "Measure more: ingot build 'my recipe.yaml' --set evaluation.tokens=4400"

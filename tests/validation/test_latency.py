@@ -1,6 +1,7 @@
-"""Latency: schedule, prompts, closed loop, records and their summary."""
+"""Latency: rounds, prompts, closed loop, records and their summary."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from ingot.validation.latency import (
     measure_latency,
     prompts,
     round_ratios,
-    schedule,
+    runs_of_round,
     summarize,
 )
 from tests.validation.fake_subject import Clock, ClockedSubject
@@ -90,7 +91,8 @@ def test_the_garbage_collector_is_on_again_after_an_error() -> None:
 
 
 def test_runs_alternate_baseline_first_then_candidate_first() -> None:
-    runs = [(run.round, run.level, run.side) for run in schedule(LatencyLoad(concurrency=(1,), rounds=3))]
+    options = LatencyLoad(concurrency=(1,))
+    runs = [(run.round, run.level, run.side) for number in range(3) for run in runs_of_round(options, number)]
     assert runs == [
         (0, 1, "baseline"),
         (0, 1, "candidate"),
@@ -102,7 +104,8 @@ def test_runs_alternate_baseline_first_then_candidate_first() -> None:
 
 
 def test_every_round_has_both_engines_at_every_level() -> None:
-    runs = list(schedule(LatencyLoad(concurrency=(1, 8), rounds=4)))
+    options = LatencyLoad(concurrency=(1, 8))
+    runs = [run for number in range(4) for run in runs_of_round(options, number)]
     assert len(runs) == len(set(runs)) == 16
 
 
@@ -127,6 +130,8 @@ def test_there_are_enough_requests_to_fill_the_concurrency() -> None:
         ({"output_tokens": 1}, "output_tokens is 1; it must be 2 or more"),
         ({"rounds": 1}, "rounds is 1; it must be 2 or more"),
         ({"requests": 0}, "requests is 0"),
+        ({"max_seconds": 0}, "max_seconds is 0; it must be above 0"),
+        ({"max_seconds": float("nan")}, "max_seconds is nan"),
     ],
 )
 def test_an_invalid_load_is_refused(options: dict[str, tuple[int, ...]], message: str) -> None:
@@ -179,3 +184,41 @@ def test_ratios_are_candidate_over_baseline_at_every_level() -> None:
 
 def test_there_is_one_ratio_per_round() -> None:
     assert round_ratios(_result(), 1, "ttft") == [0.5, 0.5]
+
+
+def test_rounds_are_added_until_the_gates_are_decided() -> None:
+    clock, asked = Clock(), list[int]()
+    subject = ClockedSubject(clock, 1.0)
+
+    def is_decided(result: LatencyResult) -> bool:
+        asked.append(result.num_rounds)
+        return result.num_rounds >= 8
+
+    options = replace(OPTIONS, max_seconds=1000)
+    seen: list[tuple[str, int, int]] = []
+    with progress_to(lambda *event: seen.append(event)):
+        result = measure_latency(subject, subject, options, clock, is_decided=is_decided)
+    assert asked == [2, 4, 8]
+    assert result.stop is not None
+    assert (result.num_rounds, result.stop.looks, len(result.runs)) == (8, 3, 8 * 4)
+    assert seen[-1] == ("more latency rounds", 16, 16)
+    [one, *_] = latency_metrics(result)
+    assert (one.sample_size, one.estimate.method) == (8, "t over items, log scale, 99.38% at look 3")
+
+
+def test_no_round_is_added_when_the_time_is_over_and_the_progress_ends() -> None:
+    clock, seen = Clock(), list[tuple[str, int, int]]()
+    subject = ClockedSubject(clock, 1.0)
+    one_round = 4 * 3 * (1 + 1 / 2) * 2  # seconds: 12 steps alone and 6 in pairs, on both sides
+    options = replace(OPTIONS, max_seconds=3.5 * one_round)
+    with progress_to(lambda *event: seen.append(event)):
+        result = measure_latency(subject, subject, options, clock, is_decided=lambda result: False)
+    assert result.num_rounds == 3
+    assert (seen[-1][1], seen[-1][0]) == (seen[-1][2], "more latency rounds")
+
+
+def test_without_gates_the_rounds_are_fixed_and_their_intervals_have_95_percent() -> None:
+    result = _result()
+    assert result.num_rounds == 2
+    assert result.confidence == pytest.approx(0.95)
+    assert latency_metrics(result)[0].estimate.method == "t over items, log scale"

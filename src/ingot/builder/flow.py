@@ -19,8 +19,16 @@ from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.validation.evidence import BuildNotes, Evidence, measure, write_evidence, write_quantization
-from ingot.validation.gates import raise_for
+from ingot.progress import note
+from ingot.validation.evidence import (
+    BuildNotes,
+    Evidence,
+    advisory_remarks,
+    measure,
+    require_gates,
+    write_evidence,
+    write_quantization,
+)
 
 
 def _ignore(evidence: Evidence, report: Path) -> None:
@@ -78,11 +86,17 @@ def build(
         describe_artifact(writer, recipe, compiled)
         evidence = _measure(recipe, opened, writer, notes) if is_measured(recipe) else None
         if evidence:
-            _apply_gates(evidence, writer, observers)
+            _apply_gates(evidence, writer, observers, build_command(source, overrides, output))
             describe_artifact(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
     return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
+
+
+def build_command(source: str | Path, overrides: Sequence[str], output: Path | str | None) -> list[str]:
+    """Return the command line that builds the same."""
+    settings = [word for override in overrides for word in ("--set", override)]
+    return ["ingot", "build", str(source), *settings, *(["-o", str(output)] if output else [])]
 
 
 def rejected_folder(target: Path) -> Path:
@@ -94,11 +108,11 @@ def _measure(recipe: Recipe, source: ModelSource, writer: ArtifactWriter, notes:
     return measure(writer.path, baseline_artifact(recipe, source), measure_options(recipe), notes)
 
 
-def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observers) -> None:
+def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observers, command: Sequence[str]) -> None:
     """Write the evidence; if a gate rejects the artifact, keep the evidence in NAME.rejected and raise GateError."""
     write_evidence(evidence, writer.path / "evidence")
     try:
-        raise_for(evidence.gates, evidence.measured)
+        require_gates(evidence, command)
     except GateError:
         kept = rejected_folder(writer.target)
         shutil.rmtree(kept, ignore_errors=True)
@@ -107,3 +121,5 @@ def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observer
         observers.measured(evidence, kept / "evidence" / "report.html")
         raise
     observers.measured(evidence, writer.target / "evidence" / "report.html")
+    for remark in advisory_remarks(evidence, command):
+        note(remark)

@@ -52,6 +52,7 @@ def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:
         output_tokens=latency.output_tokens,
         requests=latency.requests,
         rounds=latency.rounds,
+        max_seconds=latency.max_seconds,
         seed=seed,
         slo=ServiceLevel(latency.slo.ttft_seconds, latency.slo.tpot_seconds) if latency.slo else None,
     )
