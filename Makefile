@@ -6,13 +6,17 @@ STAMPS := $(VENV)/.stamps
 # A worker a core; one that is done takes tests from another's end, so that files, and what they build, stay together.
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
-.PHONY: help demo test check lint types layers oracle bench clean
+# Architectures of the wheels; zig compiles the attention kernel for each of them and for glibc 2.28.
+ARCHITECTURES := x86_64 aarch64
+
+.PHONY: help demo test check lint types layers oracle bench wheel clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
 	@echo "make test    the tests that need neither torch nor transformers"
 	@echo "make check   lint, types, layers, all tests and the oracle: what CI runs"
 	@echo "make bench   tokens per second beside llama.cpp and onnxruntime-genai"
+	@echo "make wheel   the sdist, and a wheel for each of $(ARCHITECTURES), in dist/"
 
 $(STAMPS)/venv:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ingot needs Python 3.11 or newer; set PYTHON=...")'
@@ -20,7 +24,7 @@ $(STAMPS)/venv:
 	$(BIN)/pip install --quiet --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
+$(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
 	$(BIN)/pip install --quiet --editable ".[compiler]"
 	@touch $@
 
@@ -30,6 +34,10 @@ $(STAMPS)/test: $(STAMPS)/ingot
 
 $(STAMPS)/dev: $(STAMPS)/test
 	$(BIN)/pip install --quiet --group dev
+	@touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/venv pyproject.toml
+	$(BIN)/pip install --quiet --group wheel
 	@touch $@
 
 # torch first and alone: its pin keeps later installs from taking another build.
@@ -63,6 +71,16 @@ check: lint types layers oracle
 bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
 	$(BIN)/python -m benchmarks.cpu.decode
+
+# The last line fails when the kernel needs a newer glibc; the tag that auditwheel names may be older than 2.28.
+wheel: $(STAMPS)/wheel
+	rm -rf dist
+	set -e; for arch in $(ARCHITECTURES); do \
+		CC="$(abspath $(BIN))/python -m ziglang cc -target $$arch-linux-gnu.2.28" CFLAGS= LDFLAGS= \
+		INGOT_WHEEL_PLATFORM=manylinux_2_28_$$arch $(BIN)/python -m build; \
+		$(BIN)/auditwheel show dist/*-manylinux_2_28_$$arch.whl | tee /dev/stderr | \
+			grep -Eq "manylinux_2_([0-9]|1[0-9]|2[0-8])_$$arch"; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,37 +11,53 @@ import pytest
 from tests.data_paths import ROOT
 
 FOLDERS = ("recipes", "pipeline", "passes", "runtime", "validation", "kernels")
-SUFFIXES = {".py", ".yaml", ".c", ".h", ".jinja"}
+SUFFIXES = {".py", ".yaml", ".jinja", ".onnx", ".typed"}
+SOURCES = {".c", ".h"}
 
 
-def shipped_files() -> set[str]:
-    """Files of the tree that must be in the wheel, as wheel paths."""
+def tree_files(suffixes: set[str]) -> set[str]:
+    """Files of the tree with these suffixes, as wheel paths."""
     own = {
-        f"ingot/{p.relative_to(ROOT / 'src/ingot')}" for p in (ROOT / "src/ingot").rglob("*") if p.suffix in SUFFIXES
+        f"ingot/{p.relative_to(ROOT / 'src/ingot')}" for p in (ROOT / "src/ingot").rglob("*") if p.suffix in suffixes
     }
-    linked = {f"ingot/{p.relative_to(ROOT)}" for d in FOLDERS for p in (ROOT / d).rglob("*") if p.suffix in SUFFIXES}
+    linked = {f"ingot/{p.relative_to(ROOT)}" for d in FOLDERS for p in (ROOT / d).rglob("*") if p.suffix in suffixes}
     return own | linked
+
+
+def run_build(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "build", *arguments], check=True, capture_output=True)
+
+
+def require_build_package() -> None:
+    """Skip without the package `build`. A folder of that name can be imported too, but has no modules."""
+    pytest.importorskip("build.env", reason="needs the dev group (pip install --group dev)")
+
+
+def test_a_leftover_build_folder_does_not_pass_for_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "build").mkdir()
+    for name in [name for name in sys.modules if name.split(".")[0] == "build"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(pytest.skip.Exception, match="needs the dev group"):
+        require_build_package()
+    del sys.modules["build"]
 
 
 @pytest.mark.slow
 def test_sdist_makes_a_wheel_with_every_module(tmp_path: Path) -> None:
-    pytest.importorskip("build", reason="needs the dev group (pip install --group dev)")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(ROOT)],
-        check=True,
-        capture_output=True,
-    )
+    require_build_package()
+    run_build("--sdist", "--outdir", str(tmp_path), str(ROOT))
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = (entry for entry in tmp_path.iterdir() if entry.is_dir())
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(source)],
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
+    assert {name for name in tree_files(SUFFIXES | SOURCES) if not (source / "src" / name).is_file()} == set()
+    run_build("--wheel", "--outdir", str(tmp_path), str(source))
+    (wheel,) = tmp_path.glob("ingot-*-py3-none-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert shipped_files() - names == set()
+    assert tree_files(SUFFIXES) - names == set()
     assert not any(name.split("/")[0] in FOLDERS for name in names), "a folder ships under its bare name"
+    assert not any(Path(name).suffix in SOURCES for name in names), "the wheel holds what only a build needs"
+    has_library = "ingot/runtime/cpu/native/paged_attention.so" in names
+    assert has_library == ("-none-any" not in wheel.name), "the tag names a platform where a library is in the wheel"

@@ -1,8 +1,7 @@
 """Attention of the CPU engine: the C kernel (paged_attention.c, by ctypes) where it was built, else numpy.
 
-The library is a plain shared object, not a Python module; setuptools builds it as an optional extension, and it is
-loaded by path. The backend is chosen and logged once per process; INGOT_ATTENTION=numpy forces numpy, for comparisons
-or when a fault of the kernel is suspected.
+The library is a plain shared object, not a Python module; hatch_build.py compiles it. The backend is chosen and logged
+once per process; INGOT_ATTENTION=numpy forces numpy, for comparisons or when a fault of the kernel is suspected.
 """
 
 import ctypes
@@ -10,7 +9,7 @@ import logging
 from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p, sizeof
 from functools import cache
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -69,21 +68,27 @@ class _Step(Structure):
 @cache
 def native_library() -> ctypes.CDLL | None:
     """Load the library; None when it was not built. Raises EngineError when it exists but does not load."""
-    spec = find_spec("ingot.runtime.cpu.native._paged_attention")
-    if spec is None or spec.origin is None:
+    path = library_file(Path(__file__).parent)
+    if path is None:
         return None
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        message = f"{spec.origin}: does not load ({error}); build it again, or remove it to use numpy"
+        message = f"{path}: does not load ({error}); build it again, or remove it to use numpy"
         raise EngineError(message) from error
     if _layer_bytes(library) != sizeof(_Layer):
-        raise EngineError(f"{spec.origin}: was built from another version of its source; install Ingot again")
+        raise EngineError(f"{path}: was built from another version of its source; install Ingot again")
     library.paged_attention.argtypes = (POINTER(_Layer), POINTER(_Step))
     library.paged_attention.restype = c_int
     library.paged_attention_isa.restype = c_char_p
     library.paged_attention_use_isa.argtypes = (c_char_p,)
     return library
+
+
+def library_file(folder: Path) -> Path | None:
+    """Return the built library; in a source tree where it was not built again, the one by its earlier name."""
+    candidates = (folder / "paged_attention.so", *folder.glob("_paged_attention.*.so"))
+    return next(filter(Path.is_file, candidates), None)
 
 
 def _layer_bytes(library: ctypes.CDLL) -> int | None:

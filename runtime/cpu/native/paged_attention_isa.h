@@ -3,6 +3,7 @@
 #define CONCATENATE(a, b) a##_##b
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 /* 8 x 8 floats through 128-bit halves: 8 loads that insert, 8 unpacks, 8 shuffles. */
@@ -111,14 +112,33 @@ static const struct {
 };
 enum { NUM_ISAS = sizeof(ISAS) / sizeof(ISAS[0]) };
 
+#if defined(__x86_64__)
+/* Register state that the system saves: bits of XCR0, 0 when it saves none. */
+static unsigned saved_state(void)
+{
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+/* Reads cpuid itself: __builtin_cpu_supports reads a table of the compiler's runtime library, which zig's never fills. */
+static int cpu_has(int avx512)
+{
+    const unsigned state = avx512 ? 0xe6 : 0x06; /* SSE and AVX registers; for AVX-512 its masks and both halves too */
+    unsigned a, b, c, d, fma;
+    if ((saved_state() & state) != state || !__get_cpuid(1, &a, &b, &fma, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return 0;
+    return (fma & bit_FMA) && (b & bit_AVX2) && (!avx512 || (b & bit_AVX512F));
+}
+#endif
+
 static int runs_here(int index)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (index == 0)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (index == 1)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (index < 2)
+        return cpu_has(index == 0);
 #endif
     return index < NUM_ISAS;
 }

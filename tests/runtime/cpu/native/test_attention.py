@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ingot.runtime.cpu.native.attention import (
     NativeAttention,
     attention_backend,
     isa_in_use,
+    library_file,
     make_attention,
     native_library,
     use_isa,
@@ -73,6 +75,23 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_ATTENTION", "cuda")
     with pytest.raises(UsageError, match="INGOT_ATTENTION is 'cuda'; it must be native or numpy"):
         attention_backend()
+
+
+def test_the_library_is_found_by_its_name_or_else_its_earlier_one(tmp_path: Path) -> None:
+    assert library_file(tmp_path) is None
+    earlier, now = tmp_path / "_paged_attention.cpython-311-x86_64-linux-gnu.so", tmp_path / "paged_attention.so"
+    earlier.touch()
+    assert library_file(tmp_path) == earlier
+    now.touch()
+    assert library_file(tmp_path) == now
+
+
+def test_a_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = tmp_path / "paged_attention.so"
+    damaged.write_bytes(b"not a library")
+    monkeypatch.setattr(attention, "library_file", lambda _: damaged)
+    with pytest.raises(EngineError, match=r"paged_attention.so: does not load .* build it again, or remove it"):
+        native_library.__wrapped__()
 
 
 @pytest.fixture(params=["numpy", "native"])
