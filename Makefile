@@ -63,7 +63,7 @@ types: $(STAMPS)/oracle
 layers: $(STAMPS)/dev
 	$(BIN)/lint-imports
 
-oracle: $(STAMPS)/oracle
+oracle: $(STAMPS)/oracle $(STAMPS)/wheel
 	$(PYTEST)
 
 check: lint types layers oracle

@@ -69,8 +69,11 @@ class _Step(Structure):
 def native_library() -> ctypes.CDLL | None:
     """Load the library; None when it was not built. Raises EngineError when it exists but does not load."""
     path = library_file(Path(__file__).parent)
-    if path is None:
-        return None
+    return load_library(path) if path is not None else None
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load a library that paged_attention.c was compiled to. Raises EngineError for anything else."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -17,6 +17,7 @@ from ingot.runtime.cpu.native.attention import (
     attention_backend,
     isa_in_use,
     library_file,
+    load_library,
     make_attention,
     native_library,
     use_isa,
@@ -86,12 +87,11 @@ def test_the_library_is_found_by_its_name_or_else_its_earlier_one(tmp_path: Path
     assert library_file(tmp_path) == now
 
 
-def test_a_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_library_is_named(tmp_path: Path) -> None:
     damaged = tmp_path / "paged_attention.so"
     damaged.write_bytes(b"not a library")
-    monkeypatch.setattr(attention, "library_file", lambda _: damaged)
     with pytest.raises(EngineError, match=r"paged_attention.so: does not load .* build it again, or remove it"):
-        native_library.__wrapped__()
+        load_library(damaged)
 
 
 @pytest.fixture(params=["numpy", "native"])

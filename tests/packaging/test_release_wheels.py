@@ -1,0 +1,76 @@
+"""The wheels of `make wheel`: zig compiles their kernel; it needs no newer glibc, and the bits are the same."""
+
+import ctypes
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ingot.runtime.cpu.native import attention
+from ingot.runtime.cpu.native.attention import isa_in_use, load_library, native_library, use_isa
+from tests.data_paths import ROOT
+from tests.runtime.cpu.native.attention_cases import SHAPES, run_alone
+
+GLIBC = (2, 28)
+LIBRARY = "ingot/runtime/cpu/native/paged_attention.so"
+
+
+def release_wheel(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build a wheel as `make wheel` does."""
+    pytest.importorskip("ziglang", reason="needs the wheel group (pip install --group wheel)")
+    target = f"{architecture}-linux-gnu.{'.'.join(map(str, GLIBC))}"
+    monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc -target {target}")
+    monkeypatch.setenv("INGOT_WHEEL_PLATFORM", f"manylinux_2_28_{architecture}")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob(f"ingot-*-py3-none-manylinux_2_28_{architecture}.whl")
+    return wheel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("auditwheel", reason="needs the wheel group (pip install --group wheel)")
+    wheel = release_wheel(tmp_path, architecture, monkeypatch)
+    command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    oldest = re.search(rf'"manylinux_(\d+)_(\d+)_{architecture}"', shown)
+    assert oldest is not None, shown
+    assert tuple(map(int, oldest.groups())) <= GLIBC
+
+
+@pytest.mark.slow
+def test_the_bits_do_not_depend_on_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = native_library()
+    if local is None:
+        pytest.skip("the kernel was not built")
+    with zipfile.ZipFile(release_wheel(tmp_path, platform.machine(), monkeypatch)) as archive:
+        released = load_library(Path(archive.extract(LIBRARY, tmp_path)))
+    fastest = [isa_of(library, monkeypatch) for library in (local, released)]
+    assert fastest[0] == fastest[1], "one build does not find this CPU's instructions"
+    for isa in ("avx512", "avx2", "baseline"):
+        assert outputs(local, isa, monkeypatch) == outputs(released, isa, monkeypatch)
+
+
+def isa_of(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> str:
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "native_library", lambda: library)
+        return isa_in_use()
+
+
+def outputs(library: ctypes.CDLL, isa: str, monkeypatch: pytest.MonkeyPatch) -> list[bytes] | None:
+    """All shapes' outputs with this instruction set; None where the CPU lacks it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "native_library", lambda: library)
+        before = isa_in_use()
+        if not use_isa(isa):
+            return None
+        found = [x.tobytes() for case in SHAPES for x in run_alone(case, attention.NativeAttention(case.pool(), 2))]
+        assert use_isa(before)
+        return found
