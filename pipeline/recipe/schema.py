@@ -46,11 +46,13 @@ WholeNumber = Annotated[int, BeforeValidator(_whole)]
 MOST_TOKENS = 1 << 24  # of a context
 MOST_STEP_TOKENS = 1 << 20  # the runtime's own limit
 MOST_TEXT_TOKENS = 1_000_000_000
+MOST_SECONDS = 86_400
 MOST_SEED = (1 << 63) - 1
 MOST_PASSES = 100
 Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_whole)]
 ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(_whole)]
 TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(_whole)]
+Concurrency = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
 Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)]
 
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
@@ -177,22 +179,30 @@ class CalibrationOptions(_Frozen):
 class ServiceLevelOptions(_Frozen):
     """The service-level objective for goodput: a request counts when both limits hold."""
 
-    ttft_seconds: float = Field(gt=0, description="maximum time to first token")
-    tpot_seconds: float = Field(gt=0, description="maximum time per output token")
+    ttft_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time to first token")
+    tpot_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time per output token")
 
 
 class LatencyOptions(_Frozen):
     """The load under which latency is measured, baseline and candidate interleaved."""
 
-    concurrency: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(1, 4), min_length=1, description="numbers of requests kept in flight, each measured on its own"
+    concurrency: tuple[Concurrency, ...] = Field(
+        default=(1, 4),
+        min_length=1,
+        max_length=16,
+        description="numbers of requests kept in flight, each measured on its own",
     )
-    prompt_tokens: int = Field(default=128, ge=1, description="tokens per prompt")
-    output_tokens: int = Field(default=64, ge=2, description="tokens per output")
-    requests: int = Field(default=8, ge=1, description="requests per run")
-    rounds: int = Field(default=5, ge=2, description="least number of pairs of runs (baseline, candidate)")
+    prompt_tokens: ContextTokens = Field(default=128, description="tokens per prompt")
+    output_tokens: WholeNumber = Field(default=64, ge=2, le=MOST_TOKENS, description="tokens per output")
+    requests: WholeNumber = Field(default=8, ge=1, le=100_000, description="requests per run")
+    rounds: WholeNumber = Field(
+        default=5, ge=2, le=10_000, description="least number of pairs of runs (baseline, candidate)"
+    )
     max_seconds: float = Field(
-        default=300.0, gt=0, description="time after which no more rounds are added to decide the gates on latency"
+        default=300.0,
+        gt=0,
+        le=MOST_SECONDS,
+        description="time after which no more rounds are added to decide the gates on latency",
     )
     slo: ServiceLevelOptions | None = Field(default=None, description="objective for goodput; null for none")
 
