@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.artifact import CALIBRATION_FILE, ArtifactWriter, GateOutcome, Manifest, ModelFacts
-from ingot.errors import UsageError
+from ingot.errors import DataError, RequestError, UsageError
 from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
@@ -25,6 +25,7 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import CalibrationOptions, Recipe
 from ingot.pipeline.targets.table import Target, get_target, require_kv_type
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
+from ingot.runtime.text.chat_template import ChatTemplate
 
 Observer = Callable[[ir.Model, PassRecord], None]
 TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
@@ -90,8 +91,20 @@ def describe_artifact(
 
 
 def open_source(recipe: Recipe) -> ModelSource:
-    """Open the recipe's checkpoint."""
-    return ModelSource.open(recipe.require_checkpoint(), recipe.context_tokens)
+    """Open the recipe's checkpoint, with the recipe's chat template if it names one."""
+    template = recipe.chat_template_file()
+    if template is not None:
+        _require_template(template)
+    return ModelSource.open(recipe.require_checkpoint(), recipe.context_tokens, template)
+
+
+def _require_template(file: Path) -> None:
+    """Raise DataError for a file that is not a jinja2 template."""
+    try:
+        ChatTemplate(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError, RequestError) as error:
+        reason = f"is not UTF-8 text ({error})" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise DataError(f"chat_template {file}: {reason}") from error
 
 
 def run_passes(
@@ -136,6 +149,7 @@ def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: Model
         packing=options.packing,
         chat_template=options.chat_template,
         field=options.field,
+        template_file=source.checkpoint.chat_template,
     )
 
 

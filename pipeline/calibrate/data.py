@@ -80,13 +80,15 @@ def read_calibration_data(
     packing: Packing = "packed",
     chat_template: bool = False,
     field: str | None = None,
+    template_file: Path | None = None,
 ) -> CalibrationData:
     """Choose `sequences` sequences from a text file, a JSONL file or a folder, without overlap and in order.
 
-    packing, chat_template and field are those of the recipe's section `calibration`. DataError when the text cannot be
-    read, is too short or in an alphabet that the tokenizer does not cover, or a token exceeds the model's vocabulary.
+    packing, chat_template and field are those of the recipe's section `calibration`; `template_file` replaces the
+    tokenizer's own chat template. DataError when the text cannot be read, is too short or in an alphabet that the
+    tokenizer does not cover, or a token exceeds the model's vocabulary.
     """
-    corpus, tokenizer = read_corpus(text, field), Tokenizer.load(tokenizer_folder)
+    corpus, tokenizer = read_corpus(text, field), Tokenizer.load(tokenizer_folder, chat_template=template_file)
     documents = [_tokens(document, tokenizer, chat_template) for document in corpus.documents if document.is_filled]
     documents = [document for document in documents if len(document)]
     whole = np.concatenate([np.zeros(0, np.int64), *documents])

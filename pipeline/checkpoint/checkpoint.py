@@ -39,12 +39,13 @@ from ingot.progress import report_progress
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "generation_config.json",
 )
 WEIGHT_DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
@@ -62,6 +63,7 @@ class Checkpoint:
     quantization                 config.json's description of how weights are encoded; empty if it has none
     scales                       name -> place of a quantized checkpoint's scales of activations and KV cache
     readable                     names of the small files that may be read, where an artifact lists them; None: all
+    chat_template                file of a template that replaces the checkpoint's own; None: its own
     """
 
     path: Path
@@ -72,6 +74,7 @@ class Checkpoint:
     quantization: Mapping[str, Any] = field(default_factory=dict)
     scales: Mapping[str, StoredTensor] = field(default_factory=dict)
     readable: frozenset[str] | None = None
+    chat_template: Path | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -119,10 +122,11 @@ class Checkpoint:
         return self.path if self.path.is_file() else self.path / "config.json"
 
     @property
-    def tokenizer_files(self) -> tuple[Path, ...]:
-        """The files of TOKENIZER_FILES that the folder has."""
+    def tokenizer_files(self) -> dict[str, Path]:
+        """Name -> file of those of TOKENIZER_FILES that there are; a given chat template replaces the folder's."""
         names = [name for name in TOKENIZER_FILES if self.readable is None or name in self.readable]
-        return tuple(file for name in names if (file := self.folder / name).is_file())
+        found = {name: file for name in names if (file := self.folder / name).is_file()}
+        return found if self.chat_template is None else {**found, CHAT_TEMPLATE: self.chat_template}
 
     @property
     def weight_files(self) -> tuple[Path, ...]:

@@ -30,8 +30,8 @@ _BY_RULE = ("from-max-window-layers", "alternating", "pattern", "unrotated")  # 
 def seal_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """Copy the tokenizer's and generation's files into folder/tokenizer as they are, and write config.json there."""
     (folder / FOLDER).mkdir()
-    for file in checkpoint.tokenizer_files:
-        shutil.copyfile(file, folder / FOLDER / file.name)
+    for name, file in checkpoint.tokenizer_files.items():
+        shutil.copyfile(file, folder / FOLDER / name)
     text = json.dumps(dict(checkpoint.config), indent=2, sort_keys=True) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
 

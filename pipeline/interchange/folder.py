@@ -105,8 +105,8 @@ class SafetensorsFiles(Contents):
 def write_checkpoint(folder: Path, name: str, contents: Contents, checkpoint: Checkpoint) -> None:
     """Write the contents, and copy the checkpoint's tokenizer and generation files."""
     contents.write(folder, name)
-    for file in checkpoint.tokenizer_files:
-        shutil.copyfile(file, folder / file.name)
+    for copied, file in checkpoint.tokenizer_files.items():
+        shutil.copyfile(file, folder / copied)
 
 
 @contextmanager

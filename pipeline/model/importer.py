@@ -1,6 +1,7 @@
 """Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay in their files."""
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -30,9 +31,9 @@ class ModelSource:
         self._is_checked = False
 
     @classmethod
-    def open(cls, path: Path | str, context_tokens: int | None = None) -> Self:
-        """Open a checkpoint; CheckpointError as Checkpoint.open."""
-        return cls(Checkpoint.open(path), context_tokens)
+    def open(cls, path: Path | str, context_tokens: int | None = None, chat_template: Path | None = None) -> Self:
+        """Open a checkpoint, with another chat template if one is given; CheckpointError as Checkpoint.open."""
+        return cls(replace(Checkpoint.open(path), chat_template=chat_template), context_tokens)
 
     def copy(self) -> ir.Model:
         """The imported model before any pass, for the caller to change."""

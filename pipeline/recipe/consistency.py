@@ -147,4 +147,6 @@ def _unapplied_bits(passes: Sequence[Pass]) -> Iterator[str]:
 
 
 def _has(recipe: Located, section: str) -> bool:
-    return section in recipe.entries and recipe.entries[section].value is not None
+    if section not in recipe.entries:
+        return Recipe.model_fields[section].default is not None
+    return recipe.entries[section].value is not None

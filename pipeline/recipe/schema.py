@@ -55,6 +55,7 @@ TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(_w
 Concurrency = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
 Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)]
 
+TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # in an artifact
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
 _LEAST_RAGGED_ROWS = 32
 _RAGGED_STEP = 4
@@ -214,6 +215,14 @@ class LatencyOptions(_Frozen):
         return levels
 
 
+class MemoryOptions(_Frozen):
+    """How peak memory is measured: processes that load the artifact or the baseline and generate once."""
+
+    probes: WholeNumber = Field(default=3, ge=2, le=100, description="processes per engine, baseline and candidate")
+    prompt_tokens: ContextTokens = Field(default=64, description="tokens of the prompt in each")
+    output_tokens: ContextTokens = Field(default=16, description="tokens of the output in each")
+
+
 class GenerateOptions(_Frozen):
     """A sample text, shown at the end of the build."""
 
@@ -260,6 +269,9 @@ class Recipe(_Frozen):
     )
     description: str = Field(default="", description="one sentence for `ingot recipes`")
     checkpoint: GivenPath | None = Field(default=None, description="checkpoint folder, relative to this recipe")
+    chat_template: GivenPath | None = Field(
+        default=None, description="jinja file that replaces the checkpoint's chat template, relative to this recipe"
+    )
     target: str = Field(default="cpu", description="what to build for")
     context_tokens: ContextTokens | None = Field(
         default=None, description="longest sequence; null: the model's own limit"
@@ -275,6 +287,9 @@ class Recipe(_Frozen):
     )
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
     latency: LatencyOptions | None = Field(default=None, description="latency measurement; null for none")
+    memory: MemoryOptions | None = Field(
+        default=MemoryOptions(), description="memory measurement of a build that measures; null for none"
+    )
     generate: GenerateOptions | None = Field(default=None, description="sample text; null for none")
     gates: Mapping[str, GateLimit] = Field(
         default_factory=dict, description="limits by metric; an artifact that breaks one is rejected"
@@ -336,6 +351,11 @@ class Recipe(_Frozen):
             )
         return path
 
+    def chat_template_file(self) -> Path | None:
+        """The file of the chat template; None without one. UsageError when it does not exist."""
+        advice = "or remove the key to keep the checkpoint's own template"
+        return self._text("chat_template", self.chat_template, advice) if self.chat_template else None
+
     def tile_table(self) -> Path | None:
         """The tile table's file; None without one. UsageError when it does not exist."""
         advice = "create one with `ingot tune`, or remove the key"
@@ -374,6 +394,8 @@ class Recipe(_Frozen):
             text = section.text if section else None
             if text is not None and not text.given.startswith(IN_CHECKPOINT):
                 data[key]["text"] = text.path.name
+        if self.chat_template is not None:
+            data["chat_template"] = TEMPLATE_FILE  # the artifact keeps it
         if self.gpu.tiles is not None:
             data["gpu"]["tiles"] = TILES_FILE  # the artifact keeps the table
         data["gates"] = {metric: gate.model_dump(exclude_defaults=True) for metric, gate in self.gates.items()}

@@ -49,14 +49,15 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
         self._jinja_file = template_file
-        self._templates = dict(config.chat_templates)
-        if self._jinja_file:
-            self._templates["default"] = _read_text(self._jinja_file)
+        self._templates = {"default": _read_text(template_file)} if template_file else dict(config.chat_templates)
 
     @classmethod
-    def load(cls, folder: Path | str, files: Collection[str] | None = None) -> "Tokenizer":
+    def load(
+        cls, folder: Path | str, files: Collection[str] | None = None, chat_template: Path | None = None
+    ) -> "Tokenizer":
         """Read the folder's files, or only those with the names `files`, which an artifact's manifest lists.
 
+        A chat_template.jinja, in the folder or given by path, replaces the templates of tokenizer_config.json.
         Raises ArtifactError with the file's name for one that is missing (tokenizer.json), damaged or contradictory.
         """
         folder = Path(folder)
@@ -70,7 +71,7 @@ class Tokenizer:
         generation = GenerationConfig.read(find(GENERATION_CONFIG))
         document = _read_json(folder / TOKENIZER)
         assert isinstance(document, dict), "the package has read it"
-        tokenizer = cls(backend, document, config, generation, folder, find(CHAT_TEMPLATE))
+        tokenizer = cls(backend, document, config, generation, folder, chat_template or find(CHAT_TEMPLATE))
         tokenizer._add_end_tokens()
         return tokenizer
 
@@ -146,8 +147,8 @@ class Tokenizer:
         template = (self._tool_template if tools else None) or self.chat_template
         if template is None:
             raise RequestError(
-                f"the model has no chat template, so it takes no messages: give the prompt as plain text, or put a "
-                f"{CHAT_TEMPLATE} next to {self._folder / TOKENIZER}"
+                "the model has no chat template, so it takes no messages: give the prompt as plain text, or build the "
+                "artifact with `--chat-template FILE` (set `chat_template` in the recipe)"
             )
         return template.render(messages, tools=tools, **options)
 

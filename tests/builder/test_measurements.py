@@ -11,6 +11,7 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.gates import GateSpec
 from ingot.validation.latency import ServiceLevel
+from ingot.validation.memory import MemoryOptions
 from ingot.validation.windows import AccuracyOptions
 from tests.data_paths import FIXTURES, ROOT
 
@@ -71,6 +72,13 @@ def test_sections_of_the_recipe_become_options_of_validation() -> None:
     assert options.latency is not None
     assert (options.latency.concurrency, options.latency.rounds, options.latency.seed) == ((1, 4), 3, 7)
     assert options.latency.slo == ServiceLevel(0.5, 0.1)
+    assert options.memory == MemoryOptions()
+
+
+def test_memory_probes_follow_the_recipe() -> None:
+    probed = recipe(*MEASURED, "memory={probes: 5, prompt_tokens: 8, output_tokens: 4}")
+    assert measure_options(probed).memory == MemoryOptions(probes=5, prompt_tokens=8, output_tokens=4)
+    assert measure_options(recipe(*MEASURED, "memory=null")).memory is None
 
 
 def test_a_recipe_without_evaluation_latency_and_gates_is_not_measured() -> None:

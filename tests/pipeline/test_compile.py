@@ -1,10 +1,16 @@
 """compile_recipe: the files that it writes, and the progress that it reports."""
 
+import json
+import shutil
 from pathlib import Path
 
-from ingot.pipeline.compile import compile_recipe
+import pytest
+
+from ingot.errors import DataError, UsageError
+from ingot.pipeline.compile import calibration_engine, compile_recipe, open_source
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.progress import progress_to
+from ingot.runtime import Tokenizer
 from tests.data_paths import DEMO_MODEL, FIXTURES
 
 
@@ -17,6 +23,60 @@ def test_every_long_stage_reports_its_progress(tmp_path: Path) -> None:
     for steps in reported.values():
         assert [done for done, _ in steps] == sorted(done for done, _ in steps)
         assert steps[-1][0] == steps[-1][1]
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_a_chat_template_of_the_recipe_is_sealed_in_place_of_the_checkpoints(tmp_path: Path) -> None:
+    model, given = shutil.copytree(DEMO_MODEL, tmp_path / "model"), tmp_path / "mine.jinja"
+    given.write_text(TEMPLATE)
+    for own in (False, True):
+        if own:
+            (model / "chat_template.jinja").write_text("the checkpoint's own")
+        recipe = load_recipe("int8-cpu", [f"checkpoint={model}", f"chat_template={given}"])
+        folder = tmp_path / f"out-{own}"
+        folder.mkdir()
+        compile_recipe(recipe, folder)
+        assert (folder / "tokenizer/chat_template.jinja").read_text() == TEMPLATE
+        assert "chat_template: tokenizer/chat_template.jinja\n" in (folder / "recipe.yaml").read_text()
+        tokenizer = Tokenizer.load(folder / "tokenizer")
+        assert tokenizer.render_chat([{"role": "user", "content": "Hi"}]) == "<user>Hi"
+
+
+def test_calibration_renders_messages_by_the_recipes_template(tmp_path: Path) -> None:
+    texts, given = tmp_path / "chats.jsonl", tmp_path / "mine.jinja"
+    record = {"messages": [{"role": "user", "content": "def read_file(path):"}]}
+    texts.write_text("".join(f"{json.dumps(record)}\n" for _ in range(40)))
+    given.write_text(TEMPLATE)
+    calibrated = [f"calibration={{text: {texts}, sequences: 2, sequence_tokens: 16, chat_template: true}}"]
+    recipe = load_recipe("int4-gptq-cpu", [f"checkpoint={DEMO_MODEL}", *calibrated, f"chat_template={given}"])
+    source = open_source(recipe)
+    engine = calibration_engine(recipe, source, recipe.make_passes())
+    assert engine is not None
+    tokenizer = Tokenizer.load(DEMO_MODEL)
+    assert "<user>def read_file" in tokenizer.decode(engine.data.sequences[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (b"{% for %}", r"chat_template .*mine\.jinja: .*line 1: the chat template is not valid jinja2"),
+        (b"\xff", r"chat_template .*mine\.jinja: is not UTF-8 text"),
+    ],
+)
+def test_a_damaged_chat_template_fails_the_build_by_name(tmp_path: Path, template: bytes, message: str) -> None:
+    given = tmp_path / "mine.jinja"
+    given.write_bytes(template)
+    recipe = load_recipe("int8-cpu", [f"checkpoint={DEMO_MODEL}", f"chat_template={given}"])
+    with pytest.raises(DataError, match=message):
+        open_source(recipe)
+
+
+def test_a_missing_chat_template_is_named() -> None:
+    recipe = load_recipe("int8-cpu", [f"checkpoint={DEMO_MODEL}", "chat_template=none.jinja"])
+    with pytest.raises(UsageError, match=r"chat_template 'none\.jinja' is not a file .*or remove the key"):
+        open_source(recipe)
 
 
 def test_program_tokenizer_and_recipe_are_written(tmp_path: Path) -> None:

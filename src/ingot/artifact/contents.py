@@ -23,8 +23,8 @@ _SHOWN = 3
 _ADVICE = (
     (
         ("chat_template.jinja",),
-        "it would change every prompt; a chat template is sealed with the artifact: put it into the checkpoint's "
-        "folder and build again",
+        "it would change every prompt; a chat template is sealed with the artifact: build again with `--chat-template "
+        "FILE` (set `chat_template` in the recipe)",
     ),
     (
         (".DS_Store", "._*", ".AppleDouble", "Thumbs.db", "desktop.ini", ".directory"),

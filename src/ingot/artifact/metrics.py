@@ -7,7 +7,7 @@ To add a metric: its row here, its measurement in validation/, a line in docs/re
 from dataclasses import dataclass
 from typing import Literal
 
-Section = Literal["evaluation", "latency"]
+Section = Literal["evaluation", "latency", "memory"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ _ROWS = (
         unit="x",
         better="lower",
         comparison="ratio",
-        section=None,
+        section="memory",
     ),
 )
 

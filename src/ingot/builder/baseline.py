@@ -38,8 +38,8 @@ def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path
 
 def _key(recipe: Recipe, checkpoint: Checkpoint) -> str:
     digest = hashlib.sha256(f"{recipe.resolved_yaml()}\0{checkpoint.digest}\0{tool_versions()}".encode())
-    for file in checkpoint.tokenizer_files:
-        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    for name, file in checkpoint.tokenizer_files.items():
+        digest.update(f"\0{name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
 

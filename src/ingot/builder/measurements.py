@@ -29,7 +29,7 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
         text=recipe.evaluation_text(),
         accuracy=AccuracyOptions(evaluation.tokens, evaluation.window_tokens, recipe.seed) if evaluation else None,
         latency=_load(recipe.latency, recipe.seed) if recipe.latency else None,
-        memory=MemoryOptions(),
+        memory=MemoryOptions(**recipe.memory.model_dump()) if recipe.memory else None,
         gates=gate_specs(recipe.gates),
         num_threads=recipe.threads,
     )

@@ -64,7 +64,7 @@ def test_a_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch
 def test_tokenizer_files_are_those_that_exist(tmp_path: Path) -> None:
     folder = copy_fixture(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
-    names = [file.name for file in Checkpoint.open(folder).tokenizer_files]
+    names = list(Checkpoint.open(folder).tokenizer_files)
     assert names == ["tokenizer.json", "generation_config.json"]
 
 

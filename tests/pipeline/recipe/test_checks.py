@@ -84,6 +84,10 @@ threads: true
             "mine.yaml:3: gates: ttft_ratio@3: latency is not measured at",
         ),
         ("gates: {size_ratio@1: {max: 1}}", "mine.yaml:1: gates: size_ratio is not measured per concurrency"),
+        (
+            "memory: null\ngates: {peak_memory_ratio: {max: 1}}",
+            "mine.yaml:2: gates: peak_memory_ratio requires the section `memory`, which the recipe does not have",
+        ),
         ("gates: {kl_mean: {max: 1}}", "mine.yaml:1: gates: kl_mean requires the section `evaluation`"),
     ],
 )
@@ -140,6 +144,8 @@ OUT_OF_RANGE = [
     ("latency: {max_seconds: 0}", "latency.max_seconds is 0; it must be above 0, up to 86400"),
     ("latency: {slo: {ttft_seconds: -1, tpot_seconds: 1}}", "latency.slo.ttft_seconds is -1; it must be above 0, up"),
     ("latency: {slo: {ttft_seconds: .inf, tpot_seconds: 1}}", "latency.slo.ttft_seconds is inf; it must be a finite"),
+    ("memory: {probes: 1}", "memory.probes is 1; it must be from 2 to 100"),
+    ("memory: {output_tokens: 1e9}", "memory.output_tokens is 1000000000; it must be from 1 to 16777216"),
     ("threads: 1000000000", "threads is 1000000000; it must be from 1 to 1024"),
     ("seed: -1", "seed is -1; it must be from 0 to 9223372036854775807"),
     ("name: " + "a" * 200, "name is 'aaa"),

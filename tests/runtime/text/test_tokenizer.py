@@ -153,7 +153,9 @@ def test_a_bos_token_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
 
 
 def test_messages_without_a_chat_template_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"no chat template.*plain text, or put a chat_template\.jinja"):
+    with pytest.raises(
+        RequestError, match=r"no chat template.*plain text, or build .* `--chat-template FILE` \(set `chat_template`"
+    ):
         Tokenizer.load(DEMO_MODEL).encode_chat(MESSAGES)
 
 
@@ -169,6 +171,16 @@ def test_the_template_file_wins_over_the_configs(folder: Path) -> None:
     write_config(folder, {"chat_template": "config"})
     (folder / "chat_template.jinja").write_text("file", encoding="utf-8")
     assert Tokenizer.load(folder).render_chat(MESSAGES) == "file"
+
+
+def test_a_given_template_replaces_all_of_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    write_config(folder, {"chat_template": [{"name": "tool_use", "template": "tools of the config"}]})
+    (folder / "chat_template.jinja").write_text("file", encoding="utf-8")
+    given = tmp_path_factory.mktemp("mine") / "mine.jinja"
+    given.write_text("given", encoding="utf-8")
+    tokenizer = Tokenizer.load(folder, chat_template=given)
+    assert tokenizer.render_chat(MESSAGES) == "given"
+    assert tokenizer.render_chat(MESSAGES, tools=[{"name": "add"}]) == "given"
 
 
 def test_the_template_for_tools_is_used_when_there_are_tools(folder: Path) -> None:
