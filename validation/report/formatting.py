@@ -51,10 +51,10 @@ def seconds(value: float) -> str:
     return seconds_row([value])
 
 
-def seconds_row(values: list[float]) -> str:
-    """Format several times in the unit of the largest: "1.2 / 3.4 / 5.6 ms"."""
+def seconds_row(values: Sequence[float]) -> str:
+    """Format several times in the unit of the largest: "1.2 / 3.4 / 15.6 ms"."""
     unit, factor = _time_unit(max(values))
-    return f"{' / '.join(_three_digits(value * factor) for value in values)} {unit}"
+    return f"{' / '.join(_aligned([value * factor for value in values]))} {unit}"
 
 
 def quantity(value: float | None, unit: str) -> str:
@@ -66,6 +66,14 @@ def quantity(value: float | None, unit: str) -> str:
     if unit == "bytes":
         return format_bytes(value)
     return f"{_three_digits(value)} {unit}" if unit else significant(value, _EXACT_DIGITS)
+
+
+def parameters(count: int) -> str:
+    """5_770_496 -> "5.77 M"."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * size:
+            return f"{significant(count / size, 3)} {unit}"
+    return str(count)
 
 
 def sides(measured: Measured) -> tuple[str, str]:
@@ -160,7 +168,8 @@ def detectable(measured: Measured) -> str:
 
 def significant(value: float, digits: int) -> str:
     """Format with this many significant digits: 0.01716, 1.011, 12, 1,230; from 1e-4 downwards as 2.5e-5."""
-    return _number(value, _decimals(value, digits), abs(value)) if value else "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    return _number(rounded, _decimals(rounded, digits), abs(rounded))
 
 
 def _is_ratio(measured: Measured) -> bool:
@@ -195,3 +204,12 @@ def _time_unit(value: float) -> tuple[str, float]:
 
 def _three_digits(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else significant(value, 3)
+
+
+def _aligned(values: Sequence[float]) -> list[str]:
+    """Numbers with equally many decimals: three digits of the largest, at least two of the smallest."""
+    positive = [value for value in values if value > 0]
+    if len(positive) < 2:
+        return [_three_digits(value) for value in values]
+    decimals = max(_decimals(max(positive), 3), _decimals(min(positive), 2))
+    return [_number(value, decimals, 1.0) for value in values]

@@ -20,11 +20,11 @@ class Column:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else fmt.significant(value, 3)
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.3g} %"
+    return "-" if value is None else f"{fmt.significant(100 * value, 3)} %"
 
 
 def _bytes(value: float | None) -> str:

@@ -204,24 +204,17 @@ def _line_history(keeps_history: bool) -> Iterator[None]:
     except ImportError:
         yield
         return
-    file = _history_file() if keeps_history else None
+    file = cache_dir() / "prompts_history"
     readline.set_history_length(_HISTORY_LINES)
-    if file is not None:
+    if keeps_history:
         with suppress(OSError):
             readline.read_history_file(file)
     try:
         yield
     finally:
-        if file is not None:
+        if keeps_history:
             with suppress(OSError):  # a history that cannot be kept is not worth an error
                 _write_private(file, readline.write_history_file)
-
-
-def _history_file() -> Path | None:
-    try:
-        return cache_dir() / "prompts_history"
-    except UsageError:  # a user without a home folder
-        return None
 
 
 def _write_private(file: Path, write: Callable[[Path], None]) -> None:

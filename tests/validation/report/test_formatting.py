@@ -32,6 +32,17 @@ def test_seconds_choose_their_unit(value: float, expected: str) -> None:
     assert fmt.seconds(value) == expected
 
 
+def test_times_in_a_row_have_one_unit_and_equally_many_decimals() -> None:
+    assert fmt.seconds_row([0.0252, 0.029, 0.0296]) == "25.2 / 29.0 / 29.6 ms"
+    assert fmt.seconds_row([0.000391, 0.00106]) == "0.39 / 1.06 ms"
+    assert fmt.seconds_row([0.0, 0.002]) == "0 / 2 ms"
+
+
+@pytest.mark.parametrize(("count", "shown"), [(5_770_496, "5.77 M"), (6_738_415_616, "6.74 B"), (999_999, "1.00 M")])
+def test_parameters_have_three_digits(count: int, shown: str) -> None:
+    assert fmt.parameters(count) == shown
+
+
 def _ratio(metric: str, value: float, low: float, high: float, detectable: float = 0.02) -> Measured:
     return Measured(metric, Estimate(value, low, high, 5, "t", detectable), level=1)
 
@@ -87,7 +98,7 @@ def test_a_metric_of_the_pair_has_no_ratio_and_no_change() -> None:
 def test_both_sides_have_one_unit() -> None:
     times = Measured("tpot_ratio", exact(0.4), baseline=1.06e-3, candidate=391e-6, unit="seconds", level=1)
     sizes = Measured("size_ratio", exact(0.2), baseline=23.2e6, candidate=4.4e6, unit="bytes")
-    assert fmt.sides(times) == ("1.06 ms", "0.391 ms")
+    assert fmt.sides(times) == ("1.06 ms", "0.39 ms")
     assert fmt.sides(sizes) == ("23.2 MB", "4.4 MB")
 
 

@@ -1,47 +1,73 @@
-"""The report: valid self-contained HTML, and Markdown tables."""
+"""The report: valid, accessible, self-contained HTML, and Markdown for a CI page."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
 from ingot.validation.gates import GateSpec
+from ingot.validation.machine_load import MachineLoad
 from ingot.validation.report.quantization_text import COLUMNS
-from ingot.validation.report.report import render_html, render_markdown
-from ingot.validation.result import Evidence
+from ingot.validation.report.report import contents, escape_markdown, fenced, render_html, render_markdown
+from ingot.validation.result import Evidence, Sample
+from ingot.validation.sequential import Stop
 from tests.validation.sample_evidence import sample_evidence
 
-_VOID = {"meta", "br", "hr", "img", "link", "input"}
+_VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
+_HEADINGS = ("h1", "h2", "h3", "h4")
 
 
-class _Balance(HTMLParser):
-    """Fails on a tag that closes what is not open; collects ids, tags and headings."""
+@dataclass
+class _Element:
+    tag: str
+    attributes: Mapping[str, str]
+    parents: tuple["_Element", ...]
+    words: list[str] = field(default_factory=list)
 
-    def __init__(self) -> None:
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+
+class _Page(HTMLParser):
+    """All elements in order, each with its parents and its text. Fails on a tag that closes what is not open."""
+
+    def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.ids: list[str] = []
+        self.open: list[_Element] = []
+        self.elements: list[_Element] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        self.ids += [value for name, value in attrs if name == "id" and value]
+        element = _Element(tag, {name: value or "" for name, value in attrs}, tuple(self.open))
+        self.elements.append(element)
         if tag not in _VOID:
-            self.open.append(tag)
+            self.open.append(element)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.elements.append(_Element(tag, {name: value or "" for name, value in attrs}, tuple(self.open)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
+        assert self.open.pop().tag == tag
 
+    def handle_data(self, data: str) -> None:
+        for element in self.open:
+            element.words.append(data)
 
-def _parsed(page: str) -> _Balance:
-    parser = _Balance()
-    parser.feed(page)
-    parser.close()
-    return parser
+    def find(self, *tags: str, inside: _Element | None = None) -> list[_Element]:
+        found = [element for element in self.elements if element.tag in tags]
+        return [element for element in found if inside is None or any(parent is inside for parent in element.parents)]
+
+    def section(self, anchor: str) -> str:
+        """The text of the section with this heading."""
+        [section] = [found for found in self.find("section") if found.attributes["aria-labelledby"] == anchor]
+        return section.text
 
 
 @pytest.fixture(scope="module")
@@ -50,71 +76,194 @@ def evidence() -> Evidence:
 
 
 @pytest.fixture(scope="module")
-def page(evidence: Evidence) -> str:
+def text(evidence: Evidence) -> str:
     return render_html(evidence)
 
 
-def test_the_page_is_valid_html_with_every_section(page: str) -> None:
-    parsed = _parsed(page)
-    assert parsed.open == []
-    assert parsed.ids == [
-        *("gates", "metrics", "accuracy", "latency", "resources"),
-        *("quantization", "passes", "method", "environment"),
+@pytest.fixture(scope="module")
+def page(text: str) -> _Page:
+    return _Page(text)
+
+
+def test_the_contents_link_to_every_section(evidence: Evidence, page: _Page) -> None:
+    links = {link.attributes["href"]: link.text for link in page.find("a")}
+    headings = {f"#{heading.attributes['id']}": heading.text for heading in page.find("h2")}
+    assert links == headings == {f"#{anchor}": words for anchor, words in contents(evidence).items()}
+    assert {"#samples", "#quantization", "#passes"} <= set(links)
+
+
+def test_ids_are_unique_and_labels_exist(page: _Page) -> None:
+    ids = [element.attributes["id"] for element in page.elements if "id" in element.attributes]
+    labels = [
+        element.attributes["aria-labelledby"] for element in page.elements if "aria-labelledby" in element.attributes
     ]
+    assert len(ids) == len(set(ids))
+    assert labels
+    assert set(labels) <= set(ids)
 
 
-def test_the_page_has_every_figure(page: str) -> None:
-    parsed = _parsed(page)
-    accuracy, latency_levels, resources, gates = 4, 2, 2, 7
-    assert parsed.seen.count("figure") == accuracy + 4 * latency_levels + resources
-    assert parsed.seen.count("svg") == parsed.seen.count("figure") + gates
+def test_headings_are_in_order(page: _Page) -> None:
+    levels = [_HEADINGS.index(heading.tag) for heading in page.find(*_HEADINGS)]
+    assert levels[0] == 0
+    assert levels.count(0) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_the_page_loads_no_external_resource(page: str) -> None:
-    assert not re.search(r"(?:https?:)?//[a-z]|url\(|@import|<script|<link|<img|src=|href=", page)
+def test_every_table_has_a_caption_and_its_headers_have_scopes(page: _Page) -> None:
+    tables = page.find("table")
+    assert len(tables) == 6
+    for table in tables:
+        [caption] = page.find("caption", inside=table)
+        assert "Scroll sideways" in caption.text
+        assert table.parents[-1].attributes["aria-labelledby"] == caption.attributes["id"]
+        assert table.parents[-1].attributes["tabindex"] == "0"
+        assert {header.attributes["scope"] for header in page.find("th", inside=table)} >= {"col", "row"}
 
 
-def test_the_page_contains_no_object_address(page: str) -> None:
-    assert " at 0x" not in page
-    assert "object at" not in page
+def test_the_verdict_is_in_the_second_column(page: _Page) -> None:
+    [gates, metrics, *_] = page.find("table")
+    assert [header.text for header in page.find("th", inside=gates)][:2] == ["Gate", "Verdict"]
+    assert [header.text for header in page.find("th", inside=metrics)][:2] == ["Metric", "Significantly"]
 
 
-def test_the_same_evidence_gives_the_same_bytes(page: str) -> None:
-    assert render_html(sample_evidence()) == page
+def test_narrow_screens_have_a_label_in_every_cell(page: _Page) -> None:
+    [gates, metrics, *_] = page.find("table")
+    labels = {cell.attributes.get("data-label") for table in (gates, metrics) for cell in page.find("td", inside=table)}
+    assert labels >= {"Measured", "95 % interval", "Limit", "Baseline", "Candidate", "Ratio (paired)", "Change"}
 
 
-def test_names_are_escaped(page: str) -> None:
-    assert "stdlib-llama-6m &lt;int4&gt;" in page
-    assert "<int4>" not in page
+def test_every_figure_has_a_title_for_readers_who_do_not_see_it(page: _Page) -> None:
+    figures, drawings = page.find("figure"), page.find("svg")
+    accuracy, latency_levels, resources, layers, gates = 4, 2, 2, 2, 7
+    assert len(figures) == accuracy + 4 * latency_levels + resources + layers
+    assert len(drawings) == len(figures) + gates
+    for drawing in drawings:
+        assert drawing.attributes["role"] == "img"
+        assert page.find("title", inside=drawing)[0].text
 
 
-def test_the_page_shows_gates_with_values_intervals_limits_and_verdicts(evidence: Evidence, page: str) -> None:
-    assert evidence.verdict == "FAIL"
-    for gate in evidence.gates:
-        assert f'<span class="badge small {gate.verdict}">{gate.verdict}</span>' in page
-    assert "≤ 0.4000" in page
-    assert "of 7 gates failed" in page
+def test_the_page_loads_nothing_and_runs_nothing(text: str) -> None:
+    assert not re.search(r"""(?:https?:)?//[a-z]|url\(|@import|<script|<link|<img|src=|href="[^#]| on[a-z]+=""", text)
 
 
-def test_evidence_of_sizes_only_has_a_page_without_the_other_sections() -> None:
-    small = sample_evidence((GateSpec("size_ratio", "max", 0.4),), with_runs=False)
-    parsed = _parsed(render_html(small))
-    assert parsed.ids == ["gates", "metrics", "resources", "method", "environment"]
-    assert small.verdict == "PASS"
+def test_the_page_contains_no_object_address(text: str) -> None:
+    assert " at 0x" not in text
+    assert "object at" not in text
 
 
-def test_evidence_without_gates_has_no_verdict() -> None:
-    page = render_html(sample_evidence((), with_runs=False))
-    assert "Measured without gates" in page
-    assert 'class="badge' not in page
+def test_the_same_evidence_gives_the_same_bytes(text: str) -> None:
+    assert render_html(sample_evidence()) == text
+    assert render_markdown(sample_evidence()) == render_markdown(sample_evidence())
 
 
-def test_the_summary_is_three_tables_of_markdown(evidence: Evidence) -> None:
+def test_names_and_samples_are_escaped(text: str) -> None:
+    assert "stdlib-llama-6m &lt;int4&gt;" in text
+    assert "<int4>" not in text
+    assert "return &lt;x&gt;" in text
+
+
+def test_gates_are_shown_with_value_interval_limit_and_verdict(evidence: Evidence, page: _Page) -> None:
+    rows = [row.text for row in page.find("tr", inside=page.find("table")[0])][1:]
+    assert len(rows) == len(evidence.gates) == 7
+    assert rows[4].startswith("Time per output token, 1 in flight✓ PASS0.684")
+    assert "≤ 0.4" in rows[3]
+    assert "✗ FAIL advisory" in rows[6]
+    assert "of 6 gates failed" in page.find("main")[0].text
+
+
+def test_origin_date_load_and_samples_are_shown(page: _Page) -> None:
+    [facts] = [found for found in page.find("dl") if found.attributes["class"] == "facts"]
+    for shown in ("stdlib-llama-6m 0123456789abcdef", "int4-cpu", "2026-01-31 12:00:00 UTC", "1.6 of 4 processors"):
+        assert shown in facts.text
+    assert "0123456789abcdef" * 4 in page.section("environment")
+    assert [found.text for found in page.find("pre")] == ["def f(", "self): pass", "x): return <x>"]
+
+
+def test_a_busy_machine_is_flagged(evidence: Evidence) -> None:
+    assert evidence.latency is not None
+    idle = replace(evidence, latency=replace(evidence.latency, load=MachineLoad(0.1, 0.2, 4, 4)))
+    assert "BUSY MACHINE" in _Page(render_html(evidence)).section("latency")
+    assert "BUSY MACHINE" in render_markdown(evidence)
+    assert "BUSY MACHINE" not in render_html(idle) + render_markdown(idle)
+
+
+def test_looks_at_a_growing_sample_are_explained(evidence: Evidence) -> None:
+    assert evidence.latency is not None
+    looked = replace(evidence, latency=replace(evidence.latency, stop=Stop(samples=10, looks=2, error=0.0125)))
+    assert "at look 2: these intervals have a confidence of 98.75 %" in _Page(render_html(looked)).section("latency")
+    fixed = replace(evidence, latency=replace(evidence.latency, stop=Stop(samples=5)))
+    assert "at look" not in render_html(fixed)
+
+
+def test_evidence_of_sizes_only_says_what_was_not_measured() -> None:
+    page = _Page(render_html(sample_evidence((), with_runs=False)))
+    assert "! NOT MEASURED" in page.find("header")[0].text
+    assert page.section("gates").startswith("Gates NO GATES.")
+    assert page.section("accuracy").startswith("Accuracy NOT MEASURED.")
+    assert page.section("latency").startswith("Latency NOT MEASURED.")
+    assert [heading.text for heading in page.find("h3")] == ["▼ Worse", "▲ Better", "Size on disk"]
+
+
+def test_measured_evidence_without_gates_says_so() -> None:
+    shown = sample_evidence(())
+    assert "! NO GATES" in _Page(render_html(shown)).find("header")[0].text
+    assert render_markdown(shown).startswith("## stdlib-llama-6m \\<int4\\>: NO GATES\n\nNO GATES: nothing had to hold")
+
+
+def test_evidence_without_origin_date_or_load_has_a_page(evidence: Evidence) -> None:
+    assert evidence.latency is not None
+    latency = replace(evidence.latency, load=None)
+    bare = replace(evidence, notes=replace(evidence.notes, origin=None), measured_at="", latency=latency)
+    [facts] = [found for found in _Page(render_html(bare)).find("dl") if found.attributes["class"] == "facts"]
+    assert facts.text.startswith("Model")
+    assert "measured 20" not in render_markdown(bare)
+
+
+def _luminance(color: str) -> float:
+    channels = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colors_have_the_contrast_of_wcag_aa(text: str, scheme: int) -> None:
+    palette = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", text.split(":root {")[1 + scheme]))
+    for words in ("ink", "soft", "pass", "fail", "undecided"):
+        for ground in ("page", "panel", "faint"):
+            assert _contrast(palette[words], palette[ground]) >= 4.5, (words, ground)
+    for side in ("baseline", "candidate"):
+        assert _contrast(palette[side], palette["panel"]) >= 3, side
+
+
+def test_the_summary_begins_with_the_verdict_and_folds_long_tables(evidence: Evidence) -> None:
     text = render_markdown(evidence)
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    tables = [len(evidence.gates), len(evidence.measured), len(evidence.notes.quantization.weights)]
-    assert len(rows) == sum(2 + table for table in tables)
-    widths = [row.count("|") for row in rows]
-    assert widths == [6] * (4 + tables[0] + tables[1]) + [1 + len(COLUMNS)] * (2 + tables[2])
-    assert "**FAIL**" in text
-    assert "exact" in text
+    assert text.startswith("## stdlib-llama-6m \\<int4\\>: FAIL\n")
+    open_part, *folded = re.split(r"<details><summary>(.*?)</summary>", text)
+    assert [folded[0], folded[2], folded[4]] == ["All metrics", "2 quantized weights", "Generated text"]
+    tables = [open_part, folded[1], folded[3]]
+    lengths = [len(evidence.gates), len(evidence.measured), len(evidence.notes.quantization.weights)]
+    for table, length, columns in zip(tables, lengths, (5, 7, len(COLUMNS)), strict=True):
+        rows = [line for line in table.splitlines() if line.startswith("|")]
+        assert [row.count("|") for row in rows] == [columns + 1] * (length + 2)
+    assert text.count("<details>") == text.count("</details>") == 3
+    assert "**FAIL** (advisory)" in open_part
+    assert "| ratio (paired) | change |" in folded[1]
+
+
+def test_the_summary_names_what_got_worse_and_better() -> None:
+    worse = sample_evidence((GateSpec("perplexity_ratio", "max", 1.05),))
+    text = render_markdown(worse)
+    assert "\n\nSignificantly **better**: " in text
+    assert "Size on disk (-78.4 %)" in text.split("<details>")[0]
+
+
+def test_markdown_in_names_and_samples_stays_text(evidence: Evidence) -> None:
+    assert escape_markdown("a|b\n<c> `d` *e*") == r"a\|b \<c\> \`d\` \*e\*"
+    assert fenced("a ``` b") == "````text\na ``` b\n````"
+    hostile = replace(evidence, notes=replace(evidence.notes, samples=(Sample("```\n</details>", "<b>", "|"),)))
+    assert "````text\n```\n</details>\n````" in render_markdown(hostile)
