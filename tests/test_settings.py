@@ -1,5 +1,10 @@
 """What the environment sets is refused by name when it cannot be."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ingot import settings
@@ -28,3 +33,48 @@ def test_kernels_are_waited_for_only_where_that_is_asked(monkeypatch: pytest.Mon
     monkeypatch.setenv("INGOT_CUDA_BLOCKING", "yes")
     with pytest.raises(UsageError, match="INGOT_CUDA_BLOCKING is 'yes'; it must be 0 or 1"):
         settings.cuda_blocking()
+
+
+def test_the_cache_is_where_the_environment_says_else_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INGOT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert settings.cache_dir() == Path("/home/someone/.cache/ingot")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert settings.cache_dir() == Path("/caches/ingot")
+    monkeypatch.setenv("INGOT_CACHE", "/mine")
+    assert settings.cache_dir() == Path("/mine")
+
+
+def test_a_user_without_a_home_folder_is_named_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("INGOT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(UsageError, match="no home folder to keep a cache in; set INGOT_CACHE to a folder"):
+        settings.cache_dir()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "new"))
+    assert settings.make_cache_dir("baselines") == tmp_path / "new" / "baselines"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="file/baselines: cannot write to the cache: Not a directory; set INGOT_CACHE"):
+        settings.make_cache_dir("baselines")
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "new"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a read-only file system; root may write everywhere
+    with pytest.raises(
+        UsageError, match="new/baselines: cannot write to the cache: Permission denied; set INGOT_CACHE"
+    ):
+        settings.make_cache_dir("baselines")
+
+
+def test_onnxruntime_neither_sends_telemetry_nor_writes_files_for_it(tmp_path: Path) -> None:
+    folders = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    code = "import ingot.runtime, onnxruntime; onnxruntime.get_available_providers()"
+    subprocess.run([sys.executable, "-c", code], env={**environment, **folders}, check=True)
+    assert [path.name for path in tmp_path.rglob("*")] == []

@@ -59,7 +59,7 @@ def check_recipe(located: Located, default_name: str, problems: list[Problem]) -
     except ValidationError as error:
         problems.extend(_schema_problem(details, located) for details in error.errors() if _is_mistake(details))
         return None
-    return None if problems else recipe
+    return None if problems else recipe.with_places(located)
 
 
 def _path_keys(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

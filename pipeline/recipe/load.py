@@ -32,11 +32,11 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UsageError(str(error)) from error
     problems: list[Problem] = []
     located = _read_extended(file, (), problems)
-    _raise_if_any(problems if located is None else [])
+    raise_problems(problems if located is None else [])
     assert located is not None, "a file that cannot be read has a problem"
     located = _apply_overrides(located, overrides, problems)
     recipe = check_recipe(located, file.path.stem, problems)
-    _raise_if_any(problems)
+    raise_problems(problems)
     assert recipe is not None, "a recipe without problems has a value"
     return recipe
 
@@ -148,7 +148,7 @@ def _merge(base: Located, over: Located) -> Located:
     return replace(over, value=merged)
 
 
-def _raise_if_any(problems: list[Problem]) -> None:
+def raise_problems(problems: list[Problem]) -> None:
     """Raise RecipeError with all problems, if any: files first, in order of lines, then --set."""
     if problems:
         order = list(dict.fromkeys(problem.file for problem in problems))

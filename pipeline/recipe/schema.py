@@ -6,17 +6,27 @@ its line in docs/recipes.md, and the code that reads it.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from ingot.artifact.launch_program import TILES_FILE
-from ingot.errors import UsageError, shown
+from ingot.errors import Problem, UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
+from ingot.pipeline.recipe.yaml import Located
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,31 @@ Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)]
 
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # in an artifact
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
+_LONGEST_PATH = 400
 _LEAST_RAGGED_ROWS = 32
 _RAGGED_STEP = 4
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the keys of a recipe are written; None for a recipe made in Python. Recipes are equal wherever they are."""
+
+    root: Located | None = field(default=None, compare=False)
+
+
+class PathError(UsageError):
+    """A path of a recipe that is missing: the key, and the message without the recipe's name."""
+
+    def __init__(self, recipe: str, key: str, message: str) -> None:
+        super().__init__(f"recipe {recipe}{'' if message.startswith('names no ') else ':'} {message}")
+        self.key = key
+        self.message = message
+
+
+def _cut(path: Path) -> str:
+    """A path for a message, cut if no system could have it."""
+    text = str(path)
+    return text if len(text) <= _LONGEST_PATH else f"{text[:_LONGEST_PATH]}..."
 
 
 class _Frozen(BaseModel):
@@ -299,6 +332,32 @@ class Recipe(_Frozen):
     )
     threads: Threads | None = Field(default=None, description="compute threads; null: INGOT_THREADS or all cores")
 
+    _places: Places = PrivateAttr(default=Places())
+
+    def with_places(self, located: Located) -> Self:
+        """Return the recipe with the places of its keys, for messages; equal to this one."""
+        placed = self.model_copy()
+        placed._places = Places(located)
+        return placed
+
+    def problem(self, key: str, message: str) -> Problem:
+        """A mistake at the key, such as evaluation.text, or at the nearest one around it that the recipe has."""
+        root = self._places.root
+        place = root.at(tuple(key.split("."))) if root else None
+        if root is None or place is root:
+            return Problem(f"recipe {self.name}" if root is None else root.file, 0, message)
+        assert place is not None
+        return place.problem(message)
+
+    def sets(self, key: str) -> bool:
+        """Whether the key, such as evaluation.window_tokens, was given and is not a default."""
+        section: object = self
+        for part in key.split("."):
+            if not isinstance(section, BaseModel) or part not in section.model_fields_set:
+                return False
+            section = getattr(section, part)
+        return True
+
     @property
     def output_folder(self) -> Path:
         """The artifact's folder, relative to the working folder."""
@@ -308,14 +367,16 @@ class Recipe(_Frozen):
         """The checkpoint's folder or GGUF file. UsageError when the recipe names none, or it does not exist."""
         advice = "set it with --set checkpoint=FOLDER_OR_GGUF (or `checkpoint:` in a recipe that extends this one)"
         if self.checkpoint is None:
-            raise UsageError(f"recipe {self.name} names no checkpoint; {advice}")
+            raise PathError(self.name, "checkpoint", f"names no checkpoint; {advice}")
         path = self.checkpoint.path
-        if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
-            raise UsageError(
-                f"recipe {self.name}: checkpoint {shown(self.checkpoint.given)} is not a folder or GGUF file "
-                f"(looked for {self.checkpoint.path}); {advice}"
+        if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):
+            raise PathError(
+                self.name,
+                "checkpoint",
+                f"checkpoint {shown(self.checkpoint.given)} is not a folder or GGUF file (looked for {_cut(path)}); "
+                f"{advice}",
             )
-        return self.checkpoint.path
+        return path
 
     def require_checkpoint_folder(self) -> Path:
         """The folder of the checkpoint's files: the checkpoint itself, or the parent of the GGUF file."""
@@ -334,9 +395,8 @@ class Recipe(_Frozen):
         text = self.calibration.text if self.calibration else None
         advice = "or remove the calibrated passes"
         if text is None:
-            raise UsageError(
-                f"recipe {self.name} names no calibration text; set it with --set calibration.text=FILE, {advice}"
-            )
+            message = f"names no calibration text; set it with --set calibration.text=FILE, {advice}"
+            raise PathError(self.name, "calibration.text", message)
         return self._text("calibration.text", text, advice, folder=True)
 
     def _text(self, key: str, text: RecipePath, advice: str, folder: bool = False) -> Path:
@@ -344,10 +404,12 @@ class Recipe(_Frozen):
         path = text.path
         if text.given.startswith(IN_CHECKPOINT):
             path = self.require_checkpoint_folder() / text.given.removeprefix(IN_CHECKPOINT)
-        if not path.is_file() and not (folder and path.is_dir()):
-            raise UsageError(
-                f"recipe {self.name}: {key} {shown(text.given)} is not a file{' or folder' if folder else ''} "
-                f"(looked for {path}); set it with --set {key}=FILE, {advice}"
+        if not os.path.isfile(path) and not (folder and os.path.isdir(path)):
+            raise PathError(
+                self.name,
+                key,
+                f"{key} {shown(text.given)} is not a file{' or folder' if folder else ''} (looked for {_cut(path)}); "
+                f"set it with --set {key}=FILE, {advice}",
             )
         return path
 

@@ -6,6 +6,7 @@ Example:
     print(engine.generate("def read_file(path):").text)
 """
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from ingot.runtime import AsyncEngine as AsyncEngine
     from ingot.runtime import Engine as Engine
     from ingot.runtime import SamplingParams as SamplingParams
+
+# onnxruntime's wheels send telemetry unless this is set before they are imported, and write files for it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 try:
     __version__ = version("ingot")

@@ -15,9 +15,27 @@ MAX_THREADS = 256
 
 
 def cache_dir() -> Path:
-    """Folder for files that can be made again; its users create it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
-    return Path(os.environ.get("INGOT_CACHE") or default)
+    """Folder for files that can be made again; its users create it. Raises UsageError for a user without a home."""
+    given, caches = os.environ.get("INGOT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given)
+    try:
+        return Path(caches or Path.home() / ".cache") / "ingot"
+    except RuntimeError as error:
+        raise UsageError("this user has no home folder to keep a cache in; set INGOT_CACHE to a folder") from error
+
+
+def make_cache_dir(name: str) -> Path:
+    """Create a folder in the cache, where it is not there yet. Raises UsageError when files cannot be written to it."""
+    folder = cache_dir() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+    except OSError as error:
+        problem = error.strerror
+    if problem:
+        raise UsageError(f"{folder}: cannot write to the cache: {problem}; set INGOT_CACHE to another folder")
+    return folder
 
 
 def attention() -> str | None:

@@ -13,7 +13,7 @@ from ingot.pipeline.compile import compile_recipe, describe_artifact, open_sourc
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.settings import cache_dir
+from ingot.settings import cache_dir, make_cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 from ingot.validation.evidence_json import SealedSummary, sealed_summary
 
@@ -27,9 +27,11 @@ def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path
     """
     unquantized = recipe.baseline()
     source = source or open_source(unquantized)
-    folder = cache_dir() / "baselines" / _key(unquantized, source.checkpoint)[:32]
+    name = _key(unquantized, source.checkpoint)[:32]
+    folder = cache_dir() / "baselines" / name
     if _is_valid(folder):
         return folder
+    folder = make_cache_dir("baselines") / name
     with ArtifactWriter(folder) as writer:
         compiled = compile_recipe(unquantized, writer.path, source=source)
         describe_artifact(writer, unquantized, compiled)

@@ -18,6 +18,7 @@ from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.paths import require_paths
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.progress import note
 from ingot.validation.evidence import (
@@ -73,6 +74,7 @@ def build(
     observers = observers or Observers()
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
+    require_paths(recipe)
     require_text(recipe)
     require_gpu(recipe)
     with ArtifactWriter(target) as writer, resumable(resume):

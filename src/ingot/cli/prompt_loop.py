@@ -204,17 +204,24 @@ def _line_history(keeps_history: bool) -> Iterator[None]:
     except ImportError:
         yield
         return
-    file = cache_dir() / "prompts_history"
+    file = _history_file() if keeps_history else None
     readline.set_history_length(_HISTORY_LINES)
-    if keeps_history:
+    if file is not None:
         with suppress(OSError):
             readline.read_history_file(file)
     try:
         yield
     finally:
-        if keeps_history:
+        if file is not None:
             with suppress(OSError):  # a history that cannot be kept is not worth an error
                 _write_private(file, readline.write_history_file)
+
+
+def _history_file() -> Path | None:
+    try:
+        return cache_dir() / "prompts_history"
+    except UsageError:  # a user without a home folder
+        return None
 
 
 def _write_private(file: Path, write: Callable[[Path], None]) -> None:

@@ -25,6 +25,20 @@ def test_a_recipe_is_frozen() -> None:
         recipe.target = "other"
 
 
+def test_a_recipe_knows_which_keys_were_given() -> None:
+    recipe = load_recipe("demo", ["latency.slo={ttft_seconds: 1, tpot_seconds: 1}", "calibration={}"])
+    assert recipe.sets("evaluation.window_tokens")
+    assert recipe.sets("latency.slo.ttft_seconds")
+    assert not recipe.sets("calibration.sequence_tokens")
+    assert not recipe.sets("memory.probes")
+    assert not recipe.sets("threads")
+
+
+def test_equal_recipes_are_equal_wherever_they_are_written(tmp_path: Path) -> None:
+    one, other = (written(tmp_path / folder, "seed: 3") for folder in "ab")
+    assert load_recipe(one) == load_recipe(other)
+
+
 def test_paths_are_relative_to_the_file_that_contains_them(tmp_path: Path) -> None:
     (tmp_path / "base" / "model").mkdir(parents=True)
     written(tmp_path / "base" / "model", "text", "held.txt")
