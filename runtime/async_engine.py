@@ -6,8 +6,9 @@
 
 Coroutines send commands through a queue, and the thread executes them between steps. Outputs return through a queue
 per stream, with at most one wake-up of the event loop per step. A slow reader delays no other: its outputs wait in its
-own queue, which its max_tokens bounds. Cancelling a reader aborts its request. When a step fails, every stream raises
-the error, and the engine takes no further requests.
+own queue, which its max_tokens bounds. Cancelling a reader aborts its request. A request that fails raises
+RequestFailed for its own reader. When the executor is broken, every stream raises the error, and the engine takes no
+more requests.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
 from ingot.runtime.prompts import Prompt, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.chat_template import Message
@@ -90,6 +91,8 @@ class AsyncEngine:
                 finished = isinstance(output, Exception) or output.finished
                 if isinstance(output, Exception):
                     raise output
+                if output.completion:
+                    raise_failure([output.completion])
                 yield output
         finally:
             if not finished:
@@ -137,6 +140,8 @@ class AsyncEngine:
         try:
             while self._execute_commands():
                 self._deliver(self.engine.step())
+                if self.engine.error:
+                    raise self.engine.error
         except BaseException as error:  # noqa: BLE001 (not swallowed: every reader raises it)
             self._fail(error)
         finally:

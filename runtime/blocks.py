@@ -15,7 +15,7 @@ and equal history back to token 0.
 """
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
@@ -80,6 +80,25 @@ class PrefixIndex:
         content = self._content_of.pop(block)
         del self._block_of[content.hash]
         return content
+
+    def remove_tree(self, first: bytes) -> set[int]:
+        """Remove the block with the hash `first` and all chains that may contain it; returns the removed blocks.
+
+        What remains has its whole chain in the index. Reads all of the index.
+        """
+        following = defaultdict(list)
+        for block, content in self._content_of.items():
+            following[content.parent].append((block, content.hash))
+        kept: set[int] = set()
+        left = [self.root]
+        while left:
+            children = [child for child in following[left.pop()] if child[1] != first]
+            kept.update(block for block, _ in children)
+            left += [found for _, found in children]
+        removed = self._content_of.keys() - kept
+        for block in removed:
+            self.remove(block)
+        return removed
 
     def check(self) -> None:
         """Assert that both directions agree and that every hash is the hash of its content."""
@@ -209,6 +228,15 @@ class BlockManager:
             content = self._content(table.hashes, tokens, index)
             self._index.insert(table.blocks[index], content)
             table.hashes.append(content.hash)
+
+    def forget(self, tokens: TokenArray) -> None:
+        """Remove from the prefix index the blocks of these tokens, which may be damaged, and all that continue them."""
+        if len(tokens) < self.block_tokens:
+            return
+        forgotten = self._index.remove_tree(self._content([], tokens, 0).hash)
+        for block in forgotten & self._idle.keys():
+            del self._idle[block]
+            self._free.append(block)
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Start a sequence that shares all blocks of another; the first to write to a block copies it."""

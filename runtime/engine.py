@@ -1,18 +1,17 @@
-"""The engine: texts or token ids in, completions out. `Engine.step` is schedule -> execute -> sample -> finish.
+"""The engine: texts or token ids in, completions out. The steps that serve them are in `step_loop`.
 
     engine = Engine.load("artifacts/demo")
     print(engine.generate("def read_file(path):", SamplingParams(max_tokens=64)).text)
     for output in engine.stream("import"):
         print(output.text, end="")
 
-Output depends on prompt, parameters and seed alone (batch invariance): the rest of the batch, chunked prefill, prefix
-hits and preemption do not change it. An Engine belongs to one thread; `AsyncEngine` serves many callers.
+Output depends on prompt, parameters and seed alone (batch invariance): the rest of the batch and its failures, chunked
+prefill, prefix hits and preemption do not change it. An Engine belongs to one thread; `AsyncEngine` has many callers.
 """
 
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +21,11 @@ import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import EngineError, RequestError, UsageError
-from ingot.runtime.batch import BatchBuilder, FloatArray
+from ingot.runtime.batch import FloatArray
 from ingot.runtime.blocks import BlockManager, root_hash
-from ingot.runtime.executors import DeviceFacts, Executor, PipelinedExecutor, load_executor
+from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, EngineMetrics, OutputQueues, RequestOutput, StepCounters
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.prompts import (
     ParamsList,
@@ -39,10 +38,8 @@ from ingot.runtime.prompts import (
     is_single,
 )
 from ingot.runtime.request import Request
-from ingot.runtime.sampler import SampledToken
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
-from ingot.runtime.step_pipeline import StepInFlight, StepPipeline
+from ingot.runtime.step_loop import StepLoop
 from ingot.runtime.text.chat_template import Message
 from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
 
@@ -74,18 +71,11 @@ class Engine:
         kv = executor.kv_geometry
         root = root_hash(identity, kv.model_dump_json())
         self._executor = executor
-        self._limits = {"max_batch_tokens": executor.max_batch_tokens, "max_sequences": max_sequences}
         self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, root=root, prefix_cache=prefix_cache)
-        self._scheduler = Scheduler(self._blocks, **self._limits)
-        self._builder = BatchBuilder(self._blocks, **self._limits)
-        self._pipeline: StepPipeline | None = None
-        if isinstance(executor, PipelinedExecutor):
-            self._pipeline = StepPipeline(executor, self._scheduler, self._builder)
+        self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences)
+        self._outputs = self._loop.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
-        self._requests: dict[int, Request] = {}
-        self._outputs = OutputQueues()
-        self._counters = StepCounters()
         self._closed = False
 
     @classmethod
@@ -111,11 +101,7 @@ class Engine:
 
     def close(self) -> None:
         """Abort unfinished requests, free memory and threads. Idempotent."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        self._outputs.take()
-        if self._pipeline:
-            self._pipeline.take()
+        self._loop.close()
         if not self._closed:
             self._closed = True
             self._executor.close()
@@ -153,132 +139,29 @@ class Engine:
             keep_logits=keep_logits,
             now=time.perf_counter(),
         )
-        self._scheduler.add(request.sequence)
-        self._requests[request.sequence.id] = request
+        self._loop.add(request)
         return request.sequence.id
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""
-        return bool(self._requests or self._in_flight or self._outputs.has_any)
+        return bool(self._loop.requests or self._loop.in_flight or self._outputs.has_any)
 
     def step(self) -> list[RequestOutput]:
         """Advance by one step; return the outputs of requests made by `add`. `stream` and `generate` get their own.
 
         A pipelined executor queues this step and the outputs are those of the one before: the first call returns none.
-        When the executor or the sampler fails, the requests of that step are aborted and the error is raised; the next
-        call returns their last outputs. EngineError, with nothing aborted, when an open `iterate_prompt_logits` holds
-        the blocks that the next request needs.
+        A request that fails ends with an output that has its `error`, and the others are not affected. If the executor
+        is broken, all requests end so, and `error` says why. EngineError when that was so before, and when an open
+        `iterate_prompt_logits` holds the blocks that the next request needs.
         """
         self._require_open()
-        self._advance()
+        self._loop.advance()
         return self._outputs.take()
 
-    def _advance(self) -> None:
-        """One step; queue its outputs. A step that the host samples first waits for the one in flight."""
-        batch = self._scheduler.schedule()
-        self._require_progress(batch)
-        if self._pipeline and not self._needs_logits(batch):
-            self._advance_ahead(self._pipeline, batch)
-            return
-        with self._aborting_on_failure(batch):
-            self._prepare(batch)
-        self._finish_in_flight()
-        batch.drop_ended()
-        if batch.entries:
-            with self._aborting_on_failure(batch):
-                logits = self._execute(batch)
-                tokens = self._sample(batch, logits)
-                self._finish(tokens)
-
-    def _advance_ahead(self, pipeline: StepPipeline, batch: ScheduledBatch) -> None:
-        """Queue a step that samples on the device, and only then wait for the one before it; see `step_pipeline`."""
-        with self._aborting_on_failure(batch):
-            try:
-                self._prepare(batch)
-                previous = pipeline.submit(batch, self._sampling(batch)) if batch.entries else pipeline.take()
-            except BaseException:
-                self._finish_in_flight()  # its tokens can no longer be carried
-                raise
-        if previous:
-            self._finish_step(previous)
-
-    def _prepare(self, batch: ScheduledBatch) -> None:
-        """Copy blocks on write. Tables and pool agree from here on, even if the step fails later."""
-        now = time.perf_counter()
-        for entry in batch.entries:
-            request = self._requests[entry.sequence.id]
-            if request.first_scheduled_seconds is None:
-                request.first_scheduled_seconds = now
-        for source, target in batch.copies:
-            self._executor.copy_block(source, target)
-
-    def _execute(self, batch: ScheduledBatch) -> FloatArray:
-        """Logits [sampling sequences, vocab] of the step; afterwards its tokens are in the pool."""
-        logits = self._executor.forward(self._builder.build(batch))
-        self._scheduler.complete(batch)
-        self._counters.count(batch.num_tokens)
-        return logits
-
-    def _sample(self, batch: ScheduledBatch, logits: FloatArray) -> list[tuple[Request, SampledToken]]:
-        return [(request, request.sample(row)) for request, row in zip(self._sampling(batch), logits, strict=True)]
-
-    def _finish(self, tokens: list[tuple[Request, SampledToken]]) -> None:
-        """Append the tokens to their requests, queue the outputs, and remove requests that end."""
-        now = time.perf_counter()
-        self._counters.output_tokens += len(tokens)
-        for request, token in tokens:
-            output = request.push(token, now)
-            self._outputs.put(output)
-            if output.finished:
-                self._remove(request)
-
-    def _finish_in_flight(self) -> None:
-        """Wait for the step in flight, if there is one, and finish it."""
-        step = self._pipeline.take() if self._pipeline else None
-        if step:
-            self._finish_step(step)
-
-    def _finish_step(self, step: StepInFlight) -> None:
-        with self._aborting_on_failure(step.batch):
-            tokens = step.tokens()
-            self._scheduler.retire(step.batch)
-            self._counters.count(step.batch.num_tokens, step.num_discarded_tokens)
-            self._finish(tokens)
-
-    @contextmanager
-    def _aborting_on_failure(self, batch: ScheduledBatch) -> Iterator[None]:
-        """Abort the requests of a step that fails; none of its blocks has entered the prefix index."""
-        try:
-            yield
-        except BaseException:
-            for entry in batch.entries:
-                output = self.end(entry.sequence.id)
-                if output:
-                    self._outputs.put(output)
-            raise
-
-    def _sampling(self, batch: ScheduledBatch) -> list[Request]:
-        """Requests that the step samples a token for, one for each row of its logits."""
-        return [self._requests[entry.sequence.id] for entry in batch.entries if entry.samples]
-
-    def _needs_logits(self, batch: ScheduledBatch) -> bool:
-        return any(request.needs_logits for request in self._sampling(batch))
-
     @property
-    def _in_flight(self) -> StepInFlight | None:
-        return self._pipeline.in_flight if self._pipeline else None
-
-    def _require_progress(self, batch: ScheduledBatch) -> None:
-        """Raise EngineError when nothing can run and no step in flight could change that."""
-        if self._requests and not batch.entries and not self._in_flight:
-            raise EngineError(
-                f"no block is free for the next step: an open iteration over prompt logits holds"
-                f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
-            )
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed; load it again to continue")
+    def error(self) -> EngineError | None:
+        """Why the engine takes no more requests, after its executor failed; None while it works."""
+        return self._loop.error
 
     def abort(self, request_id: int) -> Completion | None:
         """End a request and free its blocks; returns its output so far, or None when it is finished or unknown."""
@@ -289,15 +172,13 @@ class Engine:
 
     def end(self, request_id: int) -> RequestOutput | None:
         """As `abort`, for a caller that streams: returns the last output, with the text that was held back."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        self._remove(request)
-        return request.abort(time.perf_counter())
+        return self._loop.end(request_id)
 
-    def _remove(self, request: Request) -> None:
-        del self._requests[request.sequence.id]
-        self._scheduler.remove(request.sequence)
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; load it again to continue")
+        if self.error:
+            raise EngineError(str(self.error)) from self.error
 
     @overload
     def generate(
@@ -318,7 +199,8 @@ class Engine:
     ) -> Completion | list[Completion]:
         """Complete a prompt, or a list of prompts together, with one set of parameters or one for each.
 
-        A prompt is a text or a list of token ids. The completions of a list are in its order.
+        A prompt is a text or a list of token ids. The completions of a list are in its order. RequestFailed when a
+        request fails; those of a list are all completed first, and the error has their `completions`.
         """
         ids: list[int] = []
         try:
@@ -328,6 +210,7 @@ class Engine:
         finally:
             for request_id in ids:
                 self._close_queue(request_id)
+        raise_failure(completions)
         return completions[0] if is_single(prompt) else completions
 
     def stream(
@@ -335,7 +218,7 @@ class Engine:
     ) -> Iterator[RequestOutput]:
         """Yield a request's outputs as they arrive; the last has the completion. Closing the iterator aborts it.
 
-        The prompt is checked now, and queued when the first output is read.
+        The prompt is checked now, and queued when the first output is read. RequestFailed when the request fails.
         """
         return self._stream(checked_prompt(self.encode(prompt), self.model), checked_params(params), keep_logits)
 
@@ -350,6 +233,8 @@ class Engine:
         try:
             while True:
                 output = self._next_output(request_id)
+                if output.completion:
+                    raise_failure([output.completion])
                 yield output
                 if output.finished:
                     return
@@ -368,7 +253,7 @@ class Engine:
     def _next_output(self, request_id: int) -> RequestOutput:
         while (output := self._outputs.next(request_id)) is None:
             self._require_open()
-            self._advance()
+            self._loop.advance()
         return output
 
     def _complete(self, request_id: int) -> Completion:
@@ -388,8 +273,10 @@ class Engine:
         """
         self._require_open()
         numbered = ((next(self._ids), checked_prompt(prompt, self.model, room=0)) for prompt in prompts)
-        scheduler = Scheduler(self._blocks, **self._limits)
-        return iterate_prompt_logits(self._executor, scheduler, self._builder, numbered, self._finish_in_flight)
+        loop = self._loop
+        return iterate_prompt_logits(
+            self._executor, loop.new_scheduler(), loop.builder, numbered, loop.finish_in_flight
+        )
 
     @property
     def device(self) -> DeviceFacts | None:
@@ -398,21 +285,18 @@ class Engine:
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and counters since the engine was made."""
+        scheduler = self._loop.scheduler
         return EngineMetrics(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
             blocks_in_use=self._blocks.num_in_use,
             blocks_cached=self._blocks.num_cached,
             blocks_total=self._blocks.num_blocks,
-            num_preemptions=self._scheduler.num_preemptions,
-            prefix_hit_tokens=self._scheduler.num_prefix_hit_tokens,
-            **asdict(self._counters),
+            num_preemptions=scheduler.num_preemptions,
+            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            **asdict(self._loop.counters),
         )
 
     def check(self) -> None:
         """Assert that no block is leaked, every request is scheduled, and exactly those in flight await a token."""
-        self._blocks.check()
-        scheduled = {*self._scheduler.running, *(sequence.id for sequence in self._scheduler.waiting)}
-        assert scheduled == {*self._requests}
-        rows = self._in_flight.rows if self._in_flight else {}
-        assert all(request.sequence.num_in_flight == (number in rows) for number, request in self._requests.items())
+        self._loop.check()

@@ -6,13 +6,15 @@ TTFT = first token - arrival        E2E = finish - arrival        TPOT = (E2E - 
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ingot.errors import EngineError, RequestFailed
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.sampler import SampledToken
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,13 @@ class Completion:
 
     text            output, without the stop string or end token that ended it
     token_ids       every generated token, including the one that ended it
-    finish_reason   "stop" (end token or stop string), "length" (max_tokens or the model's context), "abort"
+    finish_reason   "stop" (end token or stop string), "length" (max_tokens or the model's context), "abort", "error"
     stop_reason     the stop string or the end token's id; None otherwise
     prompt_tokens   tokens of the prompt; the first `cached_tokens` of them came from the prefix cache
     seed            reproduces the output, also when the parameters had no seed; unused by greedy decoding
     logprobs        one entry per generated token when `SamplingParams.logprobs` was set, else None
     logits          [generated tokens, vocab] float32 when `keep_logits` was set, else None
+    error           why the request failed, when `finish_reason` is "error"; text and tokens are those before
     """
 
     request_id: int
@@ -77,11 +80,24 @@ class Completion:
     metrics: RequestMetrics
     logprobs: tuple[SampledToken, ...] | None = None
     logits: FloatArray | None = None
+    error: EngineError | None = None
+
+
+def raise_failure(completions: Sequence[Completion]) -> None:
+    """Raise the first error of completions, if there is one; a RequestFailed carries all of them."""
+    errors = [completion.error for completion in completions if completion.error]
+    if not errors:
+        return
+    first = errors[0]
+    if not isinstance(first, RequestFailed):
+        raise EngineError(str(first)) from first
+    share = f" ({len(errors)} of {len(completions)} prompts failed)" if len(completions) > 1 else ""
+    raise RequestFailed(f"{first}{share}", completions) from first.__cause__
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step added to one request.
+    """What one step added to one request, or the error that ended it.
 
     `text` is the new text only. It may be empty while the end of the output could still become a stop string or is an
     incomplete character. `tokens` are the new tokens. The last output of a request has its `completion`.
@@ -96,6 +112,11 @@ class RequestOutput:
     def token_ids(self) -> tuple[int, ...]:
         """Ids of the new tokens."""
         return tuple(token.token_id for token in self.tokens)
+
+    @property
+    def error(self) -> EngineError | None:
+        """Why the request failed."""
+        return self.completion.error if self.completion else None
 
     @property
     def finished(self) -> bool:
@@ -149,7 +170,8 @@ class EngineMetrics:
     """The engine's present load, and counters since it was made.
 
     Of the `computed_tokens` of `num_steps`, `discarded_tokens` were wasted: while they were computed, their request was
-    aborted or ended with a token that had not been read yet. A step counts once its outcome is known.
+    aborted or ended with a token that had not been read yet. A step counts once its outcome is known. One that failed
+    counts in `num_failed_steps` alone; requests that ended with an error in `num_failed_requests`.
     """
 
     num_running: int
@@ -163,6 +185,8 @@ class EngineMetrics:
     discarded_tokens: int
     prefix_hit_tokens: int
     output_tokens: int
+    num_failed_steps: int
+    num_failed_requests: int
 
 
 @dataclass(slots=True)
@@ -173,6 +197,8 @@ class StepCounters:
     computed_tokens: int = 0
     discarded_tokens: int = 0
     output_tokens: int = 0
+    num_failed_steps: int = 0
+    num_failed_requests: int = 0
 
     def count(self, computed_tokens: int, discarded_tokens: int = 0) -> None:
         """Add a step."""

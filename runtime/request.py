@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.artifact import ModelFacts
-from ingot.errors import RequestError
+from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
 from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.outputs import Completion, FinishReason, RequestMetrics, RequestOutput
-from ingot.runtime.sampler import SampledToken, Sampler, sampled_on_device
+from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_on_device
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.scheduler import Sequence
 from ingot.runtime.text.detokenizer import Detokenizer
@@ -146,14 +146,24 @@ class Request:
         self._logits: list[FloatArray] | None = [] if keep_logits else None
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
         self._arrival_seconds = now
-        self.first_scheduled_seconds: float | None = None
+        self._first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
 
-    def sample(self, logits: FloatArray) -> SampledToken:
-        """Sample the next token from logits [vocab]."""
+    def scheduled(self, now: float) -> None:
+        """Record that a step has one of its tokens."""
+        if self._first_scheduled_seconds is None:
+            self._first_scheduled_seconds = now
+
+    def sample(self, row: FloatArray | int) -> SampledToken:
+        """The next token: from logits [vocab], or as sampled on the device. Raises NonFiniteLogits."""
+        if isinstance(row, int):
+            if row < 0:
+                raise NonFiniteLogits("a logit is not finite")
+            return SampledToken(row)
+        token = self.sampler.sample(row, self.sequence.generated)
         if self._logits is not None:
-            self._logits.append(logits.copy())
-        return self.sampler.sample(logits, self.sequence.generated)
+            self._logits.append(row.copy())
+        return token
 
     def push(self, token: SampledToken, now: float) -> RequestOutput:
         """Append the sampled token; the output has a completion if the token was the last."""
@@ -172,7 +182,20 @@ class Request:
         self._texts.append(text)
         return RequestOutput(self.sequence.id, text, (), self._complete("abort", None, now))
 
-    def _complete(self, reason: FinishReason, matched: str | int | None, now: float) -> Completion:
+    def fail(self, error: Exception, now: float) -> RequestOutput:
+        """End the request with an error of its own. Text that was held back is lost: it may be what failed."""
+        said = str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
+        failure = RequestFailed(f"request {self.sequence.id} failed after {len(self._tokens)} tokens: {said}")
+        failure.__cause__ = error
+        return self.end_with(failure, now)
+
+    def end_with(self, error: EngineError, now: float) -> RequestOutput:
+        """End the request with the error of its engine."""
+        return RequestOutput(self.sequence.id, "", (), self._complete("error", None, now, error))
+
+    def _complete(
+        self, reason: FinishReason, matched: str | int | None, now: float, error: EngineError | None = None
+    ) -> Completion:
         tokens = self._tokens
         return Completion(
             request_id=self.sequence.id,
@@ -185,7 +208,7 @@ class Request:
             seed=self.sampler.seed,
             metrics=RequestMetrics(
                 self._arrival_seconds,
-                self.first_scheduled_seconds,
+                self._first_scheduled_seconds,
                 self._first_token_seconds,
                 now,
                 len(tokens),
@@ -193,4 +216,5 @@ class Request:
             ),
             logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
             logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]
+            error=error,
         )

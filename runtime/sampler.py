@@ -51,6 +51,16 @@ class SampledToken:
     top: tuple[TokenLogprob, ...] = ()
 
 
+class NonFiniteLogits(EngineError):
+    """No token can be sampled: the logits contain NaN or have no finite maximum."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"{found}; logits must be finite to sample a token: check the checkpoint's weights, or build with less"
+            " quantization"
+        )
+
+
 class Sampler:
     """Samples the tokens of one request. Sampling changes no state, so calls may be repeated.
 
@@ -73,7 +83,7 @@ class Sampler:
     def sample(self, logits: FloatArray, generated: Sequence[int]) -> SampledToken:
         """Sample the token that follows `generated` (the tokens after the prompt) from logits [vocab].
 
-        Raises EngineError when the logits contain NaN or have no finite maximum.
+        Raises NonFiniteLogits.
         """
         best = _finite_argmax(logits)
         scores = self._penalized(logits, generated)
@@ -213,10 +223,7 @@ def _finite_argmax(logits: FloatArray) -> int:
     """Lowest token id of the largest logit. argmax returns a NaN if there is one, so checking its result is enough."""
     best = int(logits.argmax())
     if not np.isfinite(logits[best]):
-        raise EngineError(
-            f"the logit of token {best} is {logits[best]}; logits must be finite to sample a token: "
-            "check the checkpoint's weights, or build with less quantization"
-        )
+        raise NonFiniteLogits(f"the logit of token {best} is {logits[best]}")
     return best
 
 

@@ -113,6 +113,10 @@ class ScheduledBatch:
         self.copies.extend(copies)
         self.num_tokens += num_tokens
 
+    def only(self, entry: ScheduledSequence) -> "ScheduledBatch":
+        """A step of one of the entries alone; its copies have been made."""
+        return ScheduledBatch([entry], num_tokens=entry.num_tokens)
+
     def drop_ended(self) -> None:
         """Remove the sequences that have ended since this was scheduled."""
         self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
@@ -163,7 +167,6 @@ class Scheduler:
         """Record that the step was computed: its tokens are in the pool now."""
         for sequence, start, num_tokens, _ in batch.entries:
             sequence.num_computed = start + num_tokens
-            self.blocks.commit(sequence.id, sequence.tokens, sequence.num_computed)
 
     def queue(self, batch: ScheduledBatch) -> None:
         """Record that the step was queued on the device: the next one continues where it will end."""
@@ -172,15 +175,31 @@ class Scheduler:
             sequence.num_in_flight += samples
 
     def retire(self, batch: ScheduledBatch) -> None:
-        """Record that a queued step was computed, before the tokens that it sampled are added to their sequences.
+        """Record that a queued step was computed, before the tokens that it sampled are added to their sequences."""
+        for sequence, _, _, samples in batch.entries:
+            sequence.num_in_flight -= samples
 
-        Full blocks enter the prefix index here and not before, because only now all their tokens are known. A sequence
-        that has ended or been preempted since has no blocks any more.
-        """
-        for sequence, start, num_tokens, samples in batch.entries:
+    def undo(self, batch: ScheduledBatch) -> None:
+        """Record that a queued step failed: its sequences continue where it began. Undo the newest step first."""
+        for sequence, start, _, samples in batch.entries:
             sequence.num_in_flight -= samples
             if sequence.state is SequenceState.RUNNING:
-                self.blocks.commit(sequence.id, sequence.tokens, start + num_tokens)
+                sequence.num_computed = start
+
+    def share(self, entry: ScheduledSequence) -> None:
+        """Add the full blocks of a sequence to the prefix index, before the token sampled from `entry` is added to it.
+
+        Only finite logits show that keys and values are, so the blocks of a prompt enter the index when its first token
+        is sampled, and no request depends on a block that turns out to be damaged. A sequence that has ended or been
+        preempted since has no blocks any more.
+        """
+        if entry.sequence.state is SequenceState.RUNNING:
+            self.blocks.commit(entry.sequence.id, entry.sequence.tokens, entry.start + entry.num_tokens)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a sequence whose keys and values are damaged, and cached blocks that may have damaged them."""
+        self.remove(sequence)
+        self.blocks.forget(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or aborted sequence and free its blocks."""

@@ -12,19 +12,19 @@ no time as long as it needs less than a step takes. Three things make this possi
 
 An end token or stop string is found only when its token is read; by then its request is in the next step already. That
 row is discarded. The request's blocks are freed at once, which is safe because the device works in order. A step's
-blocks enter the prefix index when the step is read, never before. One step ahead is enough to hide Python.
+blocks enter the prefix index when the step is read, never before. Where a step fails, the one queued after it is undone
+too (`step_loop`). One step ahead is enough to hide Python.
 
 A step with a request that the host must sample is not queued: the engine reads the step in flight first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.errors import EngineError
 from ingot.runtime.batch import BatchBuilder
 from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
 from ingot.runtime.request import Request
-from ingot.runtime.sampler import SampledToken, sampling_arrays
+from ingot.runtime.sampler import sampling_arrays
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler, SequenceState
 
 
@@ -46,19 +46,9 @@ class StepInFlight:
         """Tokens computed for requests that have ended since the step was queued."""
         return sum(entry.num_tokens for entry in self.batch.entries if _ended(entry.sequence.state))
 
-    def tokens(self) -> list[tuple[Request, SampledToken]]:
-        """Wait for the step; the tokens of requests that still run. EngineError when a row's logits are not finite."""
-        tokens = []
-        for row, token_id in enumerate(self.submitted.tokens().tolist()):
-            request = self.requests[row]
-            if _ended(request.sequence.state):
-                continue
-            if token_id < 0:
-                raise EngineError(
-                    f"the logits of request {request.sequence.id} (row {row} of its step) are not finite; logits must"
-                    " be finite to sample a token: check the checkpoint's weights, or build with less quantization"
-                )
-            tokens.append((request, SampledToken(token_id)))
+    def tokens(self) -> list[int]:
+        """Wait for the step; the token of each row, -1 where its logits are not finite. Raises what the device does."""
+        tokens: list[int] = self.submitted.tokens().tolist()
         return tokens
 
 
@@ -74,18 +64,26 @@ class StepPipeline:
     def submit(self, batch: ScheduledBatch, requests: Sequence[Request]) -> StepInFlight | None:
         """Queue a step that samples a token for each of `requests`; returns the step before it, for reading."""
         previous = self.in_flight
-        carried = self._builder.carried(batch, previous.rows if previous else {})
-        indices = [request.sequence.num_generated + request.sequence.num_in_flight for request in requests]
-        sampling = sampling_arrays([request.sampler for request in requests], indices)
-        submitted = self._executor.submit(self._builder.build(batch), sampling, carried)
+        submitted = self._submit(batch, requests, previous.rows if previous else {})
         self._scheduler.queue(batch)
         self.in_flight = StepInFlight(batch, requests, submitted)
         return previous
+
+    def run(self, batch: ScheduledBatch, requests: Sequence[Request]) -> list[int]:
+        """Compute a step and wait for it, while none is in flight; returns a token for each of `requests`."""
+        assert self.in_flight is None
+        return StepInFlight(batch, requests, self._submit(batch, requests, {})).tokens()
 
     def take(self) -> StepInFlight | None:
         """Return the step in flight, for reading; nothing is in flight afterwards."""
         step, self.in_flight = self.in_flight, None
         return step
+
+    def _submit(self, batch: ScheduledBatch, requests: Sequence[Request], rows: Mapping[int, int]) -> SubmittedStep:
+        carried = self._builder.carried(batch, rows)
+        indices = [request.sequence.num_generated + request.sequence.num_in_flight for request in requests]
+        sampling = sampling_arrays([request.sampler for request in requests], indices)
+        return self._executor.submit(self._builder.build(batch), sampling, carried)
 
 
 def _ended(state: SequenceState) -> bool:

@@ -15,6 +15,7 @@ from ingot.artifact import Artifact
 from ingot.errors import DataError
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import DeviceFacts
+from ingot.runtime.outputs import raise_failure
 from ingot.runtime.sampling import SamplingParams
 
 LogitsArray = NDArray[np.float32]
@@ -128,8 +129,10 @@ class EngineSubject:
         return self._engine.add(list(prompt), SamplingParams(max_tokens=output_tokens, ignore_eos=True))
 
     def step(self) -> list[StepEvent]:
-        """Run one engine step."""
-        return [StepEvent(output.request_id, len(output.tokens), output.finished) for output in self._engine.step()]
+        """Run one engine step. EngineError when a request failed."""
+        outputs = self._engine.step()
+        raise_failure([output.completion for output in outputs if output.completion])
+        return [StepEvent(output.request_id, len(output.tokens), output.finished) for output in outputs]
 
     def close(self) -> None:
         """Free memory and threads."""

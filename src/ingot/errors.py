@@ -11,6 +11,7 @@
     ├── BuildError                the program cannot be compiled or written
     ├── ArtifactError             an artifact that must not be loaded
     ├── EngineError               the engine cannot start or continue
+    │   └── RequestFailed         one request failed while it was served; the engine and the other requests go on
     └── GateError                 a gate rejected the artifact
         ├── GateFailed            exit code 3
         └── GateUndecided         exit code 4
@@ -20,9 +21,10 @@ nearest names or, where none is near, all. The command line prints the message w
 value, so that no message is as long as a file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import Any
 
 _NEAR = 0.6  # least similarity of a name that is suggested
 _NEARLY_AS_NEAR = 0.1  # a name that is less similar than the nearest by more than this is not suggested
@@ -102,6 +104,18 @@ class ArtifactError(IngotError):
 
 class EngineError(IngotError):
     """The engine cannot start or continue."""
+
+
+class RequestFailed(EngineError):
+    """A request failed while it was served, for a reason of its own: the engine and the other requests go on.
+
+    `completions` has what the call that raised this generated: one `Completion` for each of its prompts, in order.
+    Those that failed have `finish_reason` "error", their `error`, and the output before it; the others are complete.
+    """
+
+    def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.completions = tuple(completions)
 
 
 class GateError(IngotError):

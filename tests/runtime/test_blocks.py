@@ -66,6 +66,32 @@ def test_only_full_computed_blocks_are_found() -> None:
     assert filled(manager, 2, prompt) == 4
 
 
+def test_forgotten_blocks_and_all_that_continue_them_are_not_found_any_more() -> None:
+    manager = BlockManager(16, BLOCK_TOKENS)
+    chains = [tokens_of(range(12)), tokens_of([*range(4), *range(20, 28)]), tokens_of(range(50, 62))]
+    for number, chain in enumerate(chains):
+        filled(manager, number, chain)
+    manager.release(1)
+    manager.forget(tokens_of([*range(4), 99]))
+    manager.check()
+    assert manager.num_cached == 3, "the third chain has another first block"
+    assert [filled(manager, 10 + number, chain) for number, chain in enumerate(chains[::-1])] == [11, 0, 4]
+    manager.release(0)
+    manager.check()
+
+
+def test_forgetting_removes_blocks_whose_chain_is_incomplete() -> None:
+    manager = BlockManager(16, BLOCK_TOKENS)
+    chain = tokens_of(range(12))
+    filled(manager, 1, chain)
+    manager.release(1)
+    manager.admit(2, chain[:8])  # rewrites its second block; the third is still in the index
+    assert manager.num_cached == 2
+    manager.forget(tokens_of(range(50, 54)))
+    assert manager.num_cached == 1, "the third block may continue the forgotten one"
+    manager.check()
+
+
 def test_a_different_root_hits_no_block_of_another_artifact() -> None:
     chain = [block_hash(root_hash(identity, "float32"), b"tokens") for identity in ("a", "b")]
     assert chain[0] != chain[1]

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from ingot.errors import EngineError, RequestError, UsageError
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
@@ -212,59 +211,6 @@ class CopyCountingExecutor(FakeExecutor):
     def copy_block(self, source: int, target: int) -> None:
         self.num_copies += 1
         super().copy_block(source, target)
-
-
-class FailingExecutor(FakeExecutor):
-    """Fails at one step, after part of the batch was written."""
-
-    fails_at = 3
-
-    def forward(self, batch: ForwardBatch) -> FloatArray:
-        logits = super().forward(batch)
-        if self.num_forwards == self.fails_at:
-            raise EngineError("the device is gone")
-        return logits
-
-
-def test_a_failing_step_aborts_its_requests_frees_their_blocks_and_raises() -> None:
-    params = SamplingParams(max_tokens=6)
-    with Engine(FailingExecutor(num_blocks=8), max_sequences=2) as engine:
-        ids = [engine.add([number, 1, 2], params) for number in range(3)]
-        engine.step()
-        engine.step()
-        with pytest.raises(EngineError, match="device is gone"):
-            engine.step()
-        engine.check()
-        done: dict[int, Completion] = {}
-        while engine.has_unfinished():
-            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
-        assert [done[number].finish_reason for number in ids] == ["abort", "abort", "length"]
-        assert done[ids[2]].token_ids == alone([2, 1, 2], params).token_ids
-        assert engine.generate([0, 1, 2], params).token_ids == alone([0, 1, 2], params).token_ids
-        assert engine.metrics().blocks_in_use == 0
-
-
-def test_a_stream_whose_step_failed_in_another_call_ends_with_an_abort() -> None:
-    params = SamplingParams(max_tokens=9)
-    executor = FailingExecutor()
-    with Engine(executor) as engine:
-        stream = engine.stream([1], params)
-        next(stream)
-        with pytest.raises(EngineError, match="device is gone"):
-            engine.generate([2], params)
-        last = list(stream)[-1].completion
-    assert last is not None
-    assert (last.finish_reason, len(last.token_ids)) == ("abort", 2)
-    assert executor.num_forwards == executor.fails_at, "no further step was needed"
-
-
-def test_a_failed_call_leaves_no_outputs() -> None:
-    for call in (Engine.generate, lambda engine, *request: list(engine.stream(*request))):
-        with Engine(FailingExecutor()) as engine:
-            with pytest.raises(EngineError, match="device is gone"):
-                call(engine, [1, 2], SamplingParams(max_tokens=9))
-            assert not engine.has_unfinished()
-            assert engine.step() == []
 
 
 def test_a_closed_engine_refuses_and_closes_its_executor() -> None:

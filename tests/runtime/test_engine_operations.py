@@ -30,9 +30,10 @@ PARAMS = st.builds(
 
 
 class BreakableExecutor(FakeExecutor):
-    """Fails once where `breaks` says: before or after it wrote to the pool."""
+    """Fails `times` times where `breaks` says: before or after it wrote to the pool."""
 
     breaks: str = ""
+    times = 0
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         self.break_if("before")
@@ -44,13 +45,13 @@ class BreakableExecutor(FakeExecutor):
         return logits
 
     def break_if(self, when: str) -> None:
-        if self.breaks == when:
-            self.breaks = ""
+        if self.times and self.breaks == when:
+            self.times -= 1
             raise EngineError("broken")
 
 
 class BreakablePipelinedExecutor(BreakableExecutor, FakePipelinedExecutor):
-    """Fails once where `breaks` says: when a step is queued or while it computes."""
+    """Fails where `breaks` says: when a step is queued or while it computes."""
 
     def submit(self, batch: ForwardBatch, sampling: SamplingArrays, carried: Int32Array) -> FakeStep:
         self.break_if("before")
@@ -101,20 +102,19 @@ class EngineOperations(RuleBasedStateMachine):
             if completion:
                 self.finished(request_id, completion.finish_reason, completion.token_ids)
 
-    @rule(when=st.sampled_from(["before", "after"]))
-    def fail(self, when: str) -> None:
-        """The next computed step fails. None is computed if all running requests end with the step in flight."""
-        self.executor.breaks = when
-        failed = False
-        while self.engine.has_unfinished() and not failed:
-            try:
-                self.step(1)
-            except EngineError as error:
-                if str(error) != "broken":
-                    raise
-                failed = True
-        assert failed == (not self.executor.breaks), "a failure was lost"
-        self.executor.breaks = ""
+    @rule(when=st.sampled_from(["before", "after"]), times=st.integers(1, 2))
+    def fail(self, when: str, times: int) -> None:
+        """The next computed step fails; the second time, so does its first sequence when it is computed alone."""
+        self.executor.breaks, self.executor.times = when, times
+        before = self.engine.metrics()
+        while self.engine.has_unfinished() and self.executor.times:
+            self.step(1)
+        after = self.engine.metrics()
+        num_failed = times - self.executor.times
+        num_failed_steps = after.num_failed_steps - before.num_failed_steps
+        assert num_failed_steps + after.num_failed_requests - before.num_failed_requests <= num_failed
+        assert (num_failed_steps > 0) == (num_failed > 0)
+        self.executor.times = 0
 
     @rule(length=st.integers(1, 9))
     def evaluate(self, length: int) -> None:
@@ -123,7 +123,7 @@ class EngineOperations(RuleBasedStateMachine):
 
     def finished(self, request_id: int, reason: str, token_ids: tuple[int, ...]) -> None:
         expected = tokens_alone(*self.requests.pop(request_id))
-        assert token_ids == (expected[: len(token_ids)] if reason == "abort" else expected)
+        assert token_ids == (expected[: len(token_ids)] if reason in ("abort", "error") else expected)
 
     @invariant()
     def bookkeeping_is_consistent(self) -> None:

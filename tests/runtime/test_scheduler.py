@@ -30,6 +30,7 @@ def step(under_test: Scheduler) -> ScheduledBatch:
     under_test.complete(batch)
     for entry in batch.entries:
         if entry.samples:
+            under_test.share(entry)
             entry.sequence.tokens.append(sum(entry.sequence.tokens) % 3)
             if entry.sequence.is_full:
                 under_test.remove(entry.sequence)
@@ -114,6 +115,8 @@ def test_a_common_prefix_is_computed_once() -> None:
     under_test = scheduler()
     under_test.add(sequence(1, [*range(8), 50]))
     step(under_test)
+    assert under_test.blocks.num_cached == 0, "no logits yet that show whether its keys and values are finite"
+    step(under_test)
     second = sequence(2, [*range(8), 60, 61])
     under_test.add(second)
     step(under_test)
@@ -121,7 +124,7 @@ def test_a_common_prefix_is_computed_once() -> None:
     assert under_test.num_prefix_hit_tokens == 8
 
 
-def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_it_is_retired() -> None:
+def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_they_are_shared() -> None:
     under_test = scheduler()
     first = sequence(1, range(8), max_tokens=2)
     under_test.add(first)
@@ -136,6 +139,7 @@ def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_it_
     assert under_test.schedule().entries == [], "its length is known ahead"
     assert under_test.blocks.num_cached == 0
     under_test.retire(queued)
+    under_test.share(queued.entries[0])
     assert (under_test.blocks.num_cached, first.num_in_flight) == (2, 1)
 
 
@@ -153,6 +157,8 @@ def test_retiring_a_step_skips_sequences_that_have_ended_or_been_preempted() -> 
     second.drop_ended()
     assert (second.entries, second.num_tokens) == ([], 0)
     under_test.retire(queued)
+    for entry in queued.entries:
+        under_test.share(entry)
     assert (young.num_in_flight, under_test.blocks.num_cached) == (0, 0)
     young.tokens.append(5)
     assert shape(under_test.schedule()) == [(2, 5)]

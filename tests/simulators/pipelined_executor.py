@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ingot.errors import EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
 from ingot.runtime.blocks import BlockCopy
 from ingot.runtime.sampler import SamplingArrays, sample_token
@@ -80,7 +79,7 @@ class FakeStep:
     carried: Int32Array
     previous: "FakeStep | None"
     sampled: Int64Array | None = None
-    error: EngineError | None = None
+    error: Exception | None = None
     read: bool = False
 
     @property
@@ -103,7 +102,7 @@ class FakeStep:
         self.previous = None
         try:
             self.sampled = _sample(self.executor.logits(batch), self.sampling)
-        except EngineError as error:
+        except Exception as error:  # noqa: BLE001 (`tokens` raises it)
             self.error = error
 
     def _carried_tokens(self) -> Int64Array:

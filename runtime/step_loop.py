@@ -1,0 +1,283 @@
+"""The steps of an engine: schedule -> execute -> sample -> finish, for the requests that it has.
+
+A step is a transaction. What fails in it ends the requests that caused the failure, and no other:
+
+    one request    its logits are not finite, or its sampler, detokenizer or stop check raises. It ends alone.
+    executor       nothing of the step counts. Its sequences are computed again one by one, which by batch invariance
+                   gives the same tokens, and those that fail again end.
+    all            an executor that cannot compute one token of a fresh sequence is broken: all requests end, and
+                   `error` says why.
+
+A block enters the prefix index once finite logits were computed from it. A request whose logits are not finite shares
+none, and what it reused leaves the index with all that continues it, in case a cached block is damaged.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from ingot.errors import EngineError
+from ingot.runtime.batch import BatchBuilder, FloatArray
+from ingot.runtime.blocks import BlockManager
+from ingot.runtime.executors import Executor, PipelinedExecutor
+from ingot.runtime.outputs import OutputQueues, RequestOutput, StepCounters
+from ingot.runtime.prompt_logits import iterate_prompt_logits
+from ingot.runtime.request import Request
+from ingot.runtime.sampler import NonFiniteLogits
+from ingot.runtime.scheduler import ScheduledBatch, ScheduledSequence, Scheduler, SequenceState
+from ingot.runtime.step_pipeline import StepInFlight, StepPipeline
+
+_log = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """Advances requests on one executor. `outputs` has what the steps gave them."""
+
+    def __init__(self, executor: Executor, blocks: BlockManager, *, max_sequences: int) -> None:
+        self._executor = executor
+        self._blocks = blocks
+        self._limits = {"max_batch_tokens": executor.max_batch_tokens, "max_sequences": max_sequences}
+        self.scheduler = self.new_scheduler()
+        self.builder = BatchBuilder(blocks, **self._limits)
+        self._pipeline: StepPipeline | None = None
+        if isinstance(executor, PipelinedExecutor):
+            self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
+        self.requests: dict[int, Request] = {}
+        self.outputs = OutputQueues()
+        self.counters = StepCounters()
+        self.error: EngineError | None = None  # why no further step is possible
+
+    def new_scheduler(self) -> Scheduler:
+        """A scheduler for other sequences, on the same blocks and with the same limits."""
+        return Scheduler(self._blocks, **self._limits)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; RequestError when the whole pool could not hold it."""
+        self.scheduler.add(request.sequence)
+        self.requests[request.sequence.id] = request
+
+    def end(self, request_id: int) -> RequestOutput | None:
+        """End a request early and free its blocks; returns its last output, or None when it is finished or unknown."""
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return None
+        self.scheduler.remove(request.sequence)
+        now = time.perf_counter()
+        try:
+            return request.abort(now)
+        except Exception as error:  # noqa: BLE001 (the output has it)
+            return request.fail(error, now)
+
+    @property
+    def in_flight(self) -> StepInFlight | None:
+        """The step that the device computes."""
+        return self._pipeline.in_flight if self._pipeline else None
+
+    def advance(self) -> None:
+        """Make one step. One that the host samples first waits for the step in flight.
+
+        EngineError, with nothing changed, when an open iteration over prompt logits holds the blocks that it needs.
+        """
+        batch = self.scheduler.schedule()
+        self._require_progress(batch)
+        if self._pipeline and not self._needs_logits(batch):
+            self._queue(self._pipeline, batch)
+            return
+        with self._aborting(batch):
+            self._copy_blocks(batch)
+        self.finish_in_flight()
+        batch.drop_ended()
+        if batch.entries:
+            with self._aborting(batch):
+                self._execute(batch)
+
+    def finish_in_flight(self) -> None:
+        """Wait for the step in flight, if there is one, and finish it."""
+        step = self._pipeline.take() if self._pipeline else None
+        if step:
+            self._finish_in_flight(step)
+
+    def close(self) -> None:
+        """End all requests, and forget the step in flight and outputs that were not read."""
+        for request_id in list(self.requests):
+            output = self.end(request_id)
+            if output and request_id in self.outputs:
+                self.outputs.put(output)
+        self.outputs.take()
+        if self._pipeline:
+            self._pipeline.take()
+
+    def check(self) -> None:
+        """Assert that no block is leaked, every request is scheduled, and exactly those in flight await a token."""
+        self._blocks.check()
+        scheduled = {*self.scheduler.running, *(sequence.id for sequence in self.scheduler.waiting)}
+        assert scheduled == {*self.requests}
+        rows = self.in_flight.rows if self.in_flight else {}
+        assert all(request.sequence.num_in_flight == (number in rows) for number, request in self.requests.items())
+
+    def _queue(self, pipeline: StepPipeline, batch: ScheduledBatch) -> None:
+        """Queue a step that samples on the device, and only then wait for the one before it; see `step_pipeline`."""
+        with self._aborting(batch):
+            self._copy_blocks(batch)
+            batch.drop_ended()
+            try:
+                previous = pipeline.submit(batch, self._sampling(batch)) if batch.entries else pipeline.take()
+            except BaseException as error:
+                self.finish_in_flight()  # its tokens can no longer be carried
+                if not isinstance(error, Exception):
+                    raise
+                batch.drop_ended()
+                self._execute_apart(batch, error)
+                return
+        if previous:
+            self._finish_in_flight(previous)
+
+    def _copy_blocks(self, batch: ScheduledBatch) -> None:
+        """Copy blocks on write. Tables and pool agree from here on: a request without its copy has ended."""
+        now = time.perf_counter()
+        for entry in batch.entries:
+            self.requests[entry.sequence.id].scheduled(now)
+        for source, target in batch.copies:
+            try:
+                self._executor.copy_block(source, target)
+            except Exception as error:  # noqa: BLE001 (the output of its request has it)
+                self.finish_in_flight()
+                running = [self.requests[number] for number in self.scheduler.running]
+                for request in running:
+                    if target in self._blocks.table(request.sequence.id):
+                        self._fail(request, error)
+                self._require_working(error)
+
+    def _execute(self, batch: ScheduledBatch) -> None:
+        try:
+            rows = self._compute(batch)
+        except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
+            self._execute_apart(batch, error)
+            return
+        self.scheduler.complete(batch)
+        self._finish(batch, rows)
+
+    def _compute(self, batch: ScheduledBatch) -> Iterable[FloatArray | int]:
+        """Logits [vocab], or a token sampled on the device, for each entry that samples."""
+        if self._pipeline and not self._needs_logits(batch):
+            return self._pipeline.run(batch, self._sampling(batch))
+        return self._executor.forward(self.builder.build(batch))
+
+    def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
+        """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""
+        _log.warning("a step failed (%s); its sequences are computed again one by one (%d)", error, len(batch.entries))
+        self.counters.num_failed_steps += 1
+        for entry in batch.entries:
+            if entry.sequence.state is not SequenceState.RUNNING:
+                continue
+            alone = batch.only(entry)
+            try:
+                rows = self._compute(alone)
+            except Exception as again:  # noqa: BLE001 (the request's output has it)
+                self._fail(self.requests[entry.sequence.id], again)
+                self._require_working(again)
+                continue
+            self.scheduler.complete(alone)
+            self._finish(alone, rows)
+
+    def _finish_in_flight(self, step: StepInFlight) -> None:
+        """Wait for a queued step and finish it. If it fails, so does the step that was queued after it."""
+        with self._aborting(step.batch):
+            try:
+                tokens = step.tokens()
+            except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
+                self._undo_following()
+                self.scheduler.undo(step.batch)
+                self._execute_apart(step.batch, error)
+                return
+            self.scheduler.retire(step.batch)
+            self._finish(step.batch, tokens, step.num_discarded_tokens)
+
+    def _undo_following(self) -> None:
+        following = self._pipeline.take() if self._pipeline else None
+        if following:
+            with suppress(Exception):  # it is computed again, whatever its outcome was
+                following.tokens()
+            self.counters.count(following.batch.num_tokens, following.batch.num_tokens)
+            self.scheduler.undo(following.batch)
+
+    def _finish(self, batch: ScheduledBatch, rows: Iterable[FloatArray | int], num_discarded: int = 0) -> None:
+        """Sample, append the tokens to their requests and queue the outputs."""
+        now = time.perf_counter()
+        self.counters.count(batch.num_tokens, num_discarded)
+        for entry, row in zip((entry for entry in batch.entries if entry.samples), rows, strict=True):
+            request = self.requests.get(entry.sequence.id)
+            if request:  # it has not ended since
+                self._finish_entry(entry, request, row, now)
+
+    def _finish_entry(self, entry: ScheduledSequence, request: Request, row: FloatArray | int, now: float) -> None:
+        """Finish one request's share of a step. Whatever it raises ends this request alone."""
+        try:
+            token = request.sample(row)
+            self.scheduler.share(entry)
+            self.counters.output_tokens += 1
+            output = request.push(token, now)
+        except Exception as error:  # noqa: BLE001 (the request's output has it)
+            self._fail(request, error)
+            return
+        self.outputs.put(output)
+        if output.finished:
+            del self.requests[request.sequence.id]
+            self.scheduler.remove(request.sequence)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that failed."""
+        del self.requests[request.sequence.id]
+        if isinstance(error, NonFiniteLogits):
+            self.scheduler.discard(request.sequence)
+        else:
+            self.scheduler.remove(request.sequence)
+        self.counters.num_failed_requests += 1
+        self.outputs.put(request.fail(error, time.perf_counter()))
+
+    def _require_working(self, error: Exception) -> None:
+        """End all requests unless the executor can compute one token of a fresh sequence."""
+        fresh = [(_FRESH, np.zeros(1, np.int64))]
+        try:
+            for _ in iterate_prompt_logits(self._executor, self.new_scheduler(), self.builder, fresh, lambda: None):
+                pass
+        except Exception:  # noqa: BLE001 (`self.error` is raised from now on)
+            self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
+            self.error.__cause__ = error
+            for request in list(self.requests.values()):
+                self.scheduler.remove(request.sequence)
+                self.outputs.put(request.end_with(self.error, time.perf_counter()))
+            self.requests.clear()
+
+    @contextmanager
+    def _aborting(self, batch: ScheduledBatch) -> Iterator[None]:
+        """Abort the requests of a step that is interrupted, as by Ctrl-C: part of its outcome may be lost."""
+        try:
+            yield
+        except BaseException:
+            for entry in batch.entries:
+                output = self.end(entry.sequence.id)
+                if output:
+                    self.outputs.put(output)
+            raise
+
+    def _sampling(self, batch: ScheduledBatch) -> list[Request]:
+        """Requests that the step samples a token for, one for each row of its logits."""
+        return [self.requests[entry.sequence.id] for entry in batch.entries if entry.samples]
+
+    def _needs_logits(self, batch: ScheduledBatch) -> bool:
+        return any(request.needs_logits for request in self._sampling(batch))
+
+    def _require_progress(self, batch: ScheduledBatch) -> None:
+        """Raise EngineError when nothing can run and no step in flight could change that."""
+        if self.requests and not batch.entries and not self.in_flight:
+            raise EngineError(
+                f"no block is free for the next step: an open iteration over prompt logits holds"
+                f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
+            )
+
+
+_FRESH = -1  # id of a sequence that no request has
