@@ -15,6 +15,8 @@ A pass is a frozen dataclass whose fields are its options. `str(DropTwins(max_by
 describes how to add a pass.
 """
 
+import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType, UnionType
@@ -169,6 +171,22 @@ def option_types(pass_class: type[Pass]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(pass_class)}
 
 
+def option_docs(pass_class: type[Pass]) -> dict[str, str]:
+    """The meaning of each option, from the list in the docstring of the class or of one that it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(pass_class.__mro__):
+        names: list[str] = []
+        for line in (inspect.cleandoc(base.__doc__ or "") if issubclass(base, Pass) else "").splitlines():
+            if entry := re.fullmatch(r"(\w+(?:, \w+)*) {2,}(\S.*)", line):
+                names = entry[1].split(", ")
+                found.update(dict.fromkeys(names, entry[2]))
+            elif names and line.startswith("    "):
+                found.update({name: f"{found[name]} {line.strip()}" for name in names})
+            else:
+                names = []
+    return {option: found[option] for option in option_types(pass_class) if option in found}
+
+
 def convert_option(owner: str, option: str, value: object, annotation: Any) -> Any:
     """Return the value in the annotation's type; UsageError names owner, option, value and what is allowed.
 
@@ -307,7 +325,7 @@ def _convert_mapping(value: object, item: Any) -> dict[str, Any]:
 def _convert_scalar(value: object, expected: Any) -> Any:
     if expected is object:
         return value
-    if expected is float and type(value) is int:
+    if expected is float and type(value) is int and abs(value) < 1 << 1023:  # Python's largest float
         return float(value)
     if type(value) is not expected:
         raise _WrongTypeError

@@ -4,10 +4,11 @@ Gates need the section that measures their metric, calibrated passes need `calib
 applies them, and the target limits GPUs, key-value precisions and 8-bit floats.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ingot.artifact.metrics import METRICS, MetricFacts
-from ingot.errors import Problem, UsageError, one_of, unknown
+from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe.yaml import Located
@@ -107,6 +108,8 @@ def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate
     if wrong in gate.entries:
         message = f"gates: for {metric}, {facts.better} is better; write {right} instead of {wrong}"
         yield gate.entries[wrong].problem(message)
+    elif right in gate.entries:
+        yield from _range_problems(metric, facts, right, gate.entries[right])
     if facts.section and not _has(recipe, facts.section):
         yield gate.problem(
             f"gates: {metric} requires the section `{facts.section}`, which the recipe does not have; add it, or "
@@ -114,6 +117,23 @@ def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate
         )
     elif level is not None:
         yield from _level_problems(recipe, facts, level, gate)
+
+
+def _range_problems(metric: str, facts: MetricFacts, bound: str, given: Located) -> Iterator[Problem]:
+    """A limit that no artifact can meet, or that every artifact meets."""
+    limit = given.value
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not -math.inf < limit < math.inf:
+        return  # the schema refuses it
+    if facts.least <= limit <= facts.most:
+        return
+    if facts.is_share and 1 < limit <= 100:
+        hint = f" Did you mean {limit / 100:g}? It is a share, not a percentage."
+    elif facts.comparison == "ratio":
+        hint = " It is a ratio to the baseline: 1 is equal, 1.05 is 5 % more."
+    else:
+        hint = ""
+    allowed = f"it must be from {facts.least} to {facts.most}"
+    yield given.problem(f"gates: {metric}: {bound} is {shown(limit)}; {allowed}.{hint}")
 
 
 def _level_problems(recipe: Located, facts: MetricFacts, level: str, gate: Located) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -50,7 +51,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str)]
+GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})]
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
 # Upper bounds are far above what is useful; they exist so that a slip is refused before it fills a disk or a memory.
 MOST_TOKENS = 1 << 24  # of a context

@@ -16,6 +16,7 @@ class MetricFacts:
 
     comparison  ratio: candidate over baseline; absolute: a value of the candidate, or of the pair
     section     recipe section that requests it; None: always measured
+    least, most limits that a gate may have: below, none can be met, or all are; above, the limit decides nothing
     """
 
     name: str
@@ -24,6 +25,13 @@ class MetricFacts:
     better: Literal["lower", "higher"]
     comparison: Literal["ratio", "absolute"]
     section: Section | None
+    least: float = 0.001
+    most: float = 1000
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share, from 0 to 1."""
+        return (self.least, self.most) == (0, 1)
 
 
 _ROWS = (
@@ -42,6 +50,8 @@ _ROWS = (
         better="lower",
         comparison="absolute",
         section="evaluation",
+        least=1,
+        most=1_000_000,
     ),
     MetricFacts(
         "kl_mean",
@@ -50,6 +60,8 @@ _ROWS = (
         better="lower",
         comparison="absolute",
         section="evaluation",
+        least=0,
+        most=100,
     ),
     MetricFacts(
         "kl_p99",
@@ -58,6 +70,8 @@ _ROWS = (
         better="lower",
         comparison="absolute",
         section="evaluation",
+        least=0,
+        most=100,
     ),
     MetricFacts(
         "top1_agreement",
@@ -66,6 +80,8 @@ _ROWS = (
         better="higher",
         comparison="absolute",
         section="evaluation",
+        least=0,
+        most=1,
     ),
     MetricFacts(
         "ttft_ratio",

@@ -175,6 +175,40 @@ def test_every_number_of_the_schema_has_two_bounds() -> None:
     assert set(keys) <= checked_elsewhere, keys
 
 
+@pytest.mark.parametrize(
+    ("gate", "problem"),
+    [
+        ("top1_agreement: {min: 95}", "min is 95; it must be from 0 to 1. Did you mean 0.95? It is a share, not a"),
+        ("top1_agreement: {min: -1}", "min is -1; it must be from 0 to 1."),
+        (
+            "size_ratio: {max: -1}",
+            "max is -1; it must be from 0.001 to 1000. It is a ratio to the baseline: 1 is equal",
+        ),
+        ("size_ratio: {max: 0}", "max is 0; it must be from 0.001 to 1000."),
+        ("perplexity: {max: 0.9}", "max is 0.9; it must be from 1 to 1000000."),
+        ("kl_mean: {max: -0.1}", "max is -0.1; it must be from 0 to 100."),
+        ("ttft_ratio@1: {max: 1e9}", "max is 1000000000.0; it must be from 0.001 to 1000."),
+        ("throughput_ratio: {min: -2}", "min is -2; it must be from 0.001 to 1000."),
+    ],
+)
+def test_a_limit_that_cannot_decide_is_refused(tmp_path: Path, gate: str, problem: str) -> None:
+    text = f"evaluation: {{text: t}}\nlatency: {{}}\ngates:\n  {gate}\n"
+    found = problems(written(tmp_path, text))
+    metric = gate.partition(":")[0]
+    assert len(found) == 1
+    assert found[0].startswith(f"mine.yaml:4: gates: {metric}: {problem}")
+
+
+@pytest.mark.parametrize("gate", ["top1_agreement: {min: 1}", "kl_mean: {max: 0}", "size_ratio: {max: 1.5}"])
+def test_a_limit_within_the_metrics_range_is_accepted(tmp_path: Path, gate: str) -> None:
+    load_recipe(written(tmp_path, f"evaluation: {{text: t}}\ngates: {{{gate}}}"))
+
+
+@pytest.mark.parametrize("key", ["seed", "generate.temperature", "gates.size_ratio.max", "passes.gptq.damping"])
+def test_an_integer_of_thousands_of_digits_is_refused(key: str) -> None:
+    assert len(problems("int4-gptq-cpu", "generate.prompt=a", f"{key}=0x{'f' * 5000}")[0]) < 400
+
+
 def test_very_many_passes_are_refused(tmp_path: Path) -> None:
     text = "passes:\n" + "  - clean-up\n" * 10_000
     assert problems(written(tmp_path, text)) == [
