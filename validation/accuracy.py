@@ -4,7 +4,6 @@ Both read the same windows of the same text, chunk by chunk, so that memory hold
 float per token, however long the text is. Intervals are over windows. docs/evidence.md defines the metrics.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,8 +131,8 @@ def measure_accuracy(
 ) -> AccuracyResult:
     """Score both subjects on the text's windows.
 
-    Raises DataError for a text that is too short, UsageError for different vocabularies or a window longer than the
-    context, and EngineError for logits that are not finite.
+    Raises DataError for a text that is too short or has tokens outside of the vocabulary, UsageError for different
+    vocabularies or a window longer than the context, and EngineError for logits that are not finite.
     """
     _require_comparable(candidate, baseline, text, options)
     windows = split_windows(text, options)
@@ -197,16 +196,7 @@ def _require_comparable(
             f"a window has {read} tokens, but the model's context is limited to {context}; "
             f"set evaluation window_tokens to {context - read + options.window_tokens} or less"
         )
-    _require_vocabulary(text.token_ids, baseline.vocab_size, text.name)
-
-
-def _require_vocabulary(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
-    worst = max(token_ids, default=0)
-    if worst >= vocab_size:
-        raise UsageError(
-            f"{name}: the tokenizer produced token {worst}, but the model's vocabulary has {vocab_size}; "
-            "tokenizer and weights are from different checkpoints"
-        )
+    text.require_vocabulary(baseline.vocab_size)
 
 
 def accuracy_metrics(result: AccuracyResult) -> list[Measured]:

@@ -61,6 +61,15 @@ class EvaluationText:
     token_ids: tuple[int, ...]
     bos_token_id: int | None = None
 
+    def require_vocabulary(self, vocab_size: int) -> None:
+        """Raise DataError when the model does not have a token of the text."""
+        worst = max(self.token_ids, default=0)
+        if worst >= vocab_size:
+            raise DataError(
+                f"{self.name}: the tokenizer makes token {worst} of it, but the model's vocabulary has {vocab_size} "
+                "tokens; tokenizer.json and weights are from different checkpoints"
+            )
+
     def require(self, options: AccuracyOptions) -> None:
         """Raise DataError when the text is too short for the requested windows."""
         if len(self.token_ids) >= options.text_tokens:

@@ -5,7 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from ingot.builder import measurements
-from ingot.builder.measurements import is_measured, measure_options, require_gpu, require_text
+from ingot.builder.measurements import (
+    is_measured,
+    measure_options,
+    require_gpu,
+    require_tokenizer,
+)
 from ingot.errors import DataError, EngineError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
@@ -91,5 +96,5 @@ def test_a_recipe_without_evaluation_latency_and_gates_is_not_measured() -> None
 def test_a_text_for_a_checkpoint_without_a_tokenizer_is_refused() -> None:
     tiny = f"checkpoint={FIXTURES / 'checkpoints' / 'llama'}"
     with pytest.raises(DataError, match=r"holds no tokenizer\.json, so no text can be evaluated or generated"):
-        require_text(recipe(tiny, *MEASURED))
-    require_text(recipe(tiny, "evaluation=null", "generate=null"))
+        require_tokenizer(recipe(tiny, *MEASURED))
+    assert require_tokenizer(recipe(tiny, "evaluation=null", "generate=null")) is None

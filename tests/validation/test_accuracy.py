@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingot.errors import EngineError, UsageError
+from ingot.errors import DataError, EngineError, UsageError
 from ingot.progress import progress_to
 from ingot.validation import accuracy as scoring
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy, score
@@ -92,7 +92,7 @@ def test_a_window_longer_than_the_context_is_refused() -> None:
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(UsageError, match="produced token 9, but the model's vocabulary has 3"):
+    with pytest.raises(DataError, match="makes token 9 of it, but the model's vocabulary has 3 tokens"):
         _measure(replace(TEXT, token_ids=(9,) * 9))
 
 

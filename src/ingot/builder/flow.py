@@ -1,18 +1,26 @@
-"""The whole build on one screen: compile, make the baseline, measure, decide, seal.
+"""The whole build on one screen: compile, try, make the baseline, measure, decide, seal.
 
-The artifact appears under its name only if every gate passed. If a gate rejects it, its evidence and report are kept in
-NAME.rejected.
+The artifact appears under its name only if the runtime can run it and every gate passed. If a gate rejects it, its
+evidence and report are kept in NAME.rejected.
 """
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
-from ingot.builder.measurements import is_measured, measure_options, origin_of, require_gpu, require_text
+from ingot.builder.measurements import (
+    is_measured,
+    measure_options,
+    origin_of,
+    require_gpu,
+    require_texts,
+    require_tokenizer,
+)
 from ingot.builder.quantization_evidence import QuantizationObserver, quantization_of, write_pass_facts
+from ingot.builder.trial import sample_request, try_artifact
 from ingot.errors import GateError
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
@@ -30,6 +38,7 @@ from ingot.validation.evidence import (
     write_evidence,
     write_quantization,
 )
+from ingot.validation.result import Sample
 
 
 def _ignore(evidence: Evidence, report: Path) -> None:
@@ -50,12 +59,17 @@ class Observers:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A sealed artifact, its resolved recipe, how it was compiled, and its evidence (None if it was not measured)."""
+    """A sealed artifact, its resolved recipe, how it was compiled, its evidence and its sample.
+
+    evidence  None if nothing was measured
+    sample    None if the recipe has neither `generate` nor an evaluation text, or its GPU is not here
+    """
 
     artifact: Artifact
     recipe: Recipe
     compiled: Compiled
     evidence: Evidence | None
+    sample: Sample | None = None
 
 
 def build(
@@ -75,24 +89,25 @@ def build(
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
     require_paths(recipe)
-    require_text(recipe)
     require_gpu(recipe)
+    tokenizer = require_tokenizer(recipe)
+    opened = open_source(recipe)
+    require_texts(recipe, tokenizer, opened.facts)
+    request = sample_request(recipe, tokenizer, opened.facts.context_tokens)
     with ArtifactWriter(target) as writer, resumable(resume):
-        opened = open_source(recipe)
-        quantization = QuantizationObserver(opened.copy, observers.after_pass)
-        compiled = compile_recipe(recipe, writer.path, quantization, opened)
-        figures = quantization_of(recipe, compiled, quantization, writer.path)
-        notes = BuildNotes(compiled.passes, figures, origin_of(recipe, opened))
-        write_quantization(notes.quantization, writer.path / "evidence")
-        write_pass_facts(compiled.pass_facts, writer.path / "evidence")
-        describe_artifact(writer, recipe, compiled)
-        evidence = _measure(recipe, opened, writer, notes) if is_measured(recipe) else None
-        if evidence:
+        compiled, notes = _compile(recipe, opened, writer, observers)
+        sample, evidence = try_artifact(writer.path, writer.target, recipe, request), None
+        if is_measured(recipe):
+            baseline = baseline_artifact(recipe, opened)
+            if sample is not None and request is not None:
+                sample = replace(sample, baseline=request.text(open_artifact(baseline, verify=False), recipe.threads))
+                notes = replace(notes, samples=(sample,))
+            evidence = measure(writer.path, baseline, measure_options(recipe), notes)
             _apply_gates(evidence, writer, observers, build_command(source, overrides, output))
             describe_artifact(writer, recipe, compiled, evidence.gates)
         path = writer.seal()
     shutil.rmtree(rejected_folder(writer.target), ignore_errors=True)
-    return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence)
+    return BuildResult(open_artifact(path, verify=False), recipe, compiled, evidence, sample)
 
 
 def build_command(source: str | Path, overrides: Sequence[str], output: Path | str | None) -> list[str]:
@@ -106,8 +121,17 @@ def rejected_folder(target: Path) -> Path:
     return target.with_name(f"{target.name}.rejected")
 
 
-def _measure(recipe: Recipe, source: ModelSource, writer: ArtifactWriter, notes: BuildNotes) -> Evidence:
-    return measure(writer.path, baseline_artifact(recipe, source), measure_options(recipe), notes)
+def _compile(
+    recipe: Recipe, source: ModelSource, writer: ArtifactWriter, observers: Observers
+) -> tuple[Compiled, BuildNotes]:
+    """Write program, manifest and the evidence of the passes to the staging folder."""
+    quantization = QuantizationObserver(source.copy, observers.after_pass)
+    compiled = compile_recipe(recipe, writer.path, quantization, source)
+    figures = quantization_of(recipe, compiled, quantization, writer.path)
+    write_quantization(figures, writer.path / "evidence")
+    write_pass_facts(compiled.pass_facts, writer.path / "evidence")
+    describe_artifact(writer, recipe, compiled)
+    return compiled, BuildNotes(compiled.passes, figures, origin_of(recipe, source))
 
 
 def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observers, command: Sequence[str]) -> None:

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 
-from ingot.errors import DataError, EngineError, UsageError
+from ingot.artifact import ModelFacts
+from ingot.errors import DataError, EngineError, RequestError, UsageError
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import GateLimit, LatencyOptions, Recipe
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime import Tokenizer
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.loading import runs_on
+from ingot.runtime.prompts import checked_prompt
+from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
 from ingot.validation.latency import LatencyLoad, ServiceLevel
@@ -58,41 +61,67 @@ def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:
     )
 
 
-def require_gpu(recipe: Recipe) -> None:
-    """Raise UsageError if the recipe measures a GPU program and this machine has no GPU that runs it."""
+def missing_gpu(recipe: Recipe) -> str | None:
+    """Return why this machine cannot run the recipe's program, because it lacks the GPU; None if it can."""
     target = get_target(recipe.target)
     sms = target.sms or recipe.gpu.sms
-    if not sms or not is_measured(recipe):
-        return
+    if not sms:
+        return None
     try:
         device = open_device()
     except EngineError as error:
-        raise UsageError(_no_gpu(recipe, str(error))) from error
+        return str(error)
     name, sm = device.name, device.sm
     device.close()
-    if not any(runs_on(built, sm) for built in sms):
-        raise UsageError(_no_gpu(recipe, f"{name} has SM {sm}, and the program is for SM {', '.join(map(str, sms))}"))
+    if any(runs_on(built, sm) for built in sms):
+        return None
+    return f"{name} has SM {sm}, and the program is for SM {', '.join(map(str, sms))}"
 
 
-def require_text(recipe: Recipe) -> None:
-    """Raise DataError if the evaluation text is missing or too short, or the checkpoint has no tokenizer for a text."""
-    text = recipe.evaluation_text()
+def require_gpu(recipe: Recipe) -> None:
+    """Raise UsageError if the recipe measures a GPU program and this machine has no GPU that runs it."""
+    missing = missing_gpu(recipe) if is_measured(recipe) else None
+    if missing is not None:
+        raise UsageError(
+            f"recipe {recipe.name} measures what it builds for target {recipe.target}, which needs such a GPU: "
+            f"{missing}. Build without measuring (--set evaluation=null --set latency=null --set gates=null), and run "
+            "`ingot validate ARTIFACT` on a machine with the GPU"
+        )
+
+
+def require_tokenizer(recipe: Recipe) -> Tokenizer | None:
+    """Return the checkpoint's tokenizer; None without one.
+
+    Raises DataError if the recipe evaluates or generates text without it, ArtifactError if it is damaged.
+    """
     folder = recipe.require_checkpoint_folder()
-    if (text or recipe.generate) and not (folder / "tokenizer.json").is_file():
+    if (folder / TOKENIZER).is_file():
+        return Tokenizer.load(folder)
+    if recipe.evaluation or recipe.generate:
         raise DataError(
             f"{folder}: holds no tokenizer.json, so no text can be evaluated or generated; copy "
             "it there, or build without text: --set evaluation=null --set generate=null"
         )
-    accuracy = measure_options(recipe).accuracy
+    return None
+
+
+def require_texts(recipe: Recipe, tokenizer: Tokenizer | None, model: ModelFacts) -> None:
+    """Raise before any work if evaluation text or sample cannot be used with the tokenizer and the model.
+
+    DataError for a text that is missing or too short, or has tokens that the model does not have; UsageError for a
+    sample's prompt that the model cannot continue.
+    """
+    if tokenizer is None:
+        return
+    text, accuracy = recipe.evaluation_text(), measure_options(recipe).accuracy
     if text and accuracy:
         content, sha256 = read_text(text)
-        tokens = Tokenizer.load(folder).encode(content, add_special_tokens=False)
-        EvaluationText(text.name, sha256, tuple(tokens)).require(accuracy)
-
-
-def _no_gpu(recipe: Recipe, why: str) -> str:
-    return (
-        f"recipe {recipe.name} measures what it builds for target {recipe.target}, which needs such a GPU: {why}. "
-        "Build without measuring (--set evaluation=null --set latency=null --set gates=null), and run "
-        "`ingot validate ARTIFACT` on a machine with the GPU"
-    )
+        tokens = tokenizer.encode(content, add_special_tokens=False)
+        evaluated = EvaluationText(text.name, sha256, tuple(tokens))
+        evaluated.require(accuracy)
+        evaluated.require_vocabulary(model.vocab_size)
+    if recipe.generate:
+        try:
+            checked_prompt(tokenizer.encode(recipe.generate.prompt), model)
+        except RequestError as error:
+            raise UsageError(f"recipe {recipe.name}: generate.prompt cannot be continued: {error}") from error

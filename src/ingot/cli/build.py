@@ -17,7 +17,6 @@ from ingot.passes.quantization.bit_assignment import assignment_table
 from ingot.passes.quantization.mixed_precision import MIXED_FACTS, MixedPrecision
 from ingot.passes.registry import pass_names
 from ingot.pipeline.compile import Observer
-from ingot.runtime import Engine, SamplingParams
 from ingot.sizes import format_bytes
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import summary
@@ -99,19 +98,16 @@ def _print_artifact(artifact: Artifact) -> None:
 
 
 def _print_sample(result: BuildResult) -> None:
-    """Generate and print the recipe's sample, if it has one."""
-    sample, artifact = result.recipe.generate, result.artifact
+    """Print the sample that the artifact generated before it was sealed, if it did."""
+    sample = result.sample
     if sample is None:
         return
-    with Engine.load(artifact, num_threads=result.recipe.threads) as engine:
-        params = SamplingParams(max_tokens=sample.max_tokens, temperature=sample.temperature, seed=result.recipe.seed)
-        done = engine.generate(sample.prompt, params)
     console = stdout()
     console.rule(style="dim")
     console.print(sample.prompt, style="bold", markup=False, end="")
-    console.print(done.text, markup=False)
+    console.print(sample.candidate, markup=False)
     console.rule(style="dim")
-    print_note(f"generate more: ingot run {artifact.path} 'def '")
+    print_note(f"generate more: ingot run {result.artifact.path} 'def '")
 
 
 def _refused_facts(evidence: Evidence, report: Path) -> dict[str, object]:
