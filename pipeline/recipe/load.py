@@ -7,12 +7,12 @@ addressed by its name: passes.quantize-weights.bits=8.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 
 from ingot.errors import Problem, RecipeError, UsageError, near_or_all, shown, unknown
 from ingot.pipeline.recipe.checks import check_recipe
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.shipped import shipped_recipes
 from ingot.pipeline.recipe.yaml import Located, read_located
 
 _SUFFIXES = (".yaml", ".yml")
@@ -41,11 +41,6 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-def list_recipes() -> list[tuple[str, str]]:
-    """Name and description of the recipes that ship, sorted by name."""
-    return [(name, load_recipe(name).description) for name in _shipped_recipes()]
-
-
 @dataclass(frozen=True)
 class _RecipeFile:
     """A recipe's file, and its name in messages."""
@@ -60,12 +55,6 @@ class _RecipeFile:
         return cls(path, str(path.relative_to(here)) if path.is_relative_to(here) else str(path))
 
 
-def _shipped_recipes() -> dict[str, _RecipeFile]:
-    """Name -> file of the recipes that ship, sorted. They are real files: Ingot is not installed as a zip."""
-    folder = Path(str(files("ingot.recipes"))).resolve()
-    return {path.stem: _RecipeFile.at(path) for path in sorted(folder.glob("*.yaml"))}
-
-
 def _find_recipe(source: str | Path, relative_to: Path) -> _RecipeFile:
     """The file of a recipe: a path (it ends in .yaml or .yml, or has a slash) or the name of one that ships.
 
@@ -78,13 +67,13 @@ def _find_recipe(source: str | Path, relative_to: Path) -> _RecipeFile:
             looked_for = shown(str(path), limit=400)
             raise ValueError(f"recipe file {shown(str(source))} {reason} (looked for {looked_for}); give a .yaml file")
         return _RecipeFile.at(path)
-    shipped = _shipped_recipes()
+    shipped = shipped_recipes()
     if source not in shipped:
         raise ValueError(
             f"{unknown('recipe', source, shipped, 'recipes that ship')} For a file of your own give its path, such as "
             "./my-recipe.yaml"
         )
-    return shipped[source]
+    return _RecipeFile.at(shipped[source])
 
 
 def _read_extended(file: _RecipeFile, chain: tuple[_RecipeFile, ...], problems: list[Problem]) -> Located | None:

@@ -11,7 +11,7 @@ import yaml
 
 from ingot.cli.main import run
 from ingot.passes.registry import pass_names
-from ingot.pipeline.recipe.load import list_recipes
+from ingot.pipeline.recipe.shipped import list_recipes
 
 Captured = pytest.CaptureFixture[str]
 

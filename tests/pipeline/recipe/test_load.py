@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import UsageError
-from ingot.pipeline.recipe.load import list_recipes, load_recipe
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.recipe.shipped import list_recipes
 from tests.pipeline.recipe.recipe_files import problems, the_problem, written
 
 

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from ingot.artifact.metrics import METRICS
-from ingot.pipeline.recipe.load import list_recipes, load_recipe
+from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import GateLimit, PassEntry, Recipe
+from ingot.pipeline.recipe.shipped import list_recipes
 from tests.data_paths import ROOT
 
 DOC = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
