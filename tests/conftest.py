@@ -74,7 +74,7 @@ def two_layers(folder_of_run: Path) -> Path:
     """The demo model's first two layers of six, and some of its text: for tests that build or calibrate often."""
     folder = folder_of_run / "two-layers" / DEMO_MODEL.name
     folder.parent.mkdir(exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         if not folder.exists():
             shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("model.safetensors"))
             config = json.loads((DEMO_MODEL / "config.json").read_text())
@@ -88,7 +88,7 @@ def two_layers(folder_of_run: Path) -> Path:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """Wait until no other worker is between here and the end."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -103,7 +103,7 @@ def build_unmeasured(folder_of_run: Path) -> BuildArtifact:
         key = sha256("\0".join((recipe, str(checkpoint), *overrides)).encode()).hexdigest()[:32]
         folder = folder_of_run / key / recipe
         folder.parent.mkdir(exist_ok=True)
-        with _locked(folder.with_suffix(".lock")):
+        with locked(folder.with_suffix(".lock")):
             if not folder.exists():
                 build(recipe, [f"checkpoint={checkpoint}", *UNMEASURED, *overrides], folder)
         return open_artifact(folder, verify=False)

@@ -1,0 +1,156 @@
+"""The wheel, installed in an environment of its own outside of the tree: without extras, then with the compiler."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.cli.commands import COMMANDS
+from tests.conftest import BuildArtifact, locked
+from tests.data_paths import FIXTURES, ROOT
+
+pytestmark = pytest.mark.slow
+NEEDS_COMPILER = (  # arguments that the command parses; their files need not exist
+    ("build", "demo"),
+    ("export", "demo", "--to", "gguf", "-o", "out"),
+    ("import", "model.gguf", "-o", "out"),
+    ("lint-checkpoint", "model.gguf"),
+    ("passes",),
+    ("quantize-report", "artifact"),
+    ("recipes", "demo"),
+    ("transcode", "model.gguf", "--to", "gguf", "-o", "out"),
+    ("tune", "demo", "-o", "out.json"),
+)
+
+
+class Install:
+    """A virtual environment that Ingot's wheel was installed in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+
+    def run(self, *command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of this environment; `environment` replaces variables, and an empty value removes one."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "INGOT_", "VIRTUAL"))
+        }
+        variables = {name: value for name, value in {**kept, **environment}.items() if value}
+        program, *arguments = map(str, command)
+        return subprocess.run([self.bin / program, *arguments], cwd=cwd, env=variables, capture_output=True, text=True)
+
+    def ingot(self, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return self.run("ingot", *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def runtime(folder_of_run: Path) -> Install:
+    """Ingot without extras."""
+    pytest.importorskip("hatchling", reason="needs the dev group (pip install --group dev)")
+    folder = folder_of_run / "install-runtime"
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            wheels = folder_of_run / "install-wheel"
+            hatch = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(wheels)]
+            subprocess.run(hatch, cwd=ROOT, check=True, capture_output=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            (wheel,) = wheels.glob("*.whl")
+            subprocess.run([folder / "bin/pip", "install", "--quiet", "--no-compile", str(wheel)], check=True)
+    return Install(folder)
+
+
+@pytest.fixture(scope="module")
+def compiler(runtime: Install, folder_of_run: Path) -> Install:
+    """The runtime's environment and the extra `compiler`, added as the message of a command that needs it says."""
+    folder = folder_of_run / "install-compiler"
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+            sites = [next((env / "lib").glob("python3*/site-packages")) for env in (runtime.bin.parent, folder)]
+            (sites[1] / "runtime.pth").write_text(f"{sites[0]}\n")
+            pip = [runtime.bin / "pip", "--python", folder]
+            subprocess.run([*pip, "install", "--quiet", "--no-compile", "ingot[compiler]"], check=True)
+    return Install(folder)
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact, two_layers: Path) -> Path:
+    return build_unmeasured("int4-cpu", two_layers).path
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_every_help_works_without_extras(runtime: Install, arguments: list[str], tmp_path: Path) -> None:
+    done = runtime.ingot(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: ingot" in done.stdout or arguments == ["--version"]
+
+
+@pytest.mark.parametrize("arguments", NEEDS_COMPILER, ids=" ".join)
+def test_a_command_names_the_extra_that_it_needs(runtime: Install, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = runtime.ingot(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this command needs onnx")
+    assert "pip install 'ingot[compiler]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_recipes_are_listed_without_extras(runtime: Install, tmp_path: Path) -> None:
+    listed = json.loads(runtime.ingot("recipes", "--json", cwd=tmp_path).stdout)
+    assert {"demo", "int4-cpu"} <= {recipe["name"] for recipe in listed}
+
+
+def test_an_artifact_runs_without_extras(runtime: Install, artifact: Path, tmp_path: Path) -> None:
+    done = runtime.ingot("run", artifact, "def read(", "--max-tokens", "4", "--json", cwd=tmp_path)
+    assert len(json.loads(done.stdout)["token_ids"]) == 4
+    checked = runtime.ingot("validate", artifact, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    shown = runtime.ingot("inspect", artifact, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_the_installed_kernel_is_used(runtime: Install, tmp_path: Path) -> None:
+    native = "ingot.runtime.cpu.native.attention"
+    code = f"from {native} import attention_backend, native_library; print(attention_backend(), native_library())"
+    shown = runtime.run("python", "-c", code, cwd=tmp_path).stdout
+    assert str(runtime.bin.parent) in shown
+    assert shown.startswith("native-")
+
+
+PLACES = {
+    "as a module": ("python", "-m", "ingot"),
+    "as a module of a safe path": ("python", "-P", "-m", "ingot"),
+    "as a script": ("ingot",),
+}
+
+
+@pytest.mark.parametrize("command", PLACES.values(), ids=PLACES.keys())
+def test_folders_of_the_same_names_change_nothing(
+    runtime: Install, artifact: Path, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("ingot", "runtime", "pipeline", "click"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "runtime/__init__.py").write_text("raise RuntimeError('imported from the working folder')\n")
+    done = runtime.run(*command, "run", artifact, "x", "--max-tokens", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("home", ["", "/nonexistent", "/sys"])
+def test_it_runs_without_a_home_that_can_be_written(
+    runtime: Install, artifact: Path, home: str, tmp_path: Path
+) -> None:
+    done = runtime.run("ingot", "run", artifact, "x", "--max-tokens", "1", cwd=tmp_path, HOME=home)
+    assert done.returncode == 0, done.stderr
+    assert "elemetry" not in done.stderr
+
+
+def test_a_model_is_built_and_run(compiler: Install, tmp_path: Path) -> None:
+    options = [f"--set={key}" for key in ("evaluation=null", "latency=null", "gates={}")]
+    options.append(f"--set=checkpoint={FIXTURES / 'checkpoints/llama'}")
+    built = compiler.run("python", "-m", "ingot", "build", "fp32-cpu", *options, "-o", "out", cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    checked = compiler.run("python", "-m", "ingot", "validate", "out", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    shown = compiler.run("python", "-m", "ingot", "passes", "gptq", cwd=tmp_path)
+    assert "gptq (quantization)" in shown.stdout
