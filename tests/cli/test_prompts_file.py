@@ -12,11 +12,12 @@ from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.cli.prompts_file import MOST_IN_FLIGHT, read_prompts, write_results
 from ingot.errors import UsageError
-from ingot.runtime import RequestOutput, SamplingParams
+from ingot.runtime import Engine, RequestOutput, SamplingParams
 from tests.cli.refusals import assert_refused
 from tests.cli.test_run import NOTICE
 from tests.conftest import BuildArtifact
 from tests.runtime.engines import text_engine
+from tests.simulators.faulty_executors import Faults, FaultyExecutor
 
 Captured = pytest.CaptureFixture[str]
 FOUR = SamplingParams(max_tokens=4)
@@ -79,6 +80,16 @@ def test_a_file_longer_than_the_batch_keeps_its_order(tmp_path: Path) -> None:
         assert not engine.has_unfinished()
     found = records((tmp_path / "out.jsonl").read_text())
     assert [one["id"] for one in found] == list(range(count))
+
+
+def test_a_prompt_that_fails_while_it_is_computed_is_an_error_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": [n, n + 1]}) for n in (1, 3, 5)))
+    with Engine(FaultyExecutor(Faults(lost_rows={1}))) as engine:
+        assert write_results(engine, read_prompts(str(file), FOUR, False, None), tmp_path / "out.jsonl", False) == 1
+    found = records((tmp_path / "out.jsonl").read_text())
+    assert [one.get("finish_reason") for one in found] == ["length", None, "length"]
+    assert "logits must be finite" in found[1]["error"]
 
 
 @pytest.mark.parametrize(

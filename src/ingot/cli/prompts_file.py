@@ -172,7 +172,8 @@ def _results(engine: Engine, prompts: Sequence[FilePrompt]) -> Iterator[tuple[Fi
             yield prompt, request
             queued.popleft()
         elif request in completions:
-            yield prompt, completions.pop(request)
+            completion = completions.pop(request)
+            yield prompt, completion.error or completion
             queued.popleft()
         else:
             for output in engine.step():
