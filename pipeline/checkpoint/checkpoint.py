@@ -22,7 +22,7 @@ from typing import Any, Self
 import onnx_ir as ir
 
 from ingot.artifact.safetensors import StoredTensor, read_header
-from ingot.errors import CheckpointError, did_you_mean
+from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
     KEYS,
@@ -140,7 +140,7 @@ class Checkpoint:
     def tensor(self, name: str) -> StoredTensor:
         """The stored tensor; CheckpointError with the nearest name for an unknown one."""
         if name not in self.tensors:
-            raise CheckpointError(f"{self.path}: holds no tensor {name!r}.{did_you_mean(name, self.tensors)}")
+            raise CheckpointError(f"{self.path}: holds no tensor {shown(name)}.{did_you_mean(name, self.tensors)}")
         return self.tensors[name]
 
     def external(self, name: str) -> ir.ExternalTensor:
@@ -151,7 +151,7 @@ class Checkpoint:
         stored = self.tensor(name)
         if stored.dtype not in WEIGHT_DTYPES:
             raise CheckpointError(
-                f"{stored.file}: {name!r} is {stored.dtype}; weights must be F32, F16 or BF16. "
+                f"{stored.file}: {shown(name)} is {stored.dtype}; weights must be F32, F16 or BF16. "
                 "Export the checkpoint in one of these (if it is quantized: the model it was made from)"
             )
         # The cache of a hub holds links to files elsewhere, which onnx_ir refuses to follow.
@@ -224,7 +224,7 @@ def _non_finite(stored: StoredTensor) -> str:
     count = count_non_finite(stored)
     if not (count.nan or count.inf):
         return ""
-    return f"{stored.name!r} in {stored.file.name} has {count.nan} NaN and {count.inf} Inf"
+    return f"{shown(stored.name)} in {stored.file.name} has {count.nan} NaN and {count.inf} Inf"
 
 
 def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -247,13 +247,15 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             raise CheckpointError(
-                f"{folder / shard}: holds no tensor {name!r}, though {INDEX} says so."
+                f"{folder / shard}: holds no tensor {shown(name)}, though {INDEX} says so."
                 f"{did_you_mean(name, shards[shard])} Download or copy both files again"
             )
     for shard, tensors in shards.items():
         for name in tensors:
             if name not in weight_map:
-                raise CheckpointError(f"{folder / shard}: holds {name!r}, which {INDEX} does not list; copy both again")
+                raise CheckpointError(
+                    f"{folder / shard}: holds {shown(name)}, which {INDEX} does not list; copy both again"
+                )
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
@@ -262,9 +264,17 @@ def _read_weight_map(file: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{file}: its weight_map must be an object from tensor names to file names")
     for name, shard in weight_map.items():
-        if not shard or Path(shard).name != shard or "\\" in shard:
-            raise CheckpointError(f"{file}: puts {name!r} into {shard!r}; a shard must be a file in the same folder")
+        if not _is_file_name(shard):
+            raise CheckpointError(
+                f"{file}: puts {shown(name)} into {shown(shard)}; a shard must be a file in the same folder"
+            )
     return weight_map
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether it is a name that a file in this folder can have: up to 255 bytes of Unicode, no path."""
+    encoded = name.encode("utf-8", "replace")
+    return 0 < len(encoded) < 256 and name == encoded.decode() and name not in (".", "..") and not {*name} & {*"/\\\0"}
 
 
 def _read_shard(folder: Path, name: str) -> dict[str, StoredTensor]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ingot.errors import ConfigError, near_or_all
+from ingot.errors import ConfigError, near_or_all, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
@@ -119,7 +119,7 @@ def _family(checkpoint: Checkpoint) -> Family:
     model_type = checkpoint.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = near_or_all(model_type, FAMILIES, "Ingot imports")
-        raise ConfigError(f"{checkpoint.config_file}: model_type is {model_type!r}{known}")
+        raise ConfigError(f"{checkpoint.config_file}: model_type is {shown(model_type)}{known}")
     return FAMILIES[model_type]
 
 
@@ -136,8 +136,8 @@ def _refuse_other_activation(reader: ConfigReader) -> None:
     given, default = reader.values.get("hidden_act"), reader.raw("hidden_activation")
     if reader.reads("hidden_activation") and "hidden_activation" not in reader.values and given not in (None, default):
         raise ConfigError(
-            f"{reader.place}: hidden_act is {given!r}, but this model_type reads hidden_activation, which is absent "
-            f"and defaults to {default!r}; set hidden_activation"
+            f"{reader.place}: hidden_act is {shown(given)}, but this model_type reads hidden_activation, which is "
+            f"absent and defaults to {shown(default)}; set hidden_activation"
         )
 
 
@@ -238,8 +238,9 @@ def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]
         sliding = given or _sliding_by_rule(reader, family, window, rotated)
     if any(sliding) and window is None:
         raise ConfigError(
-            f"{reader.place}: some layers are sliding_attention, but sliding_window is {reader.raw('sliding_window')!r}"
-            f"{_switch(reader)}; set the window, or make all layer_types full_attention"
+            f"{reader.place}: some layers are sliding_attention, but sliding_window is "
+            f"{shown(reader.raw('sliding_window'))}{_switch(reader)}; set the window, or make all layer_types "
+            "full_attention"
         )
     return tuple(window if slides else None for slides in sliding)
 
@@ -247,7 +248,7 @@ def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]
 def _switch(reader: ConfigReader) -> str:
     if not reader.reads("use_sliding_window"):
         return ""
-    return f" and use_sliding_window is {reader.raw('use_sliding_window')!r}"
+    return f" and use_sliding_window is {shown(reader.raw('use_sliding_window'))}"
 
 
 def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, one_of
+from ingot.errors import CheckpointError, one_of, shown
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows
@@ -57,7 +57,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     if "rope_freqs.weight" in file.tensors:
         raise CheckpointError(f"{file.path}: has rope_freqs.weight, scaled rotary frequencies; they are not read")
     if keys.get("rope.scaling.type", "none") != "none":
-        raise CheckpointError(f"{file.path}: rope.scaling.type is {keys.get('rope.scaling.type')!r}; none is read")
+        raise CheckpointError(f"{file.path}: rope.scaling.type is {shown(keys.get('rope.scaling.type'))}; none is read")
     heads, hidden = keys.need("attention.head_count"), keys.need("embedding_length")
     config = {
         **architecture.extra,
@@ -146,14 +146,14 @@ def _architecture(file: GgufFile) -> Architecture:
     name = file.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{file.path}: general.architecture is {name!r}; GGUF files of {one_of(ARCHITECTURES)} are read"
+            f"{file.path}: general.architecture is {shown(name)}; GGUF files of {one_of(ARCHITECTURES)} are read"
         )
     return ARCHITECTURES[name]
 
 
 def _tensor(file: GgufFile, name: str) -> GgufTensor:
     if name not in file.tensors:
-        raise CheckpointError(f"{file.path}: holds no tensor {name!r}; convert it again")
+        raise CheckpointError(f"{file.path}: holds no tensor {shown(name)}; convert it again")
     return file.tensors[name]
 
 

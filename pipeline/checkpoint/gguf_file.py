@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, shown
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES
 from ingot.sizes import round_up
 
@@ -63,7 +63,7 @@ def read_gguf(path: Path) -> GgufFile:
     infos = [_info(reader) for _ in range(num_tensors)]
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1:
-        raise CheckpointError(f"{path}: {ALIGNMENT_KEY} is {alignment!r}; it must be a number from 1")
+        raise CheckpointError(f"{path}: {ALIGNMENT_KEY} is {shown(alignment)}; it must be a number from 1")
     begin = round_up(reader.at, alignment)
     tensors = [_tensor(path, begin, *info) for info in infos]
     _check_data(path, tensors, reader.size)
@@ -118,7 +118,9 @@ def _counts(reader: _Reader) -> tuple[int, int]:
 def _info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = reader.string(), reader.number("I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise CheckpointError(f"{reader.path}: {name!r} has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
+        raise CheckpointError(
+            f"{reader.path}: {shown(name)} has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed"
+        )
     shape = tuple(reversed([reader.number("Q") for _ in range(dimensions)]))
     return name, shape, reader.number("I"), reader.number("Q")
 
@@ -128,11 +130,11 @@ def _tensor(path: Path, begin: int, name: str, shape: tuple[int, ...], type_id: 
         return GgufTensor(name, type_id, shape, begin + offset, prod(shape) * PLAIN_TYPES[type_id][1])
     if type_id not in BLOCK_TYPES:
         known = ", ".join([*(name for name, _ in PLAIN_TYPES.values()), *(kind.name for kind in BLOCK_TYPES.values())])
-        raise CheckpointError(f"{path}: {name!r} is of ggml's type {type_id}; Ingot reads {known}")
+        raise CheckpointError(f"{path}: {shown(name)} is of ggml's type {type_id}; Ingot reads {known}")
     kind = BLOCK_TYPES[type_id]
     if shape[-1] % kind.values:
         raise CheckpointError(
-            f"{path}: {name!r} has rows of {shape[-1]}, not a multiple of {kind.name}'s {kind.values}"
+            f"{path}: {shown(name)} has rows of {shape[-1]}, not a multiple of {kind.name}'s {kind.values}"
         )
     return GgufTensor(name, type_id, shape, begin + offset, prod(shape) // kind.values * kind.num_bytes)
 
@@ -143,9 +145,9 @@ def _check_data(path: Path, tensors: list[GgufTensor], size: int) -> None:
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if tensor.offset < end:
-            raise CheckpointError(f"{path}: {tensor.name!r} overlaps the tensor before it; the file is damaged")
+            raise CheckpointError(f"{path}: {shown(tensor.name)} overlaps the tensor before it; the file is damaged")
         end = tensor.offset + tensor.num_bytes
         if end > size:
             raise CheckpointError(
-                f"{path}: is truncated: {tensor.name!r} ends at byte {end}, the file has {size}; download it again"
+                f"{path}: is truncated: {shown(tensor.name)} ends at byte {end}, the file has {size}; download it again"
             )

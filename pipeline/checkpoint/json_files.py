@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of
+from ingot.artifact.json_text import parse_json, read_limited
+from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of, shown
+
+MAX_INTEGER = 2**31 - 1  # of a size or a token id
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """The file's object. CheckpointError when it cannot be read, ConfigError when it holds something else."""
     try:
-        value = json.loads(file.read_bytes())
+        value = parse_json(read_limited(file), allow_nan=True)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -51,16 +54,18 @@ class ConfigReader:
         """The error for a value that is not `wanted`; says so when it is missing or a default."""
         value = self.raw(key)
         if key in self.values:
-            says = f"is {value!r}"
+            says = f"is {shown(value)}"
         else:
-            says = "is missing" if value is None else f"is {value!r} (the default of this model_type)"
+            says = "is missing" if value is None else f"is {shown(value)} (the default of this model_type)"
         return ConfigError(f"{self.place}: {key} {says}; it must be {wanted}")
 
     def integer(self, key: str, minimum: int = 1) -> int:
-        """A whole number from `minimum` up."""
+        """A whole number from `minimum` to MAX_INTEGER."""
         value = self.raw(key)
         if type(value) is not int or value < minimum:
             raise self.fail(key, f"a whole number from {minimum} up")
+        if value > MAX_INTEGER:
+            raise self.fail(key, f"at most {MAX_INTEGER}")
         return value
 
     def optional_integer(self, key: str, minimum: int = 1) -> int | None:
@@ -102,8 +107,8 @@ class ConfigReader:
         if value is None:
             return None
         items = value if isinstance(value, list) else [value]
-        if not all(type(item) is int and item >= 0 for item in items):
-            raise self.fail(key, "a whole number from 0 up, or a list of them")
+        if not all(type(item) is int and 0 <= item <= MAX_INTEGER for item in items):
+            raise self.fail(key, f"a whole number from 0 to {MAX_INTEGER}, or a list of them")
         return tuple(items)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, shown
 
 CHUNK_BYTES = 1 << 20
 
@@ -62,5 +62,7 @@ def _chunks(
         for begin in range(0, stored.num_bytes, CHUNK_BYTES):
             chunk = buffer[: min(CHUNK_BYTES, stored.num_bytes - begin) // bits.itemsize]
             if stream.readinto(chunk.data) != chunk.nbytes:
-                raise CheckpointError(f"{stored.file}: ends inside {stored.name!r}; the file changed while it was read")
+                raise CheckpointError(
+                    f"{stored.file}: ends inside {shown(stored.name)}; the file changed while it was read"
+                )
             yield chunk

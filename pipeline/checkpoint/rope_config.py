@@ -8,7 +8,7 @@ new    rope_parameters {full_attention: {...}, sliding_attention: {...}} where t
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.errors import ConfigError, near_or_all, one_of, unknown
+from ingot.errors import ConfigError, near_or_all, one_of, shown, unknown
 from ingot.pipeline.checkpoint.families import Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.model.rope import ROPE_KINDS, RopeParameters
@@ -39,21 +39,25 @@ def read_rope(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, 
     """
     if family.rope_by_layer_type:
         return {
-            kind: _parameters(reader, family, raw, head_dim) for kind, raw in _by_layer_type(reader, family).items()
+            kind: _parameters(reader, family, raw, head_dim, f"rope parameters of {kind}")
+            for kind, raw in _by_layer_type(reader, family).items()
         }
-    parameters = _parameters(reader, family, _flat(reader, family), head_dim)
+    parameters = _parameters(reader, family, _flat(reader, family), head_dim, "rope parameters")
     return dict.fromkeys(LAYER_TYPES, parameters)
 
 
 def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
     old, new = reader.optional_object("rope_scaling"), reader.optional_object("rope_parameters")
     if old and new and _contradict(old, new):
-        raise ConfigError(f"{reader.place}: rope_scaling is {old} but rope_parameters is {new}; remove the wrong one")
+        raise ConfigError(
+            f"{reader.place}: rope_scaling is {shown(old, 200)} but rope_parameters is {shown(new, 200)}; remove the "
+            "wrong one"
+        )
     merged = {**(new or {}), **(old or {})}
     nested = [key for key in merged if isinstance(merged[key], dict)]
     if nested:
         raise ConfigError(
-            f"{reader.place}: rope_parameters holds {', '.join(nested)}; a {reader.raw('model_type')} model has "
+            f"{reader.place}: rope_parameters holds {shown(nested)}; a {reader.raw('model_type')} model has "
             "one set of parameters for all layers, so it must hold rope_type and rope_theta directly"
         )
     for key in ("rope_theta", "partial_rotary_factor"):
@@ -73,7 +77,7 @@ def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
     outer = reader.raw(key)
     if outer is not None and merged.setdefault(key, outer) != outer:
         raise ConfigError(
-            f"{reader.place}: {key} is {outer!r}, but the rope parameters have {merged[key]!r}; remove one"
+            f"{reader.place}: {key} is {shown(outer)}, but the rope parameters have {shown(merged[key])}; remove one"
         )
 
 
@@ -82,15 +86,20 @@ def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, 
     unknown = [key for key in new if key not in LAYER_TYPES]
     if unknown:
         raise ConfigError(
-            f"{reader.place}: rope_parameters holds {', '.join(unknown)}; a {reader.raw('model_type')} model has "
+            f"{reader.place}: rope_parameters holds {shown(unknown)}; a {reader.raw('model_type')} model has "
             f"one set of parameters per layer type: {one_of(LAYER_TYPES)}"
         )
     scaling = reader.optional_object("rope_scaling") or {}
     if "type" in scaling and "rope_type" not in scaling:
         raise ConfigError(
-            f"{reader.place}: rope_scaling has type {scaling['type']!r} but no rope_type; transformers would not scale "
-            "the rope of this family. Rename type to rope_type"
+            f"{reader.place}: rope_scaling has type {shown(scaling['type'])} but no rope_type; transformers would not "
+            "scale the rope of this family. Rename type to rope_type"
         )
+    for kind in LAYER_TYPES:
+        if not isinstance(new.get(kind), dict | None):
+            raise ConfigError(
+                f"{reader.place}: rope_parameters.{kind} is {shown(new[kind])}; it must be an object or null"
+            )
     full, sliding = ({**(new.get(kind) or {})} for kind in LAYER_TYPES)
     full.update(scaling)
     full.setdefault("rope_theta", reader.values.get("rope_theta", family.default_theta))
@@ -100,8 +109,12 @@ def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, 
     return {"full_attention": full, "sliding_attention": sliding}
 
 
-def _parameters(reader: ConfigReader, family: Family, raw: Mapping[str, Any], head_dim: int) -> RopeParameters:
-    rope = ConfigReader(f"{reader.place}: rope parameters", raw, _DEFAULTS)
+def _parameters(
+    reader: ConfigReader, family: Family, raw: Mapping[str, Any], head_dim: int, what: str
+) -> RopeParameters:
+    given = [key for key in ("rope_scaling", "rope_parameters") if reader.values.get(key)]
+    place = f"{what} ({' and '.join(given)})" if given else what
+    rope = ConfigReader(f"{reader.place}: {place}", raw, _DEFAULTS)
     for key in raw:
         if key not in _KNOWN:
             raise ConfigError(f"{rope.place}: {unknown('key', key, _KNOWN, 'known keys')}")
@@ -130,7 +143,7 @@ def _kind(rope: ConfigReader, family: Family) -> str:
             f"cannot be cached; supported: {one_of(ROPE_KINDS)}"
         )
     if kind not in ROPE_KINDS:
-        raise ConfigError(f"{rope.place}: {key} is {kind!r}{near_or_all(kind, ROPE_KINDS, 'supported')}")
+        raise ConfigError(f"{rope.place}: {key} is {shown(kind)}{near_or_all(kind, ROPE_KINDS, 'supported')}")
     return str(kind)
 
 

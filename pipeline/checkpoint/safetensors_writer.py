@@ -26,7 +26,7 @@ from ingot.artifact.safetensors_writer import (
     header_text,
 )
 from ingot.artifact.writer import explain_full_disk
-from ingot.errors import BuildError
+from ingot.errors import BuildError, shown
 from ingot.passes.weights import apply_to_array
 from ingot.progress import report_progress
 from ingot.sizes import round_up
@@ -135,7 +135,9 @@ class _Entry:
 
     def _checked(self, content: memoryview) -> memoryview:
         if len(content) != self.length:
-            raise BuildError(f"tensor {self.name!r} has {len(content):,} bytes where {self.length:,} were announced")
+            raise BuildError(
+                f"tensor {shown(self.name)} has {len(content):,} bytes where {self.length:,} were announced"
+            )
         return content
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, did_you_mean
+from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig
 
@@ -38,7 +38,7 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
             raise CheckpointError(_missing(checkpoint, config, name, wanted))
         if shapes[name] != wanted.shape:
             raise CheckpointError(
-                f"{checkpoint.file_of(name)}: {name!r} has the shape {list(shapes[name])}, but "
+                f"{checkpoint.file_of(name)}: {shown(name)} has the shape {list(shapes[name])}, but "
                 f"{checkpoint.config_file.name} ({wanted.keys}) requires {list(wanted.shape)}; "
                 "config.json and weights belong to different models"
             )
@@ -63,8 +63,8 @@ def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: E
     near = did_you_mean(name, checkpoint.shapes)
     tie = ", or set tie_word_embeddings to true if the model shares them" if name == HEAD else ""
     return (
-        f"{checkpoint.path}: the tensor {name!r} of shape {list(wanted.shape)} is missing, which a {config.model_type} "
-        f"model needs ({wanted.keys}).{near} Download the whole checkpoint{tie}"
+        f"{checkpoint.path}: the tensor {shown(name)} of shape {list(wanted.shape)} is missing, which a "
+        f"{config.model_type} model needs ({wanted.keys}).{near} Download the whole checkpoint{tie}"
     )
 
 
@@ -90,7 +90,7 @@ def _is_harmless(checkpoint: Checkpoint, name: str) -> bool:
 def _check_tied(checkpoint: Checkpoint) -> None:
     if not _same_tensor(checkpoint, EMBEDDING, HEAD):
         raise CheckpointError(
-            f"{checkpoint.path}: tie_word_embeddings is true, but {HEAD!r} differs from {EMBEDDING!r}; "
+            f"{checkpoint.path}: tie_word_embeddings is true, but {shown(HEAD)} differs from {shown(EMBEDDING)}; "
             "set tie_word_embeddings to false in config.json, or remove the wrong tensor"
         )
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Artifact, SegmentStep
-from ingot.errors import ArtifactError, one_of
+from ingot.errors import ArtifactError, one_of, shown
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.config import read_config
@@ -52,7 +52,9 @@ def weights_of_artifact(artifact: Artifact) -> list[Weight]:
         found.update((weight.name, weight) for weight in _unpacked(operand, shapes))
     missing = [name for name in shapes if name not in found]
     if missing:
-        raise ArtifactError(f"{artifact.path}: the program reads no {missing[0]!r} ({len(missing)} tensors missing)")
+        raise ArtifactError(
+            f"{artifact.path}: the program reads no {shown(missing[0])} ({len(missing)} tensors missing)"
+        )
     names = [*shapes, *(name for name in found if name not in shapes)]
     dtype = _DTYPES.get(str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")))
     return [_narrowed(found[name], dtype) for name in names]
@@ -92,7 +94,7 @@ def _unpacked(operand: Operand, shapes: Shapes) -> Iterator[Weight]:
     rows = [shapes.get(part, shapes[EMBEDDING])[0] for part in parts]
     if sum(rows) != operand.rows:
         raise ArtifactError(
-            f"{operand.stored!r} has {operand.rows} rows, but config.json gives {one_of(parts)} {sum(rows)}"
+            f"{shown(operand.stored)} has {operand.rows} rows, but config.json gives {one_of(parts)} {sum(rows)}"
         )
     start = 0
     for part, count in zip(parts, rows, strict=True):
@@ -107,7 +109,7 @@ def _parts(name: str, shapes: Shapes) -> list[str]:
         names = [name.replace(f".{pack}_proj.", f".{part}.") for part in parts]
         if name not in names and all(part in shapes for part in names):
             return names
-    raise ArtifactError(f"the program's weight {name!r} is not a tensor of config.json's model")
+    raise ArtifactError(f"the program's weight {shown(name)} is not a tensor of config.json's model")
 
 
 def _part(operand: Operand, name: str, rows: slice) -> Weight:

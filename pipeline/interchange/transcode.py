@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.errors import BuildError, CheckpointError, UsageError, one_of, unknown
+from ingot.errors import BuildError, CheckpointError, UsageError, one_of, shown, unknown
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.interchange.folder import (
@@ -157,7 +157,7 @@ def prove(source: Checkpoint, written: Checkpoint, names: Sequence[str]) -> Proo
     elements, changed, largest, where = 0, 0, 0.0, ""
     for done, name in enumerate(sorted(names), start=1):
         if shapes.get(name) != source.shapes[name]:
-            raise CheckpointError(f"{written.path}: {name!r} is {shapes.get(name)}, not {source.shapes[name]}")
+            raise CheckpointError(f"{written.path}: {shown(name)} is {shapes.get(name)}, not {source.shapes[name]}")
         for digest in digests:
             digest.update(f"{name}\0{list(source.shapes[name])}\0".encode())
         difference = 0.0

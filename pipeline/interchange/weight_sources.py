@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import ConfigError, UsageError
+from ingot.errors import ConfigError, UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.activation_nodes import split_layers
@@ -78,7 +78,7 @@ def _refuse_split_layers(graph: ir.Graph) -> None:
     split = split_layers(graph)
     if split:
         raise UsageError(
-            f"{split[0]!r} and {len(split) - 1} more layers keep outlier channels next to their 8-bit inputs; no "
+            f"{shown(split[0])} and {len(split) - 1} more layers keep outlier channels next to their 8-bit inputs; no "
             "checkpoint format can hold them: set outliers and outlier_threshold to 0, or export to onnx"
         )
 
@@ -87,7 +87,7 @@ def _refuse_input_scales(graph: ir.Graph) -> None:
     scaled = [name.removesuffix(INPUT_SCALE) for name in graph.initializers if name.endswith(INPUT_SCALE)]
     if scaled:
         raise UsageError(
-            f"{scaled[0]!r} and {len(scaled) - 1} more layers have their inputs scaled by a Mul; no checkpoint "
+            f"{shown(scaled[0])} and {len(scaled) - 1} more layers have their inputs scaled by a Mul; no checkpoint "
             "format can hold it: set awq's `fold: exact`, or export to onnx"
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables
 from ingot.artifact.safetensors import MappedTensors
-from ingot.errors import EngineError
+from ingot.errors import EngineError, shown
 from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.cpu.buffers import ValueBuffers
 
@@ -82,8 +82,8 @@ def _table(mapped: MappedTensors, name: str, shape: tuple[int, int]) -> FloatArr
     rows, columns = shape
     if stored.dtype != "F32" or len(stored.shape) != 2 or stored.shape[0] < rows or stored.shape[1] != columns:
         raise EngineError(
-            f"{mapped.file}: {name!r} is {stored.dtype} {list(stored.shape)}; the rotary embedding needs F32 with at "
-            f"least {rows} rows of {columns}; build the artifact again"
+            f"{mapped.file}: {shown(name)} is {stored.dtype} {list(stored.shape)}; the rotary embedding needs F32 with "
+            f"at least {rows} rows of {columns}; build the artifact again"
         )
     return content.view(np.float32).reshape(stored.shape)
 
@@ -94,7 +94,11 @@ def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> Operands:
 
 
 def check_attention(program: Program, kv: KVGeometry) -> None:
-    """Raise EngineError for attention steps that would leave their values or the KV pool."""
+    """Raise EngineError for a pool of another type, and for steps that would leave their values or the pool."""
+    if kv.dtype != "float32":
+        raise EngineError(
+            f"the KV pool of the CPU holds float32, not {kv.dtype}; build the artifact for the target cpu"
+        )
     for step in program.steps:
         if isinstance(step, AttentionStep):
             _check_heads(step, kv)
@@ -140,12 +144,12 @@ def _check_value(step: AttentionStep, program: Program, name: str, parts: Sequen
     facts = program.values[name]
     if facts.dtype != "float32" or facts.rows != "tokens":
         raise EngineError(
-            f"attention of layer {step.layer}: {name} is {facts.dtype} by {facts.rows}; "
+            f"attention of layer {step.layer}: {shown(name)} is {facts.dtype} by {facts.rows}; "
             "this executor attends in float32 over tokens; build the artifact for another engine or dtype"
         )
     columns = sum(part.width for part in parts)
     if facts.columns != columns or max(part.first + part.width for part in parts) > columns:
         raise EngineError(
-            f"attention of layer {step.layer}: {name} has {facts.columns} columns, but its heads take {columns}"
+            f"attention of layer {step.layer}: {shown(name)} has {facts.columns} columns, but its heads take {columns}"
             f" from {', '.join(str(part.first) for part in parts)} on; build the artifact again"
         )

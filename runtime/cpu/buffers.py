@@ -5,6 +5,9 @@ from numpy.typing import NDArray
 
 from ingot.artifact import Program, ValueFacts
 from ingot.artifact.program_checks import inputs_of, outputs_of
+from ingot.errors import EngineError
+from ingot.runtime.cpu.kv_pool import physical_bytes
+from ingot.sizes import format_bytes
 
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int64]
 
@@ -15,6 +18,7 @@ class ValueBuffers:
     """One array per value, [rows, columns] or [rows], 64-byte aligned and zeroed.
 
     Token values have `token_rows` rows. Values with a row per wanted logit start small and grow on demand.
+    Raises EngineError for buffers larger than the machine's memory.
     """
 
     def __init__(self, program: Program, token_rows: int) -> None:
@@ -23,6 +27,7 @@ class ValueBuffers:
         self.token_rows = token_rows
         self.logits_rows = min(token_rows, _FIRST_LOGITS_ROWS)
         self._slots: dict[int, Buffer] = {}
+        self._refuse_more_than_memory()
         self._fill_slots("tokens", token_rows)
         self._fill_slots("logits", self.logits_rows)
 
@@ -53,6 +58,16 @@ class ValueBuffers:
     def num_bytes(self) -> int:
         """Bytes of address space of all buffers."""
         return sum(buffer.nbytes for buffer in self._slots.values())
+
+    def _refuse_more_than_memory(self) -> None:
+        facts = {slot: self._values[name] for name, slot in self._slot_of.items()}
+        widths = (max(1, one.columns) * np.dtype(one.dtype).itemsize for one in facts.values())
+        needed = self.token_rows * sum(widths)
+        if needed > physical_bytes():
+            raise EngineError(
+                f"the values between the program's steps take {format_bytes(needed)} for {self.token_rows} tokens, and "
+                f"this machine has {format_bytes(physical_bytes())}; set a smaller max_batch_tokens"
+            )
 
     def _fill_slots(self, rows_kind: str, rows: int) -> None:
         for name, slot in self._slot_of.items():
@@ -87,7 +102,12 @@ def plan_slots(program: Program) -> dict[str, int]:
 def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> Buffer:
     """Make zeros at a 64-byte boundary; pages that are never written use no memory."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + 64, np.uint8)
+    try:
+        raw = np.zeros(size + 64, np.uint8)
+    except MemoryError as error:
+        raise EngineError(
+            f"a buffer of {format_bytes(size)} cannot be allocated; set a smaller max_batch_tokens, or free memory"
+        ) from error
     offset = -raw.ctypes.data % 64
     buffer: Buffer = raw[offset : offset + size].view(dtype).reshape(shape)
     return buffer

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from ingot.artifact import Artifact, AttentionStep, SegmentStep
-from ingot.errors import EngineError
+from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Rotations, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
@@ -75,6 +75,8 @@ class OnnxRuntimeExecutor:
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
+        if not manifest.program.steps:
+            raise ArtifactError(f"{artifact.path}: its program has no steps for onnxruntime; build the artifact again")
         check_attention(manifest.program, manifest.kv)
         self.num_threads = use_thread_pool(num_threads)
         self.model, self.kv_geometry = manifest.model, manifest.kv

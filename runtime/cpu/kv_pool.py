@@ -18,6 +18,11 @@ from ingot.sizes import format_bytes
 _REMEDY = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
 
 
+def physical_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class KVPool:
     """Memory for `num_blocks` blocks of keys and values, zeroed, page-aligned.
 
@@ -60,7 +65,7 @@ def _map(pool: KVPool) -> mmap.mmap:
 
 def _refuse_more_than_memory(pool: KVPool) -> None:
     """Raise EngineError: the system would grant more address space than memory, and kill the process later."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = physical_bytes()
     if pool.num_bytes > physical:
         raise EngineError(f"{_description(pool)}, and this machine has {format_bytes(physical)}; {_REMEDY}")
 

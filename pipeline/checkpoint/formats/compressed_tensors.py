@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from ingot.errors import shown
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, InputActivations
 from ingot.pipeline.checkpoint.formats.codes import (
     FloatArray,
@@ -97,7 +98,9 @@ class ConfigGroup(Settings):
             case "block", [int(rows), int(columns)] if rows > 0 and columns > 0:
                 return self
             case "block", value:
-                raise PydanticCustomError(CONTRADICTION, f"block_structure is {value!r}; it must be [rows, columns]")
+                raise PydanticCustomError(
+                    CONTRADICTION, f"block_structure is {shown(value)}; it must be [rows, columns]"
+                )
         return self
 
     @property
@@ -174,7 +177,7 @@ class CompressedTensors(QuantMethod):
         group = self._group(module)
         for leaf in ("weight_packed" if "pack" in group.format else "weight", *_LEAVES.get(group.format, ())):
             if leaf not in arrays:
-                raise ValueError(f"has no {leaf!r}, which {group.format} needs")
+                raise ValueError(f"has no {shown(leaf)}, which {group.format} needs")
         bits, size, block = group.weights.num_bits, group.group_size, group.block
         return decode(arrays, group.format, bits=bits, group_size=size, block=block)
 

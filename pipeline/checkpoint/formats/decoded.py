@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, shown
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_bfloat16
 
@@ -133,7 +133,7 @@ class EncodedTensor:
             with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite are refused below
                 content = self.decode()
         except ValueError as error:
-            raise CheckpointError(f"{self.file}: {self.name!r}: {error}; the checkpoint is damaged") from error
+            raise CheckpointError(f"{self.file}: {shown(self.name)}: {error}; the checkpoint is damaged") from error
         self._check(content)
         return content
 
@@ -145,12 +145,12 @@ class EncodedTensor:
     def _check(self, content: DecodedWeight | FloatArray) -> None:
         shape = content.codes.shape if isinstance(content, DecodedWeight) else content.shape
         if shape != self.shape:
-            raise CheckpointError(f"{self.file}: {self.name!r} decodes to {list(shape)}, not {list(self.shape)}")
+            raise CheckpointError(f"{self.file}: {shown(self.name)} decodes to {list(shape)}, not {list(self.shape)}")
         for part, values in _floats(content):
             bad = values.size - int(np.count_nonzero(np.isfinite(values)))
             if bad:
                 raise CheckpointError(
-                    f"{self.file}: {self.name!r}: {bad} of its {values.size} {part} are NaN or infinite; the "
+                    f"{self.file}: {shown(self.name)}: {bad} of its {values.size} {part} are NaN or infinite; the "
                     "checkpoint is damaged or its quantization failed; use another one"
                 )
 
@@ -168,7 +168,8 @@ def load(stored: StoredTensor) -> NDArray[Any]:
     """Read the tensor into an array: bfloat16 as float32, fp8 as bytes. CheckpointError for other dtypes."""
     if stored.dtype not in _NUMPY:
         raise CheckpointError(
-            f"{stored.file}: {stored.name!r} is {stored.dtype}; quantized checkpoints are read with {', '.join(_NUMPY)}"
+            f"{stored.file}: {shown(stored.name)} is {stored.dtype}; quantized checkpoints are read with "
+            f"{', '.join(_NUMPY)}"
         )
     count = stored.num_bytes // np.dtype(_NUMPY[stored.dtype]).itemsize
     array = np.fromfile(stored.file, _NUMPY[stored.dtype], count, offset=stored.offset).reshape(stored.shape)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import ConfigError, did_you_mean, one_of
+from ingot.errors import ConfigError, did_you_mean, one_of, shown
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
@@ -72,7 +72,7 @@ def pick(leaves: Stored, needed: Collection[str], optional: Collection[str] = ()
     """Return the needed leaves and those of the optional ones that exist; ConfigError when a needed one is missing."""
     for leaf in needed:
         if leaf not in leaves:
-            raise ConfigError(f"has no {leaf!r}; it holds {one_of(leaves)}")
+            raise ConfigError(f"has no {shown(leaf)}; it holds {one_of(leaves)}")
     return {leaf: leaves[leaf] for leaf in (*needed, *optional) if leaf in leaves}
 
 
@@ -116,5 +116,5 @@ def _message(error: ValidationError) -> str:
     if kind == CONTRADICTION:
         return f"{key}: {details['msg']}"
     if kind == "value_error":
-        return f"{key} is {value!r}; {details['ctx']['error']}"
-    return f"{key} is {value!r}; {details['msg'].replace('Input should be', 'it must be')}"
+        return f"{key} is {shown(value)}; {details['ctx']['error']}"
+    return f"{key} is {shown(value)}; {details['msg'].replace('Input should be', 'it must be')}"

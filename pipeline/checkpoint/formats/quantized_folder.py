@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, ConfigError, near_or_all
+from ingot.errors import CheckpointError, ConfigError, near_or_all, shown
 from ingot.pipeline.checkpoint.formats.awq import Awq
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
@@ -47,7 +47,7 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any
     for key in ("bits", "group_size", "desc_act", "checkpoint_format"):
         if own and key in own and key in side and own[key] != side[key]:
             raise ConfigError(
-                f"{file}: {key} is {side[key]!r}, but config.json says {own[key]!r}; remove the wrong one"
+                f"{file}: {key} is {shown(side[key])}, but config.json says {shown(own[key])}; remove the wrong one"
             )
     return {"quant_method": "gptq", **side, **(own or {})}
 
@@ -94,7 +94,7 @@ def _read_method(config: Mapping[str, Any], place: str) -> QuantMethod:
     name = str(config.get("quant_method") or config.get("method"))
     if name not in METHODS:
         known = near_or_all(name, METHODS, "Ingot reads GGUF files and")
-        raise ConfigError(f"{place}: quant_method is {name!r}{known}")
+        raise ConfigError(f"{place}: quant_method is {shown(name)}{known}")
     return METHODS[name].read(config, place)
 
 
@@ -112,7 +112,7 @@ def _layer(method: QuantMethod, module: str, leaves: Stored) -> EncodedTensor:
         parts = method.reads(leaves)
         shape, storage, activations = method.shape(parts), method.storage_of(module), method.activations_of(module)
     except (ConfigError, ValueError) as error:
-        raise CheckpointError(f"{file}: the quantized layer {module!r}: {error}") from error
+        raise CheckpointError(f"{file}: the quantized layer {shown(module)}: {error}") from error
     decode = partial(_decode, method, module, parts)
     return EncodedTensor(f"{module}.weight", shape, file, decode, parts, storage, activations)
 

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.writer import explain_full_disk
-from ingot.errors import one_of
+from ingot.errors import one_of, shown
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
@@ -112,7 +112,9 @@ def _name(weight: Weight) -> str:
     try:
         return gguf_name(weight.name)
     except (KeyError, ValueError) as error:
-        raise SchemeError(f"gguf has no tensor for {weight.name!r}; write compressed-tensors or safetensors") from error
+        raise SchemeError(
+            f"gguf has no tensor for {shown(weight.name)}; write compressed-tensors or safetensors"
+        ) from error
 
 
 def _heads(config: DecoderConfig, weight: Weight) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ingot.errors import PassError
+from ingot.errors import PassError, shown
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import add_constant
@@ -194,4 +194,4 @@ class _Builder:
         return add_constant(self.graph, f"standalone.integer.{number}", np.array(number, np.int64))
 
     def _float(self, number: float) -> ir.Value:
-        return add_constant(self.graph, f"standalone.float.{number!r}", np.array(number, np.float32))
+        return add_constant(self.graph, f"standalone.float.{shown(number)}", np.array(number, np.float32))

@@ -4,8 +4,8 @@ Layout (https://github.com/huggingface/safetensors#format): 8 bytes little-endia
 name -> {dtype, shape, data_offsets}, then the tensors' bytes without gaps.
 """
 
-import json
 import mmap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.errors import ArtifactError, CheckpointError, IngotError, near_or_all
+from ingot.artifact.json_text import parse_json
+from ingot.errors import ArtifactError, CheckpointError, IngotError, near_or_all, shown
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_AXES = 64  # numpy's limit
 LENGTH_BYTES = 8  # the header's length, at the start of the file
 
 DTYPE_BYTES = {
@@ -76,7 +78,7 @@ class MappedTensors:
     def view(self, name: str, begin: int = 0, size: int | None = None) -> NDArray[np.uint8]:
         """Return a tensor's bytes, or `size` of them from `begin`; ArtifactError for an unknown name."""
         if name not in self.tensors:
-            raise ArtifactError(f"{self.file}: holds no tensor {name!r}; build the artifact again")
+            raise ArtifactError(f"{self.file}: holds no tensor {shown(name)}; build the artifact again")
         stored = self.tensors[name]
         return np.frombuffer(
             self._map, np.uint8, stored.num_bytes - begin if size is None else size, stored.offset + begin
@@ -125,7 +127,7 @@ class _HeaderReader:
 
     def _parse(self, raw: bytes) -> dict[str, Any]:
         try:
-            header = json.loads(raw)
+            header = parse_json(raw)
         except ValueError as error:
             raise self._refusal(f"its header is not JSON ({error}); the file is damaged") from error
         if not isinstance(header, dict):
@@ -138,36 +140,85 @@ class _HeaderReader:
                 pass
             case _:
                 raise self._refusal(
-                    f"the header entry of {name!r} is {entry!r}; it must hold dtype, shape and two data_offsets"
+                    f"the header entry of {shown(name)} is {shown(entry)}; it must hold dtype, shape, two data_offsets"
                 )
         if dtype not in DTYPE_BYTES:
-            raise self._refusal(f"{name!r} has the unknown dtype {dtype!r}{near_or_all(dtype, DTYPE_BYTES)}")
-        if not all(type(dim) is int and dim >= 0 for dim in shape):
-            raise self._refusal(f"{name!r} has the shape {shape!r}; it must hold whole numbers from 0")
+            raise self._refusal(f"{shown(name)} has the unknown dtype {shown(dtype)}{near_or_all(dtype, DTYPE_BYTES)}")
+        if len(shape) > MAX_AXES or not all(map(_is_size, shape)):
+            raise self._refusal(
+                f"{shown(name)} has the shape {shown(shape)}; it must hold at most {MAX_AXES} whole numbers from 0"
+            )
+        if not (_is_size(first) and _is_size(last)):
+            raise self._refusal(
+                f"{shown(name)} has the data_offsets {shown([first, last])}; they must be whole numbers from 0"
+            )
         needed = prod(shape) * DTYPE_BYTES[dtype]
         if needed != last - first:
             raise self._refusal(
-                f"{name!r} is {dtype} of shape {shape}, which takes {needed} bytes, "
+                f"{shown(name)} is {dtype} of shape {shape}, which takes {needed} bytes, "
                 f"but its data_offsets [{first}, {last}] hold {last - first}; the file is damaged"
             )
         return StoredTensor(name, dtype, tuple(shape), self.file, begin + first, last - first)
 
     def _check_layout(self, tensors: list[StoredTensor], begin: int, size: int) -> None:
         """Refuse overlaps, gaps, and data that ends before or after the end of the file."""
-        end = begin
-        for tensor in tensors:
-            if tensor.offset != end:
-                problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a hole before it"
-                raise self._refusal(
-                    f"{tensor.name!r} begins at data offset {tensor.offset - begin}, expected {end - begin}: "
-                    f"it {problem}; the file is damaged"
-                )
-            end += tensor.num_bytes
-        if end > size:
+        gaps = list(_gaps(tensors, begin, size))
+        if not gaps:
+            return
+        end = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=begin)
+        if len(gaps) == 1 and gaps[0].tensor is None and end < size:
+            raise self._refusal(f"has {size - end} bytes after its last tensor; the file is damaged")
+        if len(gaps) == 1 and gaps[0].tensor is None:
             last = next(tensor for tensor in tensors if tensor.offset + tensor.num_bytes > size)
             raise self._incomplete(
-                f"is truncated: {last.name!r} ends at byte {last.offset + last.num_bytes}, the file has {size} "
+                f"is truncated: {shown(last.name)} ends at byte {last.offset + last.num_bytes}, the file has {size} "
                 f"of {end} bytes"
             )
-        if end < size:
-            raise self._refusal(f"has {size - end} bytes after its last tensor; the file is damaged")
+        raise self._misplaced(tensors, gaps[0], begin, size)
+
+    def _misplaced(self, tensors: list[StoredTensor], gap: "_Gap", begin: int, size: int) -> IngotError:
+        """The error for tensors that do not follow one another: names the one that alone is in a wrong place."""
+        assert gap.tensor is not None
+        before = "the header" if gap.before is None else shown(gap.before.name)
+        for tensor in dict.fromkeys([gap.tensor, tensors[-1], gap.before or gap.tensor]):
+            others = list(_gaps([other for other in tensors if other is not tensor], begin, size))
+            if len(others) == 1 and others[0].end - others[0].begin == tensor.num_bytes:
+                at = tensor.offset - begin
+                return self._refusal(
+                    f"{shown(tensor.name)} has the data_offsets [{at}, {at + tensor.num_bytes}], but the place that no "
+                    f"other tensor takes is [{others[0].begin - begin}, {others[0].end - begin}]; the file is damaged"
+                )
+        distance = gap.end - gap.begin
+        how = f"leaves a hole of {distance} bytes after" if distance > 0 else f"overlaps {-distance} bytes of"
+        return self._refusal(
+            f"{shown(gap.tensor.name)} begins at data offset {gap.tensor.offset - begin} and {how} {before}, which "
+            f"ends at {gap.begin - begin}; the file is damaged"
+        )
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Bytes from `begin` to `end` that no tensor takes, or that two take where `end` is less.
+
+    It is between `before`, or the header, and `tensor`, or the end of the file.
+    """
+
+    begin: int
+    end: int
+    before: StoredTensor | None
+    tensor: StoredTensor | None
+
+
+def _gaps(tensors: Sequence[StoredTensor], begin: int, size: int) -> Iterator[_Gap]:
+    """Yield where tensors, sorted by offset, do not follow one another from `begin` to `size`."""
+    end, before = begin, None
+    for tensor in tensors:
+        if tensor.offset != end:
+            yield _Gap(end, tensor.offset, before, tensor)
+        end, before = max(end, tensor.offset + tensor.num_bytes), tensor
+    if end != size:
+        yield _Gap(min(end, size), max(end, size), before, None)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 0

@@ -61,7 +61,10 @@ def test_an_absent_key_takes_its_default_and_null_is_none() -> None:
         (lambda r: r.number("big", positive=False), "big is inf; it must be a finite number$"),
         (lambda r: r.boolean("b"), "b is 1; it must be true or false"),
         (lambda r: r.choice("s", ["silu", "gelu"]), r"s is 'siluu'; it must be one of .*\. Did you mean 'silu'\?"),
-        (lambda r: r.integers("ids"), r"ids is \[1, -1\]; it must be a whole number from 0 up, or a list of them"),
+        (
+            lambda r: r.integers("ids"),
+            r"ids is \[1, -1\]; it must be a whole number from 0 to 2147483647, or a li",
+        ),
         (lambda r: r.numbers("list", 3), r"list is \[1, 2\]; it must be a list of 3 numbers above 0"),
         (lambda r: r.optional_object("o"), r"o is \[\]; it must be an object or null"),
     ],

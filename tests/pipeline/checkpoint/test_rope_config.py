@@ -83,12 +83,12 @@ def test_gemma3_scaling_by_type_alone_is_refused(tmp_path: Path) -> None:
 
 def test_gemma3_with_flat_parameters_is_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path, "gemma3_text", rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    assert "rope_parameters holds rope_type, rope_theta" in message
+    assert "rope_parameters holds ['rope_type', 'rope_theta']" in message
 
 
 def test_nested_parameters_are_refused_where_all_layers_rotate_alike(tmp_path: Path) -> None:
     nested = {"full_attention": {"rope_type": "default"}}
-    assert "rope_parameters holds full_attention" in refusal(tmp_path, rope_parameters=nested)
+    assert "rope_parameters holds ['full_attention']" in refusal(tmp_path, rope_parameters=nested)
 
 
 @pytest.mark.parametrize("old_name", ["su", "yarn", "longrope"])

@@ -193,10 +193,10 @@ def test_a_closed_executor_frees_the_pool_while_references_remain(artifact: Arti
         ({"num_kv_heads": 4}, "4 heads over 4 of 16 dimensions do not fit"),
         ({"head_dim": 32}, "4 heads over 2 of 32 dimensions do not fit"),
         ({"num_heads": 3}, "3 heads over 2 of 16 dimensions do not fit"),
-        ({"num_heads": 8}, "q.1 has 64 columns, but its heads take 128"),
-        ({"key": "q.0"}, "q.0 has 64 columns, but its heads take 32"),
-        ({"key_column": 1}, "k.1 has 32 columns, but its heads take 32 from 1 on"),
-        ({"key": "q.1", "value": "q.1"}, "q.1 has 64 columns, but its heads take 128 from 0, 0, 0 on"),
+        ({"num_heads": 8}, "'q.1' has 64 columns, but its heads take 128"),
+        ({"key": "q.0"}, "'q.0' has 64 columns, but its heads take 32"),
+        ({"key_column": 1}, "'k.1' has 32 columns, but its heads take 32 from 1 on"),
+        ({"key": "q.1", "value": "q.1"}, "'q.1' has 64 columns, but its heads take 128 from 0, 0, 0 on"),
         ({"rotary": RotaryTables(file="f", cos="c", sin="s", rotary_dim=18)}, "rotates 18 of a head's 16 dimensions"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_segment_with_other_names_than_the_manifests_is_refused(tmp_path: Path
 def test_attention_in_another_precision_is_refused(tmp_path: Path) -> None:
     half = ValueFacts(dtype="float16", rows="tokens", columns=64)
     program = PROGRAM.model_copy(update={"values": {**VALUES, "q.1": half}})
-    with pytest.raises(EngineError, match=r"attention of layer 1: q\.1 is float16"):
+    with pytest.raises(EngineError, match=r"attention of layer 1: 'q\.1' is float16"):
         make_executor(make_artifact(tmp_path / "artifact", program=program))
 
 
