@@ -33,7 +33,9 @@ _CDF_POINTS = 200
 _MOST_DOTS = 1500  # of a scatter plot, so that a long text gives no page of many megabytes
 _MOST_LABELS = 14  # below the bars of layers
 _SIDES = ("baseline", "candidate")
-_HATCH = 7
+_HATCH = 7  # pixels between slanted lines
+_NARROW = 14  # pixels of a bar without space for dots
+_DIGIT = 8  # pixels of a character, generously
 
 
 def loss_difference(baseline: Sequence[float], differences: Sequence[float], mean: float) -> str:
@@ -174,11 +176,10 @@ class LayerBar:
 
 
 def layer_bars(layers: Sequence[LayerBar], label: str, unit: str) -> str:
-    """One bar per layer in the model's order, and one dot per weight."""
+    """One bar per layer in the model's order, and one dot per weight, or a line over their range."""
     most = max(value for layer in layers for value in (layer.value, *layer.weights.values()))
     y = y_scale(0, (most or 1.0) * 1.1)
     x = Scale(0, len(layers), x_scale(0, 1).start, WIDTH - 12)
-    every = -(-len(layers) // _MOST_LABELS)
     gap = 0.12 if len(layers) < 80 else 0.0
     parts = y_axis(x, y, label)
     for index, layer in enumerate(layers):
@@ -186,7 +187,7 @@ def layer_bars(layers: Sequence[LayerBar], label: str, unit: str) -> str:
         shown = f"{layer.label}: {layer.value:.3g} {unit}"
         parts += [rect(left, y(layer.value), width, y.start - y(layer.value), "bar", shown)]
         parts += _weight_dots(layer, left, width, y, unit)
-        parts += [text(x(index + 0.5), y.start + 17, layer.label)] if index % every == 0 else []
+    parts += _layer_labels(layers, x, y)
     smallest, largest = (pick(layers, key=lambda layer: layer.value) for pick in (min, max))
     return figure(
         [*parts, *x_axis(x, y, "layer")],
@@ -210,13 +211,28 @@ def gate_bar(outcome: GateOutcome) -> str:
     return figure(parts, f"{outcome.verdict}: interval and limit; values {side} the limit pass", width, height)
 
 
+def _layer_labels(layers: Sequence[LayerBar], x: Scale, y: Scale) -> list[str]:
+    """Labels below the bars: round numbers where there are many layers, and no label over another."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if len(layers) <= step * _MOST_LABELS or step == 1000)
+    parts, end = [], 0.0
+    for index, layer in enumerate(layers):
+        at, half = x(index + 0.5), _DIGIT * len(layer.label) / 2
+        if at - half >= end and (not layer.label.isdecimal() or int(layer.label) % step == 0):
+            parts.append(text(at, y.start + 17, layer.label))
+            end = at + half + _DIGIT / 2
+    return parts
+
+
 def _weight_dots(layer: LayerBar, left: float, width: float, y: Scale, unit: str) -> list[str]:
-    """Dots of a layer's weights from left to right; none where the bar is the only weight's."""
-    if len(layer.weights) < 2 or width < 4:
+    """Dots of a layer's weights from left to right, or their range in a narrow bar; nothing for a single weight."""
+    if len(layer.weights) < 2:
         return []
+    if width < _NARROW:
+        values, middle = layer.weights.values(), left + width / 2
+        return [line(middle, y(min(values)), middle, y(max(values)), "range")]
     step = width / len(layer.weights)
     return [
-        circle(left + step * (index + 0.5), y(value), min(2.4, step / 2), "weight", f"{name}: {value:.3g} {unit}")
+        circle(left + step * (index + 0.5), y(value), 2.4, "weight", f"{name}: {value:.3g} {unit}")
         for index, (name, value) in enumerate(layer.weights.items())
     ]
 

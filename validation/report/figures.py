@@ -94,14 +94,18 @@ def quantization_figures(found: Quantization) -> list[Figure]:
     figures = []
     bits = _layer_bars(found.weights, "effective_bits")
     if bits:
-        caption = "Stored bits per element, scales and zero points included: the bar a layer, the dots its weights."
-        svg = charts.layer_bars(bits, "bits per element", "bits")
-        figures += [_figure(svg, "Bits per layer", f"{caption} Weights that stay float are not shown.")]
+        caption = (
+            "Stored bits per element, scales and zero points included: the bar a layer, the dots or the line its "
+            "weights. Weights that stay float are not shown."
+        )
+        figures += [_figure(charts.layer_bars(bits, "bits per element", "bits"), "Bits per layer", caption)]
     kl = _layer_bars(found.weights, "kl", is_sum=True)
     if kl:
-        caption = "KL of each weight quantized alone: the bar the sum over a layer, the dots its weights."
-        svg = charts.layer_bars(kl, "KL alone, nats", "nats")
-        figures += [_figure(svg, "Cost per layer", f"{caption} More bits pay off at the highest.")]
+        caption = (
+            "KL of each weight quantized alone: the bar the sum over a layer, the dots or the line its weights. More "
+            "bits pay off at the highest."
+        )
+        figures += [_figure(charts.layer_bars(kl, "KL alone, nats", "nats"), "Cost per layer", caption)]
     return figures
 
 

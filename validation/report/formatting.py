@@ -31,7 +31,8 @@ _INTERVAL_DIGITS = 2  # significant digits of half an interval's width
 _MOST_DIGITS = 6  # of a value whose interval is very narrow
 _MOST_CHANGE_DECIMALS = 3
 _LARGE_EFFECT = 0.5
-_TINY = 1e-4
+_MOST_PERCENT = 999
+_TINY, _HUGE = 1e-4, 1e7  # beyond these, numbers have an exponent
 
 
 def title(metric: str, level: int | None = None) -> str:
@@ -146,6 +147,8 @@ def change(measured: Measured) -> str:
         return "-"
     estimate = measured.estimate
     percent = 100 * (estimate.value - 1)
+    if percent > _MOST_PERCENT:
+        return f"> +{_MOST_PERCENT} %"
     half = 100 * (estimate.high - estimate.low) / 2
     decimals = _decimals(half, _INTERVAL_DIGITS) if half > 0 else _decimals(percent, 3)
     text = f"{percent:+,.{min(max(0, decimals), _MOST_CHANGE_DECIMALS)}f}"
@@ -167,7 +170,7 @@ def detectable(measured: Measured) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """Format with this many significant digits: 0.01716, 1.011, 12, 1,230; from 1e-4 downwards as 2.5e-5."""
+    """Format with this many significant digits: 0.01716, 1.011, 12, 1,230; very small ones as 2.5e-5."""
     rounded = float(f"{value:.{digits - 1}e}")
     return _number(rounded, _decimals(rounded, digits), abs(rounded))
 
@@ -182,10 +185,10 @@ def _display(metric: str) -> tuple[float, str]:
 
 
 def _number(value: float, decimals: int, largest: float) -> str:
-    """Format with `decimals`, or with an exponent where the largest number of the row is tiny."""
+    """Format with `decimals`, or with an exponent where the largest number of the row is tiny or huge."""
     if not value:
         return "0"
-    if largest >= _TINY:
+    if _TINY <= largest < _HUGE:
         return f"{round(value, decimals):,.{max(0, decimals)}f}"
     mantissa, _, exponent = f"{value:.{max(0, decimals + math.floor(math.log10(largest)))}e}".partition("e")
     return f"{mantissa}e{int(exponent)}"

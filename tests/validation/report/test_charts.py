@@ -11,6 +11,7 @@ from ingot.artifact import GateOutcome
 from ingot.sizes import format_bytes
 from ingot.validation.report import charts
 from ingot.validation.report.charts import LayerBar, RatioRow
+from ingot.validation.report.svg import BOTTOM, HEIGHT
 
 RNG = np.random.default_rng(0)
 LOSS = RNG.normal(3, 0.5, 30).tolist()
@@ -92,12 +93,15 @@ def test_every_layer_has_a_bar_and_every_weight_of_several_a_dot() -> None:
     assert [shape[0].text for shape in root.iter("circle")] == ["q_proj: 4.5 bits", "o_proj: 5.7 bits"]
 
 
-def test_many_layers_are_not_all_labelled() -> None:
-    layers = [LayerBar(str(index), 4.5, {"q_proj": 4.5}) for index in range(96)]
+def test_many_layers_have_round_labels_and_ranges_instead_of_dots() -> None:
+    layers = [LayerBar("embed", 9.25, {"embed_tokens": 9.25})]
+    layers += [LayerBar(str(index), 5.0, {"q_proj": 4.5, "o_proj": 5.5}) for index in range(96)]
     root = ET.fromstring(charts.layer_bars(layers, "bits per element", "bits"))
-    labels = [shape.text for shape in root.iter("text") if shape.text in {layer.label for layer in layers}]
-    assert 5 < len(labels) < 24
-    assert len(list(root.iter("rect"))) == 96
+    labels = [shape.text for shape in root.iter("text") if shape.get("y") == str(HEIGHT - BOTTOM + 17)]
+    assert labels == ["embed", *(str(number) for number in range(10, 96, 10))]
+    assert len(list(root.iter("rect"))) == 97
+    assert not list(root.iter("circle"))
+    assert [shape.get("class") for shape in root.iter("line")].count("range") == 96
 
 
 def test_the_baseline_is_hatched_and_dashed_so_that_color_is_not_needed() -> None:

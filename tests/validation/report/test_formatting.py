@@ -66,6 +66,7 @@ def test_a_value_on_its_own_has_four_digits() -> None:
         ("kl_mean", 1.23e-7, 1.1e-7, 1.4e-7, "1.23e-7", "1.10e-7 to 1.40e-7"),
         ("kl_mean", 0.0, 0.0, 3e-9, "0", "0 to 3.0e-9"),
         ("perplexity", 123_456.7, 98_765.4, 154_321.0, "123,000", "99,000 to 154,000"),
+        ("perplexity", 1.23e8, 9.1e7, 2.04e8, "1.23e8", "9.10e7 to 2.04e8"),
         ("ttft_ratio", 1.0, 0.01, 100.0, "1.00", "0.01 to 100.00"),
         ("size_ratio", 1.0, 1 - 1e-12, 1 + 1e-12, "1.00000", "1.00000 to 1.00000"),
     ],
@@ -84,6 +85,7 @@ def test_a_measured_value_has_the_digits_of_its_interval(
         (1.010804, 1.00736, 1.014259, "+1.08 %"),
         (1.0, 0.8, 1.25, "0 %"),
         (2.1122, 1.6544, 2.6965, "+111 %"),
+        (7e6, 6e6, 9e6, "> +999 %"),
     ],
 )
 def test_a_change_is_the_paired_ratio_in_percent(value: float, low: float, high: float, shown: str) -> None:

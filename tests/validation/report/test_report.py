@@ -177,6 +177,7 @@ def test_origin_date_load_and_samples_are_shown(page: _Page) -> None:
         assert shown in facts.text
     assert "0123456789abcdef" * 4 in page.section("environment")
     assert [found.text for found in page.find("pre")] == ["def f(", "self): pass", "x): return <x>"]
+    assert "They differ from the first character on." in page.section("samples")
 
 
 def test_a_busy_machine_is_flagged(evidence: Evidence) -> None:
