@@ -117,6 +117,14 @@ class StopScanner:
         return 0
 
 
+def _check_biases(params: SamplingParams, model: ModelFacts) -> None:
+    largest = max(dict(params.logit_bias), default=0)
+    if largest >= model.vocab_size:
+        raise RequestError(
+            f"logit_bias names token {largest}; the model's token ids go from 0 to {model.vocab_size - 1}"
+        )
+
+
 class Request:
     """One request. `sequence` is the scheduler's view of it.
 
@@ -135,6 +143,7 @@ class Request:
         keep_logits: bool,
         now: float,
     ) -> None:
+        _check_biases(params, model)
         num_left = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, num_left))
         detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None

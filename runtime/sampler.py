@@ -1,7 +1,8 @@
 """Sampling: from one row of logits to one token. Tokens depend on logits, parameters, seed and position alone.
 
-The order of operations is that of transformers' generation: repetition and presence penalty, temperature, top-k, top-p,
-min-p. To add a warper, narrow the candidates in `_candidates` and compare the surviving set in tests/oracle.
+The order of operations is that of transformers' generation: penalties (repetition, presence, frequency) and biases,
+temperature, top-k, top-p, min-p. To add a warper, narrow the candidates in `_candidates` and compare the surviving set
+in tests/oracle.
 
 A pipelined executor samples on its device from `SamplingArrays`. To let devices do more, add an array there, fill it in
 `sampling_arrays`, and drop the condition in `sampled_on_device`.
@@ -71,6 +72,8 @@ class Sampler:
         self.params = params
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
         self._prompt_tokens = np.unique(np.asarray(prompt_tokens, dtype=np.int64))
+        biases = dict(params.logit_bias)
+        self._biased_tokens, self._biases = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
         self._uniforms: tuple[float, ...] = ()  # of the tokens from `_first_uniform` on, generated on demand
         self._first_uniform = 0
 
@@ -86,28 +89,32 @@ class Sampler:
         Raises NonFiniteLogits.
         """
         best = _finite_argmax(logits)
-        scores = self._penalized(logits, generated)
+        scores = self._adjusted(logits, generated)
         if not self.params.is_greedy:
             token_id = sample_token(scores, self.params, self.uniform(len(generated)))
         else:
             token_id = best if scores is logits else int(scores.argmax())
         return _with_logprobs(logits, token_id, self.params.logprobs)
 
-    def _penalized(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
-        """Logits after both penalties; the same array without penalties."""
-        if self.params.repetition_penalty == 1 and self.params.presence_penalty == 0:
+    def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
+        """Logits after penalties and biases; the same array without any."""
+        if not self.params.changes_logits:
             return logits
-        repetition = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
-        presence = min(max(self.params.presence_penalty, -_LARGEST), _LARGEST)
         scores = logits.copy()
-        own = np.asarray(generated, dtype=np.int64)
-        seen = np.concatenate([self._prompt_tokens, own])
-        # A token that occurs twice is read before it is written, so that it is penalized once.
+        own, counts = np.unique(np.asarray(generated, dtype=np.int64), return_counts=True)
         with np.errstate(over="ignore"):  # an extreme penalty saturates at the largest number
-            scores[seen] = np.where(scores[seen] > 0, scores[seen] / repetition, scores[seen] * repetition)
-            scores[own] = scores[own] - presence
+            if self.params.repetition_penalty != 1:
+                self._penalize_repetition(scores, np.concatenate([self._prompt_tokens, own]))
+            frequency = np.clip(counts * self.params.frequency_penalty, -_LARGEST, _LARGEST).astype(np.float32)
+            scores[own] = scores[own] - min(max(self.params.presence_penalty, -_LARGEST), _LARGEST) - frequency
+            scores[self._biased_tokens] += self._biases
         # A difference of infinities would be NaN. A token that the model forbids stays at minus infinity.
         return np.clip(scores, -_LARGEST, _LARGEST, out=scores, where=np.isfinite(logits))
+
+    def _penalize_repetition(self, scores: FloatArray, seen: Int64Array) -> None:
+        """A token that occurs twice is read before it is written, so that it is penalized once."""
+        penalty = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
 
 
 def sample_token(scores: FloatArray, params: SamplingParams, uniform: float) -> int:
@@ -146,8 +153,7 @@ class SamplingArrays:
 
 def sampled_on_device(params: SamplingParams) -> bool:
     """Whether `SamplingArrays` can express these parameters; otherwise the host samples, from the logits."""
-    no_penalty = params.repetition_penalty == 1 and params.presence_penalty == 0
-    return no_penalty and params.min_p == 0 and params.logprobs is None
+    return not params.changes_logits and params.min_p == 0 and params.logprobs is None
 
 
 def sampling_arrays(samplers: Sequence[Sampler], indices: Sequence[int]) -> SamplingArrays:

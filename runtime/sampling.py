@@ -4,15 +4,18 @@ To add a parameter, add the field and its row in `_NUMBERS`, then use it in `sam
 """
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
-from ingot.errors import RequestError
+from ingot.errors import RequestError, shown
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 64
+MAX_BIAS = 100
+MAX_BIASED_TOKENS = 1024
 MAX_SEED = 2**64 - 1
 
 
@@ -20,7 +23,7 @@ MAX_SEED = 2**64 - 1
 class SamplingParams:
     """How to sample tokens and when to stop. Raises RequestError for an invalid value.
 
-    The order is: penalties, temperature, top-k, top-p, min-p (as in transformers). All are off by default.
+    The order is: penalties, logit_bias, temperature, top-k, top-p, min-p. All are off by default.
 
     max_tokens          most tokens to generate, at least 1
     temperature         0 is greedy (ties go to the lowest token id); logits are divided by it otherwise
@@ -30,7 +33,10 @@ class SamplingParams:
     seed                makes sampling reproducible; None chooses a random seed per request
     repetition_penalty  divides positive, multiplies negative logits of all tokens so far (CTRL, 2019)
     presence_penalty    is subtracted from the logits of tokens in the output
-    stop                strings that end the output where they first occur; they are not part of it
+    frequency_penalty   is subtracted from a token's logit once for each time that it is in the output
+    logit_bias          {token id: -100 to 100}, added to these tokens' logits; -100 bans, 100 forces in practice. It
+                        is kept as pairs in order of id.
+    stop                a string, or several, that end the output where they first occur; they are not part of it
     stop_token_ids      tokens that end the output, in addition to the model's own end tokens
     ignore_eos          continue past the model's own end tokens
     logprobs            report the log-probability of the sampled token and of this many most likely tokens
@@ -44,18 +50,30 @@ class SamplingParams:
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, rule in _NUMBERS.items():
             rule.check(name, getattr(self, name))
-        _check_stop(self.stop)
-        _check_stop_token_ids(self.stop_token_ids)
+        self._replace("stop", _stop_strings(self.stop))
+        self._replace("stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        self._replace("logit_bias", _biases(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
             raise _refusal("ignore_eos", self.ignore_eos, "True or False", "pass a boolean")
+
+    def _replace(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a penalty or a bias applies."""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return penalties or bool(self.logit_bias)
 
     @property
     def is_greedy(self) -> bool:
@@ -77,10 +95,12 @@ class _Rule:
 
     def check(self, name: str, value: object) -> None:
         """Raise RequestError unless `value` is a number of the right kind and range."""
-        if value is None and self.optional:
-            return
-        if isinstance(value, bool) or not isinstance(value, self.kind) or not self._in_range(value):
+        if not (self.optional and value is None) and not self.allows(value):
             raise _refusal(name, value, self.allowed, self.advice)
+
+    def allows(self, value: object) -> bool:
+        """Whether `value` is a number of the right kind and range."""
+        return not isinstance(value, bool) and isinstance(value, self.kind) and self._in_range(value)
 
     def _in_range(self, value: Any) -> bool:
         number = int(value) if isinstance(value, Integral) else float(value)  # numpy's comparison may overflow
@@ -88,7 +108,7 @@ class _Rule:
 
 
 def _refusal(name: str, value: object, allowed: str, advice: str) -> RequestError:
-    return RequestError(f"{name} is {value!r}; it must be {allowed}: {advice}")
+    return RequestError(f"{name} is {shown(value)}; it must be {allowed}: {advice}")
 
 
 _NUMBERS = {
@@ -107,6 +127,7 @@ _NUMBERS = {
     ),
     "repetition_penalty": _Rule(Real, "a finite number above 0", "use 1 for none", low=0, above=True),
     "presence_penalty": _Rule(Real, "a finite number", "use 0 for none"),
+    "frequency_penalty": _Rule(Real, "a finite number", "use 0 for none"),
     "logprobs": _Rule(
         Integral,
         f"a whole number from 0 to {MAX_LOGPROBS}",
@@ -118,26 +139,57 @@ _NUMBERS = {
 }
 
 
-def _check_stop(stop: object) -> None:
-    """Check that stop strings are a tuple of non-empty strings, and not too many."""
-    advice = "leave it out to stop at the model's own end tokens only"
-    if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
-        raise _refusal("stop", stop, "a tuple of strings", 'write ("END",) for a single one')
-    if "" in stop:
-        raise _refusal("stop", stop, "made of strings with at least one character", advice)
-    if len(stop) > MAX_STOP_STRINGS:
-        found = f"{len(stop)} strings"
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    """Stop strings as a tuple; RequestError when one is empty or not a string, or there are too many."""
+    strings = (stop,) if isinstance(stop, str) else tuple(stop) if _is_list(stop) else None
+    if strings is None or not all(isinstance(text, str) for text in strings):
+        raise _refusal("stop", stop, "a string or a list of strings", "leave it out to stop at end tokens only")
+    if "" in strings:
+        raise _refusal("stop", stop, "made of strings with at least one character", "take out the empty one")
+    if len(strings) > MAX_STOP_STRINGS:
+        found = f"{len(strings)} strings"
         raise _refusal("stop", found, f"at most {MAX_STOP_STRINGS}", "keep the shortest")
+    return strings
 
 
-def _check_stop_token_ids(token_ids: object) -> None:
-    """Check that stop tokens are a tuple of token ids, and not too many. The vocabulary is unknown here."""
-    whole = "a tuple of token ids, whole numbers of at least 0"
-    if not isinstance(token_ids, tuple):
-        raise _refusal("stop_token_ids", token_ids, whole, "write (2,) for a single one")
-    for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
-            raise _refusal("stop_token_ids", token_ids, whole, f"take out {token_id!r}")
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        found = f"{len(token_ids)} token ids"
+def _stop_token_ids(token_ids: object) -> tuple[int, ...]:
+    """Stop tokens as a tuple; RequestError for other things than token ids. The vocabulary is unknown here."""
+    whole = "a list of token ids, whole numbers of at least 0"
+    if not _is_list(token_ids):
+        raise _refusal("stop_token_ids", token_ids, whole, "write [2] for a single one")
+    ids = tuple(token_ids)
+    for token_id in ids:
+        if not _is_token_id(token_id):
+            raise _refusal("stop_token_ids", token_ids, whole, f"take out {shown(token_id)}")
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        found = f"{len(ids)} token ids"
         raise _refusal("stop_token_ids", found, f"at most {MAX_STOP_TOKEN_IDS}", "keep the most likely ones")
+    return ids
+
+
+def _biases(biases: object) -> tuple[tuple[int, float], ...]:
+    """Biases as pairs in order of id; RequestError for other things than token ids and numbers from -100 to 100."""
+    allowed = f"a mapping of token ids to numbers from {-MAX_BIAS} to {MAX_BIAS}"
+    items = biases.items() if isinstance(biases, Mapping) else biases
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise _refusal("logit_bias", biases, allowed, "write {token_id: -100} to ban a token")
+    pairs = []
+    for item in items:
+        if not (_is_list(item) and len(item) == 2 and _is_token_id(item[0]) and _BIAS.allows(item[1])):
+            raise _refusal("logit_bias", biases, allowed, f"correct {shown(item)}")
+        pairs.append((int(item[0]), float(item[1])))
+    if len(pairs) > MAX_BIASED_TOKENS or len(dict(pairs)) < len(pairs):
+        found = f"{len(pairs)} biases"
+        raise _refusal("logit_bias", found, f"at most {MAX_BIASED_TOKENS}, one for a token", "keep the largest")
+    return tuple(sorted(pairs))
+
+
+_BIAS = _Rule(Real, "", "", low=-MAX_BIAS, high=MAX_BIAS)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0

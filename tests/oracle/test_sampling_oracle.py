@@ -49,4 +49,4 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
         expected = processor(torch.tensor([prompt + generated]), torch.from_numpy(row)[None].clone())[0]
         sampler = Sampler(SamplingParams(repetition_penalty=penalty), prompt)
         assert sampler.sample(row, generated).token_id == int(expected.argmax())
-        assert np.array_equal(sampler._penalized(row, generated), expected.numpy())
+        assert np.array_equal(sampler._adjusted(row, generated), expected.numpy())

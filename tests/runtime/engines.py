@@ -12,6 +12,7 @@ from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
 VOCAB_SIZE = 256
+_ADJUSTED: dict[str, Any] = {"frequency_penalty": 0.7, "logit_bias": {3: 2.5, 200: -100}}
 
 
 @cache
@@ -47,6 +48,7 @@ def random_requests(
             top_k=rng.choice([0, 20]),
             seed=rng.randrange(1000),
             repetition_penalty=rng.choice(repetition_penalties),
+            **(_ADJUSTED if rng.random() < 0.2 and max(repetition_penalties) > 1 else {}),
         )
         requests.append((prompt, params))
     return requests

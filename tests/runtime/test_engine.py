@@ -183,6 +183,13 @@ def test_a_prompt_that_cannot_be_served_is_refused(prompt: list[int], message: s
         assert engine.metrics().blocks_in_use == 0
 
 
+def test_a_bias_for_a_token_outside_the_vocabulary_is_refused() -> None:
+    with token_engine() as engine:
+        with pytest.raises(RequestError, match=r"logit_bias names token 256; the model's token ids go from 0 to 255"):
+            engine.generate([1], SamplingParams(logit_bias={2: 1, 256: 1}))
+        assert not engine.has_unfinished()
+
+
 def test_an_empty_text_is_refused_when_it_has_no_tokens() -> None:
     with text_engine() as engine:
         if not engine.encode(""):

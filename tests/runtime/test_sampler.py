@@ -156,6 +156,28 @@ def test_the_presence_penalty_weakens_tokens_of_the_output_alone_and_once() -> N
     assert sampler.sample(row(1.5, 0.4), [0, 0, 0]).token_id == 0
 
 
+def test_the_frequency_penalty_counts_how_often_a_token_is_in_the_output() -> None:
+    sampler = Sampler(SamplingParams(frequency_penalty=0.5), [0, 0, 0])
+    assert sampler.sample(row(1.5, 0.4), []).token_id == 0
+    assert sampler.sample(row(1.5, 0.4), [0, 0]).token_id == 0, "1.5 - 2 * 0.5 > 0.4"
+    assert sampler.sample(row(1.5, 0.4), [0, 0, 0]).token_id == 1
+    both = Sampler(SamplingParams(frequency_penalty=0.5, presence_penalty=0.2), [])
+    assert both.sample(row(1.5, 0.4), [0, 0]).token_id == 1, "presence counts once more"
+    assert Sampler(SamplingParams(frequency_penalty=-1.0), []).sample(row(0, 1, 0), [2, 2]).token_id == 2
+
+
+def test_a_bias_is_added_to_the_logit_of_its_token_and_bans_or_forces_it() -> None:
+    logits = row(3, 2.5, 2)
+    assert Sampler(SamplingParams(logit_bias={1: 0.6}), []).sample(logits, []).token_id == 1
+    assert Sampler(SamplingParams(logit_bias={1: 0.4}), []).sample(logits, []).token_id == 0
+    for bias, left in (({0: -100}, {1, 2}), ({2: 100}, {2})):
+        drawn = [SamplingParams(temperature=1.0, seed=seed, logit_bias=bias) for seed in range(100)]
+        assert {Sampler(params, []).sample(logits, []).token_id for params in drawn} == left
+    assert Sampler(SamplingParams(logit_bias={1: 100}), []).sample(row(0, -np.inf), []).token_id == 0
+    after = Sampler(SamplingParams(logit_bias={0: 1.0}, repetition_penalty=2.0), [0])
+    assert after.sample(row(3, 2.4), []).token_id == 0, "3 / 2 + 1 > 2.4: the penalty does not scale the bias"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("repetition", [5e-324, 1e-40, 1.7e308])
 @pytest.mark.parametrize("presence", [-1.7e308, 0.0, 1.7e308])
@@ -163,7 +185,14 @@ def test_a_penalty_beyond_single_precision_still_gives_a_token(
     temperature: float, repetition: float, presence: float
 ) -> None:
     params = SamplingParams(
-        temperature=temperature, seed=0, repetition_penalty=repetition, presence_penalty=presence, top_p=0.9, min_p=0.1
+        temperature=temperature,
+        seed=0,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        top_p=0.9,
+        min_p=0.1,
+        frequency_penalty=-presence,
+        logit_bias={0: 100, 1: -100},
     )
     for logits in (row(1, 0, -1, 2), row(0, 0, 0, 0), row(-np.inf, 3, -3, -np.inf)):
         token_id = Sampler(params, [0, 1]).sample(logits, [1, 2]).token_id
@@ -251,9 +280,18 @@ def test_a_number_just_below_one_is_not_rounded_to_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"min_p": 0.1}, {"logprobs": 0}, {"repetition_penalty": 1.1}, {"presence_penalty": -1.0}], ids=str
+    "change",
+    [
+        {"min_p": 0.1},
+        {"logprobs": 0},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": -1.0},
+        {"frequency_penalty": 0.1},
+        {"logit_bias": {1: 1.0}},
+    ],
+    ids=str,
 )
-def test_penalties_log_probabilities_and_min_p_need_the_host(change: dict[str, float]) -> None:
+def test_penalties_biases_log_probabilities_and_min_p_need_the_host(change: dict[str, Any]) -> None:
     assert sampled_on_device(SAMPLED)
     assert sampled_on_device(SamplingParams())
-    assert not sampled_on_device(replace(SAMPLED, **change))  # type: ignore[arg-type]  # every value has its field's type
+    assert not sampled_on_device(replace(SAMPLED, **change))

@@ -1,12 +1,14 @@
 """SamplingParams: what is refused, and with which words."""
 
 import math
+import pickle
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ingot.errors import RequestError
+from ingot.errors import RequestError, shown
 from ingot.runtime.sampling import MAX_LOGPROBS, MAX_SEED, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 
@@ -23,6 +25,7 @@ def test_the_default_is_greedy_and_valid() -> None:
         {"temperature": 1e-300, "repetition_penalty": 1e-6, "presence_penalty": -2.0},
         {"seed": MAX_SEED, "logprobs": MAX_LOGPROBS},
         {"stop": ("a",) * MAX_STOP_STRINGS, "stop_token_ids": (0, 7)},
+        {"frequency_penalty": -2, "logit_bias": {np.int64(5): 100, 3: -100}},
     ],
 )
 def test_the_ends_of_every_range_are_accepted(given: dict[str, Any]) -> None:
@@ -59,11 +62,25 @@ def test_the_ends_of_every_range_are_accepted(given: dict[str, Any]) -> None:
         ("repetition_penalty", math.inf),
         ("presence_penalty", math.nan),
         ("presence_penalty", -math.inf),
-        ("stop", "END"),
-        ("stop", ["END"]),
+        ("frequency_penalty", math.nan),
+        ("frequency_penalty", "0.5"),
+        ("logit_bias", {3: 101}),
+        ("logit_bias", {3: -100.5}),
+        ("logit_bias", {3: math.nan}),
+        ("logit_bias", {3: True}),
+        ("logit_bias", {"3": 1}),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", [3, 1]),
+        ("logit_bias", "3"),
+        ("logit_bias", 3),
+        ("stop", ""),
         ("stop", ("END", "")),
         ("stop", (b"END",)),
-        ("stop_token_ids", [2]),
+        ("stop", b"END"),
+        ("stop", {"END"}),
+        ("stop", 3),
+        ("stop_token_ids", 2),
+        ("stop_token_ids", "2"),
         ("stop_token_ids", (-2,)),
         ("stop_token_ids", (True,)),
         ("ignore_eos", 1),
@@ -77,8 +94,28 @@ def test_a_wrong_value_is_refused_with_its_name_itself_and_what_is_allowed(name:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**given)
     message = str(caught.value)
-    assert message.startswith(f"{name} is {value!r}; it must be ")
-    assert ": " in message.removeprefix(f"{name} is {value!r}; it must be "), "it says what to do"
+    assert message.startswith(f"{name} is {shown(value)}; it must be ")
+    assert ": " in message.removeprefix(f"{name} is {shown(value)}; it must be "), "it says what to do"
+
+
+def test_stops_may_be_a_string_or_any_sequence() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(stop=["a", "b"], stop_token_ids=[3, 2]) == SamplingParams(
+        stop=("a", "b"), stop_token_ids=(3, 2)
+    )
+
+
+def test_biases_are_kept_as_pairs_in_order_so_that_parameters_can_be_hashed_copied_and_pickled() -> None:
+    given = {7: 1, 3: -100}
+    params = SamplingParams(logit_bias=given)
+    given[9] = 100
+    assert params.logit_bias == ((3, -100.0), (7, 1.0))
+    assert params == replace(params) == pickle.loads(pickle.dumps(params)) == SamplingParams(**asdict(params))
+    assert hash(params) == hash(replace(params))
+    with pytest.raises(RequestError, match="1025 biases"):
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(RequestError, match="one for a token"):
+        SamplingParams(logit_bias=((1, 1.0), (1, 2.0)))
 
 
 def test_too_many_stops_are_refused_by_their_number() -> None:
