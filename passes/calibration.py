@@ -74,6 +74,7 @@ BlockRun = Callable[[Mapping[ir.Node, Float32Array]], Sequence[Float32Array]]
 class CalibrationFacts:
     """Calibration data of a model: a text by name and digest, and the tokens sampled from it.
 
+    evaluation_overlap    share of the evaluated tokens in runs of 32 that the text has too; None without evaluation
     kind              "text", "jsonl" or "folder"
     packing           "packed": sequences of `sequence_tokens`; "documents": one per document, possibly shorter
     documents         number of documents in the text that are not empty
@@ -90,6 +91,7 @@ class CalibrationFacts:
     packing: str = "packed"
     documents: int = 1
     missing_tokens: int = 0
+    evaluation_overlap: float | None = None
 
     @property
     def tokens(self) -> int:

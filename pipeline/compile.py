@@ -18,11 +18,17 @@ from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.model_facts import KV, MODEL, Rows, pass_facts
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.registry import make_pass, pass_names
-from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine, open_journal, read_calibration_data
+from ingot.pipeline.calibrate import (
+    CalibrationData,
+    CalibrationEngine,
+    HeldOutText,
+    open_journal,
+    read_calibration_data,
+)
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
 from ingot.pipeline.model.importer import ModelSource
-from ingot.pipeline.recipe.schema import CalibrationOptions, Recipe
+from ingot.pipeline.recipe.schema import CalibrationOptions, PathError, Recipe
 from ingot.pipeline.targets.table import Target, get_target, require_kv_type
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 from ingot.runtime.text.chat_template import ChatTemplate
@@ -111,10 +117,11 @@ def run_passes(
     recipe: Recipe, source: ModelSource, observe: Observer | None = None
 ) -> tuple[ir.Model, list[PassRecord]]:
     """Check the weights, run the recipe's passes and the target's lowering; return the IR and what each pass did."""
+    passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
+    calibration = calibration_engine(recipe, source, passes)  # reads and checks the texts, before longer work
     source.check_weights()
     model = source.copy()
-    passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
-    with calibrate_with(calibration_engine(recipe, source, passes)):
+    with calibrate_with(calibration):
         return model, PassManager(passes, observe).run(model)
 
 
@@ -150,7 +157,17 @@ def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: Model
         chat_template=options.chat_template,
         field=options.field,
         template_file=source.checkpoint.chat_template,
+        held_out=_held_out(recipe),
     )
+
+
+def _held_out(recipe: Recipe) -> HeldOutText | None:
+    """The evaluation text; None without one, and where it is missing: a build refuses that, an export does not."""
+    try:
+        file = recipe.evaluation_text()
+    except PathError:
+        return None
+    return HeldOutText(file, recipe.evaluation.tokens) if file and recipe.evaluation else None
 
 
 def _require_kv_type(target: Target, model: ir.Model) -> None:

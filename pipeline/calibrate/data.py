@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ingot.errors import DataError, RequestError
 from ingot.passes.calibration import CalibrationFacts
 from ingot.pipeline.calibrate.documents import Corpus, Document, read_corpus
+from ingot.pipeline.calibrate.overlap import HeldOutText, checked_share, refuse_same_text
 from ingot.runtime import Tokenizer
 
 Packing = Literal["packed", "documents"]
@@ -81,14 +82,18 @@ def read_calibration_data(
     chat_template: bool = False,
     field: str | None = None,
     template_file: Path | None = None,
+    held_out: HeldOutText | None = None,
 ) -> CalibrationData:
     """Choose `sequences` sequences from a text file, a JSONL file or a folder, without overlap and in order.
 
     packing, chat_template and field are those of the recipe's section `calibration`; `template_file` replaces the
     tokenizer's own chat template. DataError when the text cannot be read, is too short or in an alphabet that the
-    tokenizer does not cover, or a token exceeds the model's vocabulary.
+    tokenizer does not cover, is the evaluation text `held_out` or holds most of it, or a token exceeds the model's
+    vocabulary.
     """
     corpus, tokenizer = read_corpus(text, field), Tokenizer.load(tokenizer_folder, chat_template=template_file)
+    if held_out is not None:
+        refuse_same_text(corpus, held_out)
     documents = [_tokens(document, tokenizer, chat_template) for document in corpus.documents if document.is_filled]
     documents = [document for document in documents if len(document)]
     whole = np.concatenate([np.zeros(0, np.int64), *documents])
@@ -98,8 +103,9 @@ def read_calibration_data(
             "tokenizer and weights are from different checkpoints"
         )
     _check_alphabet(text.name, whole, tokenizer)
+    share = None if held_out is None else checked_share(corpus.name, documents, held_out.evaluated(tokenizer))
     opening = [] if chat_template else [t for t in tokenizer.encode("") if t == tokenizer.bos_token_id][:1]
-    choice = _Choice(corpus, len(whole), sequences, sequence_tokens, seed)
+    choice = _Choice(corpus, len(whole), sequences, sequence_tokens, seed, share)
     if packing == "documents":
         return choice.by_document(documents, opening)
     closing = [] if chat_template or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -115,6 +121,7 @@ class _Choice:
     sequences: int
     sequence_tokens: int
     seed: int
+    evaluation_overlap: float | None
 
     def packed(self, documents: Sequence[Tokens], opening: list[int], between: list[int]) -> CalibrationData:
         """Sequences of one length."""
@@ -157,6 +164,7 @@ class _Choice:
             packing=packing,
             documents=documents,
             missing_tokens=self.sequences * self.sequence_tokens - tokens,
+            evaluation_overlap=self.evaluation_overlap,
         )
 
     def _too_short(self, found: str, available: int) -> str:

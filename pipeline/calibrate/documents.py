@@ -93,8 +93,13 @@ def _usable(folder: Path) -> list[Path]:
     raise DataError(f"{folder}: the folder has no calibration text; files with {allowed} are read; found: {found}")
 
 
+def is_jsonl(file: Path) -> bool:
+    """Whether the file's name says that it holds a record per line."""
+    return file.suffix.lower() in JSONL_ENDINGS
+
+
 def _kind(file: Path) -> Kind:
-    return "jsonl" if file.suffix.lower() in JSONL_ENDINGS else "text"
+    return "jsonl" if is_jsonl(file) else "text"
 
 
 def _documents(file: Path, name: str, raw: bytes, field: str | None) -> Iterator[Document]:

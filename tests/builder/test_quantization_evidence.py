@@ -28,11 +28,17 @@ RECIPE = {
 }
 
 
+def write_text(folder: Path) -> Path:
+    """A calibration text that is not the evaluation text."""
+    text = folder / "text.txt"
+    text.write_text("\n".join(f"def f{i}(x):\n    return x + {i * i}\n" for i in range(200)))
+    return text
+
+
 @pytest.fixture(scope="module")
 def pruned(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder = tmp_path_factory.mktemp("pruned")
-    text = folder / "text.txt"
-    text.write_text("\n".join(f"def f{i}(x):\n    return x + {i * i}\n" for i in range(200)))
+    text = write_text(folder)
     calibration = {**RECIPE["calibration"], "text": str(text)}  # type: ignore[dict-item]
     (folder / "recipe.yaml").write_text(json.dumps({**RECIPE, "calibration": calibration}))
     return build(str(folder / "recipe.yaml"), UNMEASURED, folder / "out").artifact
@@ -87,12 +93,12 @@ def test_a_build_without_quantization_seals_no_statistics(build_unmeasured: Buil
 
 
 def test_weights_scaled_after_others_were_rounded_have_no_kl(
-    build_unmeasured: BuildArtifact, two_layers: Path, memory_of_this_process: None
+    build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path, memory_of_this_process: None
 ) -> None:
     passes = (
         "passes=[{quantize-weights: {lm_head: none, overrides: {'*.mlp.*': none}}}, "
         "{awq: {steps: 2}}, {quantize-weights: {lm_head: none}}]"
     )
-    calibration = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=2")
+    calibration = (f"calibration.text={write_text(tmp_path)}", "calibration.sequences=2")
     artifact = build_unmeasured("fp32-cpu", two_layers, passes, EVALUATED, *calibration, "generate=null")
     assert sealed_quantization(artifact).kl_absent == "awq changed weights when others were quantized already"

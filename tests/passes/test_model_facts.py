@@ -32,7 +32,7 @@ def test_the_printed_model_shows_facts_as_text() -> None:
     CALIBRATION_FACTS.record(model, DATA)
     text = model_to_text(model)
     assert "ingot.checkpoint tiny\n" in text
-    assert '"missing_tokens": 1, "tokens": 7}\n' in text
+    assert '"missing_tokens": 1, "evaluation_overlap": null, "tokens": 7}\n' in text
 
 
 def test_rows_of_weights_are_added_up() -> None:

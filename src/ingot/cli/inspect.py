@@ -75,9 +75,10 @@ def _calibration(artifact: Artifact) -> str:
         raise ArtifactError(
             f"{artifact.file(CALIBRATION_FILE)}: {first_problem(error)}; build the artifact again"
         ) from error
+    overlap = f"; it has {facts.evaluation_overlap:.2%} of the evaluated tokens" if facts.evaluation_overlap else ""
     return (
         f"on {facts.tokens:,} of {facts.text_tokens:,} tokens of {facts.text} (SHA-256 {facts.sha256[:16]}): "
-        f"{facts.sequences} sequences of {facts.documents:,} documents, {facts.packing}, seed {facts.seed}"
+        f"{facts.sequences} sequences of {facts.documents:,} documents, {facts.packing}, seed {facts.seed}{overlap}"
     )
 
 
@@ -92,6 +93,7 @@ class _CalibrationRecord(BaseModel):
     documents: int
     packing: str
     seed: int
+    evaluation_overlap: float | None = None
 
 
 def _print_program(artifact: Artifact) -> None:
