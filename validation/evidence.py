@@ -3,7 +3,7 @@
 In order:
     evidence = measure(candidate, baseline, options)
     write_evidence(evidence, folder)                    # JSON files, report.html, report.md
-    require_gates(evidence)                             # gates.py: exit codes 3 and 4
+    require_passed(evidence)                             # gates.py: exit codes 3 and 4
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ __all__ = [
     "MeasureOptions",
     "advisory_remarks",
     "measure",
-    "require_gates",
+    "require_passed",
     "sealed_quantization",
     "write_evidence",
     "write_quantization",
@@ -120,7 +120,7 @@ def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def require_gates(evidence: Evidence, command: Sequence[str] = ()) -> None:
+def require_passed(evidence: Evidence, command: Sequence[str] = ()) -> None:
     """Raise GateFailed or GateUndecided if a gate that is not advisory did not pass.
 
     `command` is the command line of this measurement, from which the message makes one that measures more.
@@ -129,7 +129,7 @@ def require_gates(evidence: Evidence, command: Sequence[str] = ()) -> None:
 
 
 def advisory_remarks(evidence: Evidence, command: Sequence[str] = ()) -> list[str]:
-    """Describe the advisory gates that did not pass, a line each, as require_gates describes others."""
+    """Describe the advisory gates that did not pass, a line each, as require_passed describes others."""
     return advisory_lines(evidence.gates, evidence.measured, _rerun(evidence, command))
 
 

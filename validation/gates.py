@@ -89,8 +89,7 @@ def raise_for(
     failed = [outcome for outcome in required if outcome.verdict == "FAIL"]
     undecided = undecided_lines(required, measured or {}, rerun)
     if failed:
-        advice = "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable."
-        raise GateFailed("\n".join([*map(_failure, failed), *undecided, advice]))
+        raise GateFailed("\n".join([*map(_failure, failed), *undecided, _failure_advice(failed[0])]))
     if undecided:
         raise GateUndecided("\n".join(undecided))
 
@@ -193,6 +192,15 @@ def _need(outcome: GateOutcome, measured: Measured | None) -> _Need:
     if measured is None:
         return _Need(times)
     return _Need(times, measured.sample_unit, measured.sample_size, measured.most_samples)
+
+
+def _failure_advice(outcome: GateOutcome) -> str:
+    loosen = "" if "@" in outcome.name else f" (--set gates.{outcome.name}.{outcome.bound}=NUMBER)"
+    return (
+        "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable"
+        + loosen
+        + "."
+    )
 
 
 def _undecided(outcome: GateOutcome, need: _Need) -> str:

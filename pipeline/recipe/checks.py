@@ -48,7 +48,7 @@ _LONGEST_KEY = 80
 
 def check_recipe(located: Located, default_name: str, problems: list[Problem]) -> Recipe | None:
     """The recipe with its defaults filled in; None, with every mistake appended to `problems`, when it has any."""
-    located = _without_null_gates(located)
+    located = _with_own_gates(_without_null_gates(located))
     passes = _read_passes(located, problems)
     problems.extend(consistency_problems(located, passes))
     for path in _path_keys(Recipe):
@@ -91,6 +91,24 @@ def _without_null_gates(located: Located) -> Located:
         return located
     kept = {metric: gate for metric, gate in gates.entries.items() if gate.value is not None}
     return replace(located, value={**located.entries, "gates": replace(gates, value=kept)})
+
+
+def _with_own_gates(located: Located) -> Located:
+    """Drop an inherited `if_measured` from gates with a limit of the recipe's own, which must then be measured."""
+    gates = located.entries.get("gates")
+    if gates is None:
+        return located
+    own = {metric: _with_own_limit(gate) for metric, gate in gates.entries.items()}
+    return replace(located, value={**located.entries, "gates": replace(gates, value=own)}) if own else located
+
+
+def _with_own_limit(gate: Located) -> Located:
+    entries = gate.entries
+    conditional = entries.get("if_measured")
+    limits = [entries[bound] for bound in ("max", "min") if bound in entries]
+    if conditional is None or all(limit.file == conditional.file for limit in limits):
+        return gate
+    return replace(gate, value={key: value for key, value in entries.items() if key != "if_measured"})
 
 
 def _is_mistake(details: ErrorDetails) -> bool:

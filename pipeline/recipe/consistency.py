@@ -110,6 +110,8 @@ def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate
         yield gate.entries[wrong].problem(message)
     elif right in gate.entries:
         yield from _range_problems(metric, facts, right, gate.entries[right])
+    if _is_set(gate, "if_measured"):
+        return
     if facts.section and not _has(recipe, facts.section):
         yield gate.problem(
             f"gates: {metric} requires the section `{facts.section}`, which the recipe does not have; add it, or "
@@ -117,6 +119,10 @@ def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate
         )
     elif level is not None:
         yield from _level_problems(recipe, facts, level, gate)
+
+
+def _is_set(gate: Located, key: str) -> bool:
+    return key in gate.entries and gate.entries[key].value is True
 
 
 def _range_problems(metric: str, facts: MetricFacts, bound: str, given: Located) -> Iterator[Problem]:

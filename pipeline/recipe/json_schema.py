@@ -145,11 +145,14 @@ def _gate(facts: MetricFacts) -> Schema:
         "maximum": facts.most,
         "description": GateLimit.model_fields[bound].description,
     }
-    advisory = {"type": "boolean", "default": False, "description": GateLimit.model_fields["advisory"].description}
+    flags = {
+        name: {"type": "boolean", "default": False, "description": GateLimit.model_fields[name].description}
+        for name in ("advisory", "if_measured")
+    }
     return {
         "description": facts.definition,
         "type": ["object", "null"],
-        "properties": {bound: limit, "advisory": advisory},
+        "properties": {bound: limit, **flags},
         "additionalProperties": False,
     }
 

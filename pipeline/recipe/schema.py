@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from ingot.artifact.launch_program import TILES_FILE
+from ingot.artifact.metrics import METRICS
 from ingot.errors import Problem, UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
@@ -273,6 +274,9 @@ class GateLimit(_Frozen):
     max: float | None = Field(default=None, description="the measured value must not be above this")
     min: float | None = Field(default=None, description="the measured value must not be below this")
     advisory: bool = Field(default=False, description="report the verdict, but seal the artifact whatever it is")
+    if_measured: bool = Field(
+        default=False, description="leave the gate out where the recipe does not measure its metric, do not refuse it"
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -358,6 +362,24 @@ class Recipe(_Frozen):
                 return False
             section = getattr(section, part)
         return True
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the build measures the artifact."""
+        return bool(self.evaluation or self.latency) or not all(gate.if_measured for gate in self.gates.values())
+
+    @property
+    def applied_gates(self) -> dict[str, GateLimit]:
+        """The gates whose metrics are measured; all others are `if_measured`."""
+        levels = {f"@{level}" for level in self.latency.concurrency} if self.latency else set()
+        found = {}
+        for metric, gate in self.gates.items():
+            name, separator, level = metric.partition("@")
+            section = METRICS[name].section
+            has_section = self.is_measured if section is None else getattr(self, section) is not None
+            if not gate.if_measured or (has_section and (not separator or separator + level in levels)):
+                found[metric] = gate
+        return found
 
     @property
     def output_folder(self) -> Path:

@@ -6,9 +6,9 @@ import pytest
 
 from ingot.builder import measurements
 from ingot.builder.measurements import (
-    is_measured,
     measure_options,
     require_gpu,
+    require_required_gates,
     require_tokenizer,
 )
 from ingot.errors import DataError, EngineError, UsageError
@@ -88,9 +88,9 @@ def test_memory_probes_follow_the_recipe() -> None:
 
 def test_a_recipe_without_evaluation_latency_and_gates_is_not_measured() -> None:
     nothing = recipe("evaluation=null", "latency=null", "gates={}")
-    assert not is_measured(nothing)
+    assert not nothing.is_measured
     assert (measure_options(nothing).accuracy, measure_options(nothing).latency) == (None, None)
-    assert is_measured(recipe("evaluation=null", "latency=null", "gates={size_ratio: {max: 0.5}}"))
+    assert recipe("evaluation=null", "latency=null", "gates={size_ratio: {max: 0.5}}").is_measured
 
 
 def test_a_text_for_a_checkpoint_without_a_tokenizer_is_refused() -> None:
@@ -98,3 +98,27 @@ def test_a_text_for_a_checkpoint_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(DataError, match=r"holds no tokenizer\.json, so no text can be evaluated or generated"):
         require_tokenizer(recipe(tiny, *MEASURED))
     assert require_tokenizer(recipe(tiny, "evaluation=null", "generate=null")) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "measures nothing"),
+        (("latency={}",), "measures, but has no gates"),
+        ((*MEASURED, "gates=null"), "measures, but has no gates"),
+        ((*MEASURED, "gates={kl_mean: {max: 0.1, advisory: true}}"), "measures, but has only advisory gates"),
+    ],
+)
+def test_required_gates_are_required_before_any_work(overrides: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UsageError, match=rf"recipe int4-cuda {reason}, and gates are required"):
+        require_required_gates(recipe(*overrides))
+
+
+def test_default_gates_and_gates_of_ones_own_are_enough() -> None:
+    require_required_gates(recipe(*MEASURED))
+    require_required_gates(recipe("gates={size_ratio: {max: 0.5}}"))
+
+
+def test_default_gates_apply_to_what_is_measured() -> None:
+    assert measure_options(recipe("latency={}")).gates == ()
+    assert {gate.metric for gate in measure_options(recipe(*MEASURED)).gates} == {"perplexity_ratio", "kl_mean"}

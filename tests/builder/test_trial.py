@@ -67,7 +67,7 @@ def test_a_model_whose_logits_are_not_finite_is_not_sealed(llama: Path, tmp_path
     tensors = load_file(llama / "model.safetensors")
     tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], 3e38)
     save_file(tensors, llama / "model.safetensors")
-    with pytest.raises(BuildError, match="it is not sealed: the logit of token 0 is nan"):
+    with pytest.raises(BuildError, match=r"it is not sealed: .* logit of token 0 is nan"):
         build_llama(llama, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
 
@@ -110,7 +110,7 @@ def test_without_a_prompt_both_continue_the_evaluation_text_and_the_evidence_kee
     two_layers: Path, tmp_path: Path
 ) -> None:
     evaluation = "evaluation={text: checkpoint:heldout.txt, tokens: 128, window_tokens: 64, layer_kl_tokens: 0}"
-    result = build("int4-cpu", [f"checkpoint={two_layers}", evaluation], tmp_path / "out")
+    result = build("int4-cpu", [f"checkpoint={two_layers}", evaluation, "gates=null"], tmp_path / "out")
     sample = result.sample
     assert sample is not None
     assert 20 < len(sample.prompt) < 200

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
-from ingot.builder.measurements import is_measured, measure_options
+from ingot.builder.measurements import measure_options
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe, describe_artifact, open_source, tool_versions
@@ -72,7 +72,7 @@ def remeasure(
     if checkpoint is None and baseline is None:
         raise UsageError("no baseline to compare with; add --baseline ARTIFACT, or --checkpoint FOLDER to build one")
     recipe = with_checkpoint(opened, checkpoint, overrides)
-    if not is_measured(recipe):
+    if not recipe.is_measured:
         raise UsageError(
             f"recipe {recipe.name} measures nothing: set evaluation.text or latency, as in "
             "--set evaluation.text=FILE --set latency.rounds=5"

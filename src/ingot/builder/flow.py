@@ -12,10 +12,10 @@ from pathlib import Path
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
 from ingot.builder.measurements import (
-    is_measured,
     measure_options,
     origin_of,
     require_gpu,
+    require_required_gates,
     require_texts,
     require_tokenizer,
 )
@@ -34,7 +34,7 @@ from ingot.validation.evidence import (
     Evidence,
     advisory_remarks,
     measure,
-    require_gates,
+    require_passed,
     write_evidence,
     write_quantization,
 )
@@ -78,16 +78,20 @@ def build(
     output: Path | str | None = None,
     observers: Observers | None = None,
     resume: bool = True,
+    require_gates: bool = False,
 ) -> BuildResult:
     """Build the recipe `source` (a shipped recipe's name or a file), with `key=value` overrides, into `output`.
 
     Raises RecipeError, CheckpointError, DataError, PassError or BuildError if the build fails, GateFailed or
     GateUndecided if a gate rejects the artifact. After an error, an older artifact at `output` is unchanged and no
-    partial one remains. With `resume`, the calibration of an interrupted build of the same recipe continues.
+    partial one remains. With `resume`, the calibration of an interrupted build of the same recipe continues. With
+    `require_gates`, a recipe without a measured gate that must pass is refused with UsageError before any work.
     """
     observers = observers or Observers()
     recipe = load_recipe(source, overrides)
     target = Path(output).expanduser() if output else recipe.output_folder
+    if require_gates:
+        require_required_gates(recipe)
     require_paths(recipe)
     require_gpu(recipe)
     tokenizer = require_tokenizer(recipe)
@@ -97,7 +101,7 @@ def build(
     with ArtifactWriter(target) as writer, resumable(resume):
         compiled, notes = _compile(recipe, opened, writer, observers)
         sample, evidence = try_artifact(writer.path, writer.target, recipe, request), None
-        if is_measured(recipe):
+        if recipe.is_measured:
             baseline = baseline_artifact(recipe, opened)
             if sample is not None and request is not None:
                 sample = replace(sample, baseline=request.text(open_artifact(baseline, verify=False), recipe.threads))
@@ -138,7 +142,7 @@ def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observer
     """Write the evidence; if a gate rejects the artifact, keep the evidence in NAME.rejected and raise GateError."""
     write_evidence(evidence, writer.path / "evidence")
     try:
-        require_gates(evidence, command)
+        require_passed(evidence, command)
     except GateError:
         kept = rejected_folder(writer.target)
         shutil.rmtree(kept, ignore_errors=True)

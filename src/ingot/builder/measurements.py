@@ -20,11 +20,6 @@ from ingot.validation.result import Origin
 from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
 
 
-def is_measured(recipe: Recipe) -> bool:
-    """Whether the build measures the artifact."""
-    return bool(recipe.evaluation or recipe.latency or recipe.gates)
-
-
 def measure_options(recipe: Recipe) -> MeasureOptions:
     """Return the recipe's measurements and gates as validation's options."""
     evaluation = recipe.evaluation
@@ -33,7 +28,7 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
         accuracy=AccuracyOptions(evaluation.tokens, evaluation.window_tokens, recipe.seed) if evaluation else None,
         latency=_load(recipe.latency, recipe.seed) if recipe.latency else None,
         memory=MemoryOptions(**recipe.memory.model_dump()) if recipe.memory else None,
-        gates=gate_specs(recipe.gates),
+        gates=gate_specs(recipe.applied_gates),
         num_threads=recipe.threads,
     )
 
@@ -80,13 +75,25 @@ def missing_gpu(recipe: Recipe) -> str | None:
 
 def require_gpu(recipe: Recipe) -> None:
     """Raise UsageError if the recipe measures a GPU program and this machine has no GPU that runs it."""
-    missing = missing_gpu(recipe) if is_measured(recipe) else None
+    missing = missing_gpu(recipe) if recipe.is_measured else None
     if missing is not None:
         raise UsageError(
             f"recipe {recipe.name} measures what it builds for target {recipe.target}, which needs such a GPU: "
             f"{missing}. Build without measuring (--set evaluation=null --set latency=null --set gates=null), and run "
             "`ingot validate ARTIFACT` on a machine with the GPU"
         )
+
+
+def require_required_gates(recipe: Recipe) -> None:
+    """Raise UsageError if the artifact would be sealed without a gate that must pass."""
+    if any(not gate.advisory for gate in recipe.applied_gates.values()):
+        return
+    gates = "only advisory gates" if recipe.applied_gates else "no gates"
+    measured = f"measures, but has {gates}" if recipe.is_measured else "measures nothing"
+    raise UsageError(
+        f"recipe {recipe.name} {measured}, and gates are required (--require-gates): give an evaluation text "
+        "(--set evaluation.text=FILE) and a gate, such as --set gates.perplexity_ratio.max=1.02"
+    )
 
 
 def require_tokenizer(recipe: Recipe) -> Tokenizer | None:

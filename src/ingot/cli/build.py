@@ -31,6 +31,7 @@ def build_command(
     time_passes: bool,
     verbose: bool,
     no_resume: bool,
+    require_gates: bool,
     as_json: bool,
 ) -> None:
     """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass."""
@@ -46,7 +47,7 @@ def build_command(
     watch = _watch(print_ir_after, save_ir, as_json)
     try:
         with progress_bars():
-            result = build(recipe, overrides, output, Observers(watch, measured), not no_resume)
+            result = build(recipe, overrides, output, Observers(watch, measured), not no_resume, require_gates)
     except GateError:
         if as_json:  # after the bars are closed: they redirect stdout
             print_json(_refused_facts(*seen[0]))

@@ -81,6 +81,7 @@ def _format_option(formats: Iterable[str]) -> Callable[[Callable[..., None]], Ca
 @click.option("--time-passes", is_flag=True, help="Print each pass's time and effect.")
 @click.option("-v", "--verbose", is_flag=True, help="Print each layer's error as it is quantized.")
 @click.option("--no-resume", is_flag=True, help="Calibrate from the start, do not resume an interrupted build.")
+@click.option("--require-gates", is_flag=True, help="Refuse, before any work, a recipe without gates that must pass.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and any IR to stderr.")
 def build() -> None:
     """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass.

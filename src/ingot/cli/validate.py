@@ -6,7 +6,7 @@ from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
 from ingot.cli.evidence import print_evidence, print_gates
 from ingot.errors import UsageError
-from ingot.validation.evidence import require_gates, write_evidence
+from ingot.validation.evidence import require_passed, write_evidence
 from ingot.validation.evidence_json import summary
 from ingot.validation.report.quantization_text import code_bars, shown_columns, summary_sentences, weight_cells
 
@@ -41,7 +41,7 @@ def validate_command(
     sources = (("--checkpoint", checkpoint), ("--baseline", baseline))
     given = [word for option, path in sources if path for word in (option, str(path))]
     settings = [word for override in overrides for word in ("--set", override)]
-    require_gates(found, ["ingot", "validate", str(artifact), *given, *settings])
+    require_passed(found, ["ingot", "validate", str(artifact), *given, *settings])
 
 
 def _check_digests(artifact: Path, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from ingot.errors import UsageError
+from ingot.errors import RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe, RecipePath
 
@@ -125,3 +125,35 @@ def test_the_resolved_text_has_every_default_and_reads_back_as_the_same_recipe(t
     quantize = next(entry["quantize-weights"] for entry in data["passes"] if "quantize-weights" in entry)
     assert quantize["symmetric"] is False, "options that the recipe leaves out are filled in"
     assert load_recipe(written(tmp_path, text)).resolved_yaml() == text
+
+
+def applied(*overrides: str, recipe: str = "int4-cpu") -> dict[str, float]:
+    return {metric: gate.limit for metric, gate in load_recipe(recipe, overrides).applied_gates.items()}
+
+
+def test_gates_if_measured_are_left_out_where_nothing_measures_them() -> None:
+    text = "evaluation={text: t.txt}"
+    assert not load_recipe("int4-cpu").is_measured
+    assert applied() == {}
+    assert applied(text) == {"perplexity_ratio": 1.1, "kl_mean": 0.1}
+    assert applied(text, recipe="int8-cpu") == {"perplexity_ratio": 1.01, "kl_mean": 0.01}
+    assert applied(text, "gates.kl_mean=null") == {"perplexity_ratio": 1.1}
+    size = "gates={size_ratio: {max: 0.3, if_measured: true}}"
+    assert (applied(size), applied(size, "latency={}")) == ({}, {"size_ratio": 0.3})
+    level = "gates={tpot_ratio@4: {max: 1, if_measured: true}}"
+    assert applied("latency={concurrency: [1]}", level) == {}
+    assert applied("latency={concurrency: [1, 4]}", level) == {"tpot_ratio@4": 1.0}
+
+
+def test_a_limit_of_ones_own_must_be_measured(tmp_path: Path) -> None:
+    own = written(tmp_path, "extends: int4-cpu\ngates: {kl_mean: {max: 0.05}}")
+    for source, overrides in ((own, []), ("int4-cpu", ["gates.kl_mean.max=0.05"])):
+        with pytest.raises(RecipeError, match="kl_mean requires the section `evaluation`"):
+            load_recipe(source, overrides)
+        recipe = load_recipe(source, ["evaluation={text: t.txt}", *overrides])
+        assert (recipe.gates["kl_mean"].limit, recipe.gates["kl_mean"].if_measured) == (0.05, False)
+
+
+def test_a_gate_may_become_advisory_without_another_limit() -> None:
+    gate = load_recipe("int4-cpu", ["gates.kl_mean.advisory=true"]).gates["kl_mean"]
+    assert (gate.limit, gate.advisory, gate.if_measured) == (0.1, True, True)
