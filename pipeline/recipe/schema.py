@@ -28,6 +28,7 @@ from ingot.artifact.metrics import METRICS
 from ingot.errors import Problem, UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
+from ingot.pipeline.recipe.shipped import source_only
 from ingot.pipeline.recipe.yaml import Located
 
 
@@ -393,12 +394,8 @@ class Recipe(_Frozen):
             raise PathError(self.name, "checkpoint", f"names no checkpoint; {advice}")
         path = self.checkpoint.path
         if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):
-            raise PathError(
-                self.name,
-                "checkpoint",
-                f"checkpoint {shown(self.checkpoint.given)} is not a folder or GGUF file (looked for {_cut(path)}); "
-                f"{advice}",
-            )
+            problem = source_only(path) or f"is not a folder or GGUF file (looked for {_cut(path)})"
+            raise PathError(self.name, "checkpoint", f"checkpoint {shown(self.checkpoint.given)} {problem}; {advice}")
         return path
 
     def require_checkpoint_folder(self) -> Path:

@@ -1,5 +1,9 @@
-"""The recipes that ship: their files and descriptions, for which the compiler's packages need not be installed."""
+"""The recipes that ship: their files and descriptions, and where the files are that ship with the source alone.
 
+The compiler's packages are not needed for any of it.
+"""
+
+from importlib.metadata import PackageNotFoundError, metadata
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,3 +20,22 @@ def list_recipes() -> list[tuple[str, str]]:
     """Name and description of the recipes that ship, sorted by name."""
     found = ((name, yaml.safe_load(path.read_text(encoding="utf-8"))) for name, path in shipped_recipes().items())
     return [(name, recipe.get("description", "")) for name, recipe in found]
+
+
+def project_source() -> str | None:
+    """URL of Ingot's source; None if Ingot is not installed."""
+    try:
+        urls = metadata("ingot").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return None
+    return dict(url.split(", ", 1) for url in urls).get("Source")
+
+
+def source_only(path: Path) -> str | None:
+    """Say that the path is in Ingot's source tree but not in the installed package; None for any other path."""
+    tree = Path(str(files("ingot.recipes"))).resolve().parent
+    if not path.is_relative_to(tree) or (tree / "pyproject.toml").exists():
+        return None
+    return (
+        f"is in Ingot's source and not in the installed package: `ingot init-demo` fetches it from {project_source()}"
+    )

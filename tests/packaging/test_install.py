@@ -70,7 +70,7 @@ def compiler(runtime: Install, folder_of_run: Path) -> Install:
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
             sites = [next((env / "lib").glob("python3*/site-packages")) for env in (runtime.bin.parent, folder)]
             (sites[1] / "runtime.pth").write_text(f"{sites[0]}\n")
-            pip = [runtime.bin / "pip", "--python", folder]
+            pip = [str(runtime.bin / "pip"), "--python", str(folder)]
             subprocess.run([*pip, "install", "--quiet", "--no-compile", "ingot[compiler]"], check=True)
     return Install(folder)
 
@@ -143,6 +143,18 @@ def test_it_runs_without_a_home_that_can_be_written(
     done = runtime.run("ingot", "run", artifact, "x", "--max-tokens", "1", cwd=tmp_path, HOME=home)
     assert done.returncode == 0, done.stderr
     assert "elemetry" not in done.stderr
+
+
+def test_the_demo_model_is_fetched_with_the_source(compiler: Install, tmp_path: Path) -> None:
+    refused = compiler.run("python", "-m", "ingot", "build", "demo", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "`ingot init-demo` fetches it from https://" in refused.stderr
+    fetched = compiler.run("python", "-m", "ingot", "init-demo", "demo", "--from", ROOT, cwd=tmp_path)
+    assert fetched.returncode == 0, fetched.stderr
+    options = ("--set=evaluation=null", "--set=latency=null", "--set=gates={}", "--set=generate=null")
+    built = compiler.run("python", "-m", "ingot", "build", "demo/recipes/demo.yaml", *options, cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "artifacts/demo/manifest.json").is_file()
 
 
 def test_a_model_is_built_and_run(compiler: Install, tmp_path: Path) -> None:

@@ -136,6 +136,22 @@ def import_() -> None:
     """
 
 
+@_command("init-demo", "ingot.cli.init_demo:init_demo_command")
+@click.argument("folder", default="ingot-demo", type=click.Path(path_type=Path))
+@click.option("--from", "source", metavar="URL", help="Git repository to fetch from (default: the project's).")
+def init_demo() -> None:
+    """Fetch Ingot's source into FOLDER (default: ingot-demo), with the demo model, by git.
+
+    It is fetched at the tag of this version, if there is one. An installed package holds the recipe `demo`, but not its
+    model.
+
+    \b
+    Example:
+      ingot init-demo
+      ingot build ingot-demo/recipes/demo.yaml
+    """
+
+
 @_command("inspect", "ingot.cli.inspect:inspect_command")
 @click.argument("artifact", type=click.Path())
 @click.option(
