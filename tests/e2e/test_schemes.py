@@ -89,7 +89,7 @@ def test_every_choice_per_weight_runs_and_has_its_size(
         ("block_size=7", 2, "block_size is 7; allowed: 0 or 16 or 32 or 64 or 128 or 256 or 'channel'"),
         ("bits=5", 2, "bits is 5; allowed: 2 or 3 or 4 or 8"),
         ("embedding=non", 2, "embedding is 'non'; allowed: 'none' or 2 or 3 or 4 or 8"),
-        ("blck_size=32", 2, "unknown option 'blck_size'; options: bits, block_size"),
+        ("blck_size=32", 2, "unknown option 'blck_size'. Did you mean 'block_size'"),
         ("overrides={'*': {bts: 4}}", 2, "overrides['*']: unknown key 'bts'"),
         ("overrides={'*': 8}", 2, "overrides['*'] is 8; allowed: \"none\", 16, or a mapping"),
         ("overrides={'layers.9.*': none}", 1, "override 'layers.9.*' matches no weight; the nearest are"),
