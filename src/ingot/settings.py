@@ -3,6 +3,7 @@
 INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot)
 INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores this process may run on)
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
+INGOT_PROGRESS   auto, plain, bar or none: the default of --progress (default: auto)
 INGOT_CUDA_BLOCKING  1: kernels on a GPU run one by one, so that a failure names its node; slow (default: 0)
 """
 

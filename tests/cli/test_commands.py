@@ -9,11 +9,15 @@ import pytest
 from ingot.cli.commands import CHECKPOINT_FORMATS, COMMANDS, FLOAT_TYPES, FORMATS
 from ingot.pipeline.interchange import folder, formats
 
+HEAVY = {"numpy", "onnx", "onnx_ir", "onnxruntime", "pydantic", "rich", "yaml", "tokenizers", "jinja2"}
+
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_function_of_a_command_takes_its_parameters(name: str) -> None:
     command = COMMANDS[name]
-    declared = {parameter.name for parameter in command.params}
+    declared = {parameter.name for parameter in command.params} - {"quiet", "progress"}
+    if "junit" in declared:  # Command makes one parameter of the two
+        declared = declared - {"junit", "summary"} | {"reports"}
     signature = inspect.signature(command.load())
     given = {one.name for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD}
     takes_more = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
@@ -31,8 +35,7 @@ def test_names_in_help_are_those_of_the_tables() -> None:
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from ingot.cli.main import run; run(sys.argv[1:]);"
-        "heavy = {'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'pydantic', 'rich', 'yaml', 'tokenizers'};"
-        "print('loaded', sorted(heavy & set(sys.modules)))"
+        f"print('loaded', sorted({HEAVY!r} & set(sys.modules)))"
     )
     shown = subprocess.check_output([sys.executable, "-c", code, *arguments], text=True)
     assert shown.splitlines()[-1] == "loaded []"

@@ -174,10 +174,10 @@ class _Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("arguments", "wanted"), [([], "not a terminal"), (["--json"], "--json requires a prompt")])
 def test_the_loop_needs_a_terminal_for_its_answers(
-    arguments: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    arguments: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(sys, "stdin", _Terminal())
-    code = run(["run", "artifact", *arguments])
+    code = run(["run", str(tmp_path), *arguments])
     assert_refused(code, capsys.readouterr().err, wanted, expected_code=2)
 
 

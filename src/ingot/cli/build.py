@@ -9,8 +9,13 @@ import onnx_ir as ir
 
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
-from ingot.cli.console import print_json, print_note, print_table, progress_bars, show_log, stdout
+from ingot.cli.ci_reports import CIReports
+from ingot.cli.console import print_json, print_line, print_note, show_log, stdout
 from ingot.cli.evidence import print_evidence
+from ingot.cli.failure import error_facts
+from ingot.cli.progress_display import progress_shown
+from ingot.cli.shorthands import with_shorthands
+from ingot.cli.tables import print_table
 from ingot.errors import GateError, UsageError, unknown
 from ingot.passes.manager import PassRecord, print_after, save_after_each, timing_table
 from ingot.passes.quantization.bit_assignment import assignment_table
@@ -24,6 +29,10 @@ from ingot.validation.evidence_json import summary
 
 def build_command(
     recipe: str,
+    checkpoint: Path | None,
+    evaluation: Path | None,
+    calibration: Path | None,
+    chat_template: Path | None,
     overrides: tuple[str, ...],
     output: Path | None,
     print_ir_after: tuple[str, ...],
@@ -33,24 +42,33 @@ def build_command(
     no_resume: bool,
     require_gates: bool,
     as_json: bool,
+    reports: CIReports,
 ) -> None:
     """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass."""
     _check_pass_names(print_ir_after)
     show_log(details=verbose)
+    shorthands = {
+        "CHECKPOINT": checkpoint,
+        "--eval": evaluation,
+        "--calibration": calibration,
+        "--chat-template": chat_template,
+    }
+    overrides = with_shorthands(overrides, shorthands)
     seen: list[tuple[Evidence, Path]] = []
 
     def measured(evidence: Evidence, report: Path) -> None:
         seen.append((evidence, report))
+        reports.measured(evidence)
         if not as_json:
             print_evidence(evidence, report)
 
     watch = _watch(print_ir_after, save_ir, as_json)
     try:
-        with progress_bars():
+        with progress_shown():
             result = build(recipe, overrides, output, Observers(watch, measured), not no_resume, require_gates)
-    except GateError:
+    except GateError as error:
         if as_json:  # after the bars are closed: they redirect stdout
-            print_json(_refused_facts(*seen[0]))
+            print_json({**_refused_facts(*seen[0]), "error": error_facts(error)})
         raise
     _note_passes_that_did_not_run(print_ir_after, result)
     if as_json:
@@ -95,7 +113,7 @@ def _note_passes_that_did_not_run(names: tuple[str, ...], result: BuildResult) -
 
 def _print_artifact(artifact: Artifact) -> None:
     size = format_bytes(artifact.total_bytes)
-    stdout().print(f"sealed {artifact.path} ({size}), identity {artifact.manifest.identity[:16]}", markup=False)
+    print_line(f"sealed {artifact.path} ({size}), identity {artifact.manifest.identity[:16]}")
 
 
 def _print_sample(result: BuildResult) -> None:

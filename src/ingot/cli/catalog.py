@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import click
 
-from ingot.cli.console import print_json, print_table, stdout
+from ingot.cli.console import print_json, stdout
+from ingot.cli.tables import print_table
 from ingot.pipeline.recipe.shipped import list_recipes
 
 if TYPE_CHECKING:

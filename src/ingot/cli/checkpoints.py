@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ingot.artifact import MANIFEST, open_artifact
-from ingot.cli.console import print_json, print_note, progress_bars, stdout
+from ingot.cli.console import print_json, print_line, print_note
+from ingot.cli.progress_display import progress_shown
+from ingot.cli.shorthands import with_shorthands
 from ingot.errors import UsageError
 from ingot.pipeline.interchange.export import export_artifact, export_checkpoint
 from ingot.pipeline.interchange.import_ import RECIPE, Imported, import_foreign
@@ -17,6 +19,8 @@ from ingot.sizes import format_bytes
 
 def export_command(
     source: str,
+    checkpoint: Path | None,
+    calibration: Path | None,
     format_name: str,
     output: Path,
     overrides: tuple[str, ...],
@@ -27,7 +31,8 @@ def export_command(
 ) -> None:
     """Write the weights of ARTIFACT, or those that RECIPE makes from its checkpoint, in another tool's format."""
     notes: list[str] = []
-    with progress_bars():
+    overrides = with_shorthands(overrides, {"CHECKPOINT": checkpoint, "--calibration": calibration})
+    with progress_shown():
         options = {"round_scales": round_scales, "widen": widen}
         if (Path(source) / MANIFEST).is_file():
             _refuse_overrides(source, overrides)
@@ -41,14 +46,14 @@ def export_command(
         return
     for text in notes:
         print_note(text)
-    stdout().print(f"wrote {folder} ({format_name}, {format_bytes(_size(folder))})", markup=False)
+    print_line(f"wrote {folder} ({format_name}, {format_bytes(_size(folder))})")
 
 
 def _refuse_overrides(artifact: str, overrides: tuple[str, ...]) -> None:
     if overrides:
         raise UsageError(
             f"{artifact} is an artifact, whose weights are fixed: --set {overrides[0]} can only change what a recipe "
-            "makes; name the recipe instead"
+            "makes; name the recipe instead, or leave it out"
         )
 
 
@@ -67,7 +72,7 @@ def transcode_command(
     as_json: bool,
 ) -> None:
     """Write the checkpoint SOURCE, a folder or a .gguf file, in another format without changing a weight."""
-    with progress_bars():
+    with progress_shown():
         outcome = transcode(source, output, format_name, lossy=lossy, floats=floats, dtype=dtype)
     if proof is not None:
         proof.write_text(json.dumps({"source": str(source), **outcome.as_json()}, indent=2) + "\n", encoding="utf-8")
@@ -80,26 +85,22 @@ def transcode_command(
 def _print_transcoded(outcome: Transcoded) -> None:
     proof, size = outcome.proof, format_bytes(_size(outcome.folder))
     for note in outcome.notes:
-        _print(f"note: {note}")
+        print_line(f"note: {note}")
     for part in outcome.left_out:
-        _print(f"left out: {part}")
+        print_line(f"left out: {part}")
     where = f" in {proof.largest_in}, {proof.changed_tensors} tensors changed" if proof.changed_tensors else ""
-    _print(f"wrote {outcome.folder} ({outcome.target}, {size})")
-    _print(
+    print_line(f"wrote {outcome.folder} ({outcome.target}, {size})")
+    print_line(
         f"proof: {proof.tensors} tensors, {proof.elements:,} elements, largest difference "
         f"{proof.largest_difference:g}{where}"
     )
-    _print(f"weights of the source   sha256:{proof.source_digest}")
-    _print(f"weights as written      sha256:{proof.written_digest}")
-
-
-def _print(text: str) -> None:
-    stdout().print(text, markup=False, soft_wrap=True)
+    print_line(f"weights of the source   sha256:{proof.source_digest}")
+    print_line(f"weights as written      sha256:{proof.written_digest}")
 
 
 def import_command(source: Path, output: Path, as_json: bool) -> None:
     """Check the checkpoint SOURCE, a folder or a .gguf file, and write it in one form with a recipe that builds it."""
-    with progress_bars():
+    with progress_shown():
         outcome = import_foreign(source, output)
     if as_json:
         print_json(_as_json(source, outcome))
@@ -121,25 +122,25 @@ def _as_json(source: Path, outcome: Imported) -> dict[str, object]:
 def _print_imported(outcome: Imported) -> None:
     _print_findings(outcome.warnings)
     _print_transcoded(outcome.transcoded)
-    _print(f"an artifact keeps the codes of {outcome.kept} weights")
+    print_line(f"an artifact keeps the codes of {outcome.kept} weights")
     for reason, names in outcome.floats.items():
-        _print(f"32-bit floats for {len(names)}, {names[0]} the first: {reason}")
-    _print(f"\n{outcome.transcoded.folder / RECIPE}:\n{outcome.recipe}")
+        print_line(f"32-bit floats for {len(names)}, {names[0]} the first: {reason}")
+    print_line(f"\n{outcome.transcoded.folder / RECIPE}:\n{outcome.recipe}")
 
 
 def lint_checkpoint_command(checkpoint: Path, as_json: bool) -> int:
     """Check CHECKPOINT, a folder or a .gguf file: shapes, finite values, zero points, exclude lists, KV scales."""
-    with progress_bars():
+    with progress_shown():
         findings = lint_checkpoint(checkpoint)
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
         _print_findings(findings)
-        _print(f"{checkpoint}: {errors} errors, {len(findings) - errors} warnings")
+        print_line(f"{checkpoint}: {errors} errors, {len(findings) - errors} warnings")
     return 1 if errors else 0
 
 
 def _print_findings(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        _print(f"{finding.severity}: {finding.where}: {finding.message}")
+        print_line(f"{finding.severity}: {finding.where}: {finding.message}")

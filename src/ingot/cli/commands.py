@@ -4,106 +4,141 @@ This file imports only click, so that help and completion are quick and work wit
 """
 
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ingot.errors import UsageError, unknown
+from ingot.cli import completion
+from ingot.cli.command import Command
 
 CHECKPOINT_FORMATS = ("gptq", "gptq-v1", "gptq-v2", "awq", "compressed-tensors", "safetensors", "gguf")
 FORMATS = (*CHECKPOINT_FORMATS, "onnx")
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
 
 
-class Command(click.Command):
-    """A command whose function, "module:function", is imported when it is invoked."""
-
-    def __init__(self, *args: Any, implementation: str, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.implementation = implementation
-
-    def load(self) -> Callable[..., int | None]:
-        """Import the function that implements the command."""
-        module, _, function = self.implementation.partition(":")
-        loaded: Callable[..., int | None] = getattr(import_module(module), function)
-        return loaded
-
-    def invoke(self, ctx: click.Context) -> int | None:
-        """Run the command with the parameters that were parsed; returns its exit code."""
-        from ingot.cli.console import show_log  # loads rich, which help does without
-
-        show_log()
-        return ctx.invoke(self.load(), **ctx.params)
-
-
 COMMANDS: dict[str, Command] = {}
 
 
-class CommandGroup(click.Group):
-    """The group of all commands; an unknown one is refused with the nearest name."""
+def _command(name: str, implementation: str, takes: str = "") -> Callable[[Callable[[], None]], Command]:
+    """Declare a command by a function with its options as decorators, its help as docstring and no body.
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(unknown("command", args[0], self.commands, "commands"))
-        return super().resolve_command(ctx, args)
-
-
-def _command(name: str, implementation: str) -> Callable[[Callable[[], None]], Command]:
-    """Declare a command by a function with its options as decorators, its help as docstring and no body."""
+    `takes` is what its first argument must be, a key of ingot.cli.sources.CHECKS.
+    """
 
     def declare(declaration: Callable[[], None]) -> Command:
-        COMMANDS[name] = click.command(name, cls=Command, implementation=implementation)(declaration)
+        COMMANDS[name] = click.command(name, cls=Command, implementation=implementation, takes=takes)(declaration)
         return COMMANDS[name]
 
     return declare
 
 
-_SOURCE = click.argument("source", type=click.Path(path_type=Path))
+_Decorated = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _path(*names: str, complete: completion.Complete | None = None, **attributes: Any) -> _Decorated:
+    """An option whose value is a path."""
+    return click.option(*names, type=click.Path(path_type=Path), shell_complete=complete, **attributes)
+
+
+def _set_option(text: str = "Set one value of the recipe.") -> _Decorated:
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help=text, shell_complete=completion.overrides
+    )
+
+
+def _progress_options(declaration: Callable[..., None]) -> Callable[..., None]:
+    """Options of commands that take long; see ingot.cli.command.Command for who reads them."""
+    kinds = click.Choice(["auto", "plain", "bar", "none"])
+    progress = click.option(
+        "--progress",
+        type=kinds,
+        default="auto",
+        envvar="INGOT_PROGRESS",
+        help="plain: lines, bar: bars; auto: bars at a terminal, else lines.  [env: INGOT_PROGRESS]",
+    )
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print results and errors, but no progress and notes.")
+    return quiet(progress(declaration))
+
+
+def _report_options(declaration: Callable[..., None]) -> Callable[..., None]:
+    """Options of commands that measure and decide gates; they become the parameter `reports`."""
+    junit = _path("--junit", metavar="FILE", help="Write the gates as JUnit XML, also when one fails or on an error.")
+    summary = _path("--summary", metavar="FILE", help="Append the evidence as Markdown, also when a gate fails.")
+    return junit(summary(declaration))
+
+
+_SOURCE = click.argument("source", type=click.Path(path_type=Path), shell_complete=completion.checkpoints)
+_BUILT = click.argument("source", metavar="ARTIFACT|RECIPE", shell_complete=completion.sources)
+_CHECKPOINT = click.argument(
+    "checkpoint", required=False, type=click.Path(path_type=Path), shell_complete=completion.checkpoints
+)
+_CALIBRATION = _path("--calibration", metavar="FILE", help="Calibration text: calibration.text of the recipe.")
 _OUTPUT = click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="New folder to write.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 
 
-def _format_option(formats: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    names = ", ".join(formats)
-    return click.option("--to", "format_name", required=True, metavar="FORMAT", help=f"One of {names}.")
+def _format_option(formats: Iterable[str]) -> _Decorated:
+    return click.option(
+        "--to",
+        "format_name",
+        required=True,
+        metavar="FORMAT",
+        help=f"One of {', '.join(formats)}.",
+        shell_complete=completion.names(formats),
+    )
 
 
-@_command("build", "ingot.cli.build:build_command")
-@click.argument("recipe")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
+@_command("build", "ingot.cli.build:build_command", takes="recipe")
+@click.argument("recipe", shell_complete=completion.recipes)
+@_CHECKPOINT
+@_path("--eval", "evaluation", metavar="FILE", help="Evaluation text: evaluation.text of the recipe.")
+@_CALIBRATION
+@_path("--chat-template", metavar="FILE", help="Chat template to seal: chat_template of the recipe.")
+@_set_option()
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact folder (default: the recipe's).")
-@click.option("--print-ir-after", multiple=True, metavar="PASS", help="Print the IR after this pass, or all.")
+@click.option(
+    "--print-ir-after",
+    multiple=True,
+    metavar="PASS",
+    help="Print the IR after this pass, or all.",
+    shell_complete=completion.passes_or_all,
+)
 @click.option("--save-ir", type=click.Path(path_type=Path), metavar="DIR", help="Save the IR after every pass.")
 @click.option("--time-passes", is_flag=True, help="Print each pass's time and effect.")
 @click.option("-v", "--verbose", is_flag=True, help="Print each layer's error as it is quantized.")
 @click.option("--no-resume", is_flag=True, help="Calibrate from the start, do not resume an interrupted build.")
 @click.option("--require-gates", is_flag=True, help="Refuse, before any work, a recipe without gates that must pass.")
+@_report_options
+@_progress_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and any IR to stderr.")
 def build() -> None:
     """Build RECIPE (the name of a shipped recipe, or a YAML file), measure it, and seal it if its gates pass.
 
+    CHECKPOINT is a folder with config.json, or a .gguf file; a recipe may name its own.
+
     \b
     Examples:
       ingot build demo
-      ingot build int4-cpu --set checkpoint=./my-model --set evaluation.text=text.txt -o artifacts/mine
+      ingot build int4-cpu ./my-model --eval held-out.txt -o artifacts/mine
+      ingot build int4-gptq-cpu ./my-model --calibration text.txt --eval held-out.txt --junit gates.xml
     """
 
 
-@_command("export", "ingot.cli.checkpoints:export_command")
-@click.argument("source", metavar="ARTIFACT|RECIPE")
+@_command("export", "ingot.cli.checkpoints:export_command", takes="artifact or recipe")
+@_BUILT
+@_CHECKPOINT
 @_format_option(FORMATS)
 @_OUTPUT
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
+@_CALIBRATION
+@_set_option()
 @click.option("--round-scales", is_flag=True, help="Round scales to float16, which gptq, awq and gguf store.")
 @click.option("--widen", is_flag=True, help="Allow other forms of the same values: more bits, smaller groups, floats.")
 @click.option("--no-resume", is_flag=True, help="Calibrate from the start instead of resuming an interrupted run.")
+@_progress_options
 @_JSON
 def export() -> None:
-    """Write the weights of ARTIFACT, or those that RECIPE makes from its checkpoint, in another tool's format.
+    """Write the weights of ARTIFACT, or those that RECIPE makes from CHECKPOINT, in another tool's format.
 
     Exporting an artifact needs neither its checkpoint nor its calibration text. The tokenizer is written with the
     weights.
@@ -111,16 +146,17 @@ def export() -> None:
     \b
     Examples:
       ingot export artifacts/mine --to compressed-tensors --widen -o mine-w4
-      ingot export int4-cpu --to compressed-tensors -o mine-w4 --set checkpoint=./my-model
+      ingot export int4-cpu ./my-model --to compressed-tensors -o mine-w4
           --set passes.quantize-weights.embedding=none --set passes.quantize-weights.lm_head=none
-      ingot export fp32-cpu --to safetensors -o floats --set checkpoint=model-q4_0.gguf
-      ingot export int4-cpu --to onnx -o mine-onnx --set checkpoint=./my-model
+      ingot export fp32-cpu model-q4_0.gguf --to safetensors -o floats
+      ingot export int4-cpu ./my-model --to onnx -o mine-onnx
     """
 
 
-@_command("import", "ingot.cli.checkpoints:import_command")
+@_command("import", "ingot.cli.checkpoints:import_command", takes="checkpoint")
 @_SOURCE
 @_OUTPUT
+@_progress_options
 @_JSON
 def import_() -> None:
     """Check the checkpoint SOURCE, a folder or a .gguf file, and write it in one form with a recipe that builds it.
@@ -132,7 +168,7 @@ def import_() -> None:
     \b
     Example:
       ingot import model-q4_k_m.gguf -o model
-      ingot build model/recipe.yaml --set evaluation.text=heldout.txt -o artifacts/model
+      ingot build model/recipe.yaml --eval heldout.txt -o artifacts/model
     """
 
 
@@ -152,8 +188,8 @@ def init_demo() -> None:
     """
 
 
-@_command("inspect", "ingot.cli.inspect:inspect_command")
-@click.argument("artifact", type=click.Path())
+@_command("inspect", "ingot.cli.inspect:inspect_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.option(
     "--program", "show_program", is_flag=True, help="Also list the program's steps, or its buckets and kernels."
 )
@@ -170,8 +206,9 @@ def inspect() -> None:
     """
 
 
-@_command("lint-checkpoint", "ingot.cli.checkpoints:lint_checkpoint_command")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@_command("lint-checkpoint", "ingot.cli.checkpoints:lint_checkpoint_command", takes="checkpoint")
+@click.argument("checkpoint", type=click.Path(path_type=Path), shell_complete=completion.checkpoints)
+@_progress_options
 @_JSON
 def lint_checkpoint() -> None:
     """Check CHECKPOINT, a folder or a .gguf file: shapes, finite values, zero points, exclude lists, KV scales.
@@ -185,7 +222,7 @@ def lint_checkpoint() -> None:
 
 
 @_command("passes", "ingot.cli.catalog:passes_command")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.passes)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def passes() -> None:
     """List the passes, or show one pass with its options.
@@ -196,13 +233,14 @@ def passes() -> None:
     """
 
 
-@_command("quantize-report", "ingot.cli.validate:quantize_report_command")
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Measure the weights' errors against it.")
-@click.option("--text", type=click.Path(path_type=Path), help="Measure KL on this text; requires --checkpoint.")
+@_command("quantize-report", "ingot.cli.validate:quantize_report_command", takes="artifact")
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=completion.artifacts)
+@_path("--checkpoint", complete=completion.checkpoints, help="Measure the weights' errors against it.")
+@_path("--text", help="Measure KL on this text; requires --checkpoint.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Tokens of the text (default: 2048 or fewer).")
 @click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Weights to show.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@_progress_options
 @click.option("--json", "as_json", is_flag=True, help="Print all weights as JSON.")
 def quantize_report() -> None:
     """Show ARTIFACT's quantized weights, the most costly first: bits, bytes, scales, errors, KL.
@@ -217,8 +255,8 @@ def quantize_report() -> None:
 
 
 @_command("recipes", "ingot.cli.catalog:recipes_command")
-@click.argument("name", required=False)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value, as `ingot build` does.")
+@click.argument("name", required=False, shell_complete=completion.recipes)
+@_set_option("Set one value, as `ingot build` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def recipes() -> None:
     """List the shipped recipes, or show one (a name or a file) resolved, with every default filled in.
@@ -229,8 +267,8 @@ def recipes() -> None:
     """
 
 
-@_command("run", "ingot.cli.run:run_command")
-@click.argument("artifact", type=click.Path())
+@_command("run", "ingot.cli.run:run_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", metavar="FILE", help="Generate for every line; .jsonl has an object per line.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the results of --prompts-file.")
@@ -267,14 +305,20 @@ def run() -> None:
     """
 
 
-@_command("transcode", "ingot.cli.checkpoints:transcode_command")
+@_command("transcode", "ingot.cli.checkpoints:transcode_command", takes="checkpoint")
 @_SOURCE
 @_format_option(CHECKPOINT_FORMATS)
 @_OUTPUT
 @click.option("--proof", type=click.Path(path_type=Path), help="File to write the proof to, as JSON.")
 @click.option("--lossy", is_flag=True, help="Round scales, minima and floats that the format stores in 16 bits.")
 @click.option("--floats", is_flag=True, help="compressed-tensors: write layers that it cannot hold as float32.")
-@click.option("--dtype", metavar="TYPE", help=f"Type of weights written as floats: {', '.join(FLOAT_TYPES)}.")
+@click.option(
+    "--dtype",
+    metavar="TYPE",
+    help=f"Type of weights written as floats: {', '.join(FLOAT_TYPES)}.",
+    shell_complete=completion.names(FLOAT_TYPES),
+)
+@_progress_options
 @_JSON
 def transcode() -> None:
     """Write the checkpoint SOURCE, a folder or a .gguf file, in another format without changing a weight.
@@ -290,31 +334,35 @@ def transcode() -> None:
     """
 
 
-@_command("tune", "ingot.cli.tune:tune_command")
-@click.argument("source", metavar="ARTIFACT|RECIPE")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The table, a JSON file.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set one value of the recipe.")
+@_command("tune", "ingot.cli.tune:tune_command", takes="artifact or recipe")
+@_BUILT
+@_CHECKPOINT
+@_path("-o", "--output", required=True, help="The table, a JSON file.")
+@_set_option()
 @click.option("--free-order", is_flag=True, help="Let each bucket sum in its own order: faster, less batch-invariant.")
+@_progress_options
 @click.option("--json", "as_json", is_flag=True, help="Print what was chosen as JSON.")
 def tune() -> None:
-    """Measure the matmuls of ARTIFACT, or of what RECIPE would build, on this machine's GPU.
+    """Measure the matmuls of ARTIFACT, or of what RECIPE would build from CHECKPOINT, on this machine's GPU.
 
     Use the table in a build with --set gpu.tiles=FILE. An existing table is extended; Ctrl-C keeps what was measured.
 
     \b
     Example:
       ingot tune artifacts/mine -o h100.json
-      ingot build int4-cuda --set checkpoint=./my-model --set gpu.tiles=h100.json
+      ingot build int4-cuda ./my-model --set gpu.tiles=h100.json
     """
 
 
-@_command("validate", "ingot.cli.validate:validate_command")
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Make the baseline from this checkpoint folder.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this artifact.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set evaluation, latency or gates.")
-@click.option("--evidence", type=click.Path(path_type=Path), metavar="DIR", help="Write the new evidence here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@_command("validate", "ingot.cli.validate:validate_command", takes="artifact")
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=completion.artifacts)
+@_path("--checkpoint", complete=completion.checkpoints, help="Make the baseline from this checkpoint folder.")
+@_path("--baseline", complete=completion.artifacts, help="Compare with this artifact.")
+@_set_option("Set evaluation, latency or gates.")
+@_path("--evidence", metavar="DIR", help="Write the new evidence here.")
+@_report_options
+@_progress_options
+@_JSON
 def validate() -> None:
     """Check every digest of ARTIFACT; with a checkpoint or a baseline also measure it again by its own recipe.
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.artifact import GateOutcome
-from ingot.cli.console import print_table, stdout
+from ingot.cli.console import stdout
+from ingot.cli.tables import print_table
 from ingot.validation.report.formatting import interval, key_title, metric_value, quantity
 from ingot.validation.result import Evidence
 

@@ -19,8 +19,9 @@ from ingot.artifact.launch_program import (
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.artifact.reader import first_problem
-from ingot.cli.console import print_json, print_table, stdout
+from ingot.cli.console import print_json, stdout
 from ingot.cli.evidence import print_gates
+from ingot.cli.tables import print_table
 from ingot.errors import ArtifactError, UsageError, unknown
 from ingot.sizes import format_bytes
 

@@ -1,16 +1,21 @@
 """Entry point: the command group, and the one place where an error becomes a message and an exit code.
 
-0 done, all gates pass    1 error    2 usage    3 a gate failed    4 a gate is undecided    130 interrupted
+See failure.py for the exit codes.
 """
 
+import io
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from types import FrameType
 
 import click
 
-from ingot.cli.commands import COMMANDS, CommandGroup
-from ingot.errors import IngotError, UsageError
-
-_EXTRAS = {"onnx": "compiler", "onnx_ir": "compiler"}  # package -> the extra of Ingot that installs it
+from ingot.cli.command import CommandGroup
+from ingot.cli.commands import COMMANDS
+from ingot.cli.failure import READER_GONE, Failure, Terminated, failure_of
+from ingot.cli.output import output, set_output
 
 
 def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
@@ -43,41 +48,90 @@ def cli(context: click.Context) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
-    sys.exit(run(args))
+    """Run the command line in this process and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    code = _open_standard_streams() or run(args)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down prints no traceback
+    sys.exit(code)
 
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line; return its exit code. No traceback for a user's mistake."""
+    words = sys.argv[1:] if args is None else args
+    set_output()
     try:
         outcome = cli.main(args=args, prog_name="ingot", standalone_mode=False)
-        return outcome if isinstance(outcome, int) else 0
-    except IngotError as error:
-        _print_error(str(error))
-        return error.exit_code
-    except click.ClickException as error:
-        where = f" (see `{error.ctx.command_path} --help`)" if isinstance(error, click.UsageError) and error.ctx else ""
-        _print_error(f"{error.format_message()}{where}")
-        return UsageError.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _print_error("interrupted")
-        return 130
+        sys.stdout.flush()  # now, so that a full disk is an error
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone
-        return 1
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        return _leave_to_nobody()
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        failure = failure_of(error)
+        if failure is None:
             raise
-        _print_error(f"this command needs {error.name}, part of the {extra}; pip install 'ingot[{extra}]'")
-        return 1
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{place}{error.strerror or error}")
-        return 1
+        return _report(failure, _wants_json(words))
+    return outcome if isinstance(outcome, int) else 0
 
 
-def _print_error(message: str) -> None:
-    from ingot.cli.console import print_error  # loads rich, which help does without
+def _report(failure: Failure, as_json: bool) -> int:
+    """Print the error to stderr and, with --json, as an object to stdout unless the command has printed one."""
+    from ingot.cli.console import print_error, print_json  # load rich, which help does without
 
-    print_error(message)
+    print_error(failure.message)
+    try:
+        if as_json and not output.printed_json:
+            print_json({"error": failure.as_json()})
+            sys.stdout.flush()
+    except OSError:
+        return _leave_to_nobody() and failure.exit_code
+    return failure.exit_code
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether --json is among the arguments, also of a command line that cannot be parsed."""
+    options = words[: words.index("--")] if "--" in words else words
+    return "--json" in options
+
+
+def _leave_to_nobody() -> int:
+    """Drop what is still buffered, as nothing reads it; return the exit code that a shell shows for SIGPIPE."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+    return READER_GONE
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _open_standard_streams() -> int:
+    """Make stdin, stdout and stderr usable; return an exit code if there is nowhere to print results.
+
+    A stream that the caller closed leaves its number free for the next file that is opened, which whatever prints would
+    then write into. Characters that the terminal's encoding lacks are printed as escapes.
+    """
+    is_closed = {number: _is_closed(number) for number in (0, 1, 2)}
+    for _ in filter(None, is_closed.values()):
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # it was closed at the start
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
+    if is_closed[1]:
+        message = "standard output is closed; redirect it to a file, or to /dev/null"
+        return _report(Failure("OSError", message, 1), as_json=False)
+    return 0
+
+
+def _is_closed(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False

@@ -20,8 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from ingot.cli.console import print_note, progress_bars
+from ingot.cli.console import print_note
 from ingot.cli.generation_stats import completion_facts, print_batch_stats, print_stats
+from ingot.cli.progress_display import progress_shown
 from ingot.errors import IngotError, RequestError, UsageError, did_you_mean, one_of, shown
 from ingot.progress import report_progress
 from ingot.runtime import Completion, Engine, SamplingParams
@@ -147,7 +148,7 @@ def _results_file(output: Path | None) -> Iterator[TextIO]:
         return
     partial = output.with_name(f"{output.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file, progress_bars():
+        with partial.open("w", encoding="utf-8") as file, progress_shown():
             yield file
     except OSError as error:
         raise UsageError(f"--output {output}: {error.strerror}; give a file in a folder that can be written") from error

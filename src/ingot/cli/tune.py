@@ -3,18 +3,28 @@
 from pathlib import Path
 
 from ingot.builder.tune.tune import Choice, Tuner, TuneSource, Tuning, require_gpu
-from ingot.cli.console import print_json, print_note, print_table, progress_bars
+from ingot.cli.console import print_json, print_note
+from ingot.cli.progress_display import progress_shown
+from ingot.cli.shorthands import with_shorthands
+from ingot.cli.tables import print_table
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.stopwatch import EventStopwatch
 
 
-def tune_command(source: str, output: Path, overrides: tuple[str, ...], free_order: bool, as_json: bool) -> None:
+def tune_command(
+    source: str,
+    checkpoint: Path | None,
+    output: Path,
+    overrides: tuple[str, ...],
+    free_order: bool,
+    as_json: bool,
+) -> None:
     """Measure the matmuls of ARTIFACT, or of what RECIPE would build, on this machine's GPU."""
-    given = TuneSource.of(source, overrides)
+    given = TuneSource.of(source, with_shorthands(overrides, {"CHECKPOINT": checkpoint}))
     device = open_device()
     try:
         require_gpu(given.sms, device)
-        with progress_bars():
+        with progress_shown():
             program = given.program()
             tuning = Tuner(device, EventStopwatch(), free_order=free_order).tune(program, output)
     except KeyboardInterrupt:

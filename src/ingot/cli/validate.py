@@ -3,10 +3,14 @@
 from pathlib import Path
 
 from ingot.artifact import open_artifact
-from ingot.cli.console import print_json, print_note, print_table, progress_bars, stdout
+from ingot.cli.ci_reports import CIReports
+from ingot.cli.console import print_json, print_line, print_note
 from ingot.cli.evidence import print_evidence, print_gates
-from ingot.errors import UsageError
-from ingot.validation.evidence import require_passed, write_evidence
+from ingot.cli.failure import error_facts
+from ingot.cli.progress_display import progress_shown
+from ingot.cli.tables import print_table
+from ingot.errors import GateError, UsageError
+from ingot.validation.evidence import Evidence, require_passed, write_evidence
 from ingot.validation.evidence_json import summary
 from ingot.validation.report.quantization_text import code_bars, shown_columns, summary_sentences, weight_cells
 
@@ -18,6 +22,7 @@ def validate_command(
     overrides: tuple[str, ...],
     evidence: Path | None,
     as_json: bool,
+    reports: CIReports,
 ) -> None:
     """Check every digest of ARTIFACT; with a checkpoint or a baseline also measure it again by its own recipe."""
     if checkpoint is None and baseline is None:
@@ -26,31 +31,43 @@ def validate_command(
                 f"{'--set' if overrides else '--evidence'} is for measuring again; add --checkpoint FOLDER or "
                 "--baseline ARTIFACT"
             )
-        _check_digests(artifact, as_json)
+        _check_digests(artifact, as_json, reports)
         return
     from ingot.builder import remeasure  # needs the compiler's packages; checking digests does not
 
-    with progress_bars():
+    with progress_shown():
         found = remeasure(artifact, checkpoint=checkpoint, baseline=baseline, overrides=overrides)
     if evidence:
         write_evidence(found, evidence)
-    if as_json:
-        print_json(summary(found))
-    else:
-        print_evidence(found, evidence / "report.html" if evidence else None)
+    reports.measured(found)
     sources = (("--checkpoint", checkpoint), ("--baseline", baseline))
     given = [word for option, path in sources if path for word in (option, str(path))]
     settings = [word for override in overrides for word in ("--set", override)]
-    require_passed(found, ["ingot", "validate", str(artifact), *given, *settings])
+    refused = _refusal(found, ["ingot", "validate", str(artifact), *given, *settings])
+    if as_json:
+        print_json({**summary(found), **({"error": error_facts(refused)} if refused else {})})
+    else:
+        print_evidence(found, evidence / "report.html" if evidence else None)
+    if refused:
+        raise refused
 
 
-def _check_digests(artifact: Path, as_json: bool) -> None:
+def _refusal(evidence: Evidence, command: list[str]) -> GateError | None:
+    try:
+        require_passed(evidence, command)
+    except GateError as error:
+        return error
+    return None
+
+
+def _check_digests(artifact: Path, as_json: bool, reports: CIReports) -> None:
     manifest = open_artifact(artifact).manifest
+    reports.decided(manifest.gates)
     if as_json:
         gates = [gate.model_dump(mode="json") for gate in manifest.gates]
         print_json({"identity": manifest.identity, "files": len(manifest.files), "gates": gates})
         return
-    stdout().print(f"all {len(manifest.files)} files are what the manifest says; identity {manifest.identity}")
+    print_line(f"all {len(manifest.files)} files are what the manifest says; identity {manifest.identity}")
     if manifest.gates:
         print_gates(manifest.gates)
     print_note("nothing was measured; add --checkpoint FOLDER or --baseline ARTIFACT to measure again")
@@ -69,7 +86,7 @@ def quantize_report_command(
     from ingot.builder.quantize_report import TextOptions, quantize_report
 
     opened = open_artifact(artifact, verify=not no_verify)
-    with progress_bars():
+    with progress_shown():
         found, remarks = quantize_report(opened, checkpoint, TextOptions(text, tokens) if text else None)
     if as_json:
         print_json({"artifact": opened.manifest.identity, **found.as_json(), "remarks": remarks})
@@ -77,12 +94,12 @@ def quantize_report_command(
     for remark in remarks:
         print_note(remark)
     if not found.weights:
-        stdout().print(f"{artifact}: no weight is quantized", markup=False)
+        print_line(f"{artifact}: no weight is quantized")
         return
     columns = shown_columns(found)
     rows = [(*weight_cells(weight, columns).values(), code_bars(weight)) for weight in found.worst_first[:top]]
     print_table("Quantized weights, the worst first", (*columns, "Codes"), rows, left=2)
     for sentence in summary_sentences(found):
-        stdout().print(f"{sentence}.", markup=False)
+        print_line(f"{sentence}.")
     if len(found.weights) > top:
         print_note(f"{top} of {len(found.weights)} weights are shown; --top {len(found.weights)} shows all")

@@ -1,0 +1,95 @@
+"""The class of Ingot's commands: what is the same for all, before and after the command's own function runs.
+
+Like commands.py, this file imports nothing that help and completion can do without.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ingot.cli.output import set_output
+from ingot.cli.sources import CHECKS, CommandLine
+from ingot.errors import UsageError, shown, unknown
+
+_WORDS = "ingot.words"  # key of the context's meta: the command line after the command's name
+
+
+class Command(click.Command):
+    """A command whose function, "module:function", is imported when it is invoked.
+
+    The function gets the command's parameters, except for those that are handled here: --quiet and --progress set up
+    the output, --junit and --summary become the parameter `reports`.
+    """
+
+    def __init__(self, *args: Any, implementation: str, takes: str = "", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.implementation = implementation
+        self.takes = takes  # what its first argument must be, a key of CHECKS
+
+    def load(self) -> Callable[..., int | None]:
+        """Import the function that implements the command."""
+        module, _, function = self.implementation.partition(":")
+        loaded: Callable[..., int | None] = getattr(import_module(module), function)
+        return loaded
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and keep them as they were given for messages."""
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> int | None:
+        """Run the command with the parameters that were parsed; returns its exit code."""
+        from ingot.cli.console import show_log  # loads rich, which help does without
+
+        given = dict(ctx.params)
+        show_log()
+        set_output(quiet=given.pop("quiet", False), progress=given.pop("progress", "auto"))
+        with _reports(self.name or "", given):
+            self._check(CommandLine(self.name or "", ctx.meta[_WORDS]), ctx.params)
+            return ctx.invoke(self.load(), **given)
+
+    def _check(self, line: CommandLine, given: Mapping[str, Any]) -> None:
+        """Raise UsageError for text that is not UTF-8, and for a path of the wrong kind."""
+        for parameter in self.params:
+            if isinstance(parameter.type, click.types.StringParamType):
+                _refuse_undecoded(parameter, given[parameter.name or ""])
+        if self.takes:
+            CHECKS[self.takes](line, given)
+
+
+class CommandGroup(click.Group):
+    """The group of all commands; an unknown one is refused with the nearest name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(unknown("command", args[0], self.commands, "commands"))
+        return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _reports(command: str, given: dict[str, Any]) -> Iterator[None]:
+    """Replace the parameters junit and summary by `reports`, and write both files when the command ends."""
+    if "junit" not in given:
+        yield
+        return
+    from ingot.cli.ci_reports import CIReports
+
+    subject = given.get("recipe") or given.get("artifact")
+    given["reports"] = CIReports(f"ingot {command} {subject}", given.pop("junit"), given.pop("summary"))
+    with given["reports"]:
+        yield
+
+
+def _refuse_undecoded(parameter: click.Parameter, value: object) -> None:
+    """Raise UsageError for an argument with bytes that are not UTF-8, which Python passes on as lone surrogates."""
+    for text in [value] if isinstance(value, str) else value if isinstance(value, tuple) else ():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.human_readable_name
+            raise UsageError(f"{name}: {shown(text)} is not UTF-8 text") from None

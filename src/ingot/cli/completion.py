@@ -1,0 +1,150 @@
+"""Shell completion of recipes, passes, artifacts, checkpoints, formats and the keys of --set.
+
+Names come from folders and from source files that are read but not imported: completion has to answer at a key press,
+and works on an install without the compiler's packages.
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from ingot.cli.sources import Kind, kind_of, shipped_recipes
+
+_PACKAGE = Path(__file__).parents[1]
+_MOST_ENTRIES = 2000  # of a folder; more are not looked into
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def names(allowed: Iterable[str]) -> Complete:
+    """Complete one of a few names."""
+    return lambda ctx, param, incomplete: _starting(allowed, incomplete)
+
+
+def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a shipped recipe, or a YAML file."""
+    return _starting(shipped_recipes(), incomplete) + _paths(incomplete, ("recipe",))
+
+
+def artifacts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the folder of an artifact; without a beginning also those in ./artifacts."""
+    found = _paths(incomplete, ("artifact",))
+    return found if incomplete else _paths("artifacts/", ("artifact",)) + found
+
+
+def checkpoints(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a checkpoint's folder or a GGUF file."""
+    return _paths(incomplete, ("checkpoint",))
+
+
+def sources(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete an artifact or a recipe."""
+    return _starting(shipped_recipes(), incomplete) + _paths(incomplete, ("artifact", "recipe"))
+
+
+def passes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a pass."""
+    return _starting(_pass_names(), incomplete)
+
+
+def passes_or_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a pass, or `all`."""
+    return _starting(["all", *_pass_names()], incomplete)
+
+
+def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the key of --set, and after the = a path."""
+    key, separator, value = incomplete.partition("=")
+    if separator:
+        return [CompletionItem(f"{key}={item.value}") for item in _paths(value, None)]
+    return [
+        CompletionItem(f"{name}=", help=text or None) for name, text in _recipe_keys() if name.startswith(incomplete)
+    ]
+
+
+def _starting(allowed: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in allowed if name.startswith(incomplete)]
+
+
+def _paths(incomplete: str, kinds: tuple[Kind, ...] | None) -> list[CompletionItem]:
+    """Entries that begin with `incomplete` and are of these kinds (None: any), and folders that may hold some."""
+    folder, _, beginning = incomplete.rpartition("/")
+    place = Path(f"{folder}/" if "/" in incomplete else ".")
+    try:
+        entries = sorted(place.expanduser().iterdir())[:_MOST_ENTRIES]
+    except (OSError, ValueError, RuntimeError):
+        return []
+    found = []
+    for entry in entries:
+        if not entry.name.startswith(beginning) or (entry.name.startswith(".") and not beginning):
+            continue
+        kind = kind_of(str(entry))
+        text = incomplete[: len(incomplete) - len(beginning)] + entry.name
+        if kinds is None or kind in kinds:
+            found.append(CompletionItem(text + ("/" if kinds is None and entry.is_dir() else "")))
+        elif kind == "folder":
+            found.append(CompletionItem(f"{text}/"))
+    return found
+
+
+def _pass_names() -> list[str]:
+    """The names in the registry's table, and those of other distributions' entry points."""
+    table = next(
+        (
+            node.value
+            for node in _parsed("passes/registry.py").body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "PASSES"
+        ),
+        None,
+    )
+    own = list(ast.literal_eval(table)) if table is not None else []
+    return sorted({*own, *(point.name for point in metadata.entry_points(group="ingot.passes"))})
+
+
+def _recipe_keys() -> Iterator[tuple[str, str]]:
+    """Every key that --set takes, with its description; options of passes and limits of gates by their names."""
+    classes = {node.name: node for node in _parsed("pipeline/recipe/schema.py").body if isinstance(node, ast.ClassDef)}
+    for key, description in _keys(classes, "Recipe", ""):
+        if key == "passes":
+            yield key, description
+            yield from ((f"passes.{name}.", "option of this pass") for name in _pass_names())
+        else:
+            yield key, description
+
+
+def _keys(classes: dict[str, ast.ClassDef], name: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """The annotated fields of a class and, below a field whose type is another such class, the fields of that."""
+    for node in classes[name].body if name in classes else ():
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
+            continue
+        key = f"{prefix}{node.target.id}"
+        yield key, _description(node.value)
+        used = [part.id for part in ast.walk(node.annotation) if isinstance(part, ast.Name)]
+        section = next((one for one in used if one in classes), None)
+        if section is not None and "Mapping" not in used and "tuple" not in used:
+            yield from _keys(classes, section, f"{key}.")
+        elif section is not None and "Mapping" in used and key == "gates":
+            for metric in _metrics():
+                yield from _keys(classes, section, f"{key}.{metric}.")
+
+
+def _description(value: ast.expr | None) -> str:
+    """The description of a field, Field(..., description="...")."""
+    given = value.keywords if isinstance(value, ast.Call) else []
+    texts = [word.value for word in given if word.arg == "description"]
+    return str(texts[0].value) if texts and isinstance(texts[0], ast.Constant) else ""
+
+
+def _metrics() -> list[str]:
+    """First arguments of the rows of the table of metrics."""
+    calls = (node for node in ast.walk(_parsed("artifact/metrics.py")) if isinstance(node, ast.Call))
+    rows = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "MetricFacts" and call.args)
+    return [str(row.args[0].value) for row in rows if isinstance(row.args[0], ast.Constant)]
+
+
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((_PACKAGE / file).read_text(encoding="utf-8"))
