@@ -13,8 +13,8 @@ from ingot.artifact.metrics import METRICS
 from ingot.cli.commands import FORMATS
 from ingot.cli.main import cli
 from ingot.passes.registry import pass_names
-from ingot.pipeline.recipe.load import list_recipes
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.shipped import list_recipes
 from tests.cli.test_commands import HEAVY
 
 

@@ -102,7 +102,7 @@ def test_after_two_dashes_json_is_a_word(capsys: Captured) -> None:
         ("ingot recipes <&- > /dev/null", 0, b""),
         ("ingot build '~nosuchuser/x.yaml'", 2, b"error: the home folder of ~ is not known"),
         ("ingot recipes demo --set \"$(printf 'seed=\\377')\"", 2, b"error: --set: 'seed=\\udcff' is not UTF-8 text\n"),
-        ("ingot build demo --set 'checkpoint=\"a\\0b\"'", 2, b"error: recipe demo: checkpoint 'a\\x00b' is not"),
+        ("ingot build demo --set 'checkpoint=\"a\\0b\"'", 2, b"error: --set:checkpoint: checkpoint 'a\\x00b' is not"),
         ("ingot recipes demo --set \"$(printf 'x\\033[2J=1')\"", 2, b"error: --set:x\\x1b[2J: "),
         ("ingot inspect \"$(printf 'a\\033]0;x\\007\\nb')\"", 2, b"error: a\\x1b]0;x\\x07\nb: no such artifact"),
         ("ingot passes nope 2>&-", 2, b""),

@@ -67,7 +67,7 @@ def raising(error: BaseException) -> Callable[[], None]:
 def test_an_error_becomes_a_message_and_an_exit_code(
     error: BaseException, code: int, message: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingot.cli.catalog.pass_names", raising(error))
+    monkeypatch.setattr("ingot.passes.registry.pass_names", raising(error))
     assert run(["passes"]) == code
     shown = capsys.readouterr()
     assert shown.err.lstrip().startswith(message)  # an interruption begins a new line
@@ -75,7 +75,7 @@ def test_an_error_becomes_a_message_and_an_exit_code(
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.cli.catalog.pass_names", raising(ZeroDivisionError()))
+    monkeypatch.setattr("ingot.passes.registry.pass_names", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         run(["passes"])
 

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.cli.main import run
 from ingot.cli.sources import kind_of, shipped_recipes
-from ingot.pipeline.recipe.load import list_recipes
+from ingot.pipeline.recipe.shipped import list_recipes
 
 Captured = pytest.CaptureFixture[str]
 
