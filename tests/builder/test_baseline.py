@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import open_artifact
-from ingot.builder import remeasure
+from ingot.builder import build, remeasure
 from ingot.builder.baseline import baseline_artifact, with_checkpoint
 from ingot.errors import UsageError
 from ingot.pipeline.recipe.load import load_recipe
@@ -73,3 +73,26 @@ def test_an_artifact_is_measured_again_with_other_gates(
     evidence = remeasure(artifact.path, checkpoint=LLAMA, overrides=["gates={size_ratio: {max: 0.1}}"])
     assert [(gate.name, gate.verdict) for gate in evidence.gates] == [("size_ratio", "FAIL")]
     assert open_artifact(artifact.path).manifest == before
+
+
+def test_measuring_again_keeps_the_origin_and_warns_of_another_checkpoint(
+    tmp_path: Path, memory_of_this_process: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = ["gates={size_ratio: {max: 2}}"]
+    sealed = build("fp32-cpu", [f"checkpoint={LLAMA}", *size], tmp_path / "out").artifact.path
+    same = remeasure(sealed, checkpoint=LLAMA).notes.origin
+    assert same is not None
+    assert (same.recipe, same.checkpoint) == ("fp32-cpu", "llama")
+    assert caplog.messages == []
+    assert remeasure(sealed, checkpoint=LLAMA.with_name("llama-rope-linear")).notes.origin == same
+    [warning] = caplog.messages
+    assert f"was built from the checkpoint llama with digest {same.checkpoint_digest[:16]}, but llama-rope" in warning
+
+
+def test_an_artifact_without_evidence_has_the_origin_of_the_given_checkpoint(
+    build_unmeasured: BuildArtifact, memory_of_this_process: None
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, "generate=null")
+    origin = remeasure(artifact.path, checkpoint=LLAMA, overrides=["gates={size_ratio: {max: 2}}"]).notes.origin
+    assert origin is not None
+    assert origin.checkpoint == "llama"

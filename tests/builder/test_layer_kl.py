@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
+from ingot.builder.layer_kl import KlOptions, layer_kl
+from ingot.errors import DataError
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.model.importer import ModelSource, import_checkpoint
+from ingot.runtime import Tokenizer
 from ingot.validation.evidence import sealed_quantization
 from ingot.validation.quantization import Quantization
 from tests.conftest import BuildArtifact
-from tests.data_paths import DEMO_MODEL
+from tests.data_paths import DEMO_MODEL, FIXTURES
 
 TEXT = DEMO_MODEL / "heldout.txt"
 
@@ -60,3 +63,12 @@ def test_single_weights_add_up_to_about_the_whole(found: Quantization, evaluated
     assert 0.5 < total / _mean_kl(evaluated) < 2
     names = {site.node.name for site in weight_sites(import_checkpoint(Checkpoint.open(two_layers)))}
     assert {weight.name for weight in found.weights if "self_attn.o" in weight.name} <= names
+
+
+def test_a_text_with_tokens_that_the_model_lacks_is_refused_by_name(two_layers: Path) -> None:
+    model = ModelSource.open(FIXTURES / "checkpoints" / "llama").copy()
+    options = KlOptions(TEXT, window_tokens=16, text_tokens=64, tokens=64)
+    with pytest.raises(
+        DataError, match=r"heldout\.txt: the tokenizer makes token \d+ of it, but .* vocabulary has 128"
+    ):
+        layer_kl(model, {}, lambda: Tokenizer.load(two_layers), options)

@@ -147,3 +147,11 @@ def test_json_stays_json(two_layers: Path, tmp_path: Path, capsys: Captured) -> 
         == 0
     )
     assert "mixed-precision" in [row["name"] for row in json.loads(capsys.readouterr().out)["passes"]]
+
+
+def test_required_gates_are_required_before_any_work(tmp_path: Path, capsys: Captured) -> None:
+    command = ["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "out"), "--require-gates"]
+    assert run(command) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "recipe demo measures nothing, and gates are required (--require-gates)" in shown
+    assert list(tmp_path.iterdir()) == []

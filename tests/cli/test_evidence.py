@@ -42,3 +42,9 @@ def test_without_gates_and_report_only_the_metrics_are_shown(capsys: Captured) -
     shown = capsys.readouterr().out
     assert "verdict" not in shown
     assert "report" not in shown
+
+
+def test_a_machine_that_was_busy_is_named_next_to_the_verdicts(capsys: Captured) -> None:
+    print_evidence(sample_evidence(), None)
+    noted = " ".join(capsys.readouterr().err.split())
+    assert "busy during the latency rounds: other processes kept 1.6 of 4 processors busy (at most 1.9)" in noted

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
-from ingot.builder.measurements import measure_options
+from ingot.builder.measurements import measure_options, origin_of
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe, describe_artifact, open_source, tool_versions
@@ -16,6 +17,9 @@ from ingot.pipeline.recipe.schema import Recipe
 from ingot.settings import cache_dir, make_cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 from ingot.validation.evidence_json import SealedSummary, sealed_summary
+from ingot.validation.result import Origin
+
+_log = logging.getLogger(__name__)
 
 
 def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path:
@@ -77,10 +81,31 @@ def remeasure(
             f"recipe {recipe.name} measures nothing: set evaluation.text or latency, as in "
             "--set evaluation.text=FILE --set latency.rounds=5"
         )
-    other = Path(baseline) if baseline else baseline_artifact(recipe)
     sealed = sealed_summary(opened) or SealedSummary()
-    notes = BuildNotes(quantization=sealed_quantization(opened), origin=sealed.origin, samples=sealed.samples)
+    origin = sealed.origin
+    if baseline:
+        other = Path(baseline)
+    else:
+        source = open_source(recipe)
+        origin = _same_origin(opened, sealed.origin, origin_of(recipe, source))
+        other = baseline_artifact(recipe, source)
+    notes = BuildNotes(quantization=sealed_quantization(opened), origin=origin, samples=sealed.samples)
     return measure(opened.path, other, measure_options(recipe), notes)
+
+
+def _same_origin(artifact: Artifact, sealed: Origin | None, given: Origin) -> Origin:
+    """Return the origin that the artifact records, or else the given checkpoint's; warn if they differ."""
+    if sealed is not None and sealed.checkpoint_digest != given.checkpoint_digest:
+        _log.warning(
+            "%s was built from the checkpoint %s with digest %s, but %s has %s: the comparison shows the difference of "
+            "the checkpoints too",
+            artifact.path,
+            sealed.checkpoint,
+            sealed.checkpoint_digest[:16],
+            given.checkpoint,
+            given.checkpoint_digest[:16],
+        )
+    return sealed or given
 
 
 def with_checkpoint(artifact: Artifact, checkpoint: Path | str | None, overrides: Sequence[str] = ()) -> Recipe:

@@ -135,7 +135,8 @@ def _compile(
     write_quantization(figures, writer.path / "evidence")
     write_pass_facts(compiled.pass_facts, writer.path / "evidence")
     describe_artifact(writer, recipe, compiled)
-    return compiled, BuildNotes(compiled.passes, figures, origin_of(recipe, source))
+    origin = origin_of(recipe, source) if recipe.is_measured else None  # its digest reads the whole checkpoint
+    return compiled, BuildNotes(compiled.passes, figures, origin)
 
 
 def _apply_gates(evidence: Evidence, writer: ArtifactWriter, observers: Observers, command: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from ingot.passes.weights import float32_values, weight_sites
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.runtime import Tokenizer
 from ingot.validation.quantization import KlMeasurement
-from ingot.validation.windows import read_text
+from ingot.validation.windows import EvaluationText, read_text
 
 AUTO_TOKENS = 2048
 LEAST_TOKENS = 64
@@ -114,6 +114,7 @@ def _windows(model: ModelFacts, tokenizer: Tokenizer, options: KlOptions) -> Cal
     text, sha256 = read_text(options.text)
     prefix = [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id][:1]
     tokens = tokenizer.encode(text, add_special_tokens=False)
+    EvaluationText(options.text.name, sha256, tuple(tokens)).require_vocabulary(model.vocab_size)
     size = min(options.window_tokens, model.context_tokens - len(prefix))
     available = min(len(tokens), options.text_tokens) // size
     if not available:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.artifact import GateOutcome
-from ingot.cli.console import stdout
+from ingot.cli.console import print_note, stdout
 from ingot.cli.tables import print_table
 from ingot.validation.report.formatting import interval, key_title, metric_value, quantity
 from ingot.validation.result import Evidence
@@ -41,5 +41,7 @@ def print_evidence(evidence: Evidence, report: Path | None) -> None:
     print_table("Evidence", ("metric", *names, "compared", "95 % interval"), rows)
     if evidence.gates:
         print_gates(evidence.gates)
+    if evidence.load and evidence.load.is_busy:
+        print_note(f"the machine was busy during the latency rounds: {evidence.load}")
     if report:
         stdout().print(f"report {report}", markup=False)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from ingot.artifact.metrics import METRICS
 from ingot.errors import RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe, RecipePath
@@ -157,3 +158,11 @@ def test_a_limit_of_ones_own_must_be_measured(tmp_path: Path) -> None:
 def test_a_gate_may_become_advisory_without_another_limit() -> None:
     gate = load_recipe("int4-cpu", ["gates.kl_mean.advisory=true"]).gates["kl_mean"]
     assert (gate.limit, gate.advisory, gate.if_measured) == (0.1, True, True)
+
+
+def test_no_gate_of_the_demo_on_latency_keeps_anyone_from_its_artifact() -> None:
+    gates = load_recipe("demo").gates
+    latency = [gate for metric, gate in gates.items() if METRICS[metric.partition("@")[0]].section == "latency"]
+    assert latency
+    assert all(gate.advisory for gate in latency)
+    assert not all(gate.advisory for gate in gates.values())
