@@ -82,6 +82,11 @@ class Pass(ir.passes.InPlacePass):
         return False
 
     @property
+    def rounds_weights(self) -> Literal["none", "some", "all"]:
+        """Which weights of linear layers it rounds; after all are rounded, a later pass has none to round."""
+        return "none"
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether it calls `require_calibration`, so that the recipe needs the section `calibration`."""
         return False

@@ -66,6 +66,11 @@ class Fp8(Pass):
     lm_head: bool = False
     exclude: tuple[str, ...] = ()
 
+    @property
+    def rounds_weights(self) -> Literal["some", "all"]:
+        """All, unless some are excluded."""
+        return "some" if self.exclude else "all"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._quantize_activations()  # checks its own options

@@ -87,6 +87,11 @@ class QuantizeWeights(Pass):
         super().__post_init__()
         parse_overrides(self.name, self.overrides)
 
+    @property
+    def rounds_weights(self) -> Literal["some", "all"]:
+        """All, unless an override leaves some as they are."""
+        return "some" if None in parse_overrides(self.name, self.overrides).values() else "all"
+
     def requires(self, model: ir.Model) -> None:
         """Every Gemm is x @ W.T + b, and every pattern matches a module."""
         sites = weight_sites(model)

@@ -116,6 +116,13 @@ class SmoothQuant(Pass):
     steps: Annotated[int, Range(ge=1, le=1000)] = 10
     search_tokens: Annotated[int, TOKENS] = 2048
 
+    @property
+    def rounds_weights(self) -> Literal["none", "some", "all"]:
+        """All, unless some are excluded or another pass rounds them."""
+        if self.weights == "none":
+            return "none"
+        return "some" if self.exclude else "all"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.alpha, self.weights, self.activations) == ("none", "none", "none"):

@@ -20,7 +20,7 @@ def consistency_problems(recipe: Located, entries: Sequence[PassEntry]) -> Itera
     passes = [entry.make() for entry in entries]
     yield from _target_problems(recipe, passes)
     yield from _gate_problems(recipe)
-    messages = (*_calibration_messages(recipe, passes), *_unapplied_bits(passes))
+    messages = (*_calibration_messages(recipe, passes), *_unapplied_bits(passes), *_rounded_twice(passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
 
 
@@ -170,6 +170,20 @@ def _unapplied_bits(passes: Sequence[Pass]) -> Iterator[str]:
     for at, made in enumerate(passes):
         if made.assigns_schemes and not any(later.applies_schemes for later in passes[at + 1 :]):
             yield f"{made.name} assigns bits that no later pass applies; add gptq or quantize-weights after it"
+
+
+def _rounded_twice(passes: Sequence[Pass]) -> Iterator[str]:
+    """A pass that rounds weights after another has rounded all of them."""
+    first: Pass | None = None
+    for made in passes:
+        if first is not None and made.rounds_weights != "none":
+            other = f"{first.name} if {made.name} is to round them, else {made.name}"
+            yield (
+                f"{made.name} has no weight left to round, because {first.name} before it rounds all of them; remove "
+                f"{'one of them' if made.name == first.name else other}"
+            )
+        if first is None and made.rounds_weights == "all":
+            first = made
 
 
 def _has(recipe: Located, section: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
 from ingot.builder.baseline import baseline_artifact
 from ingot.builder.measurements import (
+    bos_tokens,
     measure_options,
     origin_of,
     require_gpu,
@@ -25,6 +26,7 @@ from ingot.errors import GateError
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
 from ingot.pipeline.model.importer import ModelSource
+from ingot.pipeline.recipe.fit import fit_to_model, warn_of_padding
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.paths import require_paths
 from ingot.pipeline.recipe.schema import Recipe
@@ -96,6 +98,8 @@ def build(
     require_gpu(recipe)
     tokenizer = require_tokenizer(recipe)
     opened = open_source(recipe)
+    recipe = fit_to_model(recipe, opened.facts.context_tokens, bos_tokens(tokenizer))
+    warn_of_padding(recipe, opened.copy())
     require_texts(recipe, tokenizer, opened.facts)
     request = sample_request(recipe, tokenizer, opened.facts.context_tokens)
     with ArtifactWriter(target) as writer, resumable(resume):

@@ -112,6 +112,11 @@ def require_tokenizer(recipe: Recipe) -> Tokenizer | None:
     return None
 
 
+def bos_tokens(tokenizer: Tokenizer | None) -> int:
+    """Return the number of tokens that the tokenizer puts before a text: 0, or 1 for BOS."""
+    return int(tokenizer is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id])
+
+
 def require_texts(recipe: Recipe, tokenizer: Tokenizer | None, model: ModelFacts) -> None:
     """Raise before any work if evaluation text or sample cannot be used with the tokenizer and the model.
 

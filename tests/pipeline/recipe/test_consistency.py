@@ -39,6 +39,42 @@ def test_a_key_that_the_target_does_not_support_is_refused_at_its_place(override
     assert "--set:" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [
+        (
+            "quantize-weights, gptq",
+            "gptq has no weight left to round, because quantize-weights before it rounds all of them; remove "
+            "quantize-weights if gptq is to round them, else gptq",
+        ),
+        ("gptq, clean-up, quantize-weights", "quantize-weights has no weight left to round, because gptq before it"),
+        ("quantize-weights, quantize-weights", "remove one of them"),
+        ("fp8, awq, gptq", "gptq has no weight left to round, because fp8 before it"),
+        ("quantize-weights, smooth-quant", "smooth-quant has no weight left to round"),
+    ],
+)
+def test_weights_that_would_be_rounded_twice_are_refused(passes: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("fp32-cpu", ["calibration={}", f"passes=[{passes}]"])
+    assert len(caught.value.problems) == 1
+    assert message in caught.value.problems[0].message
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        "{quantize-weights: {overrides: {'*.mlp.*': none}}}, gptq",
+        "{quantize-weights: {overrides: {'*.mlp.*': 16}}}, awq, {quantize-weights: {lm_head: none}}",
+        "{smooth-quant: {weights: none}}, gptq",
+        "{fp8: {exclude: ['*.mlp.*']}}, quantize-weights",
+        "awq, gptq, distill, round-scales",
+        "mixed-precision, gptq, quantize-activations",
+    ],
+)
+def test_passes_that_round_different_weights_are_accepted(passes: str) -> None:
+    load_recipe("fp32-cpu", ["calibration={}", f"passes=[{passes}]"])
+
+
 def test_a_missing_tile_table_is_named(tmp_path: Path) -> None:
     recipe = load_recipe("int4-cuda", [f"gpu.tiles={tmp_path / 'none.json'}"])
     with pytest.raises(Exception, match=r"gpu\.tiles .*none\.json' is not a file.*create one with `ingot tune`"):

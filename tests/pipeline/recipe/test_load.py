@@ -162,7 +162,7 @@ def test_an_override_can_correct_a_mistake_in_the_file(tmp_path: Path) -> None:
 
 
 def test_assigned_bits_that_no_later_pass_applies_are_refused(tmp_path: Path) -> None:
-    text = "checkpoint: model\ncalibration: {text: t.txt}\npasses: [quantize-weights, mixed-precision]\n"
+    text = "checkpoint: model\ncalibration: {text: t.txt}\npasses: [clean-up, mixed-precision]\n"
     assert the_problem(tmp_path, text) == (
         "mine.yaml:3: passes: mixed-precision assigns bits that no later pass applies; "
         "add gptq or quantize-weights after it"
