@@ -121,6 +121,14 @@ def test_many_wrong_records_are_counted(tmp_path: Path) -> None:
         read_prompts(str(file), FOUR, False, None)
 
 
+def test_the_keys_of_a_logit_bias_are_token_ids(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": [1], "logit_bias": {"5": 100}, "max_tokens": 3}')
+    with text_engine() as engine:
+        write_results(engine, read_prompts(str(file), FOUR, False, None), tmp_path / "out.jsonl", False)
+    assert records((tmp_path / "out.jsonl").read_text())[0]["token_ids"] == [5, 5, 5]
+
+
 def test_text_is_a_message_with_chat(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("hello\n")

@@ -280,6 +280,7 @@ def recipes() -> None:
 @click.option("--seed", type=int, help="Same seed, same text.")
 @click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
 @click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
+@click.option("--frequency-penalty", default=0.0, show_default=True, help="The same, once for each time.")
 @click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
 @click.option("--system", help="System message of a chat.")

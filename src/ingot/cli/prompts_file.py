@@ -105,7 +105,9 @@ def _record(number: int, line: str, params: SamplingParams) -> FilePrompt:
 
 
 def _as_parameter(value: Any) -> Any:
-    """A JSON value as SamplingParams takes it: JSON has lists where parameters are tuples."""
+    """A JSON value as SamplingParams takes it: JSON has strings where the keys of logit_bias are token ids."""
+    if isinstance(value, dict):
+        return {int(key) if key.isdecimal() else key: item for key, item in value.items()}
     return tuple(value) if isinstance(value, list) else value
 
 
