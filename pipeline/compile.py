@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.artifact import CALIBRATION_FILE, ArtifactWriter, GateOutcome, Manifest, ModelFacts
-from ingot.errors import DataError, RequestError, UsageError
+from ingot.errors import ArtifactError, DataError, UsageError
 from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
@@ -108,7 +108,7 @@ def _require_template(file: Path) -> None:
     """Raise DataError for a file that is not a jinja2 template."""
     try:
         ChatTemplate(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError, RequestError) as error:
+    except (OSError, UnicodeDecodeError, ArtifactError) as error:
         reason = f"is not UTF-8 text ({error})" if isinstance(error, UnicodeDecodeError) else str(error)
         raise DataError(f"chat_template {file}: {reason}") from error
 

@@ -30,7 +30,7 @@ from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
 from ingot.runtime.prompts import Prompt, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.text.chat_template import Message
+from ingot.runtime.text.messages import Message
 
 
 @dataclass(eq=False, slots=True)

@@ -40,7 +40,7 @@ from ingot.runtime.prompts import (
 from ingot.runtime.request import Request
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.step_loop import StepLoop
-from ingot.runtime.text.chat_template import Message
+from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
 
 

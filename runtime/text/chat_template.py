@@ -1,25 +1,29 @@
 """Chat templates: a checkpoint's jinja2 program that turns messages into a prompt.
 
-A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable sandbox and gets plain data only.
-The environment matches that of transformers (`utils/chat_template_utils.py`), so that templates render the same.
+A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable sandbox, gets plain data only,
+and pays for every step from a budget (template_budget.py), so that it ends soon and builds no large text. Templates
+render as in transformers (`utils/chat_template_utils.py`), whose environment this is.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cache
-from typing import Any, NoReturn
+from functools import cache, cached_property
+from types import TracebackType
 
 import jinja2
-import jinja2.exceptions
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
-from ingot.errors import RequestError
+from ingot.errors import ArtifactError, RequestError, one_of
+from ingot.runtime.text.messages import Message, PlainCopy, plain_messages, with_joined_parts
+from ingot.runtime.text.template_budget import Budget, BudgetError, limited
+from ingot.runtime.text.template_compiler import RefusedTemplateError
+from ingot.runtime.text.template_environment import BoundedEnvironment
+from ingot.runtime.text.template_operations import GLOBALS
 
-Message = Mapping[str, object]
+MAX_PROMPT_CHARACTERS = 1 << 25
+_MAX_REASON = 300
+_CODE_FILE = "<template>"  # jinja2's name for the compiled code of a template from a text
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", *GLOBALS}) | {
+    *("caller", "kwargs", "loop", "self", "super", "varargs"),
+}
 
 
 class ChatTemplate:
@@ -29,142 +33,134 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, name: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile the source. Raises RequestError when it is not a jinja2 template."""
+        """Compile the source. Raises ArtifactError, with the line, when it is not a template that may run."""
         self.source = source
         self.name = name
         self._special_tokens = dict(special_tokens or {})
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise RequestError(
-                f"{name}, line {error.lineno}: the chat template is not valid jinja2: {error.message}; "
-                "correct it, or give the prompt as plain text"
-            ) from error
+        self._template = _compiled(source, name)
 
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         documents: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         **variables: object,
     ) -> str:
-        """The prompt for `messages` ({"role": ..., "content": ...}, oldest first).
+        """The prompt for `messages`, oldest first.
 
-        `tools` are JSON schemas, `documents` have "title" and "text"; other variables are passed to the template.
-        Raises RequestError for a message that is not a mapping with a role, and with the template's own message when
-        it refuses the conversation.
+        `tools` are JSON schemas, `documents` have "title" and "text"; other variables, such as enable_thinking, are
+        passed to the template. Raises RequestError for what is not a message, for a variable whose name is reserved,
+        with the template's own message when it refuses the conversation, and with its line when it fails.
         """
-        conversation = [_checked_message(index, message) for index, message in enumerate(messages)]
-        given = {name: _plain(value, name) for name, value in variables.items()}
+        copy = PlainCopy()
+        conversation = plain_messages(messages, copy)
+        given = {
+            **self._special_tokens,
+            **{name: copy.of(value, f"the variable {name!r}") for name, value in _checked_names(variables).items()},
+            "tools": copy.of(_checked_list(tools, "tools"), "tools"),
+            "documents": copy.of(_checked_list(documents, "documents"), "documents"),
+            "add_generation_prompt": bool(add_generation_prompt),
+        }
+        if any(isinstance(message.get("content"), list) for message in conversation) and not self._reads_parts:
+            conversation = [with_joined_parts(message) for message in conversation]
+        return self._render({**given, "messages": conversation}, Budget(copy.units, len(conversation)))
+
+    def _render(self, variables: Mapping[str, object], budget: Budget) -> str:
+        pieces: list[str] = []
+        length = 0
         try:
-            return self._template.render(
-                **{**self._special_tokens, **given},
-                messages=conversation,
-                tools=_plain(tools, "tools"),
-                documents=_plain(documents, "documents"),
-                add_generation_prompt=add_generation_prompt,
-            )
-        except jinja2.TemplateError as error:
-            raise RequestError(f"{self.name}: the chat template refuses this conversation: {error}") from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise RequestError(
-                f"{self.name}: the chat template cannot render this conversation ({error}); check that every message "
-                "has the keys that the template reads"
-            ) from error
+            with limited(budget):
+                for piece in self._template.root_render_func(self._template.new_context(dict(variables))):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > MAX_PROMPT_CHARACTERS:
+                        raise BudgetError(f"the prompt has more than {MAX_PROMPT_CHARACTERS:,} characters")
+        except Exception as error:  # of the template's code, whatever it is
+            raise self._failure(error) from error
+        return "".join(pieces)
 
-
-def _checked_message(index: int, message: object) -> dict[str, Any]:
-    """The message as plain data; RequestError when it is not a mapping or has no role."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(
-            f'message {index} is {message!r}; it must be a mapping such as {{"role": "user", "content": "Hello"}}'
+    def _failure(self, error: Exception) -> RequestError:
+        """One message for whatever a template raises."""
+        place = f"{self.name}, line {self._line(error.__traceback__)}"
+        reason = _shortened(str(error)) or type(error).__name__
+        if isinstance(error, BudgetError):
+            return RequestError(f"{place}: the chat template does more than it may: {reason}; correct the template")
+        if type(error) is jinja2.TemplateError:
+            return RequestError(f"{place}: the chat template refuses this conversation: {reason}")
+        if isinstance(error, RecursionError | MemoryError):
+            reason = "it is nested too deep" if isinstance(error, RecursionError) else "out of memory"
+        return RequestError(
+            f"{place}: the chat template cannot render this conversation ({reason}); check that every message has the "
+            "keys that the template reads"
         )
-    plain: dict[str, Any] = _plain(message, f"message {index}")
-    return plain
+
+    def _line(self, trace: TracebackType | None) -> int:
+        """Line of the template where the error was raised."""
+        line = 1
+        while trace:
+            if trace.tb_frame.f_code.co_filename == _CODE_FILE:
+                line = self._template.get_corresponding_lineno(trace.tb_lineno)
+            trace = trace.tb_next
+        return line
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes the text of a part; otherwise parts are joined to a text first."""
+        message = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+        nothing = {"tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            text = self._render({**self._special_tokens, **nothing, "messages": [message]}, Budget(0, 1))
+        except RequestError:
+            return False
+        return "Hello" in text and "'text'" not in text and '"text"' not in text  # the part itself, as Python or JSON
 
 
-def _plain(value: object, where: str) -> Any:
-    """A copy made of JSON types only, so that a template cannot reach an object's methods."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, Mapping):
-        return {_plain(key, where): _plain(item, where) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        return [_plain(item, where) for item in value]
-    raise RequestError(
-        f"{where} contains a {type(value).__name__}; allowed are texts, numbers, lists, mappings and None"
+def _compiled(source: str, name: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except RefusedTemplateError as error:
+        raise _invalid(name, error.lineno, f"cannot be used: {error.message}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise _invalid(name, error.lineno, f"is not valid jinja2: {error.message}") from error
+    except Exception as error:  # of Python's compiler, for what jinja2 makes of the template
+        raise _invalid(name, 1, f"is not valid jinja2: {error or type(error).__name__}") from error
+
+
+def _invalid(name: str, line: int, reason: str) -> ArtifactError:
+    return ArtifactError(
+        f"{name}, line {line}: the chat template {_shortened(reason)}; correct it, or give the prompt as plain text"
     )
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; it renders as its content."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """A scope of the statements up to the end tag; a scope, because transformers renders a macro here."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
-class _Namespace(jinja2.utils.Namespace):
-    """jinja2's namespace without names that begin with an underscore, which give access to CPython's internals."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`: namespace(self=...) is allowed
-        _refuse_private(dict(*args[1:], **kwargs))
-        jinja2.utils.Namespace.__init__(*args, **kwargs)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private((name,))
-        super().__setitem__(name, value)
+def _checked_names(variables: Mapping[str, object]) -> Mapping[str, object]:
+    for name in variables:
+        if name in RESERVED or not name.isidentifier():
+            raise RequestError(
+                f"{name!r} cannot be a variable of a chat template; any other name is allowed except {one_of(RESERVED)}"
+            )
+    return variables
 
 
-def _refuse_private(names: Any) -> None:
-    for name in names:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"the template sets {name!r} on a namespace; rename it")
-
-
-class _Dict:
-    """`dict` in a template: callable, without attributes that lead out of the sandbox."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As dict.fromkeys."""
-        return dict.fromkeys(*args)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """json.dumps; jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _checked_list(value: object, name: str) -> object:
+    """The tools or documents; RequestError unless they are a list of mappings, or None."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise RequestError(f"{name} is a {type(value).__name__}; it must be a list of mappings")
+    for index, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            example = " with the tool's JSON schema" if name == "tools" else ' with "title" and "text"'
+            raise RequestError(f"{name}[{index}] is a {type(item).__name__}; it must be a mapping{example}")
+    return value
 
 
 @cache
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
-    )
-    return environment
+def _environment() -> BoundedEnvironment:
+    return BoundedEnvironment()

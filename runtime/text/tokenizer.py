@@ -15,8 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from tokenizers.processors import TemplateProcessing
 
 from ingot.errors import ArtifactError, RequestError
-from ingot.runtime.text.chat_template import ChatTemplate, Message
+from ingot.runtime.text.chat_template import ChatTemplate
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
+from ingot.runtime.text.messages import Message
 from ingot.runtime.text.text_bounds import max_chars_per_token
 
 TOKENIZER = "tokenizer.json"
@@ -133,28 +134,49 @@ class Tokenizer:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The template for conversations; None if the folder has none. RequestError when it is damaged."""
+        """The template for conversations; None if the folder has none. ArtifactError when it is damaged."""
         return self._chat_template("default")
 
     def render_chat(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
-        **options: Any,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: object,
     ) -> str:
-        """The prompt text of a conversation; encode it with add_special_tokens=False. See ChatTemplate.render."""
+        """The prompt text of a conversation; encode it with add_special_tokens=False.
+
+        `tools` are JSON schemas, `documents` have "title" and "text"; the template reads other variables by name, such
+        as enable_thinking. RequestError for what is wrong with them, or when the template refuses the conversation.
+        """
         template = (self._tool_template if tools else None) or self.chat_template
         if template is None:
             raise RequestError(
                 "the model has no chat template, so it takes no messages: give the prompt as plain text, or build the "
                 "artifact with `--chat-template FILE` (set `chat_template` in the recipe)"
             )
-        return template.render(messages, tools=tools, **options)
+        return template.render(
+            messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
+        )
 
-    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: object,
+    ) -> list[int]:
         """Tokens of a conversation; options as for `render_chat`. The template itself writes the special tokens."""
-        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+        text = self.render_chat(
+            messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
+        )
+        return self.encode(text, add_special_tokens=False)
 
     @cached_property
     def _tool_template(self) -> ChatTemplate | None:

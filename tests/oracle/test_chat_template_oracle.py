@@ -8,6 +8,7 @@ import pytest
 from ingot.errors import RequestError
 from ingot.runtime.text.chat_template import ChatTemplate
 from tests.data_paths import shared_data
+from tests.runtime.text.model_templates import MODEL_TEMPLATES
 
 pytestmark = pytest.mark.oracle
 transformers_chat = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -90,6 +91,19 @@ def test_a_template_renders_as_in_transformers(name: str, case: str) -> None:
     given = dict(CONVERSATIONS[case])
     expected = rendered_by_transformers(source, given)
     template = ChatTemplate(source, name, SPECIAL)
+    if expected is None:
+        with pytest.raises(RequestError, match="chat template"):
+            template.render(given.pop("messages"), **given)
+    else:
+        assert template.render(given.pop("messages"), **given) == expected
+
+
+@pytest.mark.parametrize("name", MODEL_TEMPLATES)
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_a_template_in_the_manner_of_a_model_renders_as_in_transformers(name: str, case: str) -> None:
+    given = dict(CONVERSATIONS[case])
+    expected = rendered_by_transformers(MODEL_TEMPLATES[name], given)
+    template = ChatTemplate(MODEL_TEMPLATES[name], name, SPECIAL)
     if expected is None:
         with pytest.raises(RequestError, match="chat template"):
             template.render(given.pop("messages"), **given)

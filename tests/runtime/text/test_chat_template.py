@@ -1,12 +1,19 @@
-"""Chat templates: the environment of transformers, the sandbox, and error messages."""
+"""Chat templates: the environment of transformers, an adversary's templates, and error messages."""
 
 import datetime
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from ingot.errors import RequestError
-from ingot.runtime.text.chat_template import ChatTemplate
+from ingot.errors import ArtifactError, RequestError
+from ingot.runtime.text.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
+from tests.data_paths import ROOT
+from tests.runtime.text.hostile_templates import ALL as HOSTILE
+from tests.runtime.text.model_templates import MODEL_TEMPLATES
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi <b>&"}]
 
@@ -57,7 +64,7 @@ def test_tools_documents_and_own_variables_reach_the_template() -> None:
 
 
 def test_the_templates_own_error_reaches_the_caller() -> None:
-    with pytest.raises(RequestError, match=r"chat_template\.jinja: .* refuses this conversation: roles must alternate"):
+    with pytest.raises(RequestError, match=r"jinja, line 1: .* refuses this conversation: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 
@@ -73,7 +80,7 @@ def test_the_templates_own_error_reaches_the_caller() -> None:
     ],
 )
 def test_a_conversation_that_does_not_fit_the_template_is_refused(source: str) -> None:
-    with pytest.raises(RequestError, match=r"chat_template\.jinja: the chat template"):
+    with pytest.raises(RequestError, match=r"chat_template\.jinja, line 1: the chat template cannot render this"):
         render(source)
 
 
@@ -97,7 +104,7 @@ def test_a_template_cannot_leave_the_sandbox(source: str) -> None:
 
 
 def test_a_broken_template_is_named_with_its_line() -> None:
-    with pytest.raises(RequestError, match=r"chat_template\.jinja, line 2: the chat template is not valid jinja2"):
+    with pytest.raises(ArtifactError, match=r"chat_template\.jinja, line 2: the chat template is not valid jinja2"):
         ChatTemplate("a\n{% if %}", "chat_template.jinja")
 
 
@@ -107,14 +114,126 @@ def test_a_message_without_a_role_is_refused_by_its_number(message: object) -> N
         render("", [MESSAGES[0], message])
 
 
-def test_only_plain_data_reaches_the_template() -> None:
-    with pytest.raises(RequestError, match="message 0 contains a object"):
-        render("{{ messages }}", [{"role": "user", "content": object()}])
-    with pytest.raises(RequestError, match="tools contains a function"):
-        render("", tools=[render])
-
-
 def test_rendering_does_not_change_the_callers_messages() -> None:
-    messages = [{"role": "user", "content": ["a", {"type": "text"}]}]
-    assert render("{{ messages[0].content[1].type }}", messages) == "text"
-    assert messages == [{"role": "user", "content": ["a", {"type": "text"}]}]
+    messages = [{"role": "user", "content": "Hi", "extra": ["a", {"type": "text"}]}]
+    assert render("{{ messages[0].extra[1].type }}{{ messages[0].extra + ['b'] }}", messages).startswith("text")
+    assert messages == [{"role": "user", "content": "Hi", "extra": ["a", {"type": "text"}]}]
+
+
+def test_the_line_of_a_failure_is_that_of_the_template() -> None:
+    source = "{% macro m(x) %}\n{{ x.a.b }}\n{% endmacro %}\n{% for i in [1] %}\n{{ m(i) }}\n{% endfor %}"
+    with pytest.raises(RequestError, match=r"chat_template\.jinja, line 2: .*has no attribute 'a'"):
+        render(source)
+
+
+def test_a_long_message_of_a_template_is_shortened() -> None:
+    with pytest.raises(RequestError) as caught:
+        render("{{ raise_exception('a' * 9999) }}")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_variable_with_a_reserved_name_is_refused() -> None:
+    for name in ("loop", "self", "range", "caller", "no name"):
+        with pytest.raises(RequestError, match=f"'{name}' cannot be a variable of a chat template; any other name"):
+            render("", **{name: 1})
+
+
+def test_variables_are_plain_data() -> None:
+    with pytest.raises(RequestError, match="the variable 'x' contains a object"):
+        render("", x=object())
+    with pytest.raises(
+        RequestError, match=r"tools\[1\] is a function; it must be a mapping with the tool's JSON schema"
+    ):
+        render("", tools=[{}, render])
+    with pytest.raises(RequestError, match="documents is a dict; it must be a list of mappings"):
+        render("", documents={"title": "T"})
+
+
+def test_parts_are_joined_for_a_template_that_reads_texts() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}]}]
+    assert render("{% for m in messages %}{{ m.role + m.content }}{% endfor %}", parts) == "userHello\nyou"
+    assert render("{% for p in messages[0].content %}{{ p.text if p.text else p }}.{% endfor %}", parts) == "Hello.you."
+
+
+def test_a_prompt_has_a_greatest_length() -> None:
+    message = {"role": "user", "content": "a" * (MAX_PROMPT_CHARACTERS // 4)}
+    source = "{% for i in range(9) %}{{ messages[0].content }}{% endfor %}"
+    with pytest.raises(RequestError, match=f"the prompt has more than {MAX_PROMPT_CHARACTERS:,} characters"):
+        render(source, [message])
+
+
+def test_the_budget_grows_with_the_conversation() -> None:
+    """A template that looks at the messages after each is too much for one message, and not for a long conversation."""
+    pairs = "{% for m in messages %}{% for n in messages[loop.index:] %}{% if n.role == 'x' %}x{% endif %}{% endfor %}"
+    assert render(pairs + "{% endfor %}", [{"role": "user", "content": "Hello"}] * 1000) == ""
+    repeated = (
+        "{% for i in range(1000) %}{% for j in range(1000) %}{% if j == 'x' %}x{% endif %}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(RequestError, match="does more than it may: its loops"):
+        render(repeated)
+
+
+@pytest.fixture(scope="module")
+def hostile_outcomes() -> dict[str, tuple[float, str]]:
+    """What became of each hostile template, in processes with little time and memory."""
+    command = [sys.executable, "-m", "tests.runtime.text.hostile_templates"]
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
+    )
+    outcomes: dict[str, tuple[float, str]] = json.loads(done.stdout)
+    return outcomes
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_ends_with_one_message(hostile_outcomes: dict[str, tuple[float, str]], name: str) -> None:
+    _, message = hostile_outcomes[name]
+    assert message.startswith(("RequestError: chat_template.jinja, line ", "ArtifactError: chat_template.jinja, line "))
+    assert len(message.splitlines()) == 1
+    assert len(message) < 600
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2]}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["m", "km"]},
+        "points": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "number"}}}},
+    },
+    "required": ["unit"],
+}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.\nAlways.", "parameters": SCHEMA}}
+DIALOGUE: list[dict[str, object]] = [
+    {"role": "system", "content": "Be <brief>."},
+    {"role": "user", "content": "  One & two? "},
+    {"role": "assistant", "content": "<think>\nadd\n</think>\n\nCalling.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    {"role": "assistant", "content": "Three."},
+]
+"""A conversation with everything; `parts` refuses the answer of a tool."""
+EXPECTED = {
+    "thinking": '<|im_start|>system\nBe <brief>.\n\n# Tools\n<tools>\n{"type": "function", "function": {"name": "add", '
+    '"description": "Adds.\\nAlways.", "parameters": {"type": "object", "properties": {"unit": {"enum": ["m", "km"]}, '
+    '"points": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "number"}}}}}, "required": '
+    '["unit"]}}}\n</tools><|im_end|>\n<|im_start|>user\n  One & two? <|im_end|>\n<|im_start|>assistant\n<think>\nadd\n'
+    '</think>\n\nCalling.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call><|im_end|>\n'
+    "<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    "Three.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "types": f"<|start|>system<|message|>Knowledge: {datetime.datetime.now():%Y}\n// Adds.\n// Always.\n"
+    'type add = (_: {\n    unit: "m" | "km",\n    points?: {\n      x?: number\n    }[]\n  }) => any;\n<|end|>'
+    "<|start|>system<|message|>Be <brief>.<|end|><|start|>user<|message|>  One & two? <|end|>"
+    "<|start|>assistant<|message|><think>\nadd\n</think>\n\nCalling.<|end|><|start|>tool<|message|>3<|end|>"
+    "<|start|>assistant<|message|>Three.<|end|>",
+    "parts": "<s><start_of_turn>user\nBe <brief>.\n\nOne & two?<end_of_turn>\n<start_of_turn>model\n"
+    "<think>\nadd\n</think>\n\nCalling.<end_of_turn>\n<start_of_turn>model\n",
+    "blocks": "<|system|>Today: 1 May 2026 /no_think BE &LT;BRIEF&GT;.<|end|>assistant=36;tool=1;user=13;"
+    "<|user|>  One & two?<|assistant|><think>\nadd\n</think>\n\nCalling.<|assistant|>Three.",
+}
+
+
+@pytest.mark.parametrize("name", MODEL_TEMPLATES)
+def test_a_template_in_the_manner_of_a_model_renders(name: str) -> None:
+    template = ChatTemplate(MODEL_TEMPLATES[name], "chat_template.jinja", {"bos_token": "<s>"})
+    messages = DIALOGUE[:3] if name == "parts" else DIALOGUE
+    text = template.render(messages, tools=[TOOL], enable_thinking=False, date_string="1 May 2026")
+    assert text == EXPECTED[name]
