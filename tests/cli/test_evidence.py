@@ -22,8 +22,8 @@ def test_gates_are_shown_with_value_interval_limit_and_verdict(capsys: Captured)
         ]
     )
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    assert ["kl_mean", "0.01235", "0.01", "..", "0.1", "≤", "0.1", "PASS"] in lines
-    assert ["top1_agreement", "0.8", "0.7", "..", "0.85", "≥", "0.9", "FAIL"] in lines
+    assert ["kl_mean", "0.012", "0.010", "to", "0.100", "≤", "0.1", "PASS"] in lines
+    assert ["top1_agreement", "80.0", "%", "70.0", "to", "85.0", "%", "≥", "90", "%", "FAIL"] in lines
 
 
 def test_evidence_is_shown_metric_by_metric_with_both_names_gates_and_report(capsys: Captured) -> None:
@@ -35,6 +35,17 @@ def test_evidence_is_shown_metric_by_metric_with_both_names_gates_and_report(cap
     assert all(key_title(key) in shown for key in evidence.measured)
     assert all(gate.name in shown for gate in evidence.gates)
     assert shown.endswith("report somewhere/report.html\n")
+
+
+def test_a_significant_change_is_marked_gate_or_not(capsys: Captured) -> None:
+    print_evidence(sample_evidence(gates=()), None)
+    lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert (
+        "metric ┃ stdlib-llama-6m baseline ┃ stdlib-llama-6m <int4> ┃ ratio (paired) ┃ change ┃ 95 % interval" in lines
+    )
+    assert "Size on disk 23.3 MB 5.0 MB 0.2157 -78.4 % better exact" in lines
+    assert any(line.startswith("Perplexity ratio") and " % worse " in line for line in lines)
+    assert any(line.startswith("better, worse: the whole interval is on one side") for line in lines)
 
 
 def test_without_gates_and_report_only_the_metrics_are_shown(capsys: Captured) -> None:

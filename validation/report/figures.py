@@ -1,8 +1,9 @@
 """Chooses the report's figures from the evidence, each with a caption that explains how to read it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from markupsafe import Markup
 
@@ -153,7 +154,7 @@ def _memory_of(probe: MemoryProbe) -> dict[str, float]:
         "file-mapped": found.mapped_bytes,
         "released": max(0, found.peak_bytes - found.resident_bytes),
         "on the GPU": found.device_bytes,
-        "peak": (found.peak_bytes + found.device_bytes),
+        "peak": found.peak_bytes + found.device_bytes,
     }
 
 
@@ -163,15 +164,14 @@ def _layer_bars(weights: Iterable[WeightFigures], field: str, is_sum: bool = Fal
     for weight in weights:
         if getattr(weight, field) is not None:
             layers.setdefault(_layer_of(weight.name), []).append(weight)
-    return [
-        LayerBar(
-            label=label,
-            value=sum(getattr(weight, field) * (1 if is_sum else weight.elements) for weight in group)
-            / (1 if is_sum else sum(weight.elements for weight in group)),
-            weights={weight.name: getattr(weight, field) for weight in group},
-        )
-        for label, group in layers.items()
-    ]
+    return [_layer_bar(label, group, field, is_sum) for label, group in layers.items()]
+
+
+def _layer_bar(label: str, group: Sequence[WeightFigures], field: str, is_sum: bool) -> LayerBar:
+    values = [getattr(weight, field) for weight in group]
+    elements = [weight.elements for weight in group]
+    total = sum(values) if is_sum else sum(map(mul, values, elements)) / sum(elements)
+    return LayerBar(label, total, {weight.name: value for weight, value in zip(group, values, strict=True)})
 
 
 def _layer_of(name: str) -> str:

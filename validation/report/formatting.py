@@ -94,12 +94,6 @@ def limit(gate: GateOutcome) -> str:
     return f"{'≤' if gate.bound == 'max' else '≥'} {scale * gate.limit:.6g}{unit}"
 
 
-def metric_value(metric: str, value: float) -> str:
-    """Format a metric's value on its own, with four digits: a share in percent, everything else as a number."""
-    scale, unit = _display(metric)
-    return significant(scale * value, _EXACT_DIGITS) + unit
-
-
 def value(measured: Measured) -> str:
     """The measured value with the digits that its interval supports."""
     estimate = measured.estimate

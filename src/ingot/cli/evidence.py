@@ -6,8 +6,13 @@ from pathlib import Path
 from ingot.artifact import GateOutcome
 from ingot.cli.console import print_note, stdout
 from ingot.cli.tables import print_table
-from ingot.validation.report.formatting import interval, key_title, metric_value, quantity
+from ingot.validation.report import formatting as fmt
 from ingot.validation.result import Evidence
+
+_MARKS = (
+    "better, worse: the whole interval is on one side of the baseline. The ratio is the mean of paired rounds, and may "
+    "differ from the ratio of the medians."
+)
 
 
 def print_gates(gates: Sequence[GateOutcome]) -> None:
@@ -15,9 +20,9 @@ def print_gates(gates: Sequence[GateOutcome]) -> None:
     rows = [
         (
             gate.name,
-            f"{gate.measured:.4g}",
-            f"{gate.low:.4g} .. {gate.high:.4g}",
-            f"{'≤' if gate.bound == 'max' else '≥'} {gate.limit:g}",
+            fmt.fitted(gate.name, [gate.measured], gate.low, gate.high)[0],
+            "exact" if gate.low == gate.high else fmt.range_of(gate.name, gate.low, gate.high),
+            fmt.limit(gate),
             f"{gate.verdict}{' (advisory)' if gate.advisory else ''}",
         )
         for gate in gates
@@ -29,16 +34,18 @@ def print_evidence(evidence: Evidence, report: Path | None) -> None:
     """Print every metric of both sides with its 95 % interval, the gates and the report's path."""
     rows = [
         (
-            key_title(key),
-            quantity(measured.baseline, measured.unit),
-            quantity(measured.candidate, measured.unit),
-            metric_value(measured.metric, measured.estimate.value),
-            interval(measured),
+            fmt.key_title(key),
+            *fmt.sides(measured),
+            fmt.ratio(measured),
+            fmt.change(measured) + (f" {measured.change}" if measured.change else ""),
+            fmt.interval(measured),
         )
         for key, measured in evidence.measured.items()
     ]
     names = (evidence.baseline.name, evidence.candidate.name)
-    print_table("Evidence", ("metric", *names, "compared", "95 % interval"), rows)
+    print_table("Evidence", ("metric", *names, "ratio (paired)", "change", "95 % interval"), rows)
+    if any(measured.change for measured in evidence.measured.values()):
+        stdout().print(_MARKS, markup=False)
     if evidence.gates:
         print_gates(evidence.gates)
     if evidence.load and evidence.load.is_busy:
