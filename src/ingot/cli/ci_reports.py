@@ -118,7 +118,7 @@ class CIReports:
         for key, measured in self._evidence.measured.items() if self._evidence else ():
             if measured.change == "worse" and key not in limited:
                 case = self._case(key)
-                value = fmt.metric_value(measured.metric, measured.estimate.value)
+                value = fmt.value(measured)
                 text = f"significantly worse than the baseline: {value} ({fmt.interval(measured)}); no gate limits it"
                 ET.SubElement(case, "skipped", message=text)
                 yield case

@@ -37,7 +37,7 @@ def print_evidence(evidence: Evidence, report: Path | None) -> None:
             fmt.key_title(key),
             *fmt.sides(measured),
             fmt.ratio(measured),
-            fmt.change(measured) + (f" {measured.change}" if measured.change else ""),
+            measured.change or "-",
             fmt.interval(measured),
         )
         for key, measured in evidence.measured.items()
