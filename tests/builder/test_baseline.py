@@ -8,7 +8,7 @@ import pytest
 from ingot.artifact import open_artifact
 from ingot.builder import build, remeasure
 from ingot.builder.baseline import baseline_artifact, with_checkpoint
-from ingot.errors import UsageError
+from ingot.errors import RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from tests.conftest import UNMEASURED, BuildArtifact
@@ -73,6 +73,34 @@ def test_an_artifact_is_measured_again_with_other_gates(
     evidence = remeasure(artifact.path, checkpoint=LLAMA, overrides=["gates={size_ratio: {max: 0.1}}"])
     assert [(gate.name, gate.verdict) for gate in evidence.gates] == [("size_ratio", "FAIL")]
     assert open_artifact(artifact.path).manifest == before
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "message"),
+    [
+        (
+            "latency={prompt_tokens: 4096}",
+            RecipeError,
+            r"latency\.prompt_tokens \+ .* is 4160, and the model's context",
+        ),
+        ("evaluation={text: gone.txt}", UsageError, r"evaluation\.text 'gone\.txt' is not a file"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_a_baseline_is_built(
+    build_unmeasured: BuildArtifact,
+    monkeypatch: pytest.MonkeyPatch,
+    override: str,
+    error: type[Exception],
+    message: str,
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, "generate=null")
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("a baseline was built")
+
+    monkeypatch.setattr("ingot.builder.baseline.baseline_artifact", fail)
+    with pytest.raises(error, match=message):
+        remeasure(artifact.path, checkpoint=LLAMA, overrides=[override])
 
 
 def test_measuring_again_keeps_the_origin_and_warns_of_another_checkpoint(

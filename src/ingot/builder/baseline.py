@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot.artifact import Artifact, ArtifactWriter, open_artifact
-from ingot.builder.measurements import measure_options, origin_of
+from ingot.builder.measurements import bos_tokens, measure_options, origin_of
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe, describe_artifact, open_source, tool_versions
 from ingot.pipeline.model.importer import ModelSource
+from ingot.pipeline.recipe.fit import fit_to_model
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.runtime import Tokenizer
+from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.settings import cache_dir, make_cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 from ingot.validation.evidence_json import SealedSummary, sealed_summary
@@ -81,6 +84,8 @@ def remeasure(
             f"recipe {recipe.name} measures nothing: set evaluation.text or latency, as in "
             "--set evaluation.text=FILE --set latency.rounds=5"
         )
+    recipe = fit_to_model(recipe, opened.manifest.model.context_tokens, bos_tokens(_tokenizer(opened)))
+    options = measure_options(recipe)  # finds the texts, before a baseline is built
     sealed = sealed_summary(opened) or SealedSummary()
     origin = sealed.origin
     if baseline:
@@ -90,7 +95,13 @@ def remeasure(
         origin = _same_origin(opened, sealed.origin, origin_of(recipe, source))
         other = baseline_artifact(recipe, source)
     notes = BuildNotes(quantization=sealed_quantization(opened), origin=origin, samples=sealed.samples)
-    return measure(opened.path, other, measure_options(recipe), notes)
+    return measure(opened.path, other, options, notes)
+
+
+def _tokenizer(artifact: Artifact) -> Tokenizer | None:
+    """Return the artifact's tokenizer; None without one."""
+    files = artifact.files_below("tokenizer")
+    return Tokenizer.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
 
 
 def _same_origin(artifact: Artifact, sealed: Origin | None, given: Origin) -> Origin:
