@@ -11,7 +11,7 @@ named metric@level.
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.artifact import GateOutcome
@@ -97,7 +97,8 @@ def raise_for(
 def advisory_lines(
     outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured], rerun: Rerun | None = None
 ) -> list[str]:
-    """Describe the advisory gates that did not pass: what raise_for says of others."""
+    """Describe the advisory gates that did not pass: what raise_for says of others, without the machine's load."""
+    rerun = replace(rerun, load=None) if rerun else None
     advisory = [outcome for outcome in outcomes if outcome.advisory]
     failed = [_failure(outcome) for outcome in advisory if outcome.verdict == "FAIL"]
     return [f"advisory {line}" for line in failed] + undecided_lines(advisory, measured, rerun)

@@ -181,7 +181,7 @@ def test_a_text_without_enough_tokens_gets_no_command_that_would_fail() -> None:
 def test_advisory_gates_that_did_not_pass_are_described_the_same_way() -> None:
     measured = _measured("kl_mean", 0.8, 1.0, 1.2) | _measured("kl_p99", 3, 4, 5)
     specs = [GateSpec("kl_mean", "max", 1.1, advisory=True), GateSpec("kl_p99", "max", 1.0, advisory=True)]
-    failed, undecided, command = advisory_lines(decide(specs, measured), measured, Rerun(BUILD[:3]))
+    failed, undecided, command = advisory_lines(decide(specs, measured), measured, Rerun(BUILD[:3], load=BUSY))
     assert failed.startswith("advisory gate failed: kl_p99 is 4")
     assert undecided.startswith("advisory gate undecided: kl_mean is 1")
     assert command == "Measure more: ingot build 'my recipe.yaml' --set evaluation.tokens=4400"
