@@ -12,25 +12,33 @@ more requests.
 """
 
 import asyncio
+import os
 import queue
 import threading
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import Engine, busy
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
-from ingot.runtime.prompts import Prompt, checked_params, checked_prompt
+from ingot.runtime.prompt_encoder import Tools, Variables
+from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.messages import Message
+
+_Tokens = TypeVar("_Tokens")
+_ENCODING_THREADS = 4  # a prompt that takes long to encode delays others only when this many do at a time
 
 
 @dataclass(eq=False, slots=True)
@@ -40,22 +48,43 @@ class _Stream:
     prompt: Int64Array
     params: SamplingParams
     keep_logits: bool
+    arrival_seconds: float
     loop: asyncio.AbstractEventLoop
     outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
     request_id: int | None = None
+    finished: bool = False
     cancelled: bool = False
+
+    async def next(self) -> RequestOutput:
+        """Wait for the next output; raises the error that ends the stream."""
+        output = await self.outputs.get()
+        self.finished = isinstance(output, Exception) or output.finished
+        if isinstance(output, Exception):
+            raise output
+        if output.completion:
+            raise_failure([output.completion])
+        return output
 
 
 class AsyncEngine:
-    """Wraps an Engine and takes ownership: no other caller may use it. `close` closes both."""
+    """Wraps an Engine and takes ownership: no other caller may use it. `close` closes both.
+
+    Texts and conversations are encoded in threads of its own, so the event loop never waits for a long prompt.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.model = engine.model
+        self.tokenizer = engine.tokenizer
+        self._process = os.getpid()
         self._commands: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
         self._streams: dict[int, _Stream] = {}  # used by the thread only
         self._lock = threading.Lock()  # no command may follow the one that ends the thread
-        self._ended: str | None = None  # why no further request is taken
+        self._ended: str | None = None  # why no more streams are opened
+        self._stopped = False  # whether the thread takes no more commands
+        self._num_open = 0  # streams that are being encoded, served or read
+        self._idle: Future[None] | None = None  # what `close` waits for, until no stream is open
+        self._encoders = ThreadPoolExecutor(_ENCODING_THREADS, "ingot-encode")
         self._thread = threading.Thread(target=self._run, name="ingot-engine", daemon=True)
         self._thread.start()
 
@@ -73,66 +102,158 @@ class AsyncEngine:
     ) -> None:
         await self.close()
 
-    async def stream(
+    async def encode(self, prompt: Prompt) -> TokenIds:
+        """As `Engine.encode`, in a thread."""
+        return await self._in_thread(partial(self.engine.encode, prompt))
+
+    async def encode_chat(
+        self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
+    ) -> list[int]:
+        """As `Engine.encode_chat`, in a thread."""
+        return await self._in_thread(partial(self.engine.encode_chat, messages, tools=tools, variables=variables))
+
+    def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last has the completion.
 
-        Leaving the iteration, by `aclose` or cancellation, aborts the request and frees its blocks. Raises RequestError
-        as `Engine.add` does, and EngineError when the engine is closed or has failed.
+        Leaving the iteration, by `aclose` or cancellation, aborts the request and frees its blocks. The first output
+        raises RequestError and EngineBusy as `Engine.add` does; any may raise RequestFailed, and EngineError when the
+        engine is closed or broken.
         """
-        tokens = checked_prompt(self.engine.encode(prompt), self.model)
-        stream = _Stream(tokens, checked_params(params), keep_logits, asyncio.get_running_loop())
-        self._send(stream)
-        finished = False
-        try:
-            while not finished:
-                output = await stream.outputs.get()
-                finished = isinstance(output, Exception) or output.finished
-                if isinstance(output, Exception):
-                    raise output
-                if output.completion:
-                    raise_failure([output.completion])
-                yield output
-        finally:
-            if not finished:
-                stream.cancelled = True
-                self._commands.put(stream)
+        return self._stream(partial(self.engine.encode, prompt), params, keep_logits)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        variables: Variables | None = None,
+        keep_logits: bool = False,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of a conversation's answer; see `Engine.encode_chat` and `stream`."""
+        encode = partial(self.engine.encode_chat, messages, tools=tools, variables=variables)
+        return self._stream(encode, params, keep_logits)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
     ) -> Completion:
         """Complete one prompt. Cancelling the task aborts the request."""
-        completion = None
-        async for output in self.stream(prompt, params, keep_logits=keep_logits):
-            completion = output.completion
-        assert completion is not None, "a stream ends with a completion or an error"
-        return completion
+        return await _completion(self.stream(prompt, params, keep_logits=keep_logits))
 
-    async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
-        """Complete a conversation by the model's chat template."""
-        return await self.generate(self.engine.encode_chat(messages), params)
+    async def generate_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        variables: Variables | None = None,
+        keep_logits: bool = False,
+    ) -> Completion:
+        """Complete a conversation; see `Engine.encode_chat` and `generate`."""
+        outputs = self.stream_chat(messages, params, tools=tools, variables=variables, keep_logits=keep_logits)
+        return await _completion(outputs)
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and counters since the engine was made; a step may run meanwhile, so a moment old."""
         return self.engine.metrics()
 
-    async def close(self) -> None:
-        """Abort what is unfinished (its streams end with the reason "abort") and close the engine. Idempotent."""
-        self._end("the engine is closed; load it again to continue")
-        await asyncio.to_thread(self._thread.join)
+    @property
+    def error(self) -> EngineError | None:
+        """Why no request is taken: the engine is closed, broken or another process's. None while it serves."""
+        if os.getpid() != self._process:
+            return EngineError(
+                f"this engine runs in process {self._process}; process {os.getpid()} was forked from it and has none of"
+                " its threads: load an engine in each process, after the fork"
+            )
+        return EngineError(self._ended) if self._ended else None
 
-    def _send(self, stream: _Stream) -> None:
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests are taken; see `error`."""
+        return self.error is None
+
+    async def close(self, *, drain: bool = False) -> None:
+        """Take no more requests, end those that are open and close the engine. Idempotent.
+
+        With `drain` the open ones are served first; cancel the call to stop waiting. Otherwise they end with "abort".
+        """
+        if os.getpid() != self._process:
+            return  # the engine is the other process's
+        with self._lock:
+            self._ended = self._ended or "the engine is closed; load it again to continue"
+            if drain and self._num_open and self._idle is None:
+                self._idle = Future()
+                self._idle.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
+        if drain and self._idle:
+            await asyncio.wrap_future(self._idle)
+        self._stop(self._ended)
+        await asyncio.to_thread(self._thread.join)
+        self._encoders.shutdown(wait=False)
+
+    async def _stream(
+        self, encode: Callable[[], TokenIds], params: SamplingParams | None, keep_logits: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
+        arrival = time.perf_counter()
+        self._enter()
+        try:
+            prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))
+            stream = _Stream(prompt, checked_params(params), keep_logits, arrival, asyncio.get_running_loop())
+            self._send(stream)
+            try:
+                while not stream.finished:
+                    yield await stream.next()
+            finally:
+                if not stream.finished:
+                    stream.cancelled = True
+                    self._commands.put(stream)
+        finally:
+            self._leave()
+
+    async def _in_thread(self, encode: Callable[[], _Tokens]) -> _Tokens:
+        """What `encode` returns. tokenizers releases the GIL, so the event loop and the engine run meanwhile."""
+        self._require_process()
+        with self._lock:
+            if self._stopped:
+                raise EngineError(self._ended)
+            future = self._encoders.submit(encode)
+        return await asyncio.wrap_future(future)
+
+    def _enter(self) -> None:
+        """Count a stream as open, or refuse it."""
+        self._require_process()
+        most = self.engine.max_requests
         with self._lock:
             if self._ended:
                 raise EngineError(self._ended)
+            if most is not None and self._num_open >= most:
+                raise busy(most)
+            self._num_open += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_open -= 1
+            if self._idle and not self._num_open:
+                self._idle.set_result(None)
+
+    def _send(self, stream: _Stream) -> None:
+        with self._lock:
+            if self._stopped:
+                raise EngineError(self._ended)
             self._commands.put(stream)
 
-    def _end(self, reason: str) -> None:
+    def _stop(self, reason: str) -> None:
+        """End the thread after the commands that were sent."""
         with self._lock:
-            if self._ended is None:
-                self._ended = reason
+            self._ended = self._ended or reason
+            if not self._stopped:
+                self._stopped = True
                 self._commands.put(None)
+
+    def _require_process(self) -> None:
+        if os.getpid() != self._process and self.error:  # the locks are the other process's too
+            raise self.error
 
     # All methods from here on run in the engine's thread.
 
@@ -162,9 +283,11 @@ class AsyncEngine:
 
     def _add(self, stream: _Stream) -> None:
         try:
-            request_id = self.engine.add(stream.prompt, stream.params, keep_logits=stream.keep_logits)
-        except IngotError as error:  # its reader raises it
-            _post(stream.loop, [(stream, error)])
+            request_id = self.engine.add(
+                stream.prompt, stream.params, keep_logits=stream.keep_logits, arrival_seconds=stream.arrival_seconds
+            )
+        except Exception as error:  # noqa: BLE001 (its reader raises it)
+            _post(stream.loop, [(stream, _refusal(error))])
             return
         stream.request_id = request_id
         self._streams[request_id] = stream
@@ -189,7 +312,8 @@ class AsyncEngine:
                     self._abort(stream)
 
     def _fail(self, error: BaseException) -> None:
-        self._end(f"the engine failed and takes no more requests: {error}; load it again to continue")
+        known = str(error) if error is self.engine.error else None
+        self._stop(known or f"the engine failed and takes no more requests: {error}; load it again")
         for stream in self._streams.values():
             failure = EngineError(f"the engine failed while it served this request: {error}")
             failure.__cause__ = error
@@ -207,6 +331,25 @@ class AsyncEngine:
             waiting = self._commands.get()
             if waiting and not waiting.cancelled and self._ended:
                 _post(waiting.loop, [(waiting, EngineError(self._ended))])
+
+
+def _refusal(error: Exception) -> IngotError:
+    """The error of a request that could not be added."""
+    if isinstance(error, IngotError):
+        return error
+    failure = EngineError(f"the request could not be added: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+async def _completion(outputs: AsyncGenerator[RequestOutput, None]) -> Completion:
+    """The completion at the end of a stream, which is closed if the caller is cancelled."""
+    completion = None
+    async with aclosing(outputs):
+        async for output in outputs:
+            completion = output.completion
+    assert completion is not None, "a stream ends with a completion or an error"
+    return completion
 
 
 def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[_Stream, RequestOutput | Exception]]) -> bool:

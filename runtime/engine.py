@@ -11,7 +11,7 @@ prefill, prefix hits and preemption do not change it. An Engine belongs to one t
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +20,13 @@ from typing import Self, overload
 import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import EngineError, RequestError, UsageError
+from ingot.errors import EngineBusy, EngineError, UsageError
 from ingot.runtime.batch import FloatArray
 from ingot.runtime.blocks import BlockManager, root_hash
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
+from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.prompts import (
     ParamsList,
@@ -51,6 +52,8 @@ class Engine:
     max_sequences   most sequences in a step; by default what the executor allows
     prefix_cache    keep the KV blocks of finished requests, and share those of common prompts
     identity        identifies the artifact in the hashes of cached blocks
+
+    `max_requests` and `max_prompt_chars` are those of EngineOptions.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Engine:
         *,
         max_sequences: int | None = None,
         prefix_cache: bool = True,
+        max_requests: int | None = None,
+        max_prompt_chars: int | None = None,
         identity: str = "",
     ) -> None:
         max_sequences = executor.max_sequences if max_sequences is None else max_sequences
@@ -68,6 +73,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.model = executor.model
         self.max_batch_tokens = executor.max_batch_tokens
+        self.max_requests = max_requests
+        self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
         kv = executor.kv_geometry
         root = root_hash(identity, kv.model_dump_json())
         self._executor = executor
@@ -89,7 +96,14 @@ class Engine:
         files = opened.files_below("tokenizer")
         tokenizer = Tokenizer.load(opened.path / "tokenizer", files) if TOKENIZER in files else None
         executor = load_executor(opened, options)
-        return cls(executor, tokenizer, prefix_cache=options.prefix_cache, identity=opened.manifest.identity)
+        return cls(
+            executor,
+            tokenizer,
+            prefix_cache=options.prefix_cache,
+            max_requests=options.max_requests,
+            max_prompt_chars=options.max_prompt_chars,
+            identity=opened.manifest.identity,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -107,27 +121,39 @@ class Engine:
             self._executor.close()
 
     def encode(self, prompt: Prompt) -> TokenIds:
-        """Tokens of a text; token ids are returned unchanged. RequestError for a text if there is no tokenizer."""
-        if not isinstance(prompt, str):
-            return prompt
-        if self.tokenizer is None:
-            raise RequestError("the artifact has no tokenizer, so it takes no text; give the prompt as token ids")
-        return self.tokenizer.encode(prompt)
+        """Tokens of a text; token ids are returned unchanged.
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation, up to the start of the model's answer."""
-        if self.tokenizer is None:
-            raise RequestError("the artifact has no tokenizer, so it takes no messages; give a prompt of token ids")
-        return self.tokenizer.encode_chat(messages)
+        RequestError for a text if there is no tokenizer, and, before it is encoded, for one that is too long.
+        """
+        return self._prompts.encode(prompt)
 
-    def add(self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False) -> int:
+    def encode_chat(
+        self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
+    ) -> list[int]:
+        """Tokens of a conversation, by the model's chat template, up to the start of the model's answer.
+
+        `tools` are JSON schemas of functions; `variables` are passed to the template, as {"enable_thinking": False}.
+        RequestError when the model has no template, and when the template refuses the conversation.
+        """
+        return self._prompts.encode_chat(messages, tools=tools, variables=variables)
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        keep_logits: bool = False,
+        arrival_seconds: float | None = None,
+    ) -> int:
         """Queue a request and return its id; `step` returns its outputs. `keep_logits` adds them to the completion.
 
-        Raises RequestError when it can never be served: an empty prompt, one that fills the model's context, a token
-        outside the vocabulary, or more KV blocks than the pool has. Output that would exceed the context ends there,
-        with the reason "length".
+        `arrival_seconds` is when it arrived, by `time.perf_counter`; None: now. Output that would exceed the context
+        ends there, with the reason "length". Raises RequestError when the request can never be served: an empty prompt,
+        one that fills the model's context, a token outside the vocabulary, or more KV blocks than the pool has.
+        EngineBusy when the engine has `max_requests` already.
         """
         self._require_open()
+        self._require_room()
         tokens = checked_prompt(self.encode(prompt), self.model)
         request = Request(
             next(self._ids),
@@ -137,10 +163,14 @@ class Engine:
             self.tokenizer,
             self._eos_token_ids,
             keep_logits=keep_logits,
-            now=time.perf_counter(),
+            now=time.perf_counter() if arrival_seconds is None else arrival_seconds,
         )
         self._loop.add(request)
         return request.sequence.id
+
+    def _require_room(self) -> None:
+        if self.max_requests is not None and len(self._loop.requests) >= self.max_requests:
+            raise busy(self.max_requests)
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""
@@ -215,20 +245,44 @@ class Engine:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Yield a request's outputs as they arrive; the last has the completion. Closing the iterator aborts it.
 
         The prompt is checked now, and queued when the first output is read. RequestFailed when the request fails.
         """
         return self._stream(checked_prompt(self.encode(prompt), self.model), checked_params(params), keep_logits)
 
-    def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, *, keep_logits: bool = False
+    def generate_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        variables: Variables | None = None,
+        keep_logits: bool = False,
     ) -> Completion:
-        """Complete a conversation by the model's chat template. RequestError when it has none, or refuses it."""
-        return self.generate(self.encode_chat(messages), params, keep_logits=keep_logits)
+        """Complete a conversation; see `encode_chat` and `generate`."""
+        return self.generate(
+            self.encode_chat(messages, tools=tools, variables=variables), params, keep_logits=keep_logits
+        )
 
-    def _stream(self, prompt: Prompt, params: SamplingParams | None, keep_logits: bool) -> Iterator[RequestOutput]:
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        variables: Variables | None = None,
+        keep_logits: bool = False,
+    ) -> Generator[RequestOutput, None, None]:
+        """Yield the outputs of a conversation's answer; see `encode_chat` and `stream`."""
+        return self.stream(
+            self.encode_chat(messages, tools=tools, variables=variables), params, keep_logits=keep_logits
+        )
+
+    def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, keep_logits: bool
+    ) -> Generator[RequestOutput, None, None]:
         request_id = self._open_queue(prompt, params, keep_logits)
         try:
             while True:
@@ -300,3 +354,10 @@ class Engine:
     def check(self) -> None:
         """Assert that no block is leaked, every request is scheduled, and exactly those in flight await a token."""
         self._loop.check()
+
+
+def busy(max_requests: int) -> EngineBusy:
+    """The refusal of a request while `max_requests` others are unfinished."""
+    return EngineBusy(
+        f"the engine has {max_requests} unfinished requests, as many as max_requests allows; try again later"
+    )

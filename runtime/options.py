@@ -35,6 +35,8 @@ class EngineOptions:
     max_batch_tokens   most tokens in a step
     max_sequences      most sequences in a step
     prefix_cache       keep the KV blocks of finished requests, and share those of common prompts
+    max_requests       most unfinished requests, running and waiting; more are refused with EngineBusy. None: no limit
+    max_prompt_chars   most characters of a prompt's text; None: what can fit the model's context
     num_threads        threads of an engine on the CPU
 
     Raises UsageError for a limit that no engine supports.
@@ -45,6 +47,8 @@ class EngineOptions:
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
     prefix_cache: bool = True
+    max_requests: int | None = None
+    max_prompt_chars: int | None = None
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +56,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:
                 raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
+        for name in ("max_requests", "max_prompt_chars"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; it must be at least 1, or None")
 
 
 def takes_options(

@@ -53,6 +53,7 @@ def checked_params(params: SamplingParams | None) -> SamplingParams:
 
 def checked_prompt(token_ids: TokenIds, model: ModelFacts, *, room: int = 1) -> Int64Array:
     """The prompt as an array; RequestError if it is invalid or leaves fewer than `room` positions of the context."""
+    _require_fits(token_ids, model.context_tokens - room, model)  # first, because it is the cheapest check
     tokens = _flat_integers(token_ids)
     if len(tokens) == 0:
         raise RequestError("the prompt has no tokens; give at least one")
@@ -62,12 +63,17 @@ def checked_prompt(token_ids: TokenIds, model: ModelFacts, *, room: int = 1) -> 
             f"token {outside[0]} of the prompt is {tokens[outside[0]]}; the model's token ids go from 0 to"
             f" {model.vocab_size - 1}: encode the text with this model's own tokenizer"
         )
-    if len(tokens) > model.context_tokens - room:
-        raise RequestError(
-            f"the prompt has {len(tokens)} tokens; the model's context is {model.context_tokens}, prompt and output"
-            f" together: shorten the prompt to at most {model.context_tokens - room}"
-        )
     return tokens.astype(np.int64)
+
+
+def _require_fits(token_ids: TokenIds, most: int, model: ModelFacts) -> None:
+    if not isinstance(token_ids, Sequence | np.ndarray) or len(token_ids) <= most:
+        return
+    if isinstance(token_ids[0], Integral):
+        raise RequestError(
+            f"the prompt has {len(token_ids)} tokens; the model's context is {model.context_tokens}, prompt and output"
+            f" together: shorten the prompt to at most {most}"
+        )
 
 
 def _flat_integers(token_ids: TokenIds) -> NDArray[np.integer]:

@@ -11,6 +11,7 @@
     ├── BuildError                the program cannot be compiled or written
     ├── ArtifactError             an artifact that must not be loaded
     ├── EngineError               the engine cannot start or continue
+    │   ├── EngineBusy            the engine has as many requests as it takes; try again later
     │   └── RequestFailed         one request failed while it was served; the engine and the other requests go on
     └── GateError                 a gate rejected the artifact
         ├── GateFailed            exit code 3
@@ -104,6 +105,10 @@ class ArtifactError(IngotError):
 
 class EngineError(IngotError):
     """The engine cannot start or continue."""
+
+
+class EngineBusy(EngineError):
+    """The engine has as many unfinished requests as `max_requests` allows; the same request may succeed later."""
 
 
 class RequestFailed(EngineError):

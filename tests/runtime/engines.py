@@ -1,8 +1,10 @@
 """Engines for tests: the fake executor with the demo model's tokenizer, and random requests."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ingot.runtime.engine import Engine
@@ -30,6 +32,26 @@ def text_engine(**executor: Any) -> Engine:
     """An engine with the demo model's tokenizer."""
     tokenizer = demo_tokenizer()
     return Engine(FakeExecutor(**{"vocab_size": tokenizer.vocab_size, **executor}), tokenizer)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.name }} {% endfor %}{% if mood is defined %}{{ mood }} {% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
+)
+
+
+def chat_tokenizer(folder: Path) -> Tokenizer:
+    """The demo model's tokenizer with a chat template that prints its tools, the variable `mood` and its messages."""
+    shutil.copy(DEMO_MODEL / "tokenizer.json", folder)
+    (folder / "chat_template.jinja").write_text(_TEMPLATE)
+    return Tokenizer.load(folder)
+
+
+def chat_engine(folder: Path) -> Engine:
+    """An engine for conversations."""
+    tokenizer = chat_tokenizer(folder)
+    return Engine(FakeExecutor(vocab_size=tokenizer.vocab_size), tokenizer)
 
 
 def random_requests(

@@ -1,23 +1,31 @@
 """Many coroutines on one engine: equal tokens, cancellation, slow readers, failure, close."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Coroutine
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from ingot.errors import EngineError, RequestError
+from ingot.errors import EngineBusy, EngineError, RequestError, RequestFailed
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
-from tests.runtime.engines import random_requests, text_engine, token_engine
+from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
+from ingot.runtime.text.tokenizer import Tokenizer
+from tests.data_paths import ROOT
+from tests.runtime.engines import HELLO, chat_engine, random_requests, text_engine, token_engine
 from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 LONG = SamplingParams(max_tokens=400)
+SHORT = SamplingParams(max_tokens=5)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -127,7 +135,7 @@ def test_leaving_a_stream_early_aborts_it() -> None:
             stream = engine.stream([1, 2, 3], LONG)
             await anext(stream)
             executor.gate.clear()
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
             executor.gate.set()
             await until_idle(engine)
             assert engine.metrics().output_tokens < 400
@@ -158,6 +166,191 @@ def test_a_bad_request_raises_for_its_own_reader_only() -> None:
             with pytest.raises(RequestError, match="no tokenizer"):
                 await engine.generate("text")
             assert len((await good).token_ids) == 20
+
+    run(main())
+
+
+@pytest.mark.parametrize("executor", [FaultyExecutor, FaultyPipelinedExecutor])
+def test_one_bad_row_fails_one_of_40_requests_and_later_ones_are_served(executor: type[FaultyExecutor]) -> None:
+    prompts = [[number % 8, number // 8] for number in range(40)]
+    with Engine(FaultyExecutor()) as plain:
+        expected = [plain.generate(prompt).token_ids for prompt in prompts]
+
+    async def main() -> None:
+        async with AsyncEngine(Engine(executor(Faults(lost_rows={100})))) as engine:
+            results = await asyncio.gather(*map(engine.generate, prompts), return_exceptions=True)
+            served = [result for result in results if isinstance(result, Completion)]
+            (failed,) = [result for result in results if not isinstance(result, Completion)]
+            assert isinstance(failed, RequestFailed)
+            assert failed.completions[0].finish_reason == "error"
+            assert all(done.token_ids in expected for done in served)
+            assert [done.token_ids for done in await asyncio.gather(*map(engine.generate, prompts))] == expected
+            assert engine.is_healthy
+
+    run(main())
+
+
+def test_an_error_that_is_not_ingots_while_a_request_is_added_reaches_its_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with AsyncEngine(token_engine()) as engine:
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.engine, "add", {}.__getitem__)
+                with pytest.raises(EngineError, match="could not be added: TypeError: "):
+                    await engine.generate([1])
+            assert len((await engine.generate([1], SamplingParams(max_tokens=3))).token_ids) == 3
+
+    run(main())
+
+
+FORK = """
+import asyncio, os, sys
+from ingot.errors import EngineError
+from ingot.runtime import AsyncEngine, Engine, SamplingParams
+from tests.simulators.fake_executor import FakeExecutor
+
+engine = AsyncEngine(Engine(FakeExecutor()))
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    done = asyncio.run(engine.generate([1], SamplingParams(max_tokens=3)))
+    asyncio.run(engine.close())
+    sys.exit(os.waitstatus_to_exitcode(status) or len(done.token_ids) - 3)
+try:
+    asyncio.run(engine.generate([1]))
+except EngineError as error:
+    asyncio.run(engine.close())
+    print(error, engine.is_healthy)
+"""
+
+
+def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "was forked from it and has none of its threads: load an engine in each process" in done.stdout
+    assert done.stdout.endswith(" False\n")
+
+
+class BlockedTokenizer:
+    """Encodes a text to its length once `released` is set."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+    max_chars_per_token = 2
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.num_calls = 0
+
+    def encode(self, text: str) -> list[int]:
+        self.num_calls += 1
+        assert self.released.wait(60)
+        return [len(text)]
+
+    def detokenizer(self, prompt_tokens: list[int]) -> Detokenizer:
+        return Detokenizer(TextDecoder(), lambda token: "")
+
+
+def test_the_event_loop_and_other_requests_go_on_while_a_prompt_is_encoded() -> None:
+    tokenizer = BlockedTokenizer()
+
+    async def main() -> None:
+        async with AsyncEngine(Engine(FakeExecutor(), cast(Tokenizer, tokenizer))) as engine:
+            blocked = [asyncio.create_task(engine.generate("text")) for _ in range(3)]
+            while tokenizer.num_calls < 3:
+                await asyncio.sleep(0)
+            assert len((await engine.generate([1], SamplingParams(max_tokens=20))).token_ids) == 20
+            assert not any(task.done() for task in blocked)
+            blocked[0].cancel()
+            tokenizer.released.set()
+            assert (await blocked[1]).token_ids == (await engine.generate([4])).token_ids
+            with pytest.raises(asyncio.CancelledError):
+                await blocked[0]
+            assert list(await engine.encode("four")) == [4]
+
+    run(main())
+
+
+def test_a_text_that_cannot_fit_is_refused_without_encoding_it() -> None:
+    tokenizer = BlockedTokenizer()
+
+    async def main() -> None:
+        async with AsyncEngine(Engine(FakeExecutor(), cast(Tokenizer, tokenizer))) as engine:
+            with pytest.raises(
+                RequestError, match="2000000 characters, and at most 1024 fit the model's context of 512"
+            ):
+                await engine.generate("x" * 2_000_000)
+        assert tokenizer.num_calls == 0
+
+    run(main())
+
+
+def test_more_requests_than_max_requests_are_refused_until_one_ends() -> None:
+    async def main() -> None:
+        executor = GatedExecutor()
+        async with AsyncEngine(Engine(executor, max_requests=2)) as engine:
+            executor.gate.clear()
+            tasks = [asyncio.create_task(engine.generate([number], LONG)) for number in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(EngineBusy, match="2 unfinished requests, as many as max_requests allows"):
+                await engine.generate([3])
+            tasks[0].cancel()
+            await asyncio.wait([tasks[0]])
+            executor.gate.set()
+            while engine.engine.metrics().num_running + engine.engine.metrics().num_waiting > 1:
+                await asyncio.sleep(0)
+            assert len((await engine.generate([3], SamplingParams(max_tokens=2))).token_ids) == 2
+            assert len((await tasks[1]).token_ids) == 400
+
+    run(main())
+
+
+def test_draining_serves_open_requests_and_refuses_new_ones() -> None:
+    async def main() -> None:
+        executor = GatedExecutor()
+        engine = AsyncEngine(Engine(executor))
+        executor.gate.clear()
+        tasks = [asyncio.create_task(engine.generate([number], SamplingParams(max_tokens=40))) for number in range(3)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(engine.close(drain=True))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate([4])
+        assert (engine.is_healthy, str(engine.error)) == (False, "the engine is closed; load it again to continue")
+        executor.gate.set()
+        await closing
+        assert {(await task).finish_reason for task in tasks} == {"length"}
+        assert executor.closed
+
+    run(main())
+
+
+def test_a_caller_that_stops_waiting_for_the_drain_may_close_at_once() -> None:
+    async def main() -> None:
+        engine = AsyncEngine(token_engine())
+        stream = engine.stream([1], LONG)
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await engine.close(drain=True)
+        await engine.close()
+        assert [output async for output in stream][-1].completion is not None
+
+    run(main())
+
+
+def test_conversations_are_encoded_with_tools_and_variables(tmp_path: Path) -> None:
+    async def main() -> None:
+        plain = chat_engine(tmp_path)
+        options: dict[str, Any] = {"tools": [{"name": "f"}], "variables": {"mood": "calm"}}
+        expected = plain.generate_chat(HELLO, SHORT, **options)
+        assert [output.completion for output in plain.stream_chat(HELLO, SHORT, **options)][-1] is not None
+        async with AsyncEngine(plain) as engine:
+            assert (await engine.generate_chat(HELLO, SHORT, **options)).token_ids == expected.token_ids
+            outputs = [output async for output in engine.stream_chat(HELLO, SHORT, **options)]
+            assert "".join(output.text for output in outputs) == expected.text
+            assert engine.tokenizer is not None
+            assert engine.tokenizer.decode(await engine.encode_chat(HELLO, **options)) == "f calm user: Hello"
 
     run(main())
 

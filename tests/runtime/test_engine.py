@@ -155,7 +155,7 @@ def test_streams_may_be_interleaved_and_closing_one_aborts_it() -> None:
         next(second)
         next(first)
         assert next(output.request_id for output in engine.step()) == added
-        first.close()  # type: ignore[attr-defined]
+        first.close()
         rest = list(second)
         assert rest[-1].completion is not None
         assert rest[-1].completion.token_ids == alone([2], params).token_ids

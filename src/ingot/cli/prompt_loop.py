@@ -106,7 +106,7 @@ class PromptLoop:
         answer, done = "", None
         try:
             prompt = self._engine.encode_chat([*self._opening, *turns]) if self._is_chat else text
-            with closing(self._engine.stream(prompt, self._params)) as outputs:  # type: ignore[type-var]
+            with closing(self._engine.stream(prompt, self._params)) as outputs:
                 click.echo("" if self._is_chat else click.style(text, bold=True), nl=False)
                 for output in outputs:
                     answer += output.text
