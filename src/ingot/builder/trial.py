@@ -14,7 +14,7 @@ from ingot.artifact.launch_program import WEIGHTS_FILE, cubins_file
 from ingot.artifact.safetensors import MappedTensors
 from ingot.builder.measurements import missing_gpu
 from ingot.errors import ArtifactError, BuildError, IngotError
-from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.schema import GenerateOptions, Recipe
 from ingot.progress import note
 from ingot.runtime import Engine, SamplingParams, Tokenizer
 from ingot.runtime.cuda.loading import read_program
@@ -53,7 +53,8 @@ def sample_request(recipe: Recipe, tokenizer: Tokenizer | None, context_tokens: 
         return None
     tokens = tokenizer.encode(read_text(file)[0][:_PROMPT_CHARACTERS], add_special_tokens=False)
     prompt = tokenizer.decode(tokens[: min(_PROMPT_TOKENS, context_tokens // 2)]).rstrip(_REPLACEMENT)
-    return SampleRequest(prompt, SamplingParams(seed=recipe.seed)) if prompt else None
+    params = SamplingParams(max_tokens=GenerateOptions.model_fields["max_tokens"].default, seed=recipe.seed)
+    return SampleRequest(prompt, params) if prompt else None
 
 
 def try_artifact(staged: Path, target: Path, recipe: Recipe, request: SampleRequest | None) -> Sample | None:
