@@ -145,8 +145,9 @@ def change(measured: Measured) -> str:
         return f"> +{_MOST_PERCENT} %"
     half = 100 * (estimate.high - estimate.low) / 2
     decimals = _decimals(half, _INTERVAL_DIGITS) if half > 0 else _decimals(percent, 3)
-    text = f"{percent:+,.{min(max(0, decimals), _MOST_CHANGE_DECIMALS)}f}"
-    return "0 %" if not float(text.replace(",", "")) else f"{text} %"
+    decimals = max(min(decimals, _MOST_CHANGE_DECIMALS), _decimals(percent, 1) if abs(percent) >= 1 else 0)
+    rounded = round(percent, decimals)
+    return f"{rounded:+.{max(0, decimals)}f} %" if rounded else "0 %"
 
 
 def detectable(measured: Measured) -> str:
