@@ -107,7 +107,7 @@ def open_source(recipe: Recipe) -> ModelSource:
 def _require_template(file: Path) -> None:
     """Raise DataError for a file that is not a jinja2 template."""
     try:
-        ChatTemplate(file.read_text(encoding="utf-8"), str(file))
+        ChatTemplate(file.read_text(encoding="utf-8"), file.name)
     except (OSError, UnicodeDecodeError, ArtifactError) as error:
         reason = f"is not UTF-8 text ({error})" if isinstance(error, UnicodeDecodeError) else str(error)
         raise DataError(f"chat_template {file}: {reason}") from error
