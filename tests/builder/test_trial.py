@@ -57,7 +57,7 @@ def test_a_kv_block_beyond_the_memory_is_not_sealed_and_the_older_artifact_stays
     real = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PHYS_PAGES" else real(name))
     with pytest.raises(BuildError) as error:
-        build_llama(llama, tmp_path / "out", "engine.block_tokens=1024")
+        build_llama(llama, tmp_path / "out", "engine.block_tokens=64")
     assert str(error.value).startswith("the artifact was built but cannot be used, so it is not sealed: a KV pool of ")
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["identity"] == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint", "out"]
