@@ -4,6 +4,7 @@ import inspect
 import logging
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,13 @@ from ingot.runtime.options import EngineOptions, free_memory_bytes, resolve_pool
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
+
+
+@pytest.mark.parametrize("name", ["max_requests", "max_prompt_chars"])
+def test_limits_of_requests_are_at_least_one(name: str) -> None:
+    limits: dict[str, Any] = {name: 0}
+    with pytest.raises(UsageError, match=f"{name} is 0; it must be at least 1, or None"):
+        EngineOptions(**limits)
 
 
 def test_the_pool_is_sized_by_options_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:
