@@ -11,6 +11,7 @@ from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.text.chat_template import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "EngineOptions",
     "Executor",
     "ForwardBatch",
+    "Message",
     "PipelinedExecutor",
     "RequestMetrics",
     "RequestOutput",

@@ -7,14 +7,45 @@ Example:
 """
 
 import os
+import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ingot.builder import build as build
-    from ingot.runtime import AsyncEngine as AsyncEngine
-    from ingot.runtime import Engine as Engine
-    from ingot.runtime import SamplingParams as SamplingParams
+    from ingot.builder import BuildResult, build
+    from ingot.errors import (
+        ArtifactError,
+        BuildError,
+        CheckpointError,
+        ConfigError,
+        DataError,
+        EngineBusy,
+        EngineError,
+        GateError,
+        GateFailed,
+        GateUndecided,
+        IngotError,
+        PassError,
+        RecipeError,
+        RequestError,
+        RequestFailed,
+        UsageError,
+    )
+    from ingot.runtime import (
+        AsyncEngine,
+        Completion,
+        Engine,
+        EngineMetrics,
+        EngineOptions,
+        Message,
+        RequestMetrics,
+        RequestOutput,
+        SampledToken,
+        SamplingParams,
+        Tokenizer,
+        TokenLogprob,
+    )
 
 # onnxruntime's wheels send telemetry unless this is set before they are imported, and write files for it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -24,20 +55,86 @@ try:
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0.0.0"
 
-__all__ = ["AsyncEngine", "Engine", "SamplingParams", "__version__", "build"]
+__all__ = [
+    "ArtifactError",
+    "AsyncEngine",
+    "BuildError",
+    "BuildResult",
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "DataError",
+    "Engine",
+    "EngineBusy",
+    "EngineError",
+    "EngineMetrics",
+    "EngineOptions",
+    "GateError",
+    "GateFailed",
+    "GateUndecided",
+    "IngotError",
+    "Message",
+    "PassError",
+    "RecipeError",
+    "RequestError",
+    "RequestFailed",
+    "RequestMetrics",
+    "RequestOutput",
+    "SampledToken",
+    "SamplingParams",
+    "TokenLogprob",
+    "Tokenizer",
+    "UsageError",
+    "__version__",
+    "build",
+]
 
-_HOME = {
-    "AsyncEngine": "ingot.runtime",
-    "Engine": "ingot.runtime",
-    "SamplingParams": "ingot.runtime",
-    "build": "ingot.builder",
+_NAMES_OF = {
+    "ingot.builder": ("BuildResult", "build"),
+    "ingot.errors": (
+        "ArtifactError",
+        "BuildError",
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "EngineBusy",
+        "EngineError",
+        "GateError",
+        "GateFailed",
+        "GateUndecided",
+        "IngotError",
+        "PassError",
+        "RecipeError",
+        "RequestError",
+        "RequestFailed",
+        "UsageError",
+    ),
+    "ingot.runtime": (
+        "AsyncEngine",
+        "Completion",
+        "Engine",
+        "EngineMetrics",
+        "EngineOptions",
+        "Message",
+        "RequestMetrics",
+        "RequestOutput",
+        "SampledToken",
+        "SamplingParams",
+        "TokenLogprob",
+        "Tokenizer",
+    ),
 }
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import the public names on first use: `import ingot` alone loads neither engine nor compiler."""
     if name not in _HOME:
-        raise AttributeError(f"module 'ingot' has no attribute {name!r}")
-    from importlib import import_module
+        raise AttributeError(f"module 'ingot' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
 
-    return getattr(import_module(_HOME[name]), name)
+
+def __dir__() -> list[str]:
+    return [*__all__]
