@@ -76,12 +76,23 @@ def test_ir_and_times_are_printed_plain(tmp_path: Path, capsys: Captured) -> Non
     assert "\x1b" not in shown.out + shown.err
 
 
-def test_a_quiet_build_says_one_line(tmp_path: Path, capsys: Captured) -> None:
-    assert run(["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "demo")]) == 0
+def test_a_quiet_build_says_what_it_sealed_and_that_nothing_was_measured(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "demo"), "--quiet"]) == 0
     shown = capsys.readouterr()
-    assert shown.out.count("\n") == 1
-    assert shown.out.startswith("sealed ")
+    first, second = shown.out.splitlines()
+    assert first.startswith("sealed ")
+    assert second.startswith("NOT MEASURED: ")
     assert shown.err == ""
+
+
+def test_the_command_to_type_next_is_one_that_the_shell_finds(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["here/bin/ingot"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    output = str(tmp_path / "my demo")
+    assert run(["build", *UNMEASURED_DEMO, "-o", output]) == 0
+    assert capsys.readouterr().err == f"next: here/bin/ingot run '{output}'\n"
 
 
 def test_a_measured_build_prints_json_alone(two_layers: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -119,7 +130,7 @@ def test_the_sample_is_shown_after_the_seal(tmp_path: Path, capsys: Captured) ->
     assert run(["build", "fp32-cpu", *options, "-o", str(tmp_path / "mine")]) == 0
     shown = capsys.readouterr()
     assert "\ndef f" in shown.out
-    assert "generate more: ingot run " in shown.err
+    assert shown.err.splitlines()[-1] == f"next: ingot run {tmp_path / 'mine'} 'def f'"
 
 
 RECIPE = f"""\

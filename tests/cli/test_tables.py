@@ -41,17 +41,17 @@ def test_control_characters_of_a_cell_are_shown(capsys: Captured) -> None:
     assert "\\x1b[2J\\u202e" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", [1, 20, 60, 80])
+@pytest.mark.parametrize("columns", [1, 20, 60, 70])
 def test_what_does_not_fit_in_columns_becomes_a_block_of_lines(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     shown = terminal(monkeypatch, columns)
     print_table("Evidence", HEADER, ROWS)
     lines = shown.getvalue().splitlines()
     assert lines[1:] == [
         "Time to first token, 1 in flight",
-        "  baseline        230.3 tokens/s",
-        "  int4            353 tokens/s",
-        "  ratio (paired)  1.5655",
-        "  95 % interval   1.1657 to 2.1023",
+        "    baseline        230.3 tokens/s",
+        "    int4            353 tokens/s",
+        "    ratio (paired)  1.5655",
+        "    95 % interval   1.1657 to 2.1023",
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_text_column_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch)
     shown = terminal(monkeypatch, 60)
     text = "Rounds weight matrices to 2 to 8 bits for the inputs they get on calibration data."
     print_table("", ("pass", "what it does"), [("gptq", text)], left=2)
-    lines = [line.split("│", 1)[-1].strip() for line in shown.getvalue().splitlines()[2:]]
+    lines = [line.removeprefix("gptq").strip() for line in shown.getvalue().splitlines()[2:]]
     assert len(lines) == 2
     assert " ".join(lines) == text
 
@@ -75,3 +75,24 @@ def test_a_style_of_a_cell_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = terminal(monkeypatch, columns)
         print_table("", ("a long name of a column", "change"), [("b", Text("worse", style="red"))])
         assert re.search(r"\x1b\[31m *worse\x1b\[0m", shown.getvalue())
+
+
+@pytest.mark.parametrize(("columns", "kept"), [(70, {"baseline", "change"}), (66, {"baseline"}), (55, set())])
+def test_columns_are_left_out_one_after_another(monkeypatch: pytest.MonkeyPatch, columns: int, kept: set[str]) -> None:
+    shown = terminal(monkeypatch, columns)
+    header = ("metric", "", "baseline", "candidate", "change", "95 % interval")
+    rows = [("End-to-end time", "worse", "19.4 ms", "18.5 ms", "-5 %", "0.7356 to 1.2710")]
+    print_table("", header, rows, left=2, optional=("change", "baseline"))
+    first = shown.getvalue().splitlines()[0]
+    assert {name for name in ("baseline", "change") if name in first} == kept
+    assert "0.7356 to 1.2710" in shown.getvalue()
+
+
+def test_a_row_of_one_cell_is_a_heading(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (20, 100):
+        shown = terminal(monkeypatch, columns)
+        rows = [("Accuracy",), ("  KL", "worse", "0.01"), ("  top-1", "", "-")]
+        print_table("", ("metric", "", "value"), rows, left=2)
+        lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.getvalue().splitlines()]
+        assert "Accuracy" in lines
+    assert [line.split() for line in lines[-2:]] == [["KL", "worse", "0.01"], ["top-1", "-"]]

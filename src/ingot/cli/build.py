@@ -1,17 +1,21 @@
 """`ingot build`: builds a recipe into a sealed artifact and prints the evidence."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import join
+from shutil import which
 from typing import Any
 
 import click
 import onnx_ir as ir
+from rich.text import Text
 
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
 from ingot.cli.ci_reports import CIReports
-from ingot.cli.console import print_json, print_line, print_note, show_log, stdout
-from ingot.cli.evidence import print_evidence
+from ingot.cli.console import print_json, print_line, print_note, show_log, stdout, visible
+from ingot.cli.evidence import print_evidence, print_warning_of
 from ingot.cli.failure import error_facts
 from ingot.cli.progress_display import progress_shown
 from ingot.cli.shorthands import with_shorthands
@@ -80,6 +84,7 @@ def build_command(
     _note_prediction(result.compiled.pass_facts, result.evidence)
     _print_artifact(result.artifact)
     _print_sample(result)
+    _print_next(result)
 
 
 def _watch(names: tuple[str, ...], folder: Path | None, as_json: bool) -> Observer:
@@ -123,10 +128,21 @@ def _print_sample(result: BuildResult) -> None:
         return
     console = stdout()
     console.rule(style="dim")
-    console.print(sample.prompt, style="bold", markup=False, end="")
-    console.print(sample.candidate, markup=False)
+    console.print(Text(visible(sample.prompt), style="bold") + Text(visible(sample.candidate)), soft_wrap=True)
     console.rule(style="dim")
-    print_note(f"generate more: ingot run {result.artifact.path} 'def '")
+
+
+def _print_next(result: BuildResult) -> None:
+    """Print a command to type next, and what was not measured."""
+    artifact, prompt = result.artifact, result.sample.prompt.splitlines()[0] if result.sample else ""
+    if result.evidence is None:
+        print_warning_of(artifact.manifest)
+    print_note(f"next: {join([_program(), 'run', str(artifact.path), *([prompt] if prompt else [])])}")
+
+
+def _program() -> str:
+    """The name by which the shell finds this command: a virtual environment that is not active needs its path."""
+    return "ingot" if which("ingot") or Path(sys.argv[0]).name != "ingot" else sys.argv[0]
 
 
 def _refused_facts(evidence: Evidence, report: Path) -> dict[str, object]:

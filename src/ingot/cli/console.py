@@ -48,6 +48,11 @@ def print_line(text: str | Text) -> None:
     stdout().print(Text(visible(text)) if isinstance(text, str) else text, soft_wrap=True)
 
 
+def print_text(text: str) -> None:
+    """Print a sentence of a result, at a terminal wrapped between words."""
+    stdout().print(Text(visible(text)))
+
+
 def print_error(message: str) -> None:
     """Print one error to stderr, verbatim: markup in a message is not interpreted."""
     stderr().print(Text("error: ", style="bold red") + Text(visible(message)))

@@ -3,52 +3,62 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingot.artifact import GateOutcome
-from ingot.cli.console import print_note, stdout
-from ingot.cli.tables import print_table
+from rich.text import Text
+
+from ingot.artifact import GateOutcome, Manifest
+from ingot.cli.console import print_line, print_note, print_text
+from ingot.cli.tables import Cell, print_table
 from ingot.validation.report import formatting as fmt
+from ingot.validation.report.tables import metric_groups, verdict_sentences
 from ingot.validation.result import Evidence
 
-_MARKS = (
-    "better, worse: the whole interval is on one side of the baseline. The ratio is the mean of paired rounds, and may "
-    "differ from the ratio of the medians."
+_STYLES = {"PASS": "green", "FAIL": "bold red", "UNDECIDED": "bold yellow", "better": "green", "worse": "bold red"}
+_PAIRED = (
+    "A ratio is paired, of rounds, windows or probes; baseline and candidate of a latency are medians over all "
+    "requests, so that their quotient can differ from the ratio."
 )
 
 
 def print_gates(gates: Sequence[GateOutcome]) -> None:
     """Print gates with measured value, 95 % interval, limit and verdict."""
-    rows = [
-        (
-            gate.name,
-            fmt.fitted(gate.name, [gate.measured], gate.low, gate.high)[0],
-            "exact" if gate.low == gate.high else fmt.range_of(gate.name, gate.low, gate.high),
-            fmt.limit(gate),
-            f"{gate.verdict}{' (advisory)' if gate.advisory else ''}",
-        )
-        for gate in gates
-    ]
-    print_table("Gates", ("gate", "measured", "95 % interval", "limit", "verdict"), rows)
+    rows = []
+    for gate in gates:
+        [measured] = fmt.fitted(gate.name, [gate.measured], gate.low, gate.high)
+        interval = "exact" if gate.low == gate.high else fmt.range_of(gate.name, gate.low, gate.high)
+        rows.append((gate.name, _verdict(gate), measured, interval, fmt.limit(gate)))
+    print_table("Gates", ("gate", "verdict", "measured", "95 % interval", "limit"), rows, left=2)
 
 
 def print_evidence(evidence: Evidence, report: Path | None) -> None:
-    """Print every metric of both sides with its 95 % interval, the gates and the report's path."""
-    rows = [
-        (
-            fmt.key_title(key),
-            *fmt.sides(measured),
-            fmt.ratio(measured),
-            measured.change or "-",
-            fmt.interval(measured),
-        )
-        for key, measured in evidence.measured.items()
-    ]
-    names = (evidence.baseline.name, evidence.candidate.name)
-    print_table("Evidence", ("metric", *names, "ratio (paired)", "change", "95 % interval"), rows)
-    if any(measured.change for measured in evidence.measured.values()):
-        stdout().print(_MARKS, markup=False)
+    """Print every metric of both sides with its 95 % interval, the gates, what they decided and the report's path."""
+    rows: list[Sequence[Cell]] = []
+    for group, metrics in metric_groups(evidence).items():
+        rows.append([Text(group, style="bold")])
+        for one in metrics:
+            mark = Text(one.mark, style=_STYLES.get(one.mark, ""))
+            rows.append((f"  {one.title}", mark, one.baseline, one.candidate, one.ratio, one.change, one.interval))
+    title = f"Evidence: {evidence.candidate.name} compared with {evidence.baseline.name}"
+    header = ("metric", "", "baseline", "candidate", "ratio (paired)", "change", "95 % interval")
+    print_table(title, header, rows, left=2, optional=("change", "baseline"))
     if evidence.gates:
         print_gates(evidence.gates)
-    if evidence.load and evidence.load.is_busy:
-        print_note(f"the machine was busy during the latency rounds: {evidence.load}")
+    for sentence in verdict_sentences(evidence):
+        print_text(sentence)
+    if evidence.load:
+        busy = Text("BUSY MACHINE: ", style="bold yellow") if evidence.load.is_busy else Text("machine: ")
+        print_line(busy + Text(str(evidence.load)))
     if report:
-        stdout().print(f"report {report}", markup=False)
+        print_line(f"report {report}")
+    if evidence.latency:
+        print_note(_PAIRED)
+
+
+def print_warning_of(manifest: Manifest) -> None:
+    """Print that no gate has passed an artifact, if so: NOT MEASURED, NO GATES or NOT PASSED."""
+    if manifest.warning:
+        print_line(Text(manifest.warning, style="bold yellow"))
+
+
+def _verdict(gate: GateOutcome) -> Text:
+    words = f"{gate.verdict} (advisory)" if gate.advisory else gate.verdict
+    return Text(words, style="" if gate.advisory and gate.verdict != "PASS" else _STYLES[gate.verdict])

@@ -19,11 +19,12 @@ from ingot.artifact.launch_program import (
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.artifact.reader import first_problem
-from ingot.cli.console import print_json, stdout
-from ingot.cli.evidence import print_gates
+from ingot.cli.console import print_json, print_line
+from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.tables import print_table
 from ingot.errors import ArtifactError, UsageError, unknown
 from ingot.sizes import format_bytes
+from ingot.validation.evidence_json import sealed_summary
 
 
 def inspect_command(
@@ -37,6 +38,7 @@ def inspect_command(
     _print_facts(opened, verified=not no_verify)
     if opened.manifest.gates:
         print_gates(opened.manifest.gates)
+    print_warning_of(opened.manifest)
     if show_program:
         _print_program(opened)
     if bucket:
@@ -62,11 +64,24 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     }
     if artifact.has(CALIBRATION_FILE):
         rows["calibrated"] = _calibration(artifact)
-    console = stdout()
-    for key, value in rows.items():
-        console.print(f"{key:<11}{value}", markup=False)
+    rows |= _measurement(artifact)
     if artifact.has("evidence/report.html"):
-        console.print(f"{'report':<11}{artifact.path / 'evidence/report.html'}", markup=False)
+        rows["report"] = str(artifact.path / "evidence/report.html")
+    for key, value in rows.items():
+        print_line(f"{key:<11}{value}")
+
+
+def _measurement(artifact: Artifact) -> dict[str, str]:
+    """From what the artifact was built, when it was measured and how busy the machine was; nothing if it was not."""
+    summary = sealed_summary(artifact)
+    if summary is None:
+        return {}
+    origin, load = summary.origin, summary.load
+    busy = f"{', on a BUSY MACHINE' if load.is_busy else ''}: {load}" if load else ""
+    return {
+        **({"built from": f"{origin.checkpoint} by recipe {origin.recipe}"} if origin else {}),
+        **({"measured": f"{summary.measured_at}{busy}"} if summary.measured_at else {}),
+    }
 
 
 def _calibration(artifact: Artifact) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from ingot.artifact import open_artifact
 from ingot.cli.ci_reports import CIReports
 from ingot.cli.console import print_json, print_line, print_note
-from ingot.cli.evidence import print_evidence, print_gates
+from ingot.cli.evidence import print_evidence, print_gates, print_warning_of
 from ingot.cli.failure import error_facts
 from ingot.cli.progress_display import progress_shown
 from ingot.cli.tables import print_table
@@ -70,6 +70,7 @@ def _check_digests(artifact: Path, as_json: bool, reports: CIReports) -> None:
     print_line(f"all {len(manifest.files)} files are what the manifest says; identity {manifest.identity}")
     if manifest.gates:
         print_gates(manifest.gates)
+    print_warning_of(manifest)
     print_note("nothing was measured; add --checkpoint FOLDER or --baseline ARTIFACT to measure again")
 
 
