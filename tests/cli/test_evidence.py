@@ -42,7 +42,7 @@ def test_evidence_is_shown_metric_by_metric_with_both_names_gates_and_report(cap
     assert all(gate.name in shown.out for gate in evidence.gates)
     assert "Latency, 4 in flight" in shown.out
     assert shown.out.endswith("report somewhere/report.html\n")
-    assert "their quotient can differ from the ratio" in shown.err
+    assert "may differ from the ratio of the two columns" in shown.err
 
 
 def test_what_got_significantly_worse_or_better_is_a_word_in_its_row(capsys: Captured) -> None:

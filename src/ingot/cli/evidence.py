@@ -13,9 +13,9 @@ from ingot.validation.report.tables import metric_groups, verdict_sentences
 from ingot.validation.result import Evidence
 
 _STYLES = {"PASS": "green", "FAIL": "bold red", "UNDECIDED": "bold yellow", "better": "green", "worse": "bold red"}
-_PAIRED = (
-    "A ratio is paired, of rounds, windows or probes; baseline and candidate of a latency are medians over all "
-    "requests, so that their quotient can differ from the ratio."
+_NOTE = (
+    "better, worse: the whole interval is on one side of the baseline. A ratio is the mean of paired rounds, windows or "
+    "probes, and may differ from the ratio of the two columns, which are medians for latencies."
 )
 
 
@@ -49,8 +49,7 @@ def print_evidence(evidence: Evidence, report: Path | None) -> None:
         print_line(busy + Text(str(evidence.load)))
     if report:
         print_line(f"report {report}")
-    if evidence.latency:
-        print_note(_PAIRED)
+    print_note(_NOTE)
 
 
 def print_warning_of(manifest: Manifest) -> None:
