@@ -14,8 +14,8 @@ from ingot.validation.result import Evidence
 
 _STYLES = {"PASS": "green", "FAIL": "bold red", "UNDECIDED": "bold yellow", "better": "green", "worse": "bold red"}
 _NOTE = (
-    "better, worse: the whole interval is on one side of the baseline. A ratio is the mean of paired rounds, windows or "
-    "probes, and may differ from the ratio of the two columns, which are medians for latencies."
+    "better, worse: the whole interval is on one side of the baseline. A ratio is the mean of paired rounds, windows "
+    "or probes, and may differ from the ratio of the two columns, which are medians for latencies."
 )
 
 
