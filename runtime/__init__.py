@@ -11,7 +11,7 @@ from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.text.chat_template import Message
+from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
 __all__ = [

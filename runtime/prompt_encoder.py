@@ -5,18 +5,18 @@ characters a token can represent (`Tokenizer.max_chars_per_token`).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ingot.artifact import ModelFacts
 from ingot.errors import RequestError, shown
 from ingot.runtime.prompts import Prompt, TokenIds
-from ingot.runtime.text.chat_template import Message
+from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, object]]
 Variables = Mapping[str, object]
 
 _UNBOUNDED_CHARS_PER_TOKEN = 64  # of a tokenizer that may drop text; real texts have 2 to 6
-_RESERVED = ("messages", "self", "tools")
 
 
 class PromptEncoder:
@@ -47,10 +47,12 @@ class PromptEncoder:
         template, when the template refuses the conversation, and for one that is too long.
         """
         tokenizer = self._require_tokenizer("messages")
-        options = dict(variables or {})
+        options: dict[str, Any] = dict(variables or {})
         for name in options:
-            if not isinstance(name, str) or name in _RESERVED:
-                raise RequestError(f"the template variable {shown(name)} is not allowed; it is an argument of its own")
+            if not isinstance(name, str) or name == "tools":
+                raise RequestError(
+                    f"the template variable {shown(name)} is not allowed; names are strings, and `tools` is an argument"
+                )
         limit = self._limit(tokenizer)
         self._require_length(_num_chars((messages, tools, options), limit), limit, "conversation", tokenizer)
         text = tokenizer.render_chat(messages, tools=tools, **options)

@@ -23,7 +23,7 @@ def test_editors_see_every_name() -> None:
     tree = ast.parse(Path(ingot.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imported = {
-        (alias.asname, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        (alias.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert imported == set(ingot._HOME.items())
 
