@@ -137,15 +137,18 @@ def round_dots(rows: Sequence[RatioRow]) -> str:
     parts += [text(x(value), bottom + 17, tick_label(value)) for value in x.ticks]
     parts += [text((x.start + x.end) / 2, bottom + 36, "candidate / baseline, one dot per round", "label")]
     for index, row in enumerate(rows):
-        at = top + row_height * (index + 0.5)
-        parts += [text(94, at + (-2 if row.mark else 4), row.name, "label", "end")]
-        parts += [text(94, at + 12, row.mark, f"{row.mark} value", "end")] if row.mark else []
-        parts += [line(x.start, at, x.end, at, "grid")]
-        parts += [rect(x(row.low), at - 7, x(row.high) - x(row.low), 14, f"interval {row.mark}".rstrip())]
-        parts += [circle(x(ratio), at, 3, "dot candidate-fill") for ratio in row.rounds]
-        parts += [line(x(row.mean), at - 10, x(row.mean), at + 10, "mark")]
+        parts += _ratio_row(row, x, top + row_height * (index + 0.5))
     said = "; ".join(f"{row.name} {row.mean:.3g}" + (f", {row.mark}" if row.mark else "") for row in rows)
     return figure(parts, f"Ratio of candidate to baseline in every round, with the mean: {said}", height=bottom + 44)
+
+
+def _ratio_row(row: RatioRow, x: Scale, at: float) -> list[str]:
+    parts = [text(94, at + (-2 if row.mark else 4), row.name, "label", "end")]
+    parts += [text(94, at + 12, row.mark, f"{row.mark} value", "end")] if row.mark else []
+    parts += [line(x.start, at, x.end, at, "grid")]
+    parts += [rect(x(row.low), at - 7, x(row.high) - x(row.low), 14, f"interval {row.mark}".rstrip())]
+    parts += [circle(x(ratio), at, 3, "dot candidate-fill") for ratio in row.rounds]
+    return [*parts, line(x(row.mean), at - 10, x(row.mean), at + 10, "mark")]
 
 
 def paired_bars(rows: Mapping[str, tuple[float, float]], show: Callable[[float], str]) -> str:
