@@ -83,7 +83,7 @@ def sealed_summary(artifact: Artifact) -> SealedSummary | None:
         return None
     file = artifact.file(SUMMARY_FILE)
     try:
-        return SealedSummary.model_validate_json(file.read_bytes())
+        return SealedSummary.model_validate(artifact.json_object(SUMMARY_FILE))
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.artifact import ArtifactWriter, open_artifact
+from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.errors import ArtifactError
 from ingot.validation.evidence_json import evidence_files, sealed_summary, summary
 from tests.artifact.sealed import describe
@@ -67,7 +67,7 @@ def seal_summary(target: Path, text: str | None) -> Path:
         (writer.path / "evidence").mkdir()
         if text is not None:
             (writer.path / "evidence" / "summary.json").write_text(text)
-        describe(writer)
+        describe(writer, Program())
         return writer.seal()
 
 
@@ -90,9 +90,17 @@ def test_an_older_summary_has_none_of_them_and_an_unmeasured_artifact_no_summary
     assert sealed_summary(open_artifact(seal_summary(tmp_path / "b", None))) is None
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{", "Invalid JSON"), ('{"load": {"others": "x"}}', "load.others")])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "must be an object"),
+        ('{"load": {"others": "x"}}', r"invalid summary of the evidence \(load\.others"),
+    ],
+)
 def test_a_damaged_summary_is_refused_by_name(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(ArtifactError, match=rf"summary\.json: invalid summary of the evidence \({reason}"):
+    with pytest.raises(ArtifactError, match=rf"summary\.json: .*{reason}"):
         sealed_summary(open_artifact(seal_summary(tmp_path / "a", text)))
 
 
