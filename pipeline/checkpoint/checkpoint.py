@@ -28,6 +28,7 @@ from ingot.pipeline.checkpoint.formats.quantized_folder import (
     KEYS,
     SIDE_FILES,
     quantization_of,
+    refuse_quantized_tensors,
     scales_left_out,
     split_tensors,
 )
@@ -93,6 +94,7 @@ class Checkpoint:
         config, tensors = read_json_object(folder / "config.json"), _read_tensors(folder)
         quantization = quantization_of(folder, config)
         if quantization is None:
+            refuse_quantized_tensors(tensors, str(folder / "config.json"))
             return cls(folder, config, _read_generation(folder), tensors)
         config = {key: value for key, value in config.items() if key not in KEYS}
         plain, encoded = split_tensors(tensors, quantization, str(folder / "config.json"))
@@ -149,11 +151,7 @@ class Checkpoint:
         Raises CheckpointError for a dtype other than float32, float16 and bfloat16.
         """
         stored = self.tensor(name)
-        if stored.dtype not in WEIGHT_DTYPES:
-            raise CheckpointError(
-                f"{stored.file}: {shown(name)} is {stored.dtype}; weights must be F32, F16 or BF16. "
-                "Export the checkpoint in one of these (if it is quantized: the model it was made from)"
-            )
+        self.require_weight_type(stored)
         # The cache of a hub holds links to files elsewhere, which onnx_ir refuses to follow.
         folder, file = os.path.split(os.path.realpath(stored.file))
         return ir.ExternalTensor(
@@ -165,6 +163,15 @@ class Checkpoint:
             name=name,
             base_dir=folder,
         )
+
+    @staticmethod
+    def require_weight_type(stored: StoredTensor) -> None:
+        """Raise CheckpointError for a dtype other than float32, float16 and bfloat16."""
+        if stored.dtype not in WEIGHT_DTYPES:
+            raise CheckpointError(
+                f"{stored.file}: {shown(stored.name)} is {stored.dtype}; weights must be F32, F16 or BF16. "
+                "Export the checkpoint in one of these (if it is quantized: the model it was made from)"
+            )
 
     def check_finite(self, names: Iterable[str] | None = None) -> None:
         """Read every float tensor (or those named) in chunks; CheckpointError names all that hold NaN or Inf.

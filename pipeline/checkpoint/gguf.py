@@ -4,6 +4,7 @@ The architectures of ARCHITECTURES are read. In llama's files the rows of q and 
 embedding, which turns neighbours where transformers turns halves; that is undone here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -58,20 +59,20 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         raise CheckpointError(f"{file.path}: has rope_freqs.weight, scaled rotary frequencies; they are not read")
     if keys.get("rope.scaling.type", "none") != "none":
         raise CheckpointError(f"{file.path}: rope.scaling.type is {shown(keys.get('rope.scaling.type'))}; none is read")
-    heads, hidden = keys.need("attention.head_count"), keys.need("embedding_length")
+    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
     config = {
         **architecture.extra,
         "model_type": architecture.model_type,
         "architectures": [f"{architecture.model_type.capitalize()}ForCausalLM"],
         "hidden_size": hidden,
-        "intermediate_size": keys.need("feed_forward_length"),
-        "num_hidden_layers": keys.need("block_count"),
+        "intermediate_size": keys.size("feed_forward_length"),
+        "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.get("attention.head_count_kv", heads),
-        "head_dim": keys.get("attention.key_length", hidden // heads),
-        "max_position_embeddings": keys.need("context_length"),
-        "rms_norm_eps": _shortest(keys.need("attention.layer_norm_rms_epsilon")),
-        "rope_theta": keys.get("rope.freq_base", 10000.0),
+        "num_key_value_heads": keys.size("attention.head_count_kv", heads),
+        "head_dim": keys.size("attention.key_length", hidden // heads),
+        "max_position_embeddings": keys.size("context_length"),
+        "rms_norm_eps": _shortest(keys.number("attention.layer_norm_rms_epsilon")),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
         "vocab_size": _tensor(file, "token_embd.weight").shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu",
@@ -86,6 +87,7 @@ def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, Enc
     plain: dict[str, StoredTensor] = {}
     encoded: dict[str, EncodedTensor] = {}
     for tensor in file.tensors.values():
+        _check_tensor(file, tensor)
         name, heads = transformers_name(tensor.name), _reordered_heads(file, tensor.name)
         if tensor.type_id in PLAIN_TYPES and not heads:
             plain[name] = _stored(file, tensor, name)
@@ -94,6 +96,22 @@ def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, Enc
             decode = partial(_decode, file, tensor, heads)
             encoded[name] = EncodedTensor(name, tensor.shape, file.path, decode, parts, storage)
     return plain, encoded
+
+
+def _check_tensor(file: GgufFile, tensor: GgufTensor) -> None:
+    """Raise CheckpointError for a norm or bias that is not a vector of floats, or rows that heads do not divide."""
+    is_vector = tensor.name.endswith(("norm.weight", ".bias"))
+    axes = 1 if is_vector else 2
+    if len(tensor.shape) != axes:
+        raise CheckpointError(f"{file.path}: {shown(tensor.name)} is {list(tensor.shape)}; it must have {axes} axes")
+    if is_vector and tensor.type_id not in PLAIN_TYPES:
+        kind = BLOCK_TYPES[tensor.type_id].name
+        raise CheckpointError(f"{file.path}: {shown(tensor.name)} is {kind}; it must be F32, F16 or BF16")
+    heads = _reordered_heads(file, tensor.name)
+    if heads and (tensor.shape[0] % (2 * heads)):
+        raise CheckpointError(
+            f"{file.path}: {shown(tensor.name)} has {tensor.shape[0]} rows, not a multiple of twice its {heads} heads"
+        )
 
 
 def transformers_name(name: str) -> str:
@@ -135,16 +153,33 @@ class _Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         return self._file.metadata.get(f"{self._prefix}.{key}", default)
 
-    def need(self, key: str) -> Any:
-        value = self.get(key)
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1; CheckpointError for another value, or without one and a default."""
+        value = self._need(key, default)
+        if type(value) is not int or value < 1:
+            raise self._wrong(key, value, "a whole number from 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number; CheckpointError for another value, or without one and a default."""
+        value = self._need(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self._wrong(key, value, "a finite number")
+        return float(value)
+
+    def _need(self, key: str, default: float | None) -> Any:
+        value = self.get(key, default)
         if value is None:
             raise CheckpointError(f"{self._file.path}: its metadata lacks {self._prefix}.{key}; convert it again")
         return value
 
+    def _wrong(self, key: str, value: object, wanted: str) -> CheckpointError:
+        return CheckpointError(f"{self._file.path}: {self._prefix}.{key} is {shown(value)}; it must be {wanted}")
+
 
 def _architecture(file: GgufFile) -> Architecture:
     name = file.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
             f"{file.path}: general.architecture is {shown(name)}; GGUF files of {one_of(ARCHITECTURES)} are read"
         )
@@ -164,12 +199,13 @@ def _shortest(value: float) -> float:
 
 def _reordered_heads(file: GgufFile, name: str) -> int:
     """Heads whose rows are reordered; 0 for a tensor in its natural order."""
-    part = name.split(".")[2] if name.startswith("blk.") else ""
+    parts = name.split(".")
+    part = parts[2] if parts[0] == "blk" and len(parts) > 2 else ""
     if not _architecture(file).reordered or part not in ("attn_q", "attn_k"):
         return 0
     keys = _Metadata(file)
-    heads = int(keys.need("attention.head_count"))
-    return heads if part == "attn_q" else int(keys.get("attention.head_count_kv", heads))
+    heads = keys.size("attention.head_count")
+    return heads if part == "attn_q" else keys.size("attention.head_count_kv", heads)
 
 
 def _stored(file: GgufFile, tensor: GgufTensor, name: str) -> StoredTensor:

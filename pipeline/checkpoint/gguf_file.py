@@ -100,6 +100,8 @@ class _Reader:
             if element in SCALARS:
                 code = f"<{count}{SCALARS[element]}"
                 return list(struct.unpack(code, self.take(count * struct.calcsize(f"<{SCALARS[element]}"))))
+            if element == ARRAY:
+                raise CheckpointError(f"{self.path}: holds an array of arrays, which GGUF does not use; it is damaged")
             return [self.value(element) for _ in range(count)]
         if kind not in SCALARS:
             raise CheckpointError(f"{self.path}: holds a value of the unknown type {kind}; the file is damaged")

@@ -1,7 +1,7 @@
 """The tensors that a configuration requires, and a check that a checkpoint has exactly these, in these shapes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,11 +42,20 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
                 f"{checkpoint.config_file.name} ({wanted.keys}) requires {list(wanted.shape)}; "
                 "config.json and weights belong to different models"
             )
+    _check_types(checkpoint, expected)
     if config.tied_embeddings and HEAD in shapes:
         _check_tied(checkpoint)
         expected[HEAD] = expected[EMBEDDING]
     _refuse_left_over(checkpoint, set(expected))
     return tensor_names(config)
+
+
+def _check_types(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Raise CheckpointError for weights that are not floats of 16 or 32 bits."""
+    for name in names:
+        stored = checkpoint.tensors.get(name)
+        if stored is not None:
+            checkpoint.require_weight_type(stored)
 
 
 def tensor_names(config: DecoderConfig) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
+from ingot.pipeline.checkpoint.formats.quantized_folder import LayerProblems
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
 from ingot.progress import report_progress
 
@@ -45,8 +46,10 @@ def lint_checkpoint(path: Path) -> list[Finding]:
     """Return all findings in the order of the checks; every tensor is read once, one in memory at a time."""
     try:
         checkpoint = Checkpoint.open(path)
+    except LayerProblems as error:
+        return [Finding("error", module, _without(path, problem)) for module, problem in error.problems.items()]
     except CheckpointError as error:
-        return [Finding("error", str(path), str(error))]
+        return [Finding("error", path.name, _without(path, str(error)))]
     findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
     for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
         findings += _layer(tensor, checkpoint.quantization)
@@ -60,18 +63,23 @@ def lint_checkpoint(path: Path) -> list[Finding]:
     ]
 
 
+def _without(path: Path, message: str) -> str:
+    """Return the message without the checkpoint's own path, which the finding's place says."""
+    return message.removeprefix(f"{path}: ").replace(f"{path}/", "")
+
+
 def _structure(checkpoint: Checkpoint) -> Iterator[Finding]:
     try:
         check_tensors(checkpoint, read_config(checkpoint))
     except CheckpointError as error:
-        yield Finding("error", checkpoint.path.name, str(error))
+        yield Finding("error", checkpoint.path.name, _without(checkpoint.path, str(error)))
 
 
 def _plain_values(checkpoint: Checkpoint) -> Iterator[Finding]:
     try:
         checkpoint.check_finite()
     except CheckpointError as error:
-        yield Finding("error", checkpoint.path.name, str(error))
+        yield Finding("error", checkpoint.path.name, _without(checkpoint.path, str(error)))
 
 
 def _layer(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[Finding]:
@@ -79,7 +87,7 @@ def _layer(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[F
     try:
         weight = tensor.read()
     except CheckpointError as error:
-        yield Finding("error", tensor.name, str(error))
+        yield Finding("error", tensor.name, _without(tensor.file.parent, str(error)))
         return
     if not isinstance(weight, DecodedWeight):
         return

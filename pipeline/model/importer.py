@@ -1,6 +1,7 @@
 """Checkpoint -> IR: read the configuration, check the tensors, build the graph. Weights stay in their files."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
 from ingot.pipeline.model.decoder import DecoderBuilder
 from ingot.pipeline.model.graph_builder import IR_VERSION, GraphBuilder
+from ingot.progress import note
 
 
 class ModelSource:
@@ -82,11 +84,22 @@ def import_checkpoint(
     num_parameters = sum(math.prod(checkpoint.shapes[name]) for name in names)
     MODEL.record(model, _facts(config, context_tokens, num_parameters))
     KV.record(model, _kv_geometry(config))
+    _note_inputs(checkpoint)
     if builder.dequantized:
         DEQUANTIZED.record(model, builder.dequantized)
     DTYPE.record(model, _half_type(checkpoint))
     CHECKPOINT.record(model, checkpoint.path.resolve().name)
     return model
+
+
+def _note_inputs(checkpoint: Checkpoint) -> None:
+    """Say that inputs which the checkpoint quantizes stay floats."""
+    schemes = [tensor.activations.words for tensor in checkpoint.encoded.values() if tensor.activations]
+    for words, count in Counter(schemes).items():
+        note(
+            f"the checkpoint quantizes the inputs of {count} layers ({words}); Ingot reads its weights, and inputs "
+            "stay floats: the pass quantize-activations quantizes them"
+        )
 
 
 def _context_tokens(config: DecoderConfig, wanted: int | None) -> int:

@@ -7,6 +7,7 @@
 (Source: AutoAWQ awq/modules/linear/gemm.py.)
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +16,8 @@ from pydantic import AfterValidator
 
 from ingot.pipeline.checkpoint.formats.codes import pack_words, unpack_words
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
-from ingot.pipeline.checkpoint.formats.quant_method import Arrays, GroupSize, QuantMethod, Stored, pick
+from ingot.pipeline.checkpoint.formats.leaves import FLOATS, PACKED, Leaf, Sizes, Stored
+from ingot.pipeline.checkpoint.formats.quant_method import Arrays, GroupSize, QuantMethod, num_groups
 
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -30,19 +32,24 @@ def _gemm(value: Any) -> str:
 class Awq(QuantMethod):
     """quant_method awq in the gemm layout."""
 
-    marks = ("qweight",)
+    title = "awq"
 
     bits: Literal[4]
     group_size: GroupSize
     version: Annotated[Any, AfterValidator(_gemm)] = "gemm"
     zero_point: Literal[True] = True
 
-    def reads(self, leaves: Stored) -> Stored:
-        return pick(leaves, ("qweight", "qzeros", "scales"))
+    def table(self, module: str) -> Sequence[Leaf]:
+        return (
+            Leaf("qweight", PACKED, [("in", "out words")]),
+            Leaf("qzeros", PACKED, [("groups", "out words")]),
+            Leaf("scales", FLOATS, [("groups", "out")]),
+        )
 
-    def shape(self, leaves: Stored) -> tuple[int, int]:
+    def sizes(self, module: str, leaves: Stored) -> Sizes:
         columns, words = leaves["qweight"].shape
-        return words * len(ORDER), columns
+        groups = num_groups(columns, self.group_size)
+        return {"out": words * len(ORDER), "out words": words, "in": columns, "groups": groups}
 
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
         return decode(arrays["qweight"], arrays["qzeros"], arrays["scales"], group_size=self.group_size)

@@ -14,16 +14,16 @@ Stored fp8 tensors come as their bytes (uint8). (Source: compressed_tensors/comp
 """
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from ingot.errors import shown
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, InputActivations
+from ingot.errors import ConfigError, shown
+from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, ActivationScheme, InputActivations
 from ingot.pipeline.checkpoint.formats.codes import (
     FloatArray,
     from_e2m1,
@@ -36,16 +36,28 @@ from ingot.pipeline.checkpoint.formats.codes import (
     unpack_words,
 )
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, load
+from ingot.pipeline.checkpoint.formats.leaves import (
+    BYTES,
+    FLOATS,
+    FP8,
+    INDICES,
+    PACKED,
+    SCALAR,
+    Leaf,
+    Shape,
+    Sizes,
+    Stored,
+)
 from ingot.pipeline.checkpoint.formats.quant_method import (
-    CONTRADICTION,
     Arrays,
+    GroupSize,
     QuantMethod,
     Settings,
-    Stored,
-    pick,
+    num_groups,
     readable,
     unsupported,
 )
+from ingot.sizes import ceil_div
 
 Tensors = Mapping[str, NDArray[Any]]
 FORMATS = (
@@ -56,8 +68,8 @@ FORMATS = (
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
 )
+_ASYMMETRIC = " because symmetric is false"
 PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)
-_LEAVES = {"pack-quantized": ("weight_shape",), "nvfp4-pack-quantized": ("weight_global_scale",)}
 
 
 def _dense(value: Any) -> Any:
@@ -70,9 +82,12 @@ class _WeightSettings(Settings):
     """config_groups.NAME.weights."""
 
     num_bits: int
-    strategy: str | None = None
-    group_size: int | None = None
+    type: Literal["int", "float"] | None = None
+    symmetric: bool = True
+    strategy: Literal["tensor", "channel", "group", "block", "tensor_group"] | None = None
+    group_size: GroupSize | None = None
     block_structure: Any = None
+    actorder: Any = None
 
 
 class ConfigGroup(Settings):
@@ -104,6 +119,28 @@ class ConfigGroup(Settings):
         return self
 
     @property
+    def is_packed(self) -> bool:
+        """Whether several codes share a stored number."""
+        return "pack" in self.format
+
+    @property
+    def has_order(self) -> bool:
+        """Whether every layer stores the groups of its columns."""
+        return self.weights.actorder in (True, "group", "dynamic")
+
+    @property
+    def code_types(self) -> Sequence[str]:
+        """Types of the stored codes."""
+        match self.format:
+            case "int-quantized":
+                return ("I8",)
+            case "float-quantized":
+                return FP8
+            case "naive-quantized":
+                return {"int": ("I8",), "float": FP8, None: ("I8", *FP8)}[self.weights.type]
+        return PACKED if self.format == "pack-quantized" else BYTES
+
+    @property
     def group_size(self) -> int | None:
         """Columns that share a scale; None when config.json leaves it to the shape of the scales."""
         return self.weights.group_size if self.weights.strategy == "group" else None
@@ -132,7 +169,7 @@ class ConfigGroup(Settings):
 class CompressedTensors(QuantMethod):
     """quant_method compressed-tensors: a scheme for each group of layers."""
 
-    marks = ("weight_packed", "weight_scale")
+    title = "compressed-tensors"
 
     config_groups: dict[str, ConfigGroup]
     transform_config: Annotated[Any, unsupported("transforms that run with the model are not supported")] = None
@@ -160,24 +197,39 @@ class CompressedTensors(QuantMethod):
             raise ValueError("it must hold at least one group")
         return groups
 
-    def reads(self, leaves: Stored) -> Stored:
-        body = "weight_packed" if "weight_packed" in leaves else "weight"
-        optional = ("weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_shape")
-        return pick(leaves, (body, "weight_scale"), optional)
+    def table(self, module: str) -> Sequence[Leaf]:
+        group = self._group(module)
+        codes = Leaf("weight_packed" if group.is_packed else "weight", group.code_types, [("out", "stored columns")])
+        match group.format:
+            case "nvfp4-pack-quantized":
+                second = Leaf("weight_global_scale", FLOATS, SCALAR)
+                return (codes, Leaf("weight_scale", FP8, [("out", "groups")]), second)
+            case "mxfp4-pack-quantized":
+                return (codes, Leaf("weight_scale", BYTES, [("out", "groups")]))
+        shapes = _scale_shapes(group.weights.strategy)
+        scale, has_zeros = Leaf("weight_scale", FLOATS, shapes), not group.weights.symmetric
+        if group.format == "pack-quantized":
+            zeros = Leaf("weight_zero_point", PACKED, [("out words", "groups")], has_zeros, _ASYMMETRIC)
+            order = Leaf(
+                "weight_g_idx", INDICES, [("in",)], group.has_order, f" because actorder is {group.weights.actorder!r}"
+            )
+            return (codes, scale, Leaf("weight_shape", INDICES, [(2,)]), zeros, order)
+        return (codes, scale, Leaf("weight_zero_point", group.code_types, shapes, has_zeros, _ASYMMETRIC))
 
-    def shape(self, leaves: Stored) -> tuple[int, int]:
-        if "weight_shape" in leaves:
-            rows, columns = (int(size) for size in load(leaves["weight_shape"]))
-            return rows, columns
-        packed = "weight_packed" in leaves
-        rows, columns = leaves["weight_packed" if packed else "weight"].shape
-        return rows, columns * 2 if packed else columns
+    def sizes(self, module: str, leaves: Stored) -> Sizes:
+        group = self._group(module)
+        stored = leaves["weight_packed" if group.is_packed else "weight"].shape
+        rows, columns = _shape(leaves, stored, is_packed=group.is_packed)
+        sizes = {"out": rows, "in": columns, "stored columns": stored[1] if group.format != "pack-quantized" else 0}
+        if group.format == "pack-quantized":
+            bits = group.weights.num_bits
+            sizes |= {"stored columns": num_words(columns, bits), "out words": num_words(rows, bits)}
+        if group.block is not None:
+            sizes |= {"block rows": ceil_div(rows, group.block[0]), "block columns": ceil_div(columns, group.block[1])}
+        return {**sizes, "groups": _num_groups(group, columns, leaves["weight_scale"].shape)}
 
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
         group = self._group(module)
-        for leaf in ("weight_packed" if "pack" in group.format else "weight", *_LEAVES.get(group.format, ())):
-            if leaf not in arrays:
-                raise ValueError(f"has no {shown(leaf)}, which {group.format} needs")
         bits, size, block = group.weights.num_bits, group.group_size, group.block
         return decode(arrays, group.format, bits=bits, group_size=size, block=block)
 
@@ -194,6 +246,45 @@ class CompressedTensors(QuantMethod):
         if group is None:
             raise ValueError("is quantized, but no config group targets it")
         return group
+
+
+def _scale_shapes(strategy: str | None) -> Sequence[Shape]:
+    """Return the shapes that scales may have; any of them where config.json leaves it open."""
+    one: Sequence[Shape] = (*SCALAR, (1, 1))
+    rows: Sequence[Shape] = [("out", 1), ("out",)]
+    match strategy:
+        case "tensor":
+            return one
+        case "channel":
+            return rows
+        case "block":
+            return [("block rows", "block columns")]
+        case None:
+            return [("out", "groups"), ("out",), *one]
+    return [("out", "groups")]
+
+
+def _shape(leaves: Stored, stored: tuple[int, ...], *, is_packed: bool) -> tuple[int, int]:
+    """Return [out, in] of the weight, from weight_shape or from that of its codes."""
+    if "weight_shape" not in leaves:
+        return stored[0], stored[1] * 2 if is_packed else stored[1]
+    if leaves["weight_shape"].shape != (2,):
+        raise ConfigError(f"'weight_shape' has the shape {list(leaves['weight_shape'].shape)}; it must be [2]")
+    rows, columns = (int(size) for size in load(leaves["weight_shape"]))
+    if rows < 1 or columns < 1:
+        raise ConfigError(f"'weight_shape' holds {[rows, columns]}; it must hold two numbers from 1")
+    return rows, columns
+
+
+def _num_groups(group: ConfigGroup, columns: int, scale: tuple[int, ...]) -> int:
+    """Return the groups of a row; where config.json does not give their size, those of weight_scale."""
+    width = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}.get(group.format) or group.group_size
+    if width is not None:
+        return num_groups(columns, width)
+    count = scale[1] if len(scale) == 2 else 1
+    if count < 1 or columns % count:
+        raise ConfigError(f"'weight_scale' has the shape {list(scale)}, which does not divide {columns} columns")
+    return count
 
 
 def decode(
@@ -283,6 +374,8 @@ def _plain(tensors: Tensors, group_size: int | None, block: tuple[int, int] | No
     zero_points = None
     if "weight_zero_point" in tensors:
         zero_points = _group_scales(tensors["weight_zero_point"], rows, columns, group_size)[0].astype(np.int16)
+        if stored.dtype == np.uint8 and zero_points.any():
+            raise ValueError("weight_zero_point is not 0, and fp8 codes have no zero points")
     return DecodedWeight(codes, scales, group_columns, zero_points, bits=8)
 
 

@@ -9,22 +9,21 @@ Version 1 ("gptq") stores the zero point minus one, so that a zero point may rea
 stores it as it is. (Sources: AutoGPTQ qlinear_cuda_old.py, GPTQModel utils/model.py convert_gptq_v1_to_v2_format.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from ingot.errors import ConfigError
-from ingot.pipeline.checkpoint.formats.codes import WORD_BITS, pack_words, unpack_words
+from ingot.pipeline.checkpoint.formats.codes import WORD_BITS, num_words, pack_words, unpack_words
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
+from ingot.pipeline.checkpoint.formats.leaves import FLOATS, INDICES, PACKED, Leaf, Sizes, Stored
 from ingot.pipeline.checkpoint.formats.quant_method import (
     Arrays,
     GroupSize,
     QuantMethod,
-    Stored,
-    pick,
+    num_groups,
     readable,
     unsupported,
 )
@@ -35,7 +34,7 @@ BITS = (2, 3, 4, 8)
 class Gptq(QuantMethod):
     """quant_method gptq."""
 
-    marks = ("qweight",)
+    title = "gptq"
 
     bits: Literal[2, 3, 4, 8]
     group_size: GroupSize
@@ -56,14 +55,24 @@ class Gptq(QuantMethod):
         """1 stores zero points minus one, 2 as they are."""
         return 2 if self.checkpoint_format == "gptq_v2" else 1
 
-    def reads(self, leaves: Stored) -> Stored:
-        if self.desc_act and "g_idx" not in leaves:
-            raise ConfigError("desc_act is true but there is no g_idx, so the columns' groups are unknown")
-        return pick(leaves, ("qweight", "qzeros", "scales"), ("g_idx",))
+    def table(self, module: str) -> Sequence[Leaf]:
+        return (
+            Leaf("qweight", PACKED, [("in words", "out")]),
+            Leaf("qzeros", PACKED, [("groups", "out words")]),
+            Leaf("scales", FLOATS, [("groups", "out")]),
+            Leaf("g_idx", INDICES, [("in",)], self.desc_act, " because desc_act is true"),
+        )
 
-    def shape(self, leaves: Stored) -> tuple[int, int]:
+    def sizes(self, module: str, leaves: Stored) -> Sizes:
         words, rows = leaves["qweight"].shape
-        return rows, words * WORD_BITS // self.bits
+        columns = words * WORD_BITS // self.bits
+        return {
+            "out": rows,
+            "out words": rows * self.bits // WORD_BITS,
+            "in": columns,
+            "in words": num_words(columns, self.bits),
+            "groups": num_groups(columns, self.group_size),
+        }
 
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight:
         parts = arrays["qweight"], arrays["qzeros"], arrays["scales"], arrays.get("g_idx")

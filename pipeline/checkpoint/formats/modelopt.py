@@ -13,22 +13,29 @@ become floats.
 kv_cache_quant_algo FP8 adds k_scale and v_scale. (Source: modelopt/torch/export/quant_utils.py.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_e2m1, from_e4m3, unpack_nibbles
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
-from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, Stored, pick, readable
+from ingot.pipeline.checkpoint.formats.leaves import BYTES, FLOATS, FP8, SCALAR, Leaf, Shape, Sizes, Stored
+from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, readable
 
 _PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")
 _FP8 = {
     "FP8": ActivationScheme(8, "float", dynamic=False, strategy="tensor"),
     "FP8_PER_CHANNEL_PER_TOKEN": ActivationScheme(8, "float", dynamic=True, strategy="token"),
     "FP8_PB_WO": None,
+}
+_FP8_SCALES: Mapping[str, Sequence[Shape]] = {
+    "FP8": SCALAR,
+    "FP8_PER_CHANNEL_PER_TOKEN": [("out",), ("out", 1)],
+    "FP8_PB_WO": [("block rows", "block columns"), ("block rows", 1, "block columns", 1)],
 }
 _NVFP4, _NVFP4_GROUP = "NVFP4", 16
 ALGORITHMS = (*_PACKED_ROWS, *_FP8, _NVFP4)
@@ -39,16 +46,39 @@ Tensors = Mapping[str, NDArray[Any]]
 class ModelOpt(QuantMethod):
     """quant_method modelopt: one quant_algo for all layers."""
 
-    marks = ("weight_scale",)
+    title = "modelopt"
 
     quant_algo: Annotated[str, readable(ALGORITHMS, " of ModelOpt")]
 
-    def reads(self, leaves: Stored) -> Stored:
-        return pick(leaves, ("weight", "weight_scale"), ("weight_scale_2", "pre_quant_scale"))
+    def table(self, module: str) -> Sequence[Leaf]:
+        scaled_inputs = Leaf("pre_quant_scale", FLOATS, [("in",)], is_needed=False)
+        match self.quant_algo:
+            case "W4A16_AWQ" | "W4A8_AWQ":
+                weight, scale = Leaf("weight", BYTES, [("half out", "in")]), [("out", "groups")]
+                second = Leaf("weight_scale_2", FLOATS, SCALAR, is_needed=False)
+                return (weight, Leaf("weight_scale", FLOATS, scale), second, scaled_inputs)
+            case "NVFP4":
+                weight, scale = Leaf("weight", BYTES, [("out", "half in")]), [("out", "groups")]
+                return (weight, Leaf("weight_scale", FP8, scale), Leaf("weight_scale_2", FLOATS, SCALAR), scaled_inputs)
+            case algorithm:
+                scales = Leaf("weight_scale", FLOATS, _FP8_SCALES[algorithm])
+                return (Leaf("weight", FP8, [("out", "in")]), scales, scaled_inputs)
 
-    def shape(self, leaves: Stored) -> tuple[int, int]:
+    def sizes(self, module: str, leaves: Stored) -> Sizes:
         rows, columns = leaves["weight"].shape
-        return shape((rows, columns), self.quant_algo)
+        out, width = shape((rows, columns), self.quant_algo)
+        scales, sizes = leaves["weight_scale"].shape, {"out": out, "half out": rows, "in": width, "half in": columns}
+        match self.quant_algo:
+            case "NVFP4":
+                return {**sizes, "groups": width // _NVFP4_GROUP}
+            case "W4A16_AWQ" | "W4A8_AWQ":
+                sizes["groups"] = scales[1]
+            case "FP8_PB_WO":
+                sizes |= {"block rows": scales[0], "block columns": scales[2 if len(scales) == 4 else 1]}
+        for name, axis in (("groups", width), ("block rows", out), ("block columns", width)):
+            if name in sizes and (sizes[name] < 1 or axis % sizes[name]):
+                raise ConfigError(f"'weight_scale' has the shape {list(scales)}, which does not divide {[out, width]}")
+        return sizes
 
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
         return decode(arrays, self.quant_algo)

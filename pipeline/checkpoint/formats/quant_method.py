@@ -2,25 +2,25 @@
 
 A method's fields are the settings of its quantization_config, read strictly: a setting that would change the result and
 that Ingot does not support is refused by its key. To add a method: a class in a module of its own, and its line of
-METHODS in quantized_folder.py.
+METHODS in quantized_folder.py. Its tensors are a table (leaves.py) that every reader of the checkpoint checks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import ConfigError, did_you_mean, one_of, shown
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
+from ingot.pipeline.checkpoint.formats.leaves import Leaf, Sizes, Stored, check_leaves
+from ingot.sizes import ceil_div
 
-CONTRADICTION = "contradiction"  # type of a PydanticCustomError about several keys of an object
 Arrays = Mapping[str, NDArray[Any]]  # leaf name -> values
-Stored = Mapping[str, StoredTensor]  # leaf name -> place in a file
 
 
 class Settings(BaseModel):
@@ -32,8 +32,8 @@ class Settings(BaseModel):
 class QuantMethod(Settings, ABC):
     """How the layers of one checkpoint are decoded."""
 
-    marks: ClassVar[tuple[str, ...]]
-    """A module with one of these leaves is a quantized layer."""
+    title: ClassVar[str]
+    """The method's name in messages."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any], place: str) -> Self:
@@ -43,17 +43,19 @@ class QuantMethod(Settings, ABC):
         except ValidationError as error:
             raise ConfigError(f"{place}: {_message(error)}") from error
 
-    def owns(self, leaves: Collection[str]) -> bool:
-        """Return whether a module with these leaves is a quantized layer."""
-        return any(mark in leaves for mark in self.marks)
+    @abstractmethod
+    def table(self, module: str) -> Sequence[Leaf]:
+        """Return the tensors of a layer; ValueError for a module that the settings do not cover."""
 
     @abstractmethod
-    def reads(self, leaves: Stored) -> Stored:
-        """Return the leaves that the weight is decoded from. ConfigError when one is missing."""
+    def sizes(self, module: str, leaves: Stored) -> Sizes:
+        """Return the sizes that the table names, `in` and `out` among them. ConfigError when they contradict."""
 
-    @abstractmethod
-    def shape(self, leaves: Stored) -> tuple[int, int]:
-        """Return [out, in] of the layer."""
+    def read_leaves(self, module: str, leaves: Stored) -> tuple[Stored, tuple[int, int]]:
+        """Return the leaves that the weight is decoded from, and [out, in]. ConfigError for what the table refuses."""
+        name = self.storage_of(module) or self.title
+        found, sizes = check_leaves(self.table(module), leaves, partial(self.sizes, module), name)
+        return found, (sizes["out"], sizes["in"])
 
     @abstractmethod
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
@@ -68,12 +70,9 @@ class QuantMethod(Settings, ABC):
         return None
 
 
-def pick(leaves: Stored, needed: Collection[str], optional: Collection[str] = ()) -> Stored:
-    """Return the needed leaves and those of the optional ones that exist; ConfigError when a needed one is missing."""
-    for leaf in needed:
-        if leaf not in leaves:
-            raise ConfigError(f"has no {shown(leaf)}; it holds {one_of(leaves)}")
-    return {leaf: leaves[leaf] for leaf in (*needed, *optional) if leaf in leaves}
+def num_groups(columns: int, group_size: int) -> int:
+    """Return the groups of a row; a group size of -1 means the whole row."""
+    return 1 if group_size == -1 else ceil_div(columns, group_size)
 
 
 def unsupported(reason: str) -> AfterValidator:

@@ -12,8 +12,9 @@ from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gptq import Gptq
+from ingot.pipeline.checkpoint.formats.leaves import PLAIN, QUANTIZED_LEAVES, Stored
 from ingot.pipeline.checkpoint.formats.modelopt import ModelOpt
-from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod, Stored
+from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
 from ingot.pipeline.checkpoint.json_files import read_json_object
 
 METHODS: Mapping[str, type[QuantMethod]] = {
@@ -25,19 +26,25 @@ METHODS: Mapping[str, type[QuantMethod]] = {
 KEYS = ("quantization_config", "compression_config")
 SIDE_FILE = "quantize_config.json"  # GPTQ
 MODELOPT_FILE = "hf_quant_config.json"
+NAME_LISTS = ("ignore", "modules_to_not_convert", "exclude_modules")
 SIDE_FILES = (SIDE_FILE, MODELOPT_FILE)
-IGNORED_LEAVES = frozenset({"input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", "output_scale"})
+IGNORED_LEAVES = frozenset(
+    {"input_scale", "input_zero_point", "input_global_scale", "k_scale", "v_scale", "q_scale", "output_scale"}
+)
 _KV_CACHE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the quantization_config of config.json or of a side file; None when the folder is not quantized.
 
-    ConfigError when both files have one and they contradict each other.
+    ConfigError when it is not an object, or when both files have one and they contradict each other.
     """
-    own = next((config[key] for key in KEYS if config.get(key) is not None), None)
+    key = next((key for key in KEYS if config.get(key) is not None), None)
+    own = None if key is None else _object(folder / "config.json", key, config[key])
     if own is None and (folder / MODELOPT_FILE).is_file():
-        own = {"quant_method": "modelopt", **read_json_object(folder / MODELOPT_FILE).get("quantization", {})}
+        file = folder / MODELOPT_FILE
+        described = _object(file, "quantization", read_json_object(file).get("quantization", {}))
+        own = {"quant_method": "modelopt", **described}
     if own is not None and own.get("quant_method") == "modelopt":
         return _in_names_of_compressed_tensors(own)
     file = folder / SIDE_FILE
@@ -50,6 +57,21 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any
                 f"{file}: {key} is {shown(side[key])}, but config.json says {shown(own[key])}; remove the wrong one"
             )
     return {"quant_method": "gptq", **side, **(own or {})}
+
+
+def _object(file: Path, key: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: {key} is {shown(value)}; it must be an object that says how weights are stored")
+    _check_names(file, key, value)
+    return value
+
+
+def _check_names(file: Path, key: str, quantization: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the lists of modules in floats are lists of names."""
+    for list_key in NAME_LISTS:
+        names = quantization.get(list_key)
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ConfigError(f"{file}: {key}.{list_key} is {shown(names)}; it must be a list of names of modules")
 
 
 def _in_names_of_compressed_tensors(modelopt: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,16 +95,49 @@ def split_tensors(
     method = _read_method(quantization, place)
     plain: dict[str, StoredTensor] = {}
     encoded: dict[str, EncodedTensor] = {}
+    problems: dict[str, str] = {}
     for module, leaves in _modules(tensors).items():
         kept = {leaf: stored for leaf, stored in leaves.items() if leaf not in IGNORED_LEAVES}
-        if method.owns(kept):
-            tensor = _layer(method, module, kept)
+        if _is_quantized(kept):
+            try:
+                tensor = _layer(method, module, kept)
+            except (ConfigError, ValueError) as error:
+                problems[module] = f"{next(iter(kept.values())).file}: the quantized layer {shown(module)}: {error}"
+                continue
             encoded[tensor.name] = tensor
             kept = {leaf: stored for leaf, stored in kept.items() if leaf not in tensor.parts}
         plain.update({stored.name: stored for stored in kept.values()})
+    if problems:
+        raise LayerProblems(problems)
     if not encoded:
         raise CheckpointError(f"{place}: announces a quantized checkpoint, but no layer is; config and weights differ")
     return plain, encoded
+
+
+def _is_quantized(leaves: Stored) -> bool:
+    """Whether these are the tensors of a quantized layer, or what is left of one: codes without their scales."""
+    codes = "weight" in leaves and leaves["weight"].dtype not in PLAIN
+    return codes or bool(QUANTIZED_LEAVES.intersection(leaves))
+
+
+class LayerProblems(CheckpointError):
+    """Quantized layers whose tensors are missing, of a wrong type or shape, or too many; `problems` by module."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        self.problems = dict(problems)
+        first, *others = self.problems.values()
+        more = f"; {len(others)} more layers have problems (ingot lint-checkpoint lists them)" if others else ""
+        super().__init__(first + more)
+
+
+def refuse_quantized_tensors(tensors: Mapping[str, StoredTensor], place: str) -> None:
+    """Raise CheckpointError when tensors are stored as a quantized layer's and no description says how."""
+    for name, stored in tensors.items():
+        if name.rpartition(".")[2] in QUANTIZED_LEAVES - {"scales"}:  # a parameter of other models too
+            raise CheckpointError(
+                f"{stored.file}: {shown(name)} belongs to a quantized layer, but {place} has no quantization_config "
+                "that says how it is stored; copy the checkpoint's config.json again"
+            )
 
 
 def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -107,13 +162,10 @@ def _modules(tensors: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredT
 
 
 def _layer(method: QuantMethod, module: str, leaves: Stored) -> EncodedTensor:
+    parts, shape = method.read_leaves(module, leaves)
     file = next(iter(leaves.values())).file
-    try:
-        parts = method.reads(leaves)
-        shape, storage, activations = method.shape(parts), method.storage_of(module), method.activations_of(module)
-    except (ConfigError, ValueError) as error:
-        raise CheckpointError(f"{file}: the quantized layer {shown(module)}: {error}") from error
     decode = partial(_decode, method, module, parts)
+    storage, activations = method.storage_of(module), method.activations_of(module)
     return EncodedTensor(f"{module}.weight", shape, file, decode, parts, storage, activations)
 
 

@@ -136,6 +136,11 @@ def _require_architecture(config: DecoderConfig) -> None:
 
 def _type_of(weight: Weight, options: WriteOptions) -> str:
     if isinstance(weight, PlainWeight):
+        if weight.tensor.dtype not in _DTYPES:
+            raise SchemeError(
+                f"gguf holds floats as {one_of(_PLAIN_IDS)}, but {shown(weight.name)} is "
+                f"{weight.tensor.dtype.name.lower()}"
+            )
         return _DTYPES[weight.tensor.dtype] if len(weight.shape) == 2 else "F32"
     facts = weight.facts
     if weight.storage in _BLOCK_IDS:

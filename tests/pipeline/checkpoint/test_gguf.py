@@ -8,7 +8,14 @@ import pytest
 
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_name, rows_of_halves, rows_of_neighbours, transformers_name
+from ingot.pipeline.checkpoint.gguf import (
+    gguf_config,
+    gguf_name,
+    gguf_tensors,
+    rows_of_halves,
+    rows_of_neighbours,
+    transformers_name,
+)
 from ingot.pipeline.checkpoint.gguf_file import GgufFile, GgufTensor
 from tests.pipeline.checkpoint.formats.tiny_model import exported
 from tests.pipeline.tiny_checkpoint import ABSENT
@@ -58,6 +65,12 @@ def test_metadata_become_keys_of_config_json() -> None:
     [
         ({"llama__block_count": ABSENT}, "its metadata lacks llama.block_count; convert it again"),
         ({"llama__rope__scaling__type": "yarn"}, "rope.scaling.type is 'yarn'; none is read"),
+        ({"llama__attention__head_count": 0}, "llama.attention.head_count is 0; it must be a whole number from 1"),
+        ({"llama__attention__head_count": [4, 4]}, r"llama.attention.head_count is \[4, 4\]; it must be a whole"),
+        ({"llama__embedding_length": "64"}, "llama.embedding_length is '64'; it must be a whole number from 1"),
+        ({"llama__rope__freq_base": float("nan")}, "llama.rope.freq_base is nan; it must be a finite number"),
+        ({"llama__attention__layer_norm_rms_epsilon": "x"}, "layer_norm_rms_epsilon is 'x'; it must be a finite"),
+        ({"general__architecture": ["llama"]}, r"general.architecture is \['llama'\]; GGUF files of"),
         ({"general__architecture": "phi3"}, "general.architecture is 'phi3'; GGUF files of llama, qwen2, qwen3"),
     ],
 )
@@ -89,3 +102,24 @@ def test_rows_of_each_head_change_between_neighbours_and_halves() -> None:
     assert rows_of_halves(12, 2).tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     for order in (rows_of_halves(12, 2)[rows_of_neighbours(12, 2)], rows_of_neighbours(12, 2)[rows_of_halves(12, 2)]):
         assert order.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("name", "type_id", "shape", "message"),
+    [
+        ("blk.0.attn_norm.weight", 0, (64, 2), r"is \[64, 2\]; it must have 1 axes"),
+        ("blk.0.attn_norm.weight", 2, (64,), "is Q4_0; it must be F32, F16 or BF16"),
+        ("blk.0.attn_q.bias", 8, (64,), "is Q8_0; it must be F32, F16 or BF16"),
+        ("blk.0.ffn_up.weight", 2, (64,), r"is \[64\]; it must have 2 axes"),
+        ("blk.0.ffn_up.weight", 0, (2, 8, 64), r"is \[2, 8, 64\]; it must have 2 axes"),
+        ("blk.0.attn_q.weight", 2, (60, 64), "has 60 rows, not a multiple of twice its 4 heads"),
+        ("blk.0.attn_k.weight", 0, (30, 64), "has 30 rows, not a multiple of twice its 2 heads"),
+    ],
+)
+def test_a_tensor_of_another_kind_or_shape_is_refused_by_name(
+    name: str, type_id: int, shape: tuple[int, ...], message: str
+) -> None:
+    file = file_with()
+    tensors = {**file.tensors, name: GgufTensor(name, type_id, shape, 0, 64)}
+    with pytest.raises(CheckpointError, match=rf"'{name}' {message}"):
+        gguf_tensors(GgufFile(file.path, file.metadata, tensors))

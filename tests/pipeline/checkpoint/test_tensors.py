@@ -91,3 +91,12 @@ def test_a_tied_head_that_differs_is_refused(tmp_path: Path, dtype: Any) -> None
     folder = copy_fixture(tmp_path, tie_word_embeddings=True)
     edit_tensors(folder, {HEAD: load_file(folder / "model.safetensors")[EMBEDDING].astype(dtype) + dtype(1)})
     assert "tie_word_embeddings is true, but 'lm_head.weight' differs" in refusal(folder)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32, np.uint8, np.bool_])
+@pytest.mark.parametrize("name", [QUERY, EMBEDDING, "model.norm.weight"])
+def test_a_weight_of_another_dtype_is_refused_by_name(tmp_path: Path, dtype: type[np.generic], name: str) -> None:
+    folder = copy_fixture(tmp_path)
+    edit_tensors(folder, {name: load_file(folder / "model.safetensors")[name].astype(dtype)})
+    assert f"{name!r} is " in refusal(folder)
+    assert "weights must be F32, F16 or BF16" in refusal(folder)

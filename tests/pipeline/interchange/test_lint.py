@@ -98,7 +98,7 @@ def test_act_order_without_g_idx_is_a_finding(tmp_path: Path) -> None:
     edit_quantization(folder, {"desc_act": True})
     [(severity, _, message)] = found(folder)
     assert severity == "error"
-    assert f"{LAYER!r}: desc_act is true but there is no g_idx" in message
+    assert f"{LAYER!r}: has no 'g_idx', which gptq needs because desc_act is true" in message
 
 
 def test_the_gemv_layout_is_a_finding(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Schemes of a layer's inputs: as text, as compressed-tensors stores them, and as a node's metadata records them."""
 
 import json
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_a_config_is_read_back_as_the_scheme(scheme: ActivationScheme) -> None:
 
 
 @pytest.mark.parametrize(("dynamic", "strategy"), [(True, "token"), ("local", "token"), (False, "tensor")])
-def test_without_a_strategy_dynamic_scales_are_per_token(dynamic: bool | str, strategy: str) -> None:
+def test_without_a_strategy_dynamic_scales_are_per_token(dynamic: bool | Literal["local"], strategy: str) -> None:
     scheme = InputActivations(num_bits=8, type="int", dynamic=dynamic).scheme
     assert (scheme.dynamic, scheme.strategy) == (bool(dynamic), strategy)
 

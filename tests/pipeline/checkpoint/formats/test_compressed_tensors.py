@@ -1,5 +1,6 @@
 """compressed-tensors' storage formats: decode to the packages' weights, encode to their tensors, refuse the rest."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats import compressed_tensors
+from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.pipeline.checkpoint.formats.golden import (
     assert_decodes_to_the_packages_weights,
@@ -20,6 +22,7 @@ from tests.pipeline.checkpoint.formats.golden import (
 )
 from tests.pipeline.checkpoint.formats.refusals import LAYER, assert_setting_is_refused
 from tests.pipeline.checkpoint.formats.tiny_model import exported
+from tests.pipeline.tiny_checkpoint import entry, write_raw
 
 
 @pytest.mark.parametrize("name", names_of("compressed-tensors"))
@@ -55,5 +58,84 @@ def test_tensors_of_a_layer_that_do_not_fit_together_are_refused(tmp_path: Path)
     tensors[f"{LAYER}.weight_scale"] = tensors[f"{LAYER}.weight_scale"][:, :1]
     tensors[f"{LAYER}.weight_shape"] = np.array([96, 128], np.int64)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"{LAYER}.weight"):
+    with pytest.raises(CheckpointError, match=f"'{LAYER}': 'weight_packed' has the shape"):
         import_checkpoint(Checkpoint.open(folder))
+
+
+FP8_BLOCK: dict[str, dict[str, Any]] = {  # llm-compressor's preset: compressed_tensors/quantization/quant_scheme.py
+    "weights": {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "block",
+        "symmetric": True,
+        "dynamic": False,
+        "block_structure": [128, 128],
+        "group_size": None,
+        "actorder": None,
+    },
+    "input_activations": {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "group",
+        "symmetric": True,
+        "dynamic": True,
+        "observer": None,
+        "group_size": 128,
+        "block_structure": None,
+    },
+}
+
+
+def write_fp8_block(folder: Path, inputs: object) -> Path:
+    """Write one layer as FP8_BLOCK stores it, with these input_activations."""
+    codes = np.random.default_rng(0).integers(0, 120, (256, 256), np.uint8)  # finite ones
+    scales = np.random.default_rng(1).uniform(0.01, 0.1, (2, 2)).astype(np.float32)
+    name, size = "model.layers.0.mlp.up_proj", codes.nbytes
+    header = {f"{name}.weight": entry("F8_E4M3", [256, 256], 0, size)}
+    header[f"{name}.weight_scale"] = entry("F32", [2, 2], size, size + scales.nbytes)
+    write_raw(folder / "model.safetensors", header, codes.tobytes() + scales.tobytes())
+    group = {**FP8_BLOCK, "input_activations": inputs, "targets": ["Linear"], "format": "float-quantized"}
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    return folder
+
+
+def test_blocks_of_fp8_with_inputs_in_groups_are_read_bit_for_bit(tmp_path: Path) -> None:
+    """The group of an input changes no weight: it is kept for other tools, and shown."""
+    checkpoint = Checkpoint.open(write_fp8_block(tmp_path, FP8_BLOCK["input_activations"]))
+    tensor = checkpoint.encoded["model.layers.0.mlp.up_proj.weight"]
+    (tmp_path / "plain").mkdir()
+    plain = Checkpoint.open(write_fp8_block(tmp_path / "plain", None)).encoded[tensor.name]
+    assert np.array_equal(tensor.dequantize(), plain.dequantize())
+    assert tensor.activations is not None
+    assert tensor.activations.words == "fp8 dynamic per group of 128"
+    written = FP8_BLOCK["input_activations"]
+    assert {key: written[key] for key in tensor.activations.config()} == tensor.activations.config()
+
+
+def test_fp8_blocks_are_transcoded_with_their_inputs_scheme(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source = write_fp8_block(tmp_path / "source", FP8_BLOCK["input_activations"])
+    outcome = transcode(source, tmp_path / "out", "compressed-tensors")
+    assert outcome.proof.equal
+    config = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    assert (config["weights"]["strategy"], config["weights"]["block_structure"]) == ("block", [128, 128])
+    assert config["input_activations"]["strategy"] == "group"
+    assert config["input_activations"]["group_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"strategy": "rows"}, r"input_activations\.strategy is 'rows'; it must be 'token', 'tensor', 'group' or"),
+        ({"group_size": None}, r"input_activations: group_size is None; group needs a number from 1"),
+        ({"dynamic": "global"}, r"input_activations\.dynamic"),
+    ],
+)
+def test_inputs_of_an_unknown_scheme_are_refused_by_key(
+    tmp_path: Path, inputs: dict[str, object], message: str
+) -> None:
+    changed = {**FP8_BLOCK["input_activations"], **inputs}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint.open(write_fp8_block(tmp_path, changed))
+    assert len(str(caught.value)) < 400

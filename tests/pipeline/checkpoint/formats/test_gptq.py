@@ -45,7 +45,7 @@ def test_a_decoded_layer_encodes_to_the_packages_own_tensors(name: str, bits: in
     [
         ({"bits": 5}, "bits is 5; it must be 2, 3, 4 or 8"),
         ({"group_size": 0}, "group_size is 0; it must be a number from 1, or -1"),
-        ({"group_size": 64}, "do not make"),
+        ({"group_size": 64}, r"'qzeros' has the shape \[2, 8\]; gptq needs \[groups, out words\], which is \[1, 8\]"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({"dynamic": {"-:x": {}}}, "dynamic is .*; settings per layer are not read"),
     ],
@@ -66,7 +66,7 @@ def test_activation_order_without_g_idx_is_refused(tmp_path: Path) -> None:
     edit_tensors(folder, {f"{LAYER}.g_idx": ABSENT})
     Checkpoint.open(folder)
     edit_quantization(folder, {"desc_act": True})
-    with pytest.raises(CheckpointError, match="desc_act is true but there is no g_idx"):
+    with pytest.raises(CheckpointError, match="has no 'g_idx', which gptq needs because desc_act is true"):
         Checkpoint.open(folder)
 
 

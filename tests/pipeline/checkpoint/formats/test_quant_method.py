@@ -1,16 +1,14 @@
 """Settings of a quantization_config are read strictly, and refused by key, value and what is allowed."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.formats.awq import Awq
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
 from ingot.pipeline.checkpoint.formats.gptq import Gptq
-from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod, pick
+from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
 
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4}}
 
@@ -37,16 +35,3 @@ def test_a_wrong_setting_is_refused_by_key(method: type[QuantMethod], config: di
         method.read(config, "config.json")
     assert str(caught.value).startswith("config.json: ")
     assert message in str(caught.value)
-
-
-def test_a_module_with_a_mark_is_a_quantized_layer() -> None:
-    method = Awq.read({"bits": 4, "group_size": 64, "unknown": 1}, "config.json")
-    assert method.owns(["qweight", "scales"])
-    assert not method.owns(["weight", "bias"])
-
-
-def test_leaves_that_exist_are_picked_and_a_missing_one_is_refused() -> None:
-    leaves = {name: StoredTensor(name, "I32", (1,), Path("w"), 0, 4) for name in ("qweight", "scales", "bias")}
-    assert list(pick(leaves, ("scales",), ("g_idx", "qweight"))) == ["scales", "qweight"]
-    with pytest.raises(ConfigError, match="has no 'qzeros'; it holds bias, qweight, scales"):
-        pick(leaves, ("qweight", "qzeros"))
