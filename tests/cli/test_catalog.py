@@ -4,13 +4,15 @@
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ingot.cli.main import run
-from ingot.passes.registry import pass_names
+from ingot.passes.registry import make_pass, pass_names
+from ingot.pipeline.recipe.json_schema import recipe_json_schema
 from ingot.pipeline.recipe.shipped import list_recipes
 
 Captured = pytest.CaptureFixture[str]
@@ -38,8 +40,47 @@ def test_the_json_has_every_option_with_type_and_default(capsys: Captured) -> No
     assert run(["passes", "--json"]) == 0
     facts = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert list(facts) == pass_names()
-    assert facts["fold-constants"]["options"] == {"max_bytes": {"type": "int", "default": 1 << 20}}
-    assert facts["quantize-weights"]["options"]["bits"] == {"type": "Literal[2, 3, 4, 8]", "default": 4}
+    (option,) = facts["fold-constants"]["options"].values()
+    assert option["default"] == 1 << 20
+    assert option["allowed"].startswith("a whole number from 0 to ")
+    assert option["meaning"] == "largest result to keep as a constant, in bytes"
+    assert facts["quantize-weights"]["options"]["bits"]["allowed"] == "one of 2, 3, 4, 8"
+
+
+PYTHON = re.compile(r"\b(Literal|Mapping|Annotated|tuple|None|True|False|Options|str|int|float|object)\b")
+
+
+@pytest.mark.parametrize("name", pass_names())
+def test_a_pass_is_shown_without_python(name: str, capsys: Captured) -> None:
+    assert run(["passes", name]) == 0
+    shown = capsys.readouterr().out
+    assert PYTHON.search(shown) is None
+    example = yaml.safe_load(shown.partition("In a recipe:\n")[2])
+    ((entry,),) = example.values()
+    assert make_pass(*next(iter(entry.items()))) if isinstance(entry, dict) else make_pass(entry)
+
+
+def test_options_are_shown_with_default_allowed_values_and_meaning(capsys: Captured) -> None:
+    assert run(["passes", "gptq"]) == 0
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: " ".join(line.split()) for line in shown.splitlines() if line}
+    assert rows["act_order"].startswith("act_order true true or false round columns with the largest inputs first")
+    assert rows["bits"].startswith("bits 4 one of 2, 3, 4, 8")
+    assert rows["overrides"].startswith("overrides {} a mapping from names")
+    assert "    - gptq: {bits: 4, block_size: 32}\n" in shown
+    assert "in addition to" not in shown
+    assert run(["passes", "mixed-precision"]) == 0
+    assert "\nGive at most one budget; the default is" in capsys.readouterr().out
+
+
+def test_the_schema_of_recipes_is_printed_or_written(tmp_path: Path, capsys: Captured) -> None:
+    assert run(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == recipe_json_schema()
+    assert run(["schema", "-o", str(tmp_path / "schema.json")]) == 0
+    assert json.loads((tmp_path / "schema.json").read_text(encoding="utf-8")) == recipe_json_schema()
+    assert "yaml-language-server: $schema=" in capsys.readouterr().err
+    assert run(["schema", "-o", str(tmp_path / "no/schema.json")]) == 1
+    assert "No such file" in capsys.readouterr().err
 
 
 NAMES = [name for name, _ in list_recipes()]

@@ -306,6 +306,19 @@ def run() -> None:
     """
 
 
+@_command("schema", "ingot.cli.catalog:schema_command")
+@_path("-o", "--output", metavar="FILE", help="Write it to a file instead of stdout.")
+def schema() -> None:
+    """Print the JSON Schema of recipes, by which editors complete and check them, with the options of every pass.
+
+    An editor that reads `# yaml-language-server: $schema=FILE` in a recipe's first line uses it.
+
+    \b
+    Example:
+      ingot schema -o recipe.schema.json
+    """
+
+
 @_command("transcode", "ingot.cli.checkpoints:transcode_command", takes="checkpoint")
 @_SOURCE
 @_format_option(CHECKPOINT_FORMATS)

@@ -43,9 +43,19 @@ def print_table(
         shown = [[row[index] for index in kept] if len(row) > 1 else row for row in cells]
         widths = _widths(names, shown, left, console.width, wrap=left_out == len(optional))
         if widths is not None:
-            console.print(_table(names, shown, left, widths), soft_wrap=not sys.stdout.isatty())
+            _print(console, _table(names, shown, left, widths))
             return
     _print_blocks(console, header, cells)
+
+
+def _print(console: Console, table: Table) -> None:
+    """Print the table; where it is piped, without the spaces that fill its lines."""
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table, soft_wrap=True)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _widths(
