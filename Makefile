@@ -79,8 +79,8 @@ wheel: $(STAMPS)/wheel
 		CC="$(abspath $(BIN))/python -m ziglang cc -target $$arch-linux-gnu.2.28" CFLAGS= LDFLAGS= \
 		INGOT_WHEEL_PLATFORM=manylinux_2_28_$$arch $(BIN)/python -m build; \
 		$(BIN)/auditwheel show dist/*-manylinux_2_28_$$arch.whl | tee /dev/stderr | \
-			grep -Eq "manylinux_2_([0-9]|1[0-9]|2[0-8])_$$arch"; \
+			grep -E "\"manylinux_2_([0-9]|1[0-9]|2[0-8])_$$arch\"" > /dev/null; \
 	done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

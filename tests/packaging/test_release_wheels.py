@@ -1,6 +1,7 @@
 """The wheels of `make wheel`: zig compiles their kernel; it needs no newer glibc, and the bits are the same."""
 
 import ctypes
+import os
 import platform
 import re
 import subprocess
@@ -19,25 +20,31 @@ GLIBC = (2, 28)
 LIBRARY = "ingot/runtime/cpu/native/paged_attention.so"
 
 
-def release_wheel(folder: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def release_wheel(folder: Path, architecture: str) -> Path:
     """Build a wheel as `make wheel` does."""
     pytest.importorskip("ziglang", reason="needs the wheel group (pip install --group wheel)")
     target = f"{architecture}-linux-gnu.{'.'.join(map(str, GLIBC))}"
-    monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc -target {target}")
-    monkeypatch.setenv("INGOT_WHEEL_PLATFORM", f"manylinux_2_28_{architecture}")
+    return build_wheel(
+        folder,
+        CC=f"{sys.executable} -m ziglang cc -target {target}",
+        INGOT_WHEEL_PLATFORM=f"manylinux_2_28_{architecture}",
+    )
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    pytest.importorskip("hatchling", reason="needs the dev group (pip install --group dev)")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob(f"ingot-*-py3-none-manylinux_2_28_{architecture}.whl")
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=True, capture_output=True)
+    (wheel,) = folder.glob("ingot-*-py3-none-*.whl")
     return wheel
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
-def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("auditwheel", reason="needs the wheel group (pip install --group wheel)")
-    wheel = release_wheel(tmp_path, architecture, monkeypatch)
+    wheel = release_wheel(tmp_path, architecture)
+    assert wheel.name.endswith(f"-manylinux_2_28_{architecture}.whl")
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     oldest = re.search(rf'"manylinux_(\d+)_(\d+)_{architecture}"', shown)
@@ -47,15 +54,24 @@ def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(
 
 @pytest.mark.slow
 def test_the_bits_do_not_depend_on_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_same_bits(release_wheel(tmp_path, platform.machine()), monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_bits_do_not_depend_on_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_same_bits(build_wheel(tmp_path, CFLAGS="-Ofast -ffast-math"), monkeypatch)
+
+
+def require_same_bits(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = native_library()
     if local is None:
         pytest.skip("the kernel was not built")
-    with zipfile.ZipFile(release_wheel(tmp_path, platform.machine(), monkeypatch)) as archive:
-        released = load_library(Path(archive.extract(LIBRARY, tmp_path)))
-    fastest = [isa_of(library, monkeypatch) for library in (local, released)]
+    with zipfile.ZipFile(wheel) as archive:
+        built = load_library(Path(archive.extract(LIBRARY, wheel.parent)))
+    fastest = [isa_of(library, monkeypatch) for library in (local, built)]
     assert fastest[0] == fastest[1], "one build does not find this CPU's instructions"
     for isa in ("avx512", "avx2", "baseline"):
-        assert outputs(local, isa, monkeypatch) == outputs(released, isa, monkeypatch)
+        assert outputs(local, isa, monkeypatch) == outputs(built, isa, monkeypatch)
 
 
 def isa_of(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> str:
