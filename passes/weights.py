@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError
+from ingot.errors import PassError, shown
 from ingot.passes.numerics.rounding import dequantize
 from ingot.passes.rewriting import add_initializer
 
@@ -87,7 +87,7 @@ def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, n=3, cutoff=0.0)
-            raise PassError(f"{option} {pattern!r} matches no weight; the nearest are {', '.join(near)}")
+            raise PassError(f"{option} {shown(pattern)} matches no weight; the nearest are {', '.join(near)}")
 
 
 def is_embedding(node: ir.Node) -> bool:

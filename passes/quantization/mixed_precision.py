@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ingot.errors import PassError, UsageError
+from ingot.errors import PassError, UsageError, shown
 from ingot.passes.base import TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import require_calibration
 from ingot.passes.model_facts import Fact
@@ -93,7 +93,7 @@ class MixedPrecision(Pass):
             raise UsageError(f"{self.name}: {' and '.join(given)} are given; give one budget")
         if not self._schemes():
             raise UsageError(
-                f"{self.name}: bits is {list(self.bits)} and block_sizes {list(self.block_sizes)}; "
+                f"{self.name}: bits is {shown(list(self.bits))} and block_sizes {shown(list(self.block_sizes))}; "
                 "give both, and one of 2, 3, 4 or 8 among the bits"
             )
         self._uniform()
@@ -142,7 +142,7 @@ class MixedPrecision(Pass):
         given = _SAME_SIZE if self.same_size_as is None else self.same_size_as
         override = parse_overrides(self.name, {"same_size_as": given})["same_size_as"]
         if override is None or not {"bits", "block_size"} <= override.keys():
-            raise UsageError(f"{self.name}: same_size_as is {dict(given)}; allowed: bits and block_size, both")
+            raise UsageError(f"{self.name}: same_size_as is {shown(dict(given))}; allowed: bits and block_size, both")
         return Scheme(override["bits"], override["block_size"], override.get("symmetric", self.symmetric))
 
     def _budget(self, weights: list[Sensitivity]) -> Budget:

@@ -14,6 +14,9 @@ from ingot.pipeline.recipe.schema import LatencyOptions, PassEntry, Recipe
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
 
+_LONGEST_LEVEL = 20
+_MOST_LEVELS = 16  # the schema refuses more
+
 
 def consistency_problems(recipe: Located, entries: Sequence[PassEntry]) -> Iterator[Problem]:
     """Every contradiction between keys, at the line of one of them. `entries` are the valid passes of the recipe."""
@@ -47,7 +50,7 @@ def _sm_problems(recipe: Located, target: Target) -> Iterator[Problem]:
     choice = ", ".join(map(str, target.sm_choice))
     if given and not target.sm_choice:
         fixed = f"builds for SM {target.sms[0]} only" if target.sms else "does not build for a GPU"
-        yield place.problem(f"gpu.sms is {list(given)}, but target {target.name} {fixed}; remove it")
+        yield place.problem(f"gpu.sms is {shown(list(given))}, but target {target.name} {fixed}; remove it")
     elif target.sm_choice and not given:
         yield place.problem(f"target {target.name} requires gpu.sms, the GPUs to build for; choose from {choice}")
     for sm in given if target.sm_choice else ():
@@ -98,7 +101,7 @@ def _gate_problems(recipe: Located) -> Iterator[Problem]:
         if name not in METRICS:
             yield gate.problem(f"gates: {unknown('metric', name, METRICS, 'metrics')}")
         else:
-            yield from _limit_problems(recipe, METRICS[name], level if separator else None, gate)
+            yield from _limit_problems(recipe, METRICS[name], _cut(level) if separator else None, gate)
 
 
 def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate: Located) -> Iterator[Problem]:
@@ -152,7 +155,8 @@ def _level_problems(recipe: Located, facts: MetricFacts, level: str, gate: Locat
     levels = [str(value) for value in (default if given is None else [item.value for item in given.items])]
     if level not in levels:
         yield gate.problem(
-            f"gates: {facts.name}@{level}: latency is not measured at concurrency {level}; allowed: {one_of(levels)}"
+            f"gates: {facts.name}@{level}: latency is not measured at concurrency {level}; allowed: "
+            f"{one_of(levels[:_MOST_LEVELS])}"
         )
 
 
@@ -184,6 +188,11 @@ def _rounded_twice(passes: Sequence[Pass]) -> Iterator[str]:
             )
         if first is None and made.rounds_weights == "all":
             first = made
+
+
+def _cut(level: str) -> str:
+    """A concurrency for messages and comparison: a longer one is none."""
+    return level if len(level) <= _LONGEST_LEVEL else f"{level[:_LONGEST_LEVEL]}..."
 
 
 def _has(recipe: Located, section: str) -> bool:

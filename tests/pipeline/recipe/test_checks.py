@@ -233,7 +233,12 @@ def test_very_many_passes_are_refused(tmp_path: Path) -> None:
         "gates: {{{long}: {{max: 1}}}}",
         "gates: {{size_ratio: {{{long}: 1}}}}",
         "gates: {{size_ratio@{long}: {{max: 1}}}}",
-        "latency: {{}}\ngates: {{ttft_ratio@{long}: {{max: 1}}}}",
+        "latency: {{}}\ngates:\n  ? ttft_ratio@{long}\n  : {{max: 1}}",
+        "gates:\n  ? {long}\n  : {{max: 1}}",
+        "engine:\n  ? {long}\n  : 1",
+        "calibration: {{}}\npasses: [{{mixed-precision: {{bits: [16{many}]}}}}, gptq]",
+        "gpu: {{sms: [1{many}]}}",
+        "latency: {{concurrency: [1{many}]}}\ngates: {{ttft_ratio@7: {{max: 1}}}}",
         "engine: {long}",
         "engine: {{max_batch_tokens: [{long}, {long}]}}",
         "{long}: 1\n{long}: 2",
@@ -243,7 +248,7 @@ def test_very_many_passes_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_long_name_is_not_repeated_whole(tmp_path: Path, text: str) -> None:
-    found = problems(written(tmp_path, text.format(long="x" * 5000)))
+    found = problems(written(tmp_path, text.format(long="x" * 5000, many=", 16" * 5000)))
     assert found
     assert all(len(problem) < 1000 for problem in found), max(found, key=len)
 
