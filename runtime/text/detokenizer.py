@@ -12,10 +12,13 @@ character spelled in byte tokens, which any model may generate, and it loses an 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from re import fullmatch
 from typing import Any
 
-from ingot.errors import ArtifactError, one_of
+from ingot.errors import ArtifactError, one_of, shown
+
+_MAX_GROWTH = 64
 
 
 class Detokenizer:
@@ -110,11 +113,13 @@ class TextDecoder:
         if spec is None:
             return cls(spaced=True)
         steps = _entry(spec, "decoders", file) if _entry(spec, "type", file) == "Sequence" else [spec]
+        if not isinstance(steps, list):
+            raise ArtifactError(f"{file}: decoders of the decoder is {shown(steps)}; it must be a list")
         decoder = cls()
         for step in steps:
             kind = _entry(step, "type", file)
-            if kind not in _STEPS:
-                raise _refusal(file, f"the decoder {kind!r}", one_of([*_STEPS, "Sequence"]))
+            if not isinstance(kind, str) or kind not in _STEPS:
+                raise _refusal(file, f"the decoder {shown(kind)}", one_of([*_STEPS, "Sequence"]))
             decoder = _STEPS[kind](decoder, step, file)
         return decoder
 
@@ -150,7 +155,7 @@ def byte_alphabet() -> Mapping[str, int]:
 def _entry(step: object, key: str, file: str) -> Any:
     """A required key of a decoder step. Raises ArtifactError when it is missing."""
     if not isinstance(step, dict) or key not in step:
-        raise ArtifactError(f"{file}: the decoder step {step!r} has no {key!r}; the file is damaged")
+        raise ArtifactError(f"{file}: the decoder step {shown(step)} has no {key!r}; the file is damaged")
     return step[key]
 
 
@@ -174,20 +179,42 @@ def _fuse(decoder: TextDecoder, step: object, file: str) -> TextDecoder:
 
 def _replace(decoder: TextDecoder, step: object, file: str) -> TextDecoder:
     pattern = _entry(step, "pattern", file)
-    if not isinstance(pattern, dict) or "String" not in pattern or decoder.byte_level:
-        raise _refusal(file, f"the decoder Replace with pattern {pattern!r}", "a plain string, before Fuse")
-    return replace(decoder, replacements=(*decoder.replacements, (pattern["String"], _entry(step, "content", file))))
+    old = pattern.get("String") if isinstance(pattern, dict) else None
+    if not isinstance(old, str) or not old or decoder.byte_level:
+        raise _refusal(file, f"the decoder Replace with pattern {shown(pattern)}", "a plain string, before Fuse")
+    new = _text(step, "content", file)
+    growth = prod(max(1.0, len(to) / len(of)) for of, to in (*decoder.replacements, (old, new)))
+    if growth > _MAX_GROWTH:
+        raise _refusal(file, f"a decoder that makes a token {growth:,.0f} times longer", f"{_MAX_GROWTH} times")
+    return replace(decoder, replacements=(*decoder.replacements, (old, new)))
 
 
 def _strip(decoder: TextDecoder, step: object, file: str) -> TextDecoder:
     if _entry(step, "stop", file) != 0:
         raise _refusal(file, "a decoder Strip that cuts the end", "stop 0")
-    return replace(decoder, strip=_entry(step, "content", file), strip_count=_entry(step, "start", file))
+    start = _entry(step, "start", file)
+    if type(start) is not int or start < 0:
+        raise _refusal(file, f"a decoder Strip with start {shown(start)}", "a whole number from 0")
+    return replace(decoder, strip=_character(step, "content", file), strip_count=start)
 
 
 def _metaspace(decoder: TextDecoder, step: object, file: str) -> TextDecoder:
     scheme = step.get("prepend_scheme", "always") if isinstance(step, dict) else "always"
-    return replace(decoder, metaspace=_entry(step, "replacement", file), drop_first=scheme != "never")
+    return replace(decoder, metaspace=_character(step, "replacement", file), drop_first=scheme != "never")
+
+
+def _text(step: object, key: str, file: str) -> str:
+    value = _entry(step, key, file)
+    if not isinstance(value, str):
+        raise ArtifactError(f"{file}: {key} of the decoder is {shown(value)}; it must be a text")
+    return value
+
+
+def _character(step: object, key: str, file: str) -> str:
+    value = _text(step, key, file)
+    if len(value) != 1:
+        raise ArtifactError(f"{file}: {key} of the decoder is {shown(value)}; it must be one character")
+    return value
 
 
 _STEPS: dict[str, Callable[[TextDecoder, object, str], TextDecoder]] = {

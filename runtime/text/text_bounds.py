@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 from ingot.runtime.text.detokenizer import byte_alphabet
+from ingot.runtime.text.precompiled_map import longest_replacement
 
 _Step = Mapping[str, Any]
 
@@ -47,7 +48,10 @@ def max_chars_per_token(document: Mapping[str, Any]) -> int | None:
 
 
 def max_growth(normalizer: object) -> float:
-    """The most times longer that the normalizer makes a text, for each of its characters."""
+    """The most times longer that the normalizer makes a text, for each of its characters.
+
+    Raises ValueError, with the problem, for a Precompiled normalizer whose map is damaged.
+    """
     step = normalizer if isinstance(normalizer, dict) else {}
     kind = step.get("type")
     if kind == "Sequence":
@@ -71,7 +75,15 @@ def _prepend_growth(step: _Step) -> float:
     return 1.0 + len(step.get("prepend") or "")  # each part between added tokens begins with it
 
 
-_GROWTH_RULES: Mapping[str, Callable[[_Step], float]] = {"Replace": _replace_growth, "Prepend": _prepend_growth}
+def _precompiled_growth(step: _Step) -> float:
+    return float(max(1, longest_replacement(step.get("precompiled_charsmap") or "")))
+
+
+_GROWTH_RULES: Mapping[str, Callable[[_Step], float]] = {
+    "Precompiled": _precompiled_growth,
+    "Prepend": _prepend_growth,
+    "Replace": _replace_growth,
+}
 
 
 def _composed(normalizer: object) -> float | None:

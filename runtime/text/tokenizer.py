@@ -4,28 +4,28 @@ Files: tokenizer.json and, optionally, tokenizer_config.json, generation_config.
 ArtifactError names the file, and the key, of what is missing or damaged.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import tokenizers
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from tokenizers.processors import TemplateProcessing
 
-from ingot.errors import ArtifactError, RequestError
+from ingot.errors import ArtifactError, IngotError, RequestError, shown
 from ingot.runtime.text.chat_template import ChatTemplate
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.messages import Message
-from ingot.runtime.text.text_bounds import max_chars_per_token
+from ingot.runtime.text.text_bounds import max_chars_per_token, max_growth
+from ingot.runtime.text.tokenizer_backend import library_errors, read_tokenizer, try_samples
+from ingot.runtime.text.tokenizer_files import MAX_TOKEN_ID, GenerationConfig, TokenizerConfig, read_text
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-_Flag = Annotated[bool | None, Field(description="true, false or absent")]
-_TokenId = Annotated[int, Field(ge=0)]
+_SMALL_GROWTH = 64  # of a normalizer, for which any text is fine
+_MAX_NORMALIZED_CHARACTERS = 1 << 26
 
 
 class Tokenizer:
@@ -35,8 +35,8 @@ class Tokenizer:
         self,
         backend: tokenizers.Tokenizer,
         document: Mapping[str, Any],
-        config: "TokenizerConfig",
-        generation: "GenerationConfig",
+        config: TokenizerConfig,
+        generation: GenerationConfig,
         folder: Path,
         template_file: Path | None = None,
     ) -> None:
@@ -45,12 +45,13 @@ class Tokenizer:
         self._generation = generation
         self._folder = folder
         self.text_decoder = TextDecoder.parse(document.get("decoder"), TOKENIZER)
+        self._growth = max_growth(document.get("normalizer"))
         self.max_chars_per_token = max_chars_per_token(document)
         """The most characters of a text that one token can represent; None where that has no bound."""
         added = backend.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
         self._jinja_file = template_file
-        self._templates = {"default": _read_text(template_file)} if template_file else dict(config.chat_templates)
+        self._templates = {"default": read_text(template_file)} if template_file else dict(config.chat_templates)
 
     @classmethod
     def load(
@@ -59,7 +60,8 @@ class Tokenizer:
         """Read the folder's files, or only those with the names `files`, which an artifact's manifest lists.
 
         A chat_template.jinja, in the folder or given by path, replaces the templates of tokenizer_config.json.
-        Raises ArtifactError with the file's name for one that is missing (tokenizer.json), damaged or contradictory.
+        Raises ArtifactError with the file's name for one that is missing (tokenizer.json), damaged or contradictory,
+        and for a tokenizer that cannot encode and decode sample texts.
         """
         folder = Path(folder)
 
@@ -67,13 +69,13 @@ class Tokenizer:
             may_read = files is None or name in files
             return folder / name if may_read and (folder / name).is_file() else None
 
-        backend = _read_backend(folder / TOKENIZER)
+        backend, document = read_tokenizer(folder / TOKENIZER)
         config = TokenizerConfig.read(find(TOKENIZER_CONFIG))
         generation = GenerationConfig.read(find(GENERATION_CONFIG))
-        document = _read_json(folder / TOKENIZER)
-        assert isinstance(document, dict), "the package has read it"
         tokenizer = cls(backend, document, config, generation, folder, chat_template or find(CHAT_TEMPLATE))
         tokenizer._add_end_tokens()
+        for token_ids in try_samples(backend, folder / TOKENIZER):
+            tokenizer.decode(token_ids, skip_special_tokens=False)
         return tokenizer
 
     @property
@@ -105,7 +107,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokens of a text; with `add_special_tokens`, the model's tokens for its beginning and end are added.
 
-        Special tokens that are spelled out in the text are recognized. RequestError when it is not a Unicode text.
+        Special tokens that are spelled out in the text are recognized. RequestError when it is not a Unicode text, or
+        the tokenizer fails on it.
         """
         if not isinstance(text, str):
             raise RequestError(f"the prompt is a {type(text).__name__}; it must be a text or a list of token ids")
@@ -115,7 +118,14 @@ class Tokenizer:
             raise RequestError(
                 f"the prompt contains half a surrogate pair at character {error.start}; pass valid Unicode text"
             ) from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if self._growth > _SMALL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED_CHARACTERS:
+            most = int(_MAX_NORMALIZED_CHARACTERS / self._growth)
+            raise RequestError(
+                f"the text has {len(text):,} characters; at most {most:,} are allowed, because the tokenizer's "
+                f"normalizer may make it {self._growth:,.0f} times longer"
+            )
+        with library_errors(_encoding_failure):
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of tokens, equal to the concatenated stream of a Detokenizer. Unknown ids give no text."""
@@ -129,6 +139,8 @@ class Tokenizer:
 
     def token(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
         """The vocabulary's entry; None for an unknown id and, with `skip_special_tokens`, for a special token."""
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            return None
         entry = self._backend.id_to_token(token_id)
         return None if skip_special_tokens and entry in self._special else entry
 
@@ -195,7 +207,7 @@ class Tokenizer:
         token_id: int | None = None if text is None else self._backend.token_to_id(text)
         if text is not None and token_id is None:
             raise ArtifactError(
-                f"{self._folder / TOKENIZER_CONFIG}: {name} is {text!r}, which {TOKENIZER} does not contain; "
+                f"{self._folder / TOKENIZER_CONFIG}: {name} is {shown(text)}, which {TOKENIZER} does not contain; "
                 "the two files belong to different tokenizers"
             )
         return token_id
@@ -216,111 +228,7 @@ class Tokenizer:
         self._backend.post_processor = TemplateProcessing(single=pattern, special_tokens=[*before, *after])
 
 
-def _content(value: object) -> object:
-    """A special token's text; its long form is {"content": text}."""
-    return value["content"] if isinstance(value, dict) and isinstance(value.get("content"), str) else value
-
-
-_Token = Annotated[
-    str | None,
-    BeforeValidator(_content),
-    Field(description="a text or an object with a text as content"),
-]
-
-
-class _JsonFile(BaseModel):
-    """An optional JSON file of the folder. A field's description says what is allowed, for error messages."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    @classmethod
-    def read(cls, path: Path | None) -> Self:
-        """Read it; None has no entries. ArtifactError for a damaged one, with the key of a wrong value."""
-        values = _read_json(path) if path else {}
-        if not isinstance(values, dict):
-            raise ArtifactError(f"{path} contains a {type(values).__name__}; it must be a JSON object")
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            key = str(error.errors()[0]["loc"][0])
-            allowed = cls.model_fields[key].description
-            raise ArtifactError(f"{path}: {key} is {values[key]!r}; it must be {allowed}") from error
-
-
-class _NamedTemplate(BaseModel):
-    name: str
-    template: str
-
-
-class TokenizerConfig(_JsonFile):
-    """tokenizer_config.json. Where add_bos_token and add_eos_token are absent, tokenizer.json alone decides."""
-
-    bos_token: _Token = None
-    eos_token: _Token = None
-    unk_token: _Token = None
-    sep_token: _Token = None
-    pad_token: _Token = None
-    cls_token: _Token = None
-    mask_token: _Token = None
-    add_bos_token: _Flag = None
-    add_eos_token: _Flag = None
-    chat_template: str | _NamedTemplate | list[_NamedTemplate] | None = Field(
-        None, description='a text or a list of {"name": text, "template": text}'
+def _encoding_failure(reason: str) -> IngotError:
+    return RequestError(
+        f"the tokenizer fails on this text ({reason}); change the text, or give the prompt as token ids"
     )
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token, ... -> the token's text."""
-        names = [name for name in type(self).model_fields if name.endswith("_token") and not name.startswith("add_")]
-        return {name: text for name in names if (text := getattr(self, name)) is not None}
-
-    @property
-    def chat_templates(self) -> dict[str, str]:
-        """Name -> jinja2 source; "default" is the usual one."""
-        found = self.chat_template
-        if isinstance(found, str):
-            return {"default": found}
-        named = found if isinstance(found, list) else [found] if found else []
-        return {entry.name: entry.template for entry in named}
-
-
-class GenerationConfig(_JsonFile):
-    """generation_config.json."""
-
-    eos_token_id: _TokenId | list[_TokenId] | None = Field(None, description="a token id or a list of token ids")
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The model's end tokens."""
-        found = self.eos_token_id
-        return frozenset(found if isinstance(found, list) else [] if found is None else [found])
-
-
-def _read_json(path: Path) -> object:
-    try:
-        value: object = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is not valid JSON ({error}); copy it again from the checkpoint") from error
-    return value
-
-
-def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    """tokenizer.json as the tokenizers package reads it, without the truncation and padding it may configure."""
-    text = _read_text(path)
-    try:
-        backend = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the package raises a bare Exception for anything it cannot read
-        raise ArtifactError(f"{path} is not a valid tokenizer ({error}); copy it again") from error
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ArtifactError(f"{path} is not UTF-8 text ({error}); copy it again from the checkpoint") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ArtifactError(f"{path} cannot be read ({reason}); the tokenizer's folder must contain it") from error
