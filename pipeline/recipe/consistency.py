@@ -1,7 +1,8 @@
 """Checks a recipe's keys against each other.
 
-Gates need the section that measures their metric, calibrated passes need `calibration`, assigned bits need a pass that
-applies them, and the target limits GPUs, key-value precisions and 8-bit floats.
+Gates need the section that measures their metric and a limit that decides, calibrated passes need `calibration`,
+assigned bits need a pass that applies them, weights are rounded once, and the target limits GPUs, key-value precisions
+and 8-bit floats.
 """
 
 import math

@@ -65,6 +65,23 @@ def test_an_unmeasured_build_has_no_evidence_and_its_observer_sees_every_pass(tm
     assert "partition-at-attention" in seen
 
 
+def test_a_length_beyond_the_context_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.builder.flow.ArtifactWriter", None)  # a build that begins would call it
+    with pytest.raises(RecipeError, match=r"latency\.prompt_tokens \+ latency\.output_tokens is 4160, and the model's"):
+        build("fp32-cpu", [*TINY, "latency={prompt_tokens: 4096}"], tmp_path / "out")
+    with pytest.raises(RecipeError, match=r"2 problems in --set:chat_template, --set:gpu\.tiles"):
+        build("fp32-cpu", [*TINY, "chat_template=none.jinja", "gpu.tiles=none.json"], tmp_path / "out")
+
+
+def test_shortened_lengths_are_sealed(tmp_path: Path) -> None:
+    result = build("fp32-cpu", [*TINY, *UNMEASURED], tmp_path / "out")
+    assert result.recipe.memory is not None
+    assert result.recipe.memory.prompt_tokens + result.recipe.memory.output_tokens < 64
+    assert result.artifact.file("recipe.yaml").read_text() == result.recipe.resolved_yaml()
+
+
 def test_a_recipe_with_problems_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no-such-pass"):
         build("fp32-cpu", [*TINY, "passes=[no-such-pass]"], tmp_path / "out")

@@ -58,6 +58,20 @@ def test_calibration_renders_messages_by_the_recipes_template(tmp_path: Path) ->
     assert "<user>def read_file" in tokenizer.decode(engine.data.sequences[0].tolist())
 
 
+def test_the_evaluation_text_is_refused_as_calibration_text_before_the_weights_are_read(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(json.dumps({"text": (DEMO_MODEL / "heldout.txt").read_text(encoding="utf-8")}))
+    texts = [f"calibration.text={copy}", "evaluation.text=checkpoint:heldout.txt"]
+    recipe = load_recipe("int4-gptq-cpu", [f"checkpoint={DEMO_MODEL}", *texts])
+    reported: list[str] = []
+    with (
+        pytest.raises(DataError, match=r"copy\.jsonl and the evaluation text heldout\.txt are the same text"),
+        progress_to(lambda name, done, total: reported.append(name)),
+    ):
+        compile_recipe(recipe, tmp_path)
+    assert reported == []
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
