@@ -117,7 +117,7 @@ def _of(annotation: Any) -> Schema:
         return {"type": "array", "items": _of(args[0])}
     if origin is not None and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _of(args[1])}
-    return dict(_SCALARS[annotation])
+    return dict(_SCALARS.get(annotation, {}))  # a type of a third party: any value
 
 
 def _range(bounds: Range) -> Schema:
