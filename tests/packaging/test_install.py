@@ -13,15 +13,17 @@ from tests.conftest import BuildArtifact, locked
 from tests.data_paths import FIXTURES, ROOT
 
 pytestmark = pytest.mark.slow
-NEEDS_COMPILER = (  # arguments that the command parses; their files need not exist
+CHECKPOINT = str(FIXTURES / "checkpoints/llama")
+NEEDS_COMPILER = (  # ARTIFACT is replaced by a folder
     ("build", "demo"),
     ("export", "demo", "--to", "gguf", "-o", "out"),
-    ("import", "model.gguf", "-o", "out"),
-    ("lint-checkpoint", "model.gguf"),
+    ("import", CHECKPOINT, "-o", "out"),
+    ("lint-checkpoint", CHECKPOINT),
     ("passes",),
-    ("quantize-report", "artifact"),
+    ("quantize-report", "ARTIFACT"),
     ("recipes", "demo"),
-    ("transcode", "model.gguf", "--to", "gguf", "-o", "out"),
+    ("schema",),
+    ("transcode", CHECKPOINT, "--to", "gguf", "-o", "out"),
     ("tune", "demo", "-o", "out.json"),
 )
 
@@ -87,9 +89,11 @@ def test_every_help_works_without_extras(runtime: Install, arguments: list[str],
     assert "Usage: ingot" in done.stdout or arguments == ["--version"]
 
 
-@pytest.mark.parametrize("arguments", NEEDS_COMPILER, ids=" ".join)
-def test_a_command_names_the_extra_that_it_needs(runtime: Install, arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = runtime.ingot(*arguments, cwd=tmp_path)
+@pytest.mark.parametrize("arguments", NEEDS_COMPILER, ids=lambda arguments: arguments[0])
+def test_a_command_names_the_extra_that_it_needs(
+    runtime: Install, artifact: Path, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = runtime.ingot(*(artifact if word == "ARTIFACT" else word for word in arguments), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: this command needs onnx")
     assert "pip install 'ingot[compiler]'" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 from tests.data_paths import ROOT
 
 FOLDERS = ("recipes", "pipeline", "passes", "runtime", "validation", "kernels")
-SUFFIXES = {".py", ".yaml", ".jinja", ".onnx", ".typed"}
+SUFFIXES = {".py", ".yaml", ".json", ".jinja", ".onnx", ".typed"}
 SOURCES = {".c", ".h"}
 
 

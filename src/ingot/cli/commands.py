@@ -176,10 +176,10 @@ def import_() -> None:
 @click.argument("folder", default="ingot-demo", type=click.Path(path_type=Path))
 @click.option("--from", "source", metavar="URL", help="Git repository to fetch from (default: the project's).")
 def init_demo() -> None:
-    """Fetch Ingot's source into FOLDER (default: ingot-demo), with the demo model, by git.
+    """Fetch Ingot's source, with the demo model.
 
-    It is fetched at the tag of this version, if there is one. An installed package holds the recipe `demo`, but not its
-    model.
+    An installed package holds the recipe `demo`, but not its model. git fetches the source into FOLDER (default:
+    ingot-demo), at the tag of this version if it has one.
 
     \b
     Example:
