@@ -80,14 +80,22 @@ def shared_share(text: Tokens, others: Sequence[Tokens]) -> float:
     wanted = _hashes(text)
     if not wanted.size:
         return 0.0
-    found = np.zeros(len(wanted), bool)
-    for hashes in _batches(others):
-        found |= np.isin(wanted, hashes)
+    found = _are_in(wanted, _batches(others))
     edges = np.zeros(len(text) + 1, np.int64)
     starts = np.flatnonzero(found)
     np.add.at(edges, starts, 1)
     np.add.at(edges, starts + WINDOW, -1)
     return float(np.mean(np.cumsum(edges)[:-1] > 0))
+
+
+def _are_in(wanted: Hashes, batches: Iterable[Hashes]) -> NDArray[np.bool_]:
+    """Whether each value is in one of the batches. numpy.isin would sort the batches, which are far larger."""
+    ascending = np.sort(wanted)
+    found = np.zeros(len(wanted), bool)  # by the first of equal values
+    for batch in batches:
+        at = np.minimum(np.searchsorted(ascending, batch), len(ascending) - 1)
+        found[at[ascending[at] == batch]] = True
+    return found[np.searchsorted(ascending, wanted)]
 
 
 def _batches(texts: Sequence[Tokens]) -> Iterator[Hashes]:

@@ -30,6 +30,7 @@ from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
 from ingot.pipeline.recipe.shipped import source_only
 from ingot.pipeline.recipe.yaml import Located
+from ingot.settings import MAX_THREADS
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_whole)]
 ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(_whole)]
 TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(_whole)]
 Concurrency = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
-Threads = Annotated[int, Field(ge=1, le=1024), BeforeValidator(_whole)]
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(_whole)]
 
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # in an artifact
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder

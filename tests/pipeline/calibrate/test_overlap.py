@@ -134,6 +134,12 @@ def test_runs_are_found_across_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared_share(text, [text[at : at + 40] for at in range(0, 400, 40)]) == 1
 
 
+def test_a_run_that_the_text_repeats_is_found_wherever_it_is() -> None:
+    text = np.tile(np.arange(50), 4)
+    assert shared_share(text, [np.arange(50)]) == (4 * 50) / 200
+    assert shared_share(text, [np.arange(WINDOW)]) == 4 * WINDOW / 200
+
+
 def test_permuted_tokens_are_no_overlap() -> None:
     text = np.tile(np.arange(WINDOW), 4)
     assert shared_share(text[:WINDOW], [text[:WINDOW][::-1]]) == 0

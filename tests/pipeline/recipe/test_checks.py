@@ -55,7 +55,7 @@ threads: true
         "mine.yaml:18: gates: perplexity requires the section `evaluation`, which the recipe does not have; add it, or",
         "mine.yaml:18: gates.perplexity.max is inf; it must be a finite number",
         "mine.yaml:19: seed is -1; it must be from 0 to 9223372036854775807",
-        "mine.yaml:20: threads is true; it must be a whole number from 1 to 1024",
+        "mine.yaml:20: threads is true; it must be a whole number from 1 to 256",
     ]
     assert len(found) == len(expected)
     for problem, start in zip(found, expected, strict=True):
@@ -146,7 +146,7 @@ OUT_OF_RANGE = [
     ("latency: {slo: {ttft_seconds: .inf, tpot_seconds: 1}}", "latency.slo.ttft_seconds is inf; it must be a finite"),
     ("memory: {probes: 1}", "memory.probes is 1; it must be from 2 to 100"),
     ("memory: {output_tokens: 1e9}", "memory.output_tokens is 1000000000; it must be from 1 to 16777216"),
-    ("threads: 1000000000", "threads is 1000000000; it must be from 1 to 1024"),
+    ("threads: 1000000000", "threads is 1000000000; it must be from 1 to 256"),
     ("seed: -1", "seed is -1; it must be from 0 to 9223372036854775807"),
     ("name: " + "a" * 200, "name is 'aaa"),
 ]

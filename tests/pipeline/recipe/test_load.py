@@ -77,7 +77,7 @@ def test_a_mistake_in_an_extended_recipe_is_reported_in_its_own_file(tmp_path: P
     found = problems(written(tmp_path, "extends: base.yaml\n\nthreads: -2"))
     assert found == [
         "base.yaml:2: seed is -1; it must be from 0 to 9223372036854775807",
-        "mine.yaml:3: threads is -2; it must be from 1 to 1024",
+        "mine.yaml:3: threads is -2; it must be from 1 to 256",
     ]
 
 
