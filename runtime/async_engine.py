@@ -31,7 +31,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.batch import Int64Array
 from ingot.runtime.engine import Engine, busy
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, require_success
 from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
@@ -61,8 +61,7 @@ class _Stream:
         self.finished = isinstance(output, Exception) or output.finished
         if isinstance(output, Exception):
             raise output
-        if output.completion:
-            raise_failure([output.completion])
+        require_success([output])
         return output
 
 

@@ -25,7 +25,7 @@ from ingot.runtime.batch import FloatArray
 from ingot.runtime.blocks import BlockManager, root_hash
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure
+from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure, require_success
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.prompts import (
@@ -287,8 +287,7 @@ class Engine:
         try:
             while True:
                 output = self._next_output(request_id)
-                if output.completion:
-                    raise_failure([output.completion])
+                require_success([output])
                 yield output
                 if output.finished:
                     return

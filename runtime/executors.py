@@ -49,6 +49,7 @@ class Executor(Protocol):
     """Runs the model's program on a batch and keeps the KV pool.
 
     A row of the result depends on its sequence's tokens alone, never on the rest of the batch: bit for bit on the CPU.
+    When a step or a copy raises, the engine may call again with the same tokens (`step_loop`).
     """
 
     @property

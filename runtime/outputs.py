@@ -124,6 +124,12 @@ class RequestOutput:
         return self.completion is not None
 
 
+def require_success(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Return the outputs of a step; raises the error of a request that failed in it."""
+    raise_failure([output.completion for output in outputs if output.completion])
+    return outputs
+
+
 class OutputQueues:
     """Outputs that have not been read yet: one queue for each request that has its own reader, one for all others.
 

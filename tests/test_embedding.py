@@ -108,14 +108,15 @@ def test_the_service_answers_streams_and_refuses(service: Client, artifact: Arti
     assert service.send("GET", "/health") == (200, '{"error": null}')
     assert service.metrics()["output_tokens"] == 20 * 12
 
-    for request, message in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"prompt": PROMPT, "temperature": -1}, "temperature is -1; it must be a finite number"),
         ({"prompt": PROMPT, "stream": True, "top_p": 2}, "top_p is 2"),
         ({"prompt": PROMPT, "temprature": 1}, "unexpected keyword argument 'temprature'"),
         ({"prompt": "x" * 2_000_000}, "the prompt has 2000000 characters"),
         ({"messages": [{"content": "x"}]}, "message"),
         ({}, "the prompt must be a text or a flat list"),
-    ]:
+    ]
+    for request, message in refused:
         status, answer = service.generate(**request)
         assert status == 400
         assert message in answer["error"]

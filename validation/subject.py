@@ -15,7 +15,7 @@ from ingot.artifact import Artifact
 from ingot.errors import DataError
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import DeviceFacts
-from ingot.runtime.outputs import raise_failure
+from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
 
 LogitsArray = NDArray[np.float32]
@@ -130,8 +130,7 @@ class EngineSubject:
 
     def step(self) -> list[StepEvent]:
         """Run one engine step. EngineError when a request failed."""
-        outputs = self._engine.step()
-        raise_failure([output.completion for output in outputs if output.completion])
+        outputs = require_success(self._engine.step())
         return [StepEvent(output.request_id, len(output.tokens), output.finished) for output in outputs]
 
     def close(self) -> None:

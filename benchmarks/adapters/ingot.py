@@ -14,6 +14,7 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
 
 _MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
@@ -49,11 +50,12 @@ class Ingot:
         self._requests = [self._engine.add(prompt, params) for prompt in prompts]
         waiting = set(self._requests)
         while waiting:
-            waiting -= {output.request_id for output in self._engine.step() if output.token_ids}
+            outputs = require_success(self._engine.step())
+            waiting -= {output.request_id for output in outputs if output.token_ids}
 
     def step(self) -> None:
         """One token for every sequence."""
-        self._engine.step()
+        require_success(self._engine.step())
 
 
 def build_int4(checkpoint: Path, work_folder: Path, block_size: int) -> Artifact:

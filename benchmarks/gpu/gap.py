@@ -18,6 +18,7 @@ from benchmarks.gpu.steps import open_program, program_files
 from ingot.runtime.cuda.device import Device, Graph, Stream
 from ingot.runtime.cuda.stopwatch import Mark, Stopwatch
 from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
 
 _SECONDS = 25.0
@@ -81,7 +82,7 @@ def _generate(engine: Engine, rows: int, vocabulary: int, is_dry: bool) -> None:
         params = SamplingParams(max_tokens=new, ignore_eos=True)
         engine.add(random.integers(1, vocabulary, prompt), params)
     while engine.has_unfinished():
-        engine.step()
+        require_success(engine.step())
 
 
 def _steady(replays: list[Replay]) -> list[Replay]:
