@@ -125,7 +125,9 @@ class Tokenizer:
                 f"normalizer may make it {self._growth:,.0f} times longer"
             )
         with library_errors(_encoding_failure):
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch, because `encode` holds the GIL for as long as it takes.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of tokens, equal to the concatenated stream of a Detokenizer. Unknown ids give no text."""

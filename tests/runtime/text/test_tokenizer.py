@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -189,3 +190,22 @@ def test_the_template_for_tools_is_used_when_there_are_tools(folder: Path) -> No
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.render_chat(MESSAGES) == "plain"
     assert tokenizer.render_chat(MESSAGES, tools=[{"name": "add"}]) == "add"
+
+
+def test_other_threads_run_while_a_text_is_encoded() -> None:
+    tokenizer = Tokenizer.load(DEMO_MODEL)
+    num_turns, ended = 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal num_turns
+        while not ended.wait(0.001):
+            num_turns += 1
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    before = num_turns
+    tokenizer.encode("def read(path):\n" * 50_000)
+    turns = num_turns - before
+    ended.set()
+    thread.join()
+    assert turns > 5, "encoding held the GIL"
