@@ -14,7 +14,7 @@ from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.bit_assignment import stored_bytes
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.pipeline.recipe.load import raise_problems
-from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.schema import EngineOptions, Recipe
 from ingot.progress import note
 
 _BLOCKS = (16, 32, 64, 128, 256)
@@ -48,7 +48,7 @@ def fit_to_model(recipe: Recipe, context_tokens: int, bos_tokens: int = 0) -> Re
     Raises RecipeError for every length that the recipe sets and the context does not hold, at its key.
     """
     problems = []
-    if recipe.engine.block_tokens > context_tokens and recipe.sets("engine.block_tokens"):
+    if recipe.engine.block_tokens > max(context_tokens, EngineOptions().block_tokens):
         what = f"a block of {recipe.engine.block_tokens} tokens is longer than the model's context, {context_tokens}"
         problems.append(recipe.problem("engine.block_tokens", f"engine.block_tokens: {what}; set it to that or less"))
     for lengths in _LENGTHS:

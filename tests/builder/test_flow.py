@@ -75,6 +75,17 @@ def test_a_length_beyond_the_context_is_refused_before_any_work(
         build("fp32-cpu", [*TINY, "chat_template=none.jinja", "gpu.tiles=none.json"], tmp_path / "out")
 
 
+def test_the_identity_covers_the_chat_template_and_not_its_name(tmp_path: Path) -> None:
+    identities = []
+    for name, text in (("a.jinja", "one"), ("b.jinja", "one"), ("a.jinja", "two")):
+        (tmp_path / name).write_text(text)
+        template = f"chat_template={tmp_path / name}"
+        identities.append(
+            build("fp32-cpu", [*TINY, *UNMEASURED, template], tmp_path / "out").artifact.manifest.identity
+        )
+    assert identities[0] == identities[1] != identities[2]
+
+
 def test_shortened_lengths_are_sealed(tmp_path: Path) -> None:
     result = build("fp32-cpu", [*TINY, *UNMEASURED], tmp_path / "out")
     assert result.recipe.memory is not None

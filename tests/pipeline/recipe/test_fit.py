@@ -96,6 +96,11 @@ def test_a_context_too_short_for_anything_is_refused(tmp_path: Path) -> None:
     ]
 
 
+def test_default_blocks_may_be_longer_than_a_tiny_context(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, "engine: {block_tokens: 16}\nmemory: null"))
+    assert fit_to_model(recipe, 8) is recipe
+
+
 def test_calibration_without_a_calibrated_pass_does_not_matter(tmp_path: Path) -> None:
     recipe = load_recipe(written(tmp_path, "calibration: {sequence_tokens: 4096}"))
     assert fit_to_model(recipe, 512) is recipe
