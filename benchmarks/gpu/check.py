@@ -27,12 +27,12 @@ from benchmarks.gpu.device import Bench, Machine
 from benchmarks.gpu.figures import Record
 from benchmarks.gpu.packing import unpack_artifact
 from ingot.artifact import Artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
 
@@ -234,7 +234,7 @@ def check(bench: Bench) -> Iterator[Record]:
 
 def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:
     """Run prompts, decode steps, many rows and both ways to choose tokens, each launch twice."""
-    program = read_program(artifact)
+    program = read_launches(artifact)
     device = LockstepDevice(machine.open(), program.activation_type)
     executor = CudaExecutor(artifact, cast(Device, device), EngineOptions(kv_blocks=_BLOCKS))
     try:

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from benchmarks.gpu.figures import Peaks, Spread
 from benchmarks.gpu.packing import WEIGHTS_TABLE
 from ingot.artifact import Artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.errors import UsageError
 from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import LoadedProgram, read_program
+from ingot.runtime.cuda.loading import LoadedProgram
 from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
@@ -101,8 +102,8 @@ class SyntheticExecutor(CudaExecutor):
 
     def __init__(self, artifact: Artifact, device: Device, options: EngineOptions) -> None:
         super().__init__(artifact, device, options)
-        self.weights: dict[str, dict[str, Any]] = json.loads((artifact.path / WEIGHTS_TABLE).read_bytes())
-        self.kernels = read_program(artifact).kernels
+        self.weights: dict[str, dict[str, Any]] = json.loads(artifact.file(WEIGHTS_TABLE).read_bytes())
+        self.kernels = read_launches(artifact).kernels
         fill_weights(self.loaded, self.weights)
 
     @property

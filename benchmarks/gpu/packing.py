@@ -46,9 +46,9 @@ def unpack(file: Path, folder: Path) -> Artifact:
         archive.extractall(folder)
     weights = folder / WEIGHTS_FILE
     write_hollow_tensors(weights, _entries(json.loads((folder / WEIGHTS_TABLE).read_bytes())))
-    (folder / WEIGHTS_TABLE).unlink()
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    manifest["files"][WEIGHTS_FILE] = {"bytes": weights.stat().st_size, "sha256": UNKNOWN_DIGEST}
+    for name in (WEIGHTS_FILE, WEIGHTS_TABLE):
+        manifest["files"][name] = {"bytes": (folder / name).stat().st_size, "sha256": UNKNOWN_DIGEST}
     (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
     return open_artifact(folder, verify=False)
 

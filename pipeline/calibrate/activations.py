@@ -110,12 +110,16 @@ class Activations:
 
 @dataclass
 class Snapshots:
-    """Snapshots in `folder` whose names begin with `run`; see BuildJournal for `seconds` and `most_bytes`."""
+    """Snapshots in `folder` whose names begin with `run`; see BuildJournal for `seconds` and `most_bytes`.
+
+    is_writing    False: write no more, because the disk refused a record
+    """
 
     folder: Path
     run: str
     seconds: float
     most_bytes: int
+    is_writing: bool = True
     _last: float = field(default_factory=time.monotonic)
 
     def newest(self, after: int, upto: int) -> int | None:
@@ -138,6 +142,8 @@ class Snapshots:
 
     def offer(self, step: int, store: Activations) -> None:
         """Write a snapshot of what the step reads, if the last one is old enough and there is space."""
+        if not self.is_writing:
+            return
         needed = store.held_bytes + store.spilled_bytes
         if time.monotonic() - self._last < self.seconds or needed > self.most_bytes or step in self._steps():
             return

@@ -164,7 +164,7 @@ class RunJournal:
             part.write_bytes(content)
             part.replace(final)
         except OSError as error:
-            self.is_writing = False
+            self.is_writing = self.snapshots.is_writing = False
             with suppress(OSError):
                 part.unlink()
             _log.warning(

@@ -61,7 +61,7 @@ def export_checkpoint(
     model_source = open_source(recipe)
     passes = [made for made in recipe.make_passes() if made.is_lossy]
     passes += [make_pass("round-scales")] if round_scales else []
-    options = WriteOptions(widen=widen)
+    options = WriteOptions(widen=widen, put_dtype=True)
     if not row.needs_graph:
         _refuse_early(model_source, passes, row, options)
     with resumable(resume):
@@ -92,7 +92,7 @@ def export_artifact(
             f"program is lowered for its engine. Name the recipe, or one of {one_of(CHECKPOINT_FORMATS)}"
         )
     source = Source(sealed_checkpoint(artifact), weights_of_artifact(artifact))
-    return _write(source, folder, row, WriteOptions(widen=widen, lossy=round_scales), note)
+    return _write(source, folder, row, WriteOptions(widen=widen, lossy=round_scales, put_dtype=True), note)
 
 
 def _refuse_early(source: ModelSource, passes: Sequence[Pass], row: Format, options: WriteOptions) -> None:

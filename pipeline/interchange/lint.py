@@ -159,7 +159,8 @@ def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> I
         expected = _LAYER.match(module) and not module.endswith("norm")
         head = f"{module}.weight" == HEAD and _targets_all_linear(quantization)
         if (expected or head) and not any(_matches(item, module) for item in listed):
-            yield Finding("error", module, "is in floats, but nothing excludes it from quantization: loaders will fail")
+            message = "is in floats, but nothing excludes it from quantization: Ingot reads it, other loaders may not"
+            yield Finding("warning", module, message)
 
 
 def _targets_all_linear(quantization: Mapping[str, Any]) -> bool:
@@ -176,7 +177,8 @@ def _matches(item: str, module: str) -> bool:
 
 def _quantized_head(checkpoint: Checkpoint) -> Iterator[Finding]:
     if checkpoint.quantization.get("lm_head") is False and HEAD in checkpoint.encoded:
-        yield Finding("error", HEAD, "is quantized, but lm_head is false: loaders will look for floats")
+        message = "is quantized, but lm_head is false: Ingot reads it, other loaders may look for floats"
+        yield Finding("warning", HEAD, message)
 
 
 def _input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:

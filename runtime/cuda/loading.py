@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ingot.artifact import Artifact, ModelFacts
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import (
     WEIGHTS_FILE,
     CudaProgram,
     LaunchProgram,
     Step,
     cubins_file,
-    read_cuda_program,
 )
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
@@ -81,7 +81,7 @@ def load_program(
     a GPU that cannot run the kernels or has too little memory.
     """
     device.activate()
-    program = read_program(artifact)
+    program = read_launches(artifact)
     limits = _limits(program, options)
     stream = device.make_stream()
     kernels = _load_kernels(artifact, program, device)
@@ -115,18 +115,6 @@ def load_program(
         limits.tokens,
         limits.sequences,
     )
-
-
-def read_program(artifact: Artifact) -> CudaProgram:
-    """Read the artifact's launches. ArtifactError when it has none, or for another KV geometry than the manifest's."""
-    name = artifact.manifest.program.launches
-    if name is None:
-        raise ArtifactError(f"{artifact.path}: has no launch program for a GPU; build it for a CUDA target")
-    file = artifact.file(name)
-    program = read_cuda_program(file)
-    if program.kv != artifact.manifest.kv:
-        raise ArtifactError(f"{file}: its KV geometry is not the manifest's; build the artifact again")
-    return program
 
 
 def choose_sm(program: CudaProgram, device: Device) -> int:

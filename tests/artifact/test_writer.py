@@ -1,5 +1,6 @@
 """Sealing: the staging folder, what it replaces, and what a killed build leaves."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -115,3 +116,27 @@ def test_a_folder_that_is_not_an_artifact_is_not_replaced(tmp_path: Path) -> Non
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     with pytest.raises(BuildError, match="exists and is not an artifact"):
         ArtifactWriter(tmp_path / "thesis")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (
+            errno.ENOSPC,
+            r"no disk space for the weights \(No space left on device\): 7 bytes are needed, ",
+        ),
+        (errno.EDQUOT, r"no disk space for the weights \(Disk quota exceeded\)"),
+        (
+            errno.EFBIG,
+            r"7 bytes are needed for the weights, more than this process .*ulimit -f",
+        ),
+    ],
+)
+def test_a_full_disk_and_a_limit_of_file_sizes_are_two_messages(tmp_path: Path, number: int, message: str) -> None:
+    with pytest.raises(BuildError, match=message), writer.explain_full_disk(tmp_path / "a", "the weights", 7):
+        raise OSError(number, os.strerror(number))
+
+
+def test_another_error_of_writing_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), writer.explain_full_disk(tmp_path / "a", "the weights", 7):
+        raise PermissionError

@@ -81,6 +81,6 @@ def test_a_program_of_another_sm_or_of_the_cpu_is_refused(
     assert "the program is for SM 80, and a GPU has SM 90" in capsys.readouterr().err
     artifact: Artifact = build_unmeasured("fp32-cpu", LLAMA)
     assert run(["tune", str(artifact.path), *output]) == 2
-    assert "is for the target cpu; only programs of the targets cuda-smXX" in capsys.readouterr().err
+    assert "is for the target 'cpu'; only programs of the targets cuda-smXX" in capsys.readouterr().err
     assert run(["tune", str(artifact.path), "--set", "seed=1", *output]) == 2
     assert "--set is for recipes" in capsys.readouterr().err

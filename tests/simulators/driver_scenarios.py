@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from ingot.artifact import open_artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import choose_sm, read_program
+from ingot.runtime.cuda.loading import choose_sm
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.triton_interpreter import use_interpreter
@@ -197,7 +198,7 @@ def bad_kernels(shim: Shim) -> object:
 
 def other_gpu(shim: Shim) -> object:
     shim.set(major=8, minor=9)
-    program = read_program(open_artifact(sys.argv[1]))
+    program = read_launches(open_artifact(sys.argv[1]))
     return refusal(lambda: choose_sm(program, open_device()))
 
 

@@ -8,10 +8,13 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
+
 from ingot.errors import shown
 from ingot.sizes import format_bytes
 
 MAX_JSON_BYTES = 100_000_000
+_PLACE_CHARACTERS = 80  # of a key in a message
 
 
 def parse_json(text: bytes | str, *, allow_nan: bool = False) -> Any:
@@ -29,6 +32,15 @@ def read_limited(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}")
     return content
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a file as key, what is wrong, and the value."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part)[:_PLACE_CHARACTERS] for part in first["loc"]) or "the file"
+    value = first["input"]
+    given = f" (it is {shown(value)})" if isinstance(value, str | int | float | None) else ""
+    return f"{place}: {first['msg']}{given}"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ingot.artifact.json_text import first_problem, read_limited
 from ingot.artifact.kv_geometry import KVGeometry, KVType
 from ingot.errors import ArtifactError
 
@@ -78,6 +79,7 @@ Constant = int | float | bool | str
 ActivationType = Literal["fp32", "fp16", "bf16"]
 Sampler = Literal["greedy", "draw"]
 Library = Literal["cublaslt"]
+MAX_PROGRAM_BYTES = 2**30
 LAUNCHES_FILE = "program/launches.json"
 TILES_FILE = "program/tiles.json"
 WEIGHTS_FILE = "program/weights.safetensors"
@@ -303,13 +305,13 @@ class CudaProgram(_Frozen):
 def read_cuda_program(file: Path) -> CudaProgram:
     """Read program/launches.json; ArtifactError with the file and its problem."""
     try:
-        return CudaProgram.model_validate_json(file.read_bytes())
+        return CudaProgram.model_validate_json(read_limited(file, MAX_PROGRAM_BYTES), strict=True)
     except OSError as error:
         raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ArtifactError(f"{file}: {place}: {first['msg']}; build the artifact again") from error
+        raise ArtifactError(f"{file}: {first_problem(error)}; build the artifact again") from error
+    except ValueError as error:
+        raise ArtifactError(f"{file}: {error}; build the artifact again") from error
 
 
 def cubins_file(sm: int) -> str:

@@ -15,13 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingot.artifact.contents import MANIFEST, FileStamp, check_contents, check_names
-from ingot.artifact.json_text import parse_json, read_limited
+from ingot.artifact.json_text import first_problem, parse_json, read_limited
 from ingot.artifact.manifest import SCHEMA_VERSION, Manifest
 from ingot.artifact.program_checks import check_program
 from ingot.errors import ArtifactError, shown
 
 _CHUNK_BYTES = 1 << 20
-_PLACE_CHARACTERS = 80  # of a key in a message
 
 
 @dataclass(frozen=True)
@@ -196,15 +195,6 @@ def _other_folder(folder: Path) -> str:
     if (folder / "evidence").is_dir():
         return "it is the evidence of a build that a gate rejected; see evidence/report.md, and build again"
     return "make one with `ingot build`"
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem of a file as key, what is wrong, and the value."""
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part)[:_PLACE_CHARACTERS] for part in first["loc"]) or "the file"
-    value = first["input"]
-    given = f" (it is {shown(value)})" if isinstance(value, str | int | float | None) else ""
-    return f"{place}: {first['msg']}{given}"
 
 
 def _check_identity(folder: Path, manifest: Manifest, digest: str) -> None:

@@ -21,15 +21,20 @@ from ingot.errors import BuildError
 _PREFIX = ".ingot-build-"
 _REPLACED = "replaced"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def explain_full_disk(path: Path, what: str, num_bytes: int) -> Iterator[None]:
-    """Turn a full disk within the block into a BuildError with the bytes needed and free."""
+    """Turn a full disk, or a limit of file sizes, within the block into a BuildError with the bytes needed and free."""
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise BuildError(
+                f"{path}: {num_bytes:,} bytes are needed for {what}, more than this process or file system "
+                "allows for a file; raise the limit (ulimit -f unlimited), or name a folder on another file system"
+            ) from error
         if error.errno not in _DISK_FULL:
             raise
         free = shutil.disk_usage(path.parent).free

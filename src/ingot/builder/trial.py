@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import WEIGHTS_FILE, cubins_file
 from ingot.artifact.safetensors import MappedTensors
 from ingot.builder.measurements import missing_gpu
@@ -17,7 +18,6 @@ from ingot.errors import ArtifactError, BuildError, IngotError
 from ingot.pipeline.recipe.schema import GenerateOptions, Recipe
 from ingot.progress import note
 from ingot.runtime import Engine, SamplingParams, Tokenizer
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.result import Sample
 from ingot.validation.windows import read_text
@@ -89,7 +89,7 @@ def _check_launch_program(artifact: Artifact) -> None:
     """Read what the runtime would read before it needs the GPU. ArtifactError names what is missing or damaged."""
     if artifact.has(f"tokenizer/{TOKENIZER}"):
         Tokenizer.load(artifact.path / "tokenizer", artifact.files_below("tokenizer"))
-    program = read_program(artifact)
+    program = read_launches(artifact)
     MappedTensors(artifact.file(WEIGHTS_FILE))
     for sm, kernels in program.cubins.items():
         file = artifact.file(cubins_file(sm))

@@ -137,8 +137,12 @@ def lint_checkpoint_command(checkpoint: Path, as_json: bool) -> int:
         print_json([vars(finding) for finding in findings])
     else:
         _print_findings(findings)
-        print_line(f"{checkpoint}: {errors} errors, {len(findings) - errors} warnings")
+        print_line(f"{checkpoint}: {_count(errors, 'error')}, {_count(len(findings) - errors, 'warning')}")
     return 1 if errors else 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _print_findings(findings: Iterable[Finding]) -> None:

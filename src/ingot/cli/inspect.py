@@ -5,6 +5,8 @@ from collections import Counter
 from pydantic import BaseModel, ValidationError
 
 from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
+from ingot.artifact.json_text import first_problem
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import (
     Argument,
     BufferArgument,
@@ -15,10 +17,8 @@ from ingot.artifact.launch_program import (
     SegmentCall,
     Step,
     WeightArgument,
-    read_cuda_program,
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
-from ingot.artifact.reader import first_problem
 from ingot.cli.console import print_json, print_line
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.tables import print_table
@@ -140,8 +140,7 @@ def _print_bucket(artifact: Artifact, name: str) -> None:
 
 
 def _launches(artifact: Artifact) -> CudaProgram:
-    assert artifact.manifest.program.launches is not None
-    return read_cuda_program(artifact.file(artifact.manifest.program.launches))
+    return read_launches(artifact)
 
 
 def _print_buckets(program: CudaProgram) -> None:

@@ -9,6 +9,7 @@ from benchmarks.gpu.packing import unpack
 from benchmarks.gpu.programs import described, prepare, write_zip
 from benchmarks.synthetic import write_checkpoint
 
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.manager import PassManager
@@ -20,7 +21,6 @@ from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.writers import kv_geometry
-from ingot.runtime.cuda.loading import read_program
 
 
 def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
@@ -49,7 +49,7 @@ def test_an_unpacked_program_is_an_artifact_with_a_hole_for_weights(tmp_path: Pa
     prepared = prepare(DRY_SPECS[0], tmp_path / "hollow")
     write_zip(prepared, described(prepared.lowered.shared.kernels), tmp_path / "one.zip")
     artifact = unpack(tmp_path / "one.zip", tmp_path / "artifact")
-    assert read_program(artifact).programs == prepared.lowered.programs
+    assert read_launches(artifact).programs == prepared.lowered.programs
     weights = MappedTensors(artifact.file(WEIGHTS_FILE))
     assert weights.tensors.keys() == prepared.weights.keys()
     sizes = {name: int(np.prod(entry["shape"])) for name, entry in prepared.weights.items()}

@@ -22,6 +22,7 @@ from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.mixed_precision import MixedPrecision
 from ingot.passes.quantization.smooth_quant import SmoothQuant
 from ingot.pipeline.calibrate import CalibrationEngine
+from ingot.pipeline.calibrate.activations import Activations, Snapshots
 from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, RunJournal
 from ingot.pipeline.calibrate.steps import StepRunner
 from tests.passes.calibration_data import calibration_data
@@ -240,6 +241,19 @@ def test_a_full_disk_ends_the_journal_but_not_the_build(tmp_path: Path, caplog: 
     assert found == bits(built(CHAINS["gptq"], None))
     (message,) = warned(caplog)
     assert message.endswith("but cannot be resumed after this point")
+
+
+def test_after_a_full_disk_no_snapshot_is_tried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("no folder can be made in a file")
+    snapshots = Snapshots(tmp_path / "snapshots", "run-0", 0.0, 10**9)
+    records = RunJournal(tmp_path / "file/run", "run-0", "gptq", snapshots)
+    with caplog.at_level(logging.WARNING, "ingot.pipeline"):
+        records.save(0, {"a": np.zeros(1)})
+        records.save(1, {"a": np.zeros(1)})
+    assert len(warned(caplog)) == 1
+    with Activations(1000) as store:
+        records.snapshots.offer(1, store)
+    assert not (tmp_path / "snapshots").exists()
 
 
 def test_snapshots_respect_their_size_limit(tmp_path: Path) -> None:

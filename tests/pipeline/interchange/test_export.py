@@ -29,6 +29,7 @@ from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.pipeline.checkpoint.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
 from tests.pipeline.interchange.test_artifact_weights import floats
 from tests.pipeline.targets.program_chain import ProgramChain
+from tests.pipeline.tiny_checkpoint import edit_json
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
 
@@ -317,3 +318,14 @@ def test_scales_that_float16_rounds_are_refused_after_quantization(
     ):
         export_artifact(artifact, tmp_path / "out", "gptq")
     assert export_artifact(artifact, tmp_path / "out", "gptq", round_scales=True).is_dir()
+
+
+def test_the_config_of_dequantized_weights_says_float32(tmp_path: Path) -> None:
+    """Loaders round weights to the type that config.json names."""
+    source = tiny_checkpoint(tmp_path / "model")
+    edit_json(source / "config.json", {"dtype": "bfloat16", "torch_dtype": "bfloat16"})
+    folder = export_checkpoint(recipe(tmp_path, source, quantize()), tmp_path / "out", "safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["dtype"], config["torch_dtype"]) == ("float32", "float32")
+    coded = export_checkpoint(recipe(tmp_path, source, quantize()), tmp_path / "coded", "compressed-tensors")
+    assert json.loads((coded / "config.json").read_text())["dtype"] == "bfloat16"

@@ -128,7 +128,11 @@ def test_a_quantized_head_that_is_announced_as_floats_is_found(tmp_path: Path) -
     folder = exported(tmp_path, "compressed-tensors", lm_head=8)
     edit_quantization(folder, {"lm_head": False})
     assert found(folder) == [
-        ("error", "lm_head.weight", "is quantized, but lm_head is false: loaders will look for floats")
+        (
+            "warning",
+            "lm_head.weight",
+            "is quantized, but lm_head is false: Ingot reads it, other loaders may look for floats",
+        )
     ]
 
 
@@ -163,9 +167,9 @@ def test_exclude_lists_are_compared_with_the_tensors(tmp_path: Path) -> None:
         ("error", LAYER, f"is excluded from quantization ({LAYER}), but it is quantized"),
         ("warning", "vision_tower", "is excluded from quantization, but there is no such module"),
         (
-            "error",
+            "warning",
             "model.layers.0.mlp.up_proj",
-            "is in floats, but nothing excludes it from quantization: loaders will fail",
+            "is in floats, but nothing excludes it from quantization: Ingot reads it, other loaders may not",
         ),
     ]
 
@@ -177,7 +181,7 @@ def test_a_tied_head_that_loaders_would_quantize_is_found(tmp_path: Path) -> Non
     folder = export_checkpoint(recipe(tmp_path, source, quantize()), tmp_path / "out", "compressed-tensors")
     assert found(folder) == []
     edit_quantization(folder, {"ignore": []})
-    assert [(severity, where) for severity, where, _ in found(folder)] == [("error", "lm_head")]
+    assert [(severity, where) for severity, where, _ in found(folder)] == [("warning", "lm_head")]
 
 
 def test_missing_kv_scales_are_found(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import LAUNCHES_FILE
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT
@@ -63,7 +63,7 @@ def change(launches: Artifact, tmp_path: Path) -> ChangeArtifact:
 
     def copied(**fields: object) -> Artifact:
         shutil.copytree(launches.path, tmp_path, dirs_exist_ok=True)
-        program = read_program(launches).model_copy(update=fields)
+        program = read_launches(launches).model_copy(update=fields)
         (tmp_path / LAUNCHES_FILE).write_text(program.model_dump_json())
         return Artifact(tmp_path, launches.manifest)
 

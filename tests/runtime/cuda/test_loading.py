@@ -5,10 +5,11 @@ import logging
 import pytest
 
 from ingot.artifact import Artifact, KVGeometry, Program
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import CudaProgram
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import choose_sm, read_program, runs_on
+from ingot.runtime.cuda.loading import choose_sm, runs_on
 from ingot.runtime.cuda.programs import NoBinder
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
@@ -34,7 +35,7 @@ def test_compiled_code_runs_on_its_major_version_from_its_minor_version_on(built
 
 
 def program_for(launches: Artifact, *sms: int, tuned_on: str | None = None) -> CudaProgram:
-    return read_program(launches).model_copy(update={"cubins": {sm: {} for sm in sms}, "tuned_on": tuned_on})
+    return read_launches(launches).model_copy(update={"cubins": {sm: {} for sm in sms}, "tuned_on": tuned_on})
 
 
 def test_the_best_of_several_sms_is_chosen_and_an_unsupported_one_refused(
@@ -60,7 +61,7 @@ def test_tiles_of_another_gpu_are_a_warning(launches: Artifact, caplog: pytest.L
 def test_an_artifact_whose_files_do_not_fit_is_refused(
     launches: Artifact, change: ChangeArtifact, make_executor: MakeExecutor
 ) -> None:
-    decode_alone = tuple(one for one in read_program(launches).programs if one.attention == "decode")
+    decode_alone = tuple(one for one in read_launches(launches).programs if one.attention == "decode")
     with pytest.raises(ArtifactError, match="no bucket for prompts"):
         make_executor(artifact=change(programs=decode_alone))
     with pytest.raises(ArtifactError, match="KV geometry is not the manifest's"):

@@ -10,6 +10,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from ingot.artifact import Artifact, ArtifactWriter, Program, open_artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
 from ingot.errors import EngineError
 from ingot.passes.model_facts import KV, MODEL
@@ -20,7 +21,6 @@ from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.cuda.ort_segments import CUDA, OrtSegments, Provider, open_segments
 from ingot.runtime.options import EngineOptions
 from tests.pipeline.targets.ort_cuda.models import prepared
@@ -212,4 +212,4 @@ def test_files_that_are_broken_or_of_another_program_are_refused(artifact: Artif
 
 
 def first_call(artifact: Artifact) -> SegmentCall:
-    return read_program(artifact).programs[0].segment_calls[0]
+    return read_launches(artifact).programs[0].segment_calls[0]

@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
+from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import WEIGHTS_FILE, BufferArgument, LaunchProgram, SegmentCall
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.cuda.loading import read_program
 from ingot.runtime.cuda.programs import BoundProgram, NoBinder, choose
 from ingot.runtime.cuda.step_inputs import InputLayout
 from tests.runtime.cuda.batches import Growing, token_ids
@@ -62,7 +62,7 @@ def test_blocking_mode_names_the_kernel_that_fails(
     monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
     device = InterpretedDevice()
     executor = make_executor(device)
-    device.failing = next(step.node for step in read_program(launches).programs[-1].launches if "mlp" in step.node)
+    device.failing = next(step.node for step in read_launches(launches).programs[-1].launches if "mlp" in step.node)
     with pytest.raises(EngineError, match=f"'{device.failing}' of the ragged bucket of 8 rows: {device.failing} broke"):
         executor.forward(Growing(IDS, TABLES).step([3, 0, 0]))
     assert device.num_captures == 0

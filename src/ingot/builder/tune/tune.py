@@ -18,10 +18,11 @@ from pathlib import Path
 from statistics import median
 
 from ingot.artifact import MANIFEST, open_artifact
-from ingot.artifact.launch_program import CudaProgram, Kernel, read_cuda_program
+from ingot.artifact.launch_checks import read_launches
+from ingot.artifact.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import Matmul, candidates, cut_of, library_tiles, matmuls_of, with_tile
 from ingot.builder.tune.measure import ROUNDS, MatmulTimer
-from ingot.errors import EngineError, UsageError
+from ingot.errors import EngineError, UsageError, shown
 from ingot.passes.model_facts import MODEL
 from ingot.pipeline.compile import open_source, run_passes
 from ingot.pipeline.recipe.load import load_recipe
@@ -63,9 +64,9 @@ class TuneSource:
         if overrides:
             raise UsageError(f"{source} is an artifact, which is built already; --set is for recipes")
         artifact = open_artifact(source, verify=False)
-        if artifact.manifest.program.launches is None:
-            raise UsageError(f"{source}: is for the target {artifact.manifest.target}; {_ADVICE}")
-        program = read_cuda_program(artifact.file(artifact.manifest.program.launches))
+        if artifact.manifest.engine != "cuda" or artifact.manifest.program.launches is None:
+            raise UsageError(f"{source}: is for the target {shown(artifact.manifest.target)}; {_ADVICE}")
+        program = read_launches(artifact)
         return cls(program.sms, lambda: program)
 
 
