@@ -14,9 +14,9 @@ import jinja2
 from jinja2.runtime import Undefined
 
 BASE_UNITS = 2**25  # 32 MB of text, or a million nodes; a second at the worst
-UNITS_PER_INPUT_UNIT = 64  # templates copy and search each message a few times
+UNITS_PER_INPUT_UNIT = 32  # templates copy and search each message a few times; real ones use a quarter of this
 UNITS_PER_PAIR = 512  # of messages: a template may look at those that follow each
-MAX_PAIR_UNITS = 2**30
+MAX_PAIR_UNITS = 2**29
 MAX_INPUT_UNITS = 2**24  # messages, tools and variables: 16 million ASCII characters
 NODE_UNITS = 32
 ITEM_UNITS = 16
