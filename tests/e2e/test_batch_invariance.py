@@ -82,6 +82,34 @@ def test_every_kind_of_layer_is_batch_invariant(
     check(build_unmeasured(recipe, two_layers, *overrides), num_blocks=24, max_batch_tokens=72)
 
 
+@pytest.mark.parametrize(("recipe", "overrides"), [RECIPES[0], RECIPES[2], RECIPES[3]])
+def test_damaged_keys_and_values_end_their_request_and_change_no_other_bit(
+    build_unmeasured: BuildArtifact, two_layers: Path, recipe: str, overrides: tuple[str, ...]
+) -> None:
+    """Its blocks, full of NaN, are used again by requests that follow."""
+    artifact = build_unmeasured(recipe, two_layers, *overrides)
+    prompts, params = requests(artifact, seed=8)
+    with Engine.load(artifact, kv_blocks=24, max_batch_tokens=72, max_sequences=32) as engine:
+        expected = engine.generate(prompts, params, keep_logits=True)
+        ids = [engine.add(prompt, its, keep_logits=True) for prompt, its in zip(prompts, params, strict=True)]
+        done: dict[int, Completion] = {}
+        damaged: set[int] = set()
+        while engine.has_unfinished():
+            running = [number for number in engine._loop.scheduler.running if number not in damaged]
+            if running and len(damaged) < 3:  # each has a block of its own at the end of its table
+                damaged.add(running[-1])
+                blocks = engine._executor._pool.blocks  # type: ignore[attr-defined]
+                blocks[engine._blocks.table(running[-1])[-1]] = np.nan
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+            engine.check()
+        failed = {number for number, completion in done.items() if completion.error}
+        assert failed
+        assert failed <= damaged, "a new block of a prompt is written before it is read"
+        others = [number for number in ids if number not in failed]
+        assert_equal_bits([done[number] for number in others], [expected[number - ids[0]] for number in others])
+        assert_equal_bits(engine.generate(prompts, params, keep_logits=True), expected)
+
+
 @pytest.mark.parametrize("recipe", WHOLE)
 def test_an_ffn_width_that_no_vector_width_divides_is_batch_invariant(
     build_unmeasured: BuildArtifact, recipe: str
