@@ -89,6 +89,23 @@ def test_a_repository_without_the_demo_is_refused(tmp_path: Path, capsys: pytest
     assert "has no recipes/demo.yaml" in line
 
 
+def test_a_folder_that_cannot_be_made_is_named(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    line = error_of(capsys, str(tmp_path / "file/demo"), "--from", str(repository))
+    assert line == f"error: {tmp_path}/file/demo: Not a directory"
+
+
+def test_a_clone_that_fails_leaves_no_folder(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for damaged in (repository / ".git/objects").glob("[0-9a-f][0-9a-f]/*"):
+        damaged.unlink()
+    assert "cannot be fetched" in error_of(capsys, str(tmp_path / "demo"), "--from", repository.as_uri())
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_folder_with_files_is_not_replaced(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -29,7 +30,12 @@ def init_demo_command(folder: Path, source: str | None) -> None:
     tag = _tag_of_this_version(source)
     print_note(f"fetching {source}, {f'tag {tag}' if tag else 'the newest version'}")
     branch = ("--branch", tag) if tag else ()
-    _git(source, *_STALLED, "clone", "--quiet", "--depth", "1", *branch, "--", source, str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _git(source, *_STALLED, "clone", "--quiet", "--depth", "1", *branch, "--", source, str(folder))
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # succeeds if nothing was fetched
     if not (folder / _RECIPE).is_file():
         raise UsageError(f"{folder}: was fetched but has no {_RECIPE}; is {source} the source of Ingot?")
     click.echo(f"{folder}: Ingot's source, with the demo model. Build and run it with")
