@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.base import Pass
 from ingot.passes.invariants import Signature, verify, verify_signature
+from ingot.passes.numerics.linear_algebra import one_blas_thread
 from ingot.passes.printing import model_to_text
 
 PASS_KEY = "ingot.pass"  # node.metadata_props: name of the pass that made the node
@@ -71,7 +72,8 @@ class PassManager:
         try:
             for pass_ in self.passes:
                 _history.set((*_history.get(), str(pass_)))
-                record = _guarded(pass_.name, records, partial(_run_one, pass_, model))
+                with one_blas_thread():
+                    record = _guarded(pass_.name, records, partial(_run_one, pass_, model))
                 records.append(record)
                 if self.callback is not None:
                     self.callback(model, record)

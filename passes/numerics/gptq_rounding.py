@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.linear_algebra import cholesky, lower_inverse, matmul
 from ingot.passes.numerics.rounding import RoundedWeight
 from ingot.passes.numerics.scheme import Scheme
 
@@ -75,10 +76,10 @@ def _inverse_factor(matrix: Float64Array) -> Float64Array | None:
     With J the reversal, J matrix J = L L^T gives matrix = R R^T for the upper R = J L J, so that U = R^-1.
     """
     try:
-        lower = np.linalg.cholesky(matrix[::-1, ::-1])
+        lower = cholesky(matrix[::-1, ::-1])
     except np.linalg.LinAlgError:
         return None
-    factor = np.triu(np.linalg.inv(lower[::-1, ::-1]))
+    factor = lower_inverse(lower)[::-1, ::-1]
     return factor if np.isfinite(factor).all() else None
 
 
@@ -101,7 +102,7 @@ def gptq_round(
 
 def output_error(error: Float32Array, gram: Float32Array) -> float:
     """Sum over rows of e H e^T: the squared error of the outputs, with error = W - W'."""
-    return float(np.einsum("oi,oi->", error @ gram, error, dtype=np.float64))
+    return float(np.einsum("oi,oi->", matmul(error, gram), error, dtype=np.float64))
 
 
 @dataclass
@@ -158,7 +159,7 @@ def _sequential(state: _State, damped: DampedGram) -> None:
             state.codes[column], restored = state.nearest(int(column), values[i])
             errors[i] = (values[i] - restored) / factor[i, i]
             values[i + 1 :] -= np.multiply.outer(factor[i, i + 1 :], errors[i])
-        left[panel.stop :] -= damped.factor[panel, panel.stop :].T @ errors
+        left[panel.stop :] -= matmul(damped.factor[panel, panel.stop :].T, errors)
 
 
 def _descend(state: _State, damped: DampedGram) -> None:
@@ -166,7 +167,7 @@ def _descend(state: _State, damped: DampedGram) -> None:
     order = damped.order
     gram = damped.gram[np.ix_(order, order)]
     restored = state.rounded()
-    slope = gram @ (state.weight - restored)[order]  # [in, out]
+    slope = matmul(gram, (state.weight - restored)[order])  # [in, out]
     for panel in _panels(len(order)):
         inner, slopes = gram[panel, panel], slope[panel]
         change = np.empty_like(slopes)
@@ -175,7 +176,7 @@ def _descend(state: _State, damped: DampedGram) -> None:
             state.codes[column], new = state.nearest(int(column), target)
             change[i] = new - restored[column]
             slopes -= np.multiply.outer(inner[:, i], change[i])
-        slope[panel.stop :] -= gram[panel.stop :, panel] @ change
+        slope[panel.stop :] -= matmul(gram[panel.stop :, panel], change)
 
 
 def _fit_scales(state: _State, gram: Float32Array) -> None:
@@ -195,12 +196,12 @@ def _fitted(state: _State, gram: Float32Array, part: slice) -> Float32Array:
     columns, size = len(gram), state.block_columns
     starts = np.arange(0, columns, size)
     codes = (state.codes[:, part] - state.zero[np.arange(columns) // size, part]).T.copy()  # [rows, in]
-    pull = codes * (state.weight[:, part].T @ gram)
+    pull = codes * matmul(state.weight[:, part].T, gram)
     right = np.add.reduceat(pull, starts, axis=1).astype(np.float64)  # [rows, blocks]
     left = np.empty((len(codes), len(starts), len(starts)))
     for block, start in enumerate(starts):
         inside = slice(start, start + size)
-        left[:, block] = np.add.reduceat((codes[:, inside] @ gram[inside]) * codes, starts, axis=1)
+        left[:, block] = np.add.reduceat(matmul(codes[:, inside], gram[inside]) * codes, starts, axis=1)
     diagonal = np.einsum("rbb->rb", left)
     scale = state.scale[:, part].T.astype(np.float64)
     ridge = _RIDGE * diagonal.mean(axis=1, keepdims=True) + np.where(diagonal > 0, 0, 1.0)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.gptq_rounding import DampedGram
+from ingot.passes.numerics.linear_algebra import matmul
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -65,7 +66,7 @@ def sparse_gpt(weight: Float32Array, damped: DampedGram, sparsity: Sparsity) -> 
     for start in range(0, len(left), width):
         block = slice(start, min(start + width, len(left)))
         left[block], errors = _prune_block(left[block], factor[block, block], sparsity)
-        left[block.stop :] -= factor[block, block.stop :].T @ errors
+        left[block.stop :] -= matmul(factor[block, block.stop :].T, errors)
     return np.ascontiguousarray(left.T)
 
 
@@ -103,7 +104,9 @@ def keep_columns(
     columns = _columns(units, unit)
     kept: Float64Array = weight[:, columns]
     if refit:
-        kept = np.linalg.solve(damped[np.ix_(columns, columns)], (weight @ damped[:, columns]).T).T.astype(np.float64)
+        kept = np.linalg.solve(damped[np.ix_(columns, columns)], matmul(weight, damped[:, columns]).T).T.astype(
+            np.float64
+        )
     difference = weight.copy()
     difference[:, columns] -= kept
     return KeptColumns(units, columns, kept.astype(np.float32), relative_output_error(weight, difference, gram))
@@ -111,7 +114,7 @@ def keep_columns(
 
 def relative_output_error(weight: NDArray[Any], difference: NDArray[Any], gram: Float64Array) -> float:
     """|| X D^T || / || X W^T || for a difference D = W - W' of weights [out, in]; 0 for outputs of zero."""
-    lost, norm = (float(np.einsum("oi,oi->", w @ gram, w)) for w in (difference, weight))
+    lost, norm = (float(np.einsum("oi,oi->", matmul(w, gram), w)) for w in (difference, weight))
     return float((max(lost, 0.0) / norm) ** 0.5) if norm > 0 else 0.0
 
 
@@ -161,8 +164,8 @@ def _drop_with_fit(weight: Float64Array, damped: Float64Array, unit: int, drop: 
         gone = np.sort(np.argsort(losses, kind="stable")[:batch])
         stay, out = (_columns(units, unit) for units in (np.setdiff1d(np.arange(len(alive)), gone), gone))
         solved = np.linalg.solve(inverse[np.ix_(out, out)], inverse[np.ix_(out, stay)])  # [out, stay]
-        left = left[:, stay] - left[:, out] @ solved
-        inverse = inverse[np.ix_(stay, stay)] - inverse[np.ix_(stay, out)] @ solved
+        left = left[:, stay] - matmul(left[:, out], solved)
+        inverse = inverse[np.ix_(stay, stay)] - matmul(inverse[np.ix_(stay, out)], solved)
         alive = np.delete(alive, gone)
     return np.setdiff1d(np.arange(len(damped) // unit), alive)
 

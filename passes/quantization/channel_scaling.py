@@ -35,6 +35,7 @@ from ingot.passes.calibration import (
     require_calibration,
 )
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.linear_algebra import matmul
 from ingot.passes.rewriting import Refusal, add_initializer, head_counts, small_constant
 from ingot.passes.weights import change_stored, float32_values, is_stored, stored_value, weight_sites
 from ingot.progress import report_progress
@@ -177,7 +178,7 @@ def gram_error(exact: Weights, gram: Float64Array) -> Callable[[Weights], float]
     """relative_error of the outputs of linear layers as a function of their weights, from X^T X of their input."""
 
     def squared(arrays: Iterable[NDArray[Any]]) -> float:
-        return float(sum(np.einsum("oi,oi->", array @ gram, array) for array in arrays))
+        return float(sum(np.einsum("oi,oi->", matmul(array, gram), array) for array in arrays))
 
     norm = squared(exact.values()) or 1.0
     return lambda found: float((squared(exact[node] - array for node, array in found.items()) / norm) ** 0.5)

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.calibration import Arrays, BlockRun, CalibrationFacts, CalibrationStage, LinearGroup, Trial
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.linear_algebra import gram_matrix
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
 from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
@@ -80,7 +81,7 @@ class Stage:
         """X^T X: float32 matmuls within a chunk, float64 sums over chunks."""
         total: Float64Array = np.zeros(())
         for x in self._inputs(source):
-            total = total + (x.T @ x).astype(np.float64)
+            total = total + gram_matrix(x).astype(np.float64)
         self._record_coverage(source, np.diagonal(total))
         return total
 

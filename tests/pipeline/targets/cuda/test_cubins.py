@@ -58,7 +58,7 @@ def test_a_cubin_depends_neither_on_the_place_nor_on_the_date_of_the_source(tmp_
         "print(ingot.__file__, hashlib.sha256(compile_kernel(kernel, 80).code).hexdigest())"
     )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    digests = []
+    digests: list[str] = []
     for place in (ROOT / "src", tmp_path / "src"):
         changes = {"PYTHONPATH": str(place), "TRITON_CACHE_DIR": str(tmp_path / f"cache{len(digests)}")}
         shown = subprocess.check_output([sys.executable, "-c", code], env={**environment, **changes}, text=True)
