@@ -61,8 +61,11 @@ def compile_library(source: Path, target: Path) -> str | None:
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
         return "no C compiler was found (cc, gcc, clang, or CC in the environment)"
-    given, link = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
-    command = [*shlex.split(compiler), *given, *FLAGS, "-o", str(target), str(source), *link, *LIBRARIES]
+    try:
+        start, given, link = map(shlex.split, (compiler, os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", "")))
+    except ValueError as error:
+        return f"CC, CFLAGS or LDFLAGS in the environment: {error}"
+    command = [*start, *given, *FLAGS, "-o", str(target), str(source), *link, *LIBRARIES]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
     except OSError as error:

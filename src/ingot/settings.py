@@ -4,6 +4,7 @@ INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.
 INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores this process may run on)
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
 INGOT_PROGRESS   auto, plain, bar or none: the default of --progress (default: auto)
+ORT_DISABLE_TELEMETRY  onnxruntime's own: `import ingot` sets it to 1 unless it is set; 0 leaves the telemetry on
 INGOT_CUDA_BLOCKING  1: kernels on a GPU run one by one, so that a failure names its node; slow (default: 0)
 """
 

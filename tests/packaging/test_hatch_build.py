@@ -45,6 +45,8 @@ def test_without_a_compiler_the_problem_is_named(
     monkeypatch.setenv("CC", "nocc -O3")
     problem = hook.compile_library(NATIVE / "paged_attention.c", tmp_path / "library.so")
     assert problem == "nocc -O3: No such file or directory"
+    monkeypatch.setenv("CFLAGS", "-DNAME='unclosed")
+    assert "CFLAGS or LDFLAGS" in hook.compile_library(NATIVE / "paged_attention.c", tmp_path / "library.so")
 
 
 def test_what_the_compiler_says_is_reported(hook: ModuleType, tmp_path: Path) -> None:
