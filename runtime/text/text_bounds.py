@@ -28,6 +28,7 @@ _GROWTH = {
 _COMPOSED = {"NFC": 4, "NFKC": 4}
 _KEEPS_ALL = {"NFD", "NFKD", "Lowercase", "ByteLevel", "Prepend"}
 _PRE_TOKENIZERS_THAT_KEEP_ALL = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
+NORMALIZERS = (*_GROWTH, "Nmt", "Precompiled", "Prepend", "Replace", "Sequence", "Strip", "StripAccents")
 
 
 def max_chars_per_token(document: Mapping[str, Any]) -> int | None:
@@ -53,14 +54,14 @@ def max_growth(normalizer: object) -> float:
     Raises ValueError, with the problem, for a Precompiled normalizer whose map is damaged.
     """
     step = normalizer if isinstance(normalizer, dict) else {}
-    kind = step.get("type")
+    kind = str(step.get("type"))
     if kind == "Sequence":
         growth = 1.0
         for part in step.get("normalizers") or []:
             growth *= max_growth(part)
         return growth
-    rule = _GROWTH_RULES.get(str(kind))
-    return rule(step) if rule else float(_GROWTH.get(str(kind), 1))
+    rule = _GROWTH_RULES.get(kind)
+    return rule(step) if rule else float(_GROWTH.get(kind, 1))
 
 
 def _replace_growth(step: _Step) -> float:
@@ -89,7 +90,7 @@ _GROWTH_RULES: Mapping[str, Callable[[_Step], float]] = {
 def _composed(normalizer: object) -> float | None:
     """The most characters that one normalized character represents; None where characters may be dropped."""
     step = normalizer if isinstance(normalizer, dict) else {}
-    kind = step.get("type")
+    kind = str(step.get("type"))
     if not step or kind in _KEEPS_ALL:
         return 1.0
     if kind == "Sequence":
@@ -109,7 +110,7 @@ def _composed(normalizer: object) -> float | None:
 def _keeps_all(pre_tokenizer: object) -> bool:
     """Whether every character of the text reaches the model."""
     step = pre_tokenizer if isinstance(pre_tokenizer, dict) else {}
-    kind = step.get("type")
+    kind = str(step.get("type"))
     if kind == "Sequence":
         return all(map(_keeps_all, step.get("pretokenizers") or []))
     if kind in ("Split", "Punctuation"):

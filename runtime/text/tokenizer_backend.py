@@ -13,8 +13,8 @@ from typing import Any
 
 import tokenizers
 
-from ingot.errors import ArtifactError, IngotError, shown
-from ingot.runtime.text.text_bounds import max_growth
+from ingot.errors import ArtifactError, IngotError, one_of, shown
+from ingot.runtime.text.text_bounds import NORMALIZERS, max_growth
 from ingot.runtime.text.tokenizer_files import parsed_json, read_text
 
 MAX_GROWTH = 4096
@@ -73,7 +73,13 @@ def _check(document: dict[str, Any], path: Path) -> None:
         for step in steps(document.get(name), parts):
             problem = _CHECKS.get(str(step.get("type")), _accept)(step)
             if problem:
-                raise ArtifactError(f"{path}: the {name} {step['type']} {problem}; copy the file again")
+                raise ArtifactError(f"{path}: the {name} {shown(step['type'])} {problem}; copy the file again")
+    for step in steps(document.get("normalizer"), "normalizers"):
+        if step.get("type") not in NORMALIZERS:  # the package guesses the type from the other entries
+            raise ArtifactError(
+                f"{path}: the normalizer {shown(step.get('type'))} is not supported; allowed: {one_of(NORMALIZERS)}; "
+                "copy the file again from the checkpoint"
+            )
     problem = _merge_problem(document["model"]) or _growth_problem(document) or _added_token_problem(document)
     if problem:
         raise ArtifactError(f"{path}: {problem}; copy the file again from the checkpoint")

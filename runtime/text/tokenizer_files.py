@@ -1,11 +1,11 @@
 """The JSON files of a tokenizer's folder, read with types. ArtifactError names file, key, value and what is allowed."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ingot.artifact.json_text import parse_json
 from ingot.errors import ArtifactError, shown
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -109,12 +109,10 @@ def read_json(path: Path) -> object:
 
 
 def parsed_json(text: str, path: Path) -> object:
-    """The value of the text of a file. ArtifactError when it is not JSON, or nested too deep for a reader."""
+    """The value of the text of a file. ArtifactError when it is not JSON, or JSON that readers take differently."""
     try:
-        value: object = json.loads(text)
-    except RecursionError as error:
-        raise ArtifactError(f"{path} is not valid JSON (it is nested too deep); copy it again") from error
-    except ValueError as error:  # an integer of 5,000 digits too
+        value: object = parse_json(text, allow_nan=True)
+    except ValueError as error:
         raise ArtifactError(f"{path} is not valid JSON ({error}); copy it again from the checkpoint") from error
     return value
 

@@ -56,6 +56,15 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
         {"normalizer": sequence(*[DOUBLING] * 30)},
         r"the normalizer \(30 Replace\) can make a text 1,073,741,824 times longer; at most 4,096 times",
     ),
+    "a chain that doubles without names": (
+        {"normalizer": sequence(*[{**DOUBLING, "type": "?"}] * 30)},
+        r"the normalizer '\?' is not supported; allowed: BertNormalizer, ByteLevel",
+    ),
+    "a pre-tokenizer whose type is an object": ({"pre_tokenizer": {"type": {"a": 1}}}, "is not a valid tokenizer"),
+    "a normalizer whose type is an object": (
+        {"normalizer": {"type": {"String": "a"}}},
+        "the normalizer {'String': 'a'}",
+    ),
     "a long replacement": (
         {"normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": "x" * 10_000}},
         "can make a text 20,001 times longer",
@@ -66,11 +75,11 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "pieces of no length": (
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-        "FixedLength has length 0, not at",
+        "'FixedLength' has length 0, not at",
     ),
     "a template with an unknown token": (
         {"post_processor": template(special("[CLS]"), TEXT)},
-        r"TemplateProcessing uses the special token '\[CLS\]', which it does not define",
+        r"'TemplateProcessing' uses the special token '\[CLS\]', which it does not define",
     ),
     "a template that repeats the text": (
         {"post_processor": template(*[TEXT] * 50)},
@@ -139,6 +148,7 @@ def test_a_damaged_tokenizer_is_refused_when_it_is_loaded(tmp_path: Path, name: 
         b"\0" * 100,
         b'{"model": {"type": "BPE", "vocab": {"\\u0000": 0}, "merges": []}',
         b"null",
+        b'{"normalizer": null, "normalizer": {"type": "NFC"}, "model": {}}',
     ],
     ids=lambda value: value[:30].decode(),
 )

@@ -12,7 +12,7 @@ from ingot.runtime.text.tokenizer_files import GenerationConfig, TokenizerConfig
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[" * 100_000, "it is nested too deep"),
+        ("[" * 100_000, "are nested too deep"),
         ('{"eos_token_id": ' + "9" * 5000 + "}", "is not valid JSON"),
         ('{"eos_token_id": ' + "9" * 50 + "}", "eos_token_id is 9.*; it must be a token id"),
         ('{"eos_token_id": 4294967296}', "eos_token_id is 4294967296; it must be a token id"),
