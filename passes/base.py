@@ -201,8 +201,9 @@ def convert_option(owner: str, option: str, value: object, annotation: Any) -> A
     Written by hand because pydantic, strict or not, takes True for Literal[1] and 4.0 for Literal[4], and in strict
     mode refuses a list for a tuple.
     """
+    value = _with_whole_number(value, annotation)
     try:
-        return _convert(_with_whole_number(value, annotation), annotation)
+        return _convert(value, annotation)
     except _WrongTypeError:
         near = did_you_mean(value, get_args(annotation)) if _is_names(annotation) and isinstance(value, str) else ""
         raise UsageError(f"{owner}: {option} is {shown(value)}; allowed: {describe(annotation)}.{near}") from None

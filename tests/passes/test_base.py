@@ -127,6 +127,11 @@ def test_a_number_out_of_its_range_is_refused(
             convert_option("owner", "option", value, annotation)
 
 
+def test_a_whole_number_out_of_its_range_is_shown_as_one() -> None:
+    with pytest.raises(UsageError, match="owner: option is 1000000000; allowed: a whole number from 1 to 3"):
+        convert_option("owner", "option", 1e9, Annotated[int, Range(ge=1, le=3)])
+
+
 def test_options_are_stored_in_their_types() -> None:
     made = AllOptions(layers=["a"], ratio=1, count=2.0)  # type: ignore[arg-type]
     assert (made.layers, made.ratio, made.count) == (("a",), 1.0, 2)
