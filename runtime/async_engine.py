@@ -194,11 +194,11 @@ class AsyncEngine:
     async def _stream(
         self, encode: Callable[[], TokenIds], params: SamplingParams | None, keep_logits: bool
     ) -> AsyncGenerator[RequestOutput, None]:
-        arrival = time.perf_counter()
+        arrival, params = time.perf_counter(), checked_params(params)
         self._enter()
         try:
             prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))
-            stream = _Stream(prompt, checked_params(params), keep_logits, arrival, asyncio.get_running_loop())
+            stream = _Stream(prompt, params, keep_logits, arrival, asyncio.get_running_loop())
             self._send(stream)
             try:
                 while not stream.finished:

@@ -31,6 +31,8 @@ from ingot.runtime.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
 from ingot.runtime.step_pipeline import StepInFlight, StepPipeline
 
 _log = logging.getLogger(__name__)
+_FRESH = -1  # id of a sequence that no request has
+_ATTEMPTS = 3  # to compute one token, before an executor counts as broken
 
 
 class StepLoop:
@@ -69,6 +71,7 @@ class StepLoop:
         try:
             return request.abort(now)
         except Exception as error:  # noqa: BLE001 (the output has it)
+            self.counters.num_failed_requests += 1
             return request.fail(error, now)
 
     @property
@@ -240,17 +243,23 @@ class StepLoop:
 
     def _require_working(self, error: Exception) -> None:
         """End all requests unless the executor can compute one token of a fresh sequence."""
+        if any(self._computes_one_token() for _ in range(_ATTEMPTS)):
+            return
+        self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
+        self.error.__cause__ = error
+        self.counters.num_failed_requests += len(self.requests)
+        for request in self.requests.values():
+            self.scheduler.remove(request.sequence)
+            self.outputs.put(request.end_with(self.error, time.perf_counter()))
+        self.requests.clear()
+
+    def _computes_one_token(self) -> bool:
         fresh = [(_FRESH, np.zeros(1, np.int64))]
-        try:
+        with suppress(Exception):  # that of the step is the one to report
             for _ in iterate_prompt_logits(self._executor, self.new_scheduler(), self.builder, fresh, lambda: None):
                 pass
-        except Exception:  # noqa: BLE001 (`self.error` is raised from now on)
-            self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
-            self.error.__cause__ = error
-            for request in list(self.requests.values()):
-                self.scheduler.remove(request.sequence)
-                self.outputs.put(request.end_with(self.error, time.perf_counter()))
-            self.requests.clear()
+            return True
+        return False
 
     @contextmanager
     def _aborting(self, batch: ScheduledBatch) -> Iterator[None]:
@@ -278,6 +287,3 @@ class StepLoop:
                 f"no block is free for the next step: an open iteration over prompt logits holds"
                 f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
             )
-
-
-_FRESH = -1  # id of a sequence that no request has

@@ -20,6 +20,7 @@ from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import ROOT
 from tests.runtime.engines import HELLO, chat_engine, random_requests, text_engine, token_engine
+from tests.runtime.test_step_loop import Load, alone, engine_of
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
@@ -188,6 +189,32 @@ def test_one_bad_row_fails_one_of_40_requests_and_later_ones_are_served(executor
             assert engine.is_healthy
 
     run(main())
+
+
+@pytest.mark.parametrize("executor", [FaultyExecutor, FaultyPipelinedExecutor])
+def test_every_reader_ends_under_random_faults_and_cancellations(executor: type[FaultyExecutor]) -> None:
+    async def serve(load: Load) -> None:
+        plain = engine_of(executor, load.faults, text_fails_at=load.text_fails_at, **load.engine)
+        async with AsyncEngine(plain) as engine:
+            tasks = [asyncio.create_task(engine.generate(*request)) for request in load.requests]
+            for number, ticks in load.aborts.items():
+                for _ in range(20 * ticks):
+                    await asyncio.sleep(0)
+                tasks[number].cancel()
+            for task, (prompt, params) in zip(tasks, load.requests, strict=True):
+                try:
+                    assert (await task).token_ids == alone(tuple(prompt), params).token_ids
+                except RequestFailed as error:
+                    tokens = error.completions[0].token_ids
+                    assert tokens == alone(tuple(prompt), params).token_ids[: len(tokens)]
+                except asyncio.CancelledError:
+                    assert task in {tasks[number] for number in load.aborts}
+            assert engine.is_healthy
+            await until_idle(engine)
+            assert engine.metrics().blocks_in_use == 0
+
+    for seed in range(200, 210):
+        run(serve(Load(seed)))
 
 
 def test_an_error_that_is_not_ingots_while_a_request_is_added_reaches_its_reader(
