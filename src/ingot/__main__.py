@@ -1,5 +1,15 @@
-"""`python -m ingot` is the `ingot` command."""
+"""The `ingot` command, also as `python -m ingot`."""
 
-from ingot.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Import the command line and run it. Ctrl-C ends the imports without a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from ingot.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

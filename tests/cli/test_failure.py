@@ -50,6 +50,33 @@ def test_a_mistake_of_ours_is_not_reported_as_the_user_s() -> None:
     assert failure_of(ModuleNotFoundError("x", name="ours")) is None
 
 
+def test_what_an_interruption_causes_is_an_interruption() -> None:
+    try:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interruption:
+            raise ImportError("initialization failed") from interruption
+    except ImportError as error:
+        failure = failure_of(error)
+    assert failure is not None
+    assert failure.exit_code == 130
+
+
+def test_a_signal_while_a_command_is_imported_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def importing(name: str) -> object:
+        seen.extend((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("ingot.cli.command.import_module", importing)
+    with pytest.raises(ModuleNotFoundError):
+        COMMANDS["passes"].load()
+    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 def test_problems_of_a_recipe_are_listed_as_objects() -> None:
     failure = failure_of(RecipeError([Problem("mine.yaml", 3, "unknown key")]))
     assert failure is not None

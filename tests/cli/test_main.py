@@ -94,7 +94,7 @@ def test_the_module_runs_and_a_reader_that_goes_away_is_no_traceback() -> None:
     child.stdout.close()
     _, shown = child.communicate(timeout=60)
     assert b"Traceback" not in shown
-    assert child.returncode == 1
+    assert child.returncode == 141
 
 
 def test_generating_imports_nothing_of_the_compiler() -> None:

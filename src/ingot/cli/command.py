@@ -3,6 +3,8 @@
 Like commands.py, this file imports nothing that help and completion can do without.
 """
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +12,7 @@ from typing import Any
 
 import click
 
+from ingot.cli.failure import ReaderGone
 from ingot.cli.output import set_output
 from ingot.cli.sources import CHECKS, CommandLine
 from ingot.errors import UsageError, shown, unknown
@@ -32,7 +35,8 @@ class Command(click.Command):
     def load(self) -> Callable[..., int | None]:
         """Import the function that implements the command."""
         module, _, function = self.implementation.partition(":")
-        loaded: Callable[..., int | None] = getattr(import_module(module), function)
+        with _signals_end_the_process():
+            loaded: Callable[..., int | None] = getattr(import_module(module), function)
         return loaded
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -49,7 +53,10 @@ class Command(click.Command):
         set_output(quiet=given.pop("quiet", False), progress=given.pop("progress", "auto"))
         with _reports(self.name or "", given):
             self._check(CommandLine(self.name or "", ctx.meta[_WORDS]), ctx.params)
-            return ctx.invoke(self.load(), **given)
+            try:
+                return ctx.invoke(self.load(), **given)
+            except BrokenPipeError as error:
+                raise ReaderGone from error
 
     def _check(self, line: CommandLine, given: Mapping[str, Any]) -> None:
         """Raise UsageError for text that is not UTF-8, and for a path of the wrong kind."""
@@ -69,6 +76,23 @@ class CommandGroup(click.Group):
         if args[0] not in self.commands and not args[0].startswith("-"):
             raise UsageError(unknown("command", args[0], self.commands, "commands"))
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _signals_end_the_process() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process at once, while nothing is written yet.
+
+    As exceptions they would be swallowed by callbacks of the import system and of native modules, with a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -21,6 +21,10 @@ class Terminated(BaseException):
     """SIGTERM: ends the command as Ctrl-C does, so that nothing half-written is left."""
 
 
+class ReaderGone(Exception):
+    """What reads the output has ended. click would turn the BrokenPipeError into an exit code of its own."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """One error as the command line reports it. `problems` are those of a recipe, each with file and line."""
@@ -38,7 +42,7 @@ class Failure:
 
 def failure_of(error: BaseException) -> Failure | None:
     """Return what to report for an exception; None for a mistake of Ingot's own, whose traceback is of use."""
-    match error:
+    match _interruption(error) or error:
         case IngotError():
             problems = tuple(map(asdict, error.problems)) if isinstance(error, RecipeError) else ()
             return Failure(type(error).__name__, str(error), error.exit_code, problems)
@@ -66,6 +70,14 @@ def error_facts(error: IngotError) -> dict[str, object]:
     failure = failure_of(error)
     assert failure is not None, "every IngotError is reported"
     return failure.as_json()
+
+
+def _interruption(error: BaseException) -> BaseException | None:
+    """The interruption from which another exception followed, as when it ends the import of a native module."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt | Terminated):
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return seen
 
 
 def _missing_package(error: ModuleNotFoundError) -> Failure | None:

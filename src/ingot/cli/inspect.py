@@ -19,9 +19,9 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
-from ingot.cli.console import print_json, print_line
+from ingot.cli.console import print_json
 from ingot.cli.evidence import print_gates, print_warning_of
-from ingot.cli.tables import print_table
+from ingot.cli.tables import print_facts, print_table
 from ingot.errors import ArtifactError, UsageError, unknown
 from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary
@@ -67,8 +67,7 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     rows |= _measurement(artifact)
     if artifact.has("evidence/report.html"):
         rows["report"] = str(artifact.path / "evidence/report.html")
-    for key, value in rows.items():
-        print_line(f"{key:<11}{value}")
+    print_facts(rows)
 
 
 def _measurement(artifact: Artifact) -> dict[str, str]:

@@ -14,7 +14,7 @@ import click
 
 from ingot.cli.command import CommandGroup
 from ingot.cli.commands import COMMANDS
-from ingot.cli.failure import READER_GONE, Failure, Terminated, failure_of
+from ingot.cli.failure import READER_GONE, Failure, ReaderGone, Terminated, failure_of
 from ingot.cli.output import output, set_output
 
 
@@ -49,6 +49,7 @@ def cli(context: click.Context) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line in this process and exit with its code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     code = _open_standard_streams() or run(args)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down prints no traceback
@@ -62,7 +63,7 @@ def run(args: list[str] | None = None) -> int:
     try:
         outcome = cli.main(args=args, prog_name="ingot", standalone_mode=False)
         sys.stdout.flush()  # now, so that a full disk is an error
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         return _leave_to_nobody()
     except (Exception, KeyboardInterrupt, Terminated) as error:
         failure = failure_of(error)

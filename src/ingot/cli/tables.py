@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.cells import cell_len
@@ -100,6 +100,16 @@ def _print_blocks(console: Console, header: Sequence[str], rows: Sequence[Sequen
         for name, cell in named.items():
             if name and cell.plain not in _EMPTY:
                 _print_entry(console, f"    {name:<{name_width}}  ", cell)
+
+
+def print_facts(facts: Mapping[str, str], width: int = 11) -> None:
+    """Print names and values, one below the other; a long value is wrapped between words at a terminal."""
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    for name, value in facts.items():
+        if sys.stdout.isatty():
+            _print_entry(console, f"{name:<{width}}", Text(visible(value)))
+        else:
+            print(f"{name:<{width}}{visible(value)}")
 
 
 def _print_entry(console: Console, beginning: str, cell: Text) -> None:

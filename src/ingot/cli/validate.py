@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ingot.artifact import open_artifact
 from ingot.cli.ci_reports import CIReports
-from ingot.cli.console import print_json, print_line, print_note
+from ingot.cli.console import print_json, print_line, print_note, print_text
 from ingot.cli.evidence import print_evidence, print_gates, print_warning_of
 from ingot.cli.failure import error_facts
 from ingot.cli.progress_display import progress_shown
@@ -101,6 +101,6 @@ def quantize_report_command(
     rows = [(*weight_cells(weight, columns).values(), code_bars(weight)) for weight in found.worst_first[:top]]
     print_table("Quantized weights, the worst first", (*columns, "Codes"), rows, left=2)
     for sentence in summary_sentences(found):
-        print_line(f"{sentence}.")
+        print_text(f"{sentence}.")
     if len(found.weights) > top:
         print_note(f"{top} of {len(found.weights)} weights are shown; --top {len(found.weights)} shows all")
