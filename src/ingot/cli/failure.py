@@ -42,7 +42,8 @@ class Failure:
 
 def failure_of(error: BaseException) -> Failure | None:
     """Return what to report for an exception; None for a mistake of Ingot's own, whose traceback is of use."""
-    match _interruption(error) or error:
+    error = _interruption(error) or error
+    match error:
         case IngotError():
             problems = tuple(map(asdict, error.problems)) if isinstance(error, RecipeError) else ()
             return Failure(type(error).__name__, str(error), error.exit_code, problems)
