@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import click
@@ -15,7 +17,7 @@ from ingot.cli.commands import COMMANDS
 from ingot.cli.failure import Terminated, failure_of
 from ingot.cli.main import run
 from ingot.errors import GateUndecided, Problem, RecipeError
-from tests.data_paths import DEMO_MODEL
+from tests.data_paths import DEMO_MODEL, ROOT
 
 Captured = pytest.CaptureFixture[str]
 
@@ -186,3 +188,12 @@ def test_a_signal_ends_a_build_without_a_trace(number: signal.Signals, code: int
     assert "Traceback" not in error
     assert out == ""
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_every_package_of_the_compiler_is_reported_with_its_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for requirement in project["optional-dependencies"]["compiler"]:
+        package = re.split("[^a-z0-9-]", requirement)[0].replace("-", "_")
+        failure = failure_of(ModuleNotFoundError("gone", name=f"{package}.part"))
+        assert failure is not None, package
+        assert "pip install 'ingot[compiler]'" in failure.message

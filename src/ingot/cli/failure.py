@@ -13,7 +13,8 @@ import click
 from ingot.errors import IngotError, RecipeError, UsageError, shown
 
 INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
-_EXTRAS = {"onnx": "compiler", "onnx_ir": "compiler"}  # package -> the extra of Ingot that installs it
+# package -> the extra of Ingot that installs it
+_EXTRAS = {"onnx": "compiler", "onnx_ir": "compiler", "threadpoolctl": "compiler"}
 _LONGEST_PATH = 200
 
 
