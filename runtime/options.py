@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Integral
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.errors import UsageError
+from ingot.errors import UsageError, shown
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,13 @@ class EngineOptions:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if (
+                name != "prefix_cache"
+                and value is not None
+                and (isinstance(value, bool) or not isinstance(value, Integral))
+            ):
+                raise UsageError(f"{name} is {shown(value)}; it must be a whole number, or None for the default")
         for name in ("max_batch_tokens", "max_sequences"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:

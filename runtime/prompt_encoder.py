@@ -35,7 +35,8 @@ class PromptEncoder:
         if not isinstance(prompt, str):
             return prompt
         tokenizer = self._require_tokenizer("text")
-        self._require_length(len(prompt), self._limit(tokenizer), "prompt", tokenizer)
+        if len(prompt) > self._limit(tokenizer):
+            raise self._too_long(f"the prompt has {len(prompt)}", tokenizer)
         return tokenizer.encode(prompt)
 
     def encode_chat(
@@ -54,9 +55,11 @@ class PromptEncoder:
                     f"the template variable {shown(name)} is not allowed; names are strings, and `tools` is an argument"
                 )
         limit = self._limit(tokenizer)
-        self._require_length(_num_chars((messages, tools, options), limit), limit, "conversation", tokenizer)
+        if _num_chars((messages, tools, options), limit) > limit:
+            raise self._too_long(f"the conversation has more than {limit}", tokenizer)
         text = tokenizer.render_chat(messages, tools=tools, **options)
-        self._require_length(len(text), limit, "conversation", tokenizer)
+        if len(text) > limit:
+            raise self._too_long(f"the conversation has {len(text)}", tokenizer)
         return tokenizer.encode(text, add_special_tokens=False)
 
     def _require_tokenizer(self, what: str) -> Tokenizer:
@@ -69,19 +72,15 @@ class PromptEncoder:
             return self._max_chars
         return self._context_tokens * (tokenizer.max_chars_per_token or _UNBOUNDED_CHARS_PER_TOKEN)
 
-    def _require_length(self, num_chars: int, limit: int, what: str, tokenizer: Tokenizer) -> None:
-        if num_chars <= limit:
-            return
+    def _too_long(self, found: str, tokenizer: Tokenizer) -> RequestError:
+        context = f"the model's context of {self._context_tokens} tokens"
         if self._max_chars is not None:
-            reason = "max_prompt_chars allows"
+            reason = "are allowed by max_prompt_chars"
         elif tokenizer.max_chars_per_token is not None:
-            reason = f"fit the model's context of {self._context_tokens} tokens"
+            reason = f"fit {context}"
         else:
-            reason = (
-                f"are accepted for the model's context of {self._context_tokens} tokens; max_prompt_chars changes that"
-            )
-        found = f"more than {limit}" if num_chars == limit + 1 else str(num_chars)
-        raise RequestError(f"the {what} has {found} characters, and at most {limit} {reason}: shorten it")
+            reason = f"are accepted for {context}, unless max_prompt_chars is set"
+        return RequestError(f"{found} characters, and at most {self._limit(tokenizer)} {reason}: shorten it")
 
 
 def _num_chars(value: object, limit: int) -> int:

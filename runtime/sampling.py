@@ -178,9 +178,11 @@ def _biases(biases: object) -> tuple[tuple[int, float], ...]:
         if not (_is_list(item) and len(item) == 2 and _is_token_id(item[0]) and _BIAS.allows(item[1])):
             raise _refusal("logit_bias", biases, allowed, f"correct {shown(item)}")
         pairs.append((int(item[0]), float(item[1])))
-    if len(pairs) > MAX_BIASED_TOKENS or len(dict(pairs)) < len(pairs):
+    if len(dict(pairs)) < len(pairs):
+        raise _refusal("logit_bias", biases, "one bias for each token", "take out those that are repeated")
+    if len(pairs) > MAX_BIASED_TOKENS:
         found = f"{len(pairs)} biases"
-        raise _refusal("logit_bias", found, f"at most {MAX_BIASED_TOKENS}, one for a token", "keep the largest")
+        raise _refusal("logit_bias", found, f"at most {MAX_BIASED_TOKENS}", "keep the largest")
     return tuple(sorted(pairs))
 
 

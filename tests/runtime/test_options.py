@@ -17,6 +17,14 @@ from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
 
+@pytest.mark.parametrize("name", [each.name for each in fields(EngineOptions) if each.name != "prefix_cache"])
+def test_every_number_must_be_a_whole_number(name: str) -> None:
+    for value in ("4", 4.0, True):
+        number: dict[str, Any] = {name: value}
+        with pytest.raises(UsageError, match=f"{name} is {value!r}; it must be a whole number, or None"):
+            EngineOptions(**number)
+
+
 @pytest.mark.parametrize("name", ["max_requests", "max_prompt_chars"])
 def test_limits_of_requests_are_at_least_one(name: str) -> None:
     limits: dict[str, Any] = {name: 0}

@@ -38,9 +38,9 @@ def encoder(max_chars_per_token: int | None, max_chars: int | None = None) -> tu
     ("per_token", "max_chars", "most", "reason"),
     [
         (3, None, 24, "fit the model's context of 8 tokens"),
-        (3, 10, 10, "max_prompt_chars allows"),
-        (3, 100, 100, "max_prompt_chars allows"),
-        (None, None, 512, "are accepted for the model's context of 8 tokens; max_prompt_chars changes that"),
+        (3, 10, 10, "are allowed by max_prompt_chars"),
+        (3, 100, 100, "are allowed by max_prompt_chars"),
+        (None, None, 512, "are accepted for the model's context of 8 tokens, unless max_prompt_chars is set"),
     ],
 )
 def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
@@ -49,8 +49,8 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
     under_test, tokenizer = encoder(per_token, max_chars)
     under_test.encode("x" * most)
     with pytest.raises(RequestError) as caught:
-        under_test.encode("x" * (most + 2))
-    assert str(caught.value) == f"the prompt has {most + 2} characters, and at most {most} {reason}: shorten it"
+        under_test.encode("x" * (most + 1))
+    assert str(caught.value) == f"the prompt has {most + 1} characters, and at most {most} {reason}: shorten it"
     assert len(tokenizer.encoded) == 1
 
 

@@ -114,7 +114,7 @@ def test_biases_are_kept_as_pairs_in_order_so_that_parameters_can_be_hashed_copi
     assert hash(params) == hash(replace(params))
     with pytest.raises(RequestError, match="1025 biases"):
         SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
-    with pytest.raises(RequestError, match="one for a token"):
+    with pytest.raises(RequestError, match="one bias for each token"):
         SamplingParams(logit_bias=((1, 1.0), (1, 2.0)))
 
 
