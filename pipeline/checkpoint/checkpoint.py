@@ -92,6 +92,8 @@ class Checkpoint:
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}: holds no config.json, so it is not a checkpoint; name one that does")
         config, tensors = read_json_object(folder / "config.json"), _read_tensors(folder)
+        if not tensors:
+            raise CheckpointError(f"{folder}: its weights hold no tensor; download or copy them again")
         quantization = quantization_of(folder, config)
         if quantization is None:
             refuse_quantized_tensors(tensors, str(folder / "config.json"))

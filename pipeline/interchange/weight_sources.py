@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import ConfigError, UsageError, shown
+from ingot.errors import UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.activation_nodes import split_layers
@@ -26,6 +26,7 @@ from ingot.passes.quantization.weight_nodes import weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_node
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import MAX_BITS
@@ -202,15 +203,21 @@ class CheckpointWeights:
 def weights_of_checkpoint(checkpoint: Checkpoint) -> CheckpointWeights:
     """Return every tensor that the model needs, or all tensors when Ingot does not know the model's family.
 
-    Each quantized layer is read once for its facts. CheckpointError when tensors are missing, damaged or left over.
+    Each weight is read once, a quantized one for its facts. CheckpointError when tensors are missing, damaged, not
+    finite or left over.
     """
     names = _names(checkpoint)
+    checkpoint.check_finite([name for name in names if _is_float(checkpoint, name)])
     weights: list[Weight] = []
     for done, name in enumerate(names, start=1):
         encoded = checkpoint.encoded.get(name)
         weights.append(_decoded(encoded) if encoded else PlainWeight(name, stored_tensor(checkpoint.tensor(name))))
         report_progress("reading weights", done, len(names))
     return CheckpointWeights(weights, _left_out([name for name in checkpoint.shapes if name not in set(names)]))
+
+
+def _is_float(checkpoint: Checkpoint, name: str) -> bool:
+    return name in checkpoint.tensors and checkpoint.tensors[name].dtype in WEIGHT_DTYPES
 
 
 def _left_out(names: Sequence[str]) -> list[str]:
@@ -220,11 +227,10 @@ def _left_out(names: Sequence[str]) -> list[str]:
 
 
 def _names(checkpoint: Checkpoint) -> Sequence[str]:
-    try:
-        config = read_config(checkpoint)
-    except ConfigError:
+    family = checkpoint.config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
         return list(checkpoint.shapes)
-    return check_tensors(checkpoint, config)
+    return check_tensors(checkpoint, read_config(checkpoint))
 
 
 def _decoded(tensor: EncodedTensor) -> Weight:
