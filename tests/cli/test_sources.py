@@ -21,6 +21,9 @@ def _a_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Path(name).write_text("{}")
     Path("packed").mkdir()
     Path("packed/config.json").write_text('{"quantization_config": {}}')
+    Path("imported").mkdir()
+    for name in ("config.json", "recipe.yaml"):
+        Path("imported", name).write_text("{}")
     Path("artifacts/bad.rejected").mkdir()
     Path("artifacts/bad.rejected/recipe.yaml").write_text("")
     for name in ("mine.yaml", "new.yaml"):
@@ -60,6 +63,8 @@ def test_the_shipped_recipes_are_those_that_load() -> None:
         ("build my-model", "my-model is a checkpoint", ["build int4-cpu my-model"]),
         ("build ./my-model/ --eval t -o out", "is a checkpoint", ["build int4-cpu ./my-model/ --eval t -o out"]),
         ("build packed -o out", "packed is a checkpoint", ["build fp32-cpu packed -o out"]),
+        ("build imported -o out", "imported is a checkpoint", ["build imported/recipe.yaml -o out"]),
+        ("run imported", "imported is a checkpoint", ["build imported/recipe.yaml -o", "run artifacts/imported"]),
         ("build x.gguf -o out", "x.gguf is a checkpoint", ["build fp32-cpu x.gguf -o out"]),
         ("build my-model int8-cpu -o out", "my-model is a checkpoint", ["build int8-cpu my-model -o out"]),
         ("build my-model mine.yaml", "my-model is a checkpoint", ["build mine.yaml my-model"]),

@@ -144,7 +144,7 @@ def _refuse_wrong_recipe(line: CommandLine, recipe: str, checkpoint: str | None)
     if kind in ("checkpoint", "weights"):
         folder = recipe if kind == "checkpoint" else str(Path(recipe).parent)
         other = checkpoint if checkpoint and _is_recipe(checkpoint) else None
-        replaced: dict[str, Sequence[str]] = {recipe: [other or _recipe_for(folder), folder]}
+        replaced: dict[str, Sequence[str]] = {recipe: [other, folder] if other else _to_build(folder)}
         meant = line.with_words(replaced | ({other: []} if other else {}))
         raise UsageError(f"{_name(recipe)} is {_WORDS[kind]}, not a recipe; name a recipe first:\n  {meant}")
     if kind == "folder":
@@ -183,7 +183,7 @@ def _refuse_wrong_artifact(line: CommandLine, artifact: str) -> None:
     if kind in ("checkpoint", "weights"):
         folder = artifact if kind == "checkpoint" else str(Path(artifact).parent)
         output = f"artifacts/{Path(folder).absolute().name.removesuffix('.gguf')}"
-        build = shlex.join(["ingot", "build", _recipe_for(folder), folder, "-o", output])
+        build = shlex.join(["ingot", "build", *_to_build(folder), "-o", output])
         meant = line.with_words({artifact: [output]})
         raise UsageError(f"{_name(artifact)} is {_WORDS[kind]}, not an artifact; build it first:\n  {build}\n  {meant}")
     if kind == "recipe" or (kind == "missing" and is_shipped_recipe(artifact)):
@@ -253,8 +253,14 @@ def _is_recipe(text: str) -> bool:
     return is_shipped_recipe(text) or kind_of(text) == "recipe"
 
 
+def _to_build(checkpoint: str) -> list[str]:
+    """Recipe and checkpoint to suggest: the recipe that `ingot import` wrote with it, or one that ships."""
+    own = Path(checkpoint) / _RECIPE
+    return [str(own)] if own.is_file() else [_recipe_for(checkpoint), checkpoint]
+
+
 def _recipe_for(checkpoint: str) -> str:
-    """The recipe to suggest: one that keeps the codes of a checkpoint that is quantized already."""
+    """A recipe that ships: one that keeps the codes if the checkpoint is quantized already."""
     config = Path(checkpoint) / _CONFIG
     try:
         is_quantized = checkpoint.endswith(".gguf") or b'"quantization_config"' in config.read_bytes()
