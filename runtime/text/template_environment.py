@@ -160,10 +160,12 @@ def _compared(left: Any, symbol: str, right: Any) -> Any:
 
 def _unpacked(value: Any) -> Any:
     """Arguments after `*` or `**`, paid for."""
+    if isinstance(value, SCALARS):
+        return value
     if hasattr(value, "keys"):
         spend(ITEM_UNITS * len(value))
         return value
-    return value if isinstance(value, SCALARS) else items_of(value)
+    return items_of(value)
 
 
 _PAYING = (_pay, concatenated, _compared, _weighed, sliced, _unpacked, checked_key)

@@ -93,7 +93,8 @@ def binary(symbol: str, left: Any, right: Any) -> Any:
     if isinstance(left, Undefined) or isinstance(right, Undefined):
         return _OPERATORS[symbol](left, right)  # raises UndefinedError
     if symbol == "+" and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
-        spend(_sequence_units(left) + _sequence_units(right))
+        escaped = ESCAPE_GROWTH if isinstance(left, Markup) or isinstance(right, Markup) else 1
+        spend(escaped * (_sequence_units(left) + _sequence_units(right)))
     elif symbol == "*" and isinstance(left, _SEQUENCES) and isinstance(right, int):
         spend(_sequence_units(left) * max(right, 0))
     elif symbol == "*" and isinstance(right, _SEQUENCES) and isinstance(left, int):
@@ -107,7 +108,7 @@ def binary(symbol: str, left: Any, right: Any) -> Any:
 
 def _sequence_units(value: Any) -> int:
     if isinstance(value, str):
-        return text_units(value) * (ESCAPE_GROWTH if isinstance(value, Markup) else 1) + NODE_UNITS
+        return text_units(value) + NODE_UNITS
     return ITEM_UNITS * len(value) + NODE_UNITS
 
 
