@@ -26,6 +26,7 @@ def without_evidence(artifact: Artifact, folder: Path) -> Artifact:
     shutil.rmtree(folder / "evidence")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("evidence/")}
+    del manifest["verdict"]  # it is derived from the files
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return open_artifact(folder, verify=False)
 
