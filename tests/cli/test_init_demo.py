@@ -1,5 +1,6 @@
 """`ingot init-demo` fetches a repository by git, at the tag of this version, or says in one line why it cannot."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -103,6 +104,18 @@ def test_a_clone_that_fails_leaves_no_folder(
     for damaged in (repository / ".git/objects").glob("[0-9a-f][0-9a-f]/*"):
         damaged.unlink()
     assert "cannot be fetched" in error_of(capsys, str(tmp_path / "demo"), "--from", repository.as_uri())
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_git_that_is_killed_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    killed = '#!/bin/sh\ncase "$*" in *clone*) echo "warning: slow" >&2; touch demo/part; kill -KILL $$;; esac\n'
+    (tmp_path / "git").write_text(killed)
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    assert "git ended with exit code -9" in error_of(capsys, "demo", "--from", "https://example.org/ingot")
     assert not (tmp_path / "demo").exists()
 
 

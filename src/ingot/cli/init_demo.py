@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -33,9 +32,9 @@ def init_demo_command(folder: Path, source: str | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         _git(source, *_STALLED, "clone", "--quiet", "--depth", "1", *branch, "--", source, str(folder))
-    finally:
-        with suppress(OSError):
-            folder.rmdir()  # succeeds if nothing was fetched
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # it was empty before
+        raise
     if not (folder / _RECIPE).is_file():
         raise UsageError(f"{folder}: was fetched but has no {_RECIPE}; is {source} the source of Ingot?")
     click.echo(f"{folder}: Ingot's source, with the demo model. Build and run it with")
@@ -58,9 +57,10 @@ def _git(source: str, *arguments: str) -> str:
         ["git", *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
     if done.returncode != 0:
-        message = next(iter(done.stderr.strip().splitlines()), f"git ended with exit code {done.returncode}")
+        reasons = (line for line in done.stderr.splitlines() if line.startswith("fatal: "))
+        reason = next(reasons, f"git ended with exit code {done.returncode}").removeprefix("fatal: ")
         raise IngotError(
-            f"{shown(source)}: cannot be fetched: {message.removeprefix('fatal: ')}; "
+            f"{shown(source)}: cannot be fetched: {reason}; "
             "check the address and the network, or give another with --from URL"
         )
     return done.stdout
