@@ -184,8 +184,9 @@ class Engine:
         is broken, all requests end so, and `error` says why. EngineError when that was so before, and when an open
         `iterate_prompt_logits` holds the blocks that the next request needs.
         """
-        self._require_open()
-        self._loop.advance()
+        if not (self.error and self._outputs.has_any):  # then another call found it broken
+            self._require_open()
+            self._loop.advance()
         return self._outputs.take()
 
     @property

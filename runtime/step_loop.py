@@ -149,10 +149,8 @@ class StepLoop:
             except Exception as error:  # noqa: BLE001 (the output of its request has it)
                 self.finish_in_flight()
                 running = [self.requests[number] for number in self.scheduler.running]
-                for request in running:
-                    if target in self._blocks.table(request.sequence.id):
-                        self._fail(request, error)
-                self._require_working(error)
+                owners = [request for request in running if target in self._blocks.table(request.sequence.id)]
+                self._fail_in_executor(owners, error)
 
     def _execute(self, batch: ScheduledBatch) -> None:
         try:
@@ -180,8 +178,7 @@ class StepLoop:
             try:
                 rows = self._compute(alone)
             except Exception as again:  # noqa: BLE001 (the request's output has it)
-                self._fail(self.requests[entry.sequence.id], again)
-                self._require_working(again)
+                self._fail_in_executor([self.requests[entry.sequence.id]], again)
                 continue
             self.scheduler.complete(alone)
             self._finish(alone, rows)
@@ -232,7 +229,7 @@ class StepLoop:
             self.scheduler.remove(request.sequence)
 
     def _fail(self, request: Request, error: Exception) -> None:
-        """End a request that failed."""
+        """End a request that failed by itself."""
         del self.requests[request.sequence.id]
         if isinstance(error, NonFiniteLogits):
             self.scheduler.discard(request.sequence)
@@ -241,17 +238,23 @@ class StepLoop:
         self.counters.num_failed_requests += 1
         self.outputs.put(request.fail(error, time.perf_counter()))
 
-    def _require_working(self, error: Exception) -> None:
-        """End all requests unless the executor can compute one token of a fresh sequence."""
-        if any(self._computes_one_token() for _ in range(_ATTEMPTS)):
-            return
-        self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
-        self.error.__cause__ = error
-        self.counters.num_failed_requests += len(self.requests)
-        for request in self.requests.values():
+    def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
+        """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
+        self._take_out(failed)
+        if not any(self._computes_one_token() for _ in range(_ATTEMPTS)):
+            self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
+            self.error.__cause__ = error
+            failed = [*failed, *self.requests.values()]
+            self._take_out(list(self.requests.values()))
+        now = time.perf_counter()
+        for request in failed:
+            self.counters.num_failed_requests += 1
+            self.outputs.put(request.end_with(self.error, now) if self.error else request.fail(error, now))
+
+    def _take_out(self, requests: list[Request]) -> None:
+        for request in requests:
+            del self.requests[request.sequence.id]
             self.scheduler.remove(request.sequence)
-            self.outputs.put(request.end_with(self.error, time.perf_counter()))
-        self.requests.clear()
 
     def _computes_one_token(self) -> bool:
         fresh = [(_FRESH, np.zeros(1, np.int64))]

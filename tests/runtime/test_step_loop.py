@@ -210,6 +210,23 @@ def test_a_broken_executor_ends_all_requests_and_the_engine(executor: type[Fault
 
 
 @EXECUTORS
+def test_when_one_call_finds_the_executor_broken_the_others_get_their_errors(executor: type[FaultyExecutor]) -> None:
+    faults = Faults()
+    with engine_of(executor, faults) as engine:
+        added = engine.add([1], PARAMS)
+        stream = engine.stream([2], PARAMS)
+        next(stream)
+        faults.is_broken = True
+        with pytest.raises(EngineError, match="takes no more requests"):
+            engine.generate([3])
+        with pytest.raises(EngineError, match="takes no more requests"):
+            list(stream)
+        outputs = finish(engine)
+        assert outputs[added].error is engine.error
+        assert engine.metrics().num_failed_requests == 3
+
+
+@EXECUTORS
 def test_a_request_whose_block_cannot_be_copied_ends_alone(executor: type[FaultyExecutor]) -> None:
     prompt = list(range(VOCAB)) * 2
     with engine_of(executor, Faults(failed_copies={0}), block_tokens=4) as engine:
