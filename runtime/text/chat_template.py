@@ -11,7 +11,7 @@ from types import TracebackType
 
 import jinja2
 
-from ingot.errors import ArtifactError, RequestError, one_of
+from ingot.errors import ArtifactError, RequestError, one_of, shown
 from ingot.runtime.text.messages import Message, PlainCopy, plain_messages, with_joined_parts
 from ingot.runtime.text.template_budget import Budget, BudgetError, limited
 from ingot.runtime.text.template_compiler import RefusedTemplateError
@@ -143,7 +143,8 @@ def _checked_names(variables: Mapping[str, object]) -> Mapping[str, object]:
     for name in variables:
         if name in RESERVED or not name.isidentifier():
             raise RequestError(
-                f"{name!r} cannot be a variable of a chat template; any other name is allowed except {one_of(RESERVED)}"
+                f"{shown(name)} cannot be a variable of a chat template; use another name. Reserved are "
+                f"{one_of(RESERVED)}"
             )
     return variables
 

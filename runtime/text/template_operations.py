@@ -58,7 +58,7 @@ def _printable_units(value: object) -> int:
             elif isinstance(item, list | tuple):
                 following.extend(item)
             elif not isinstance(item, (*SCALARS, range)):
-                raise TypeError(f"a {type(item).__name__} has no text")
+                raise TypeError(f"{type(item).__name__} has no text")
         level = following
     return units
 
@@ -102,7 +102,7 @@ def binary(symbol: str, left: Any, right: Any) -> Any:
     elif symbol == "%" and isinstance(left, str):
         return formatted(left, right)
     else:
-        raise TypeError(f"{symbol!r} of a {type(left).__name__} and a {type(right).__name__}")
+        raise TypeError(f"{symbol!r} is not for {type(left).__name__} and {type(right).__name__}")
     return _OPERATORS[symbol](left, right)
 
 
@@ -164,7 +164,7 @@ def sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
         count = len(range(*part.indices(len(value))))
         spend(NODE_UNITS + count * (ITEM_UNITS if not isinstance(value, str) else 1 if value.isascii() else 4))
     elif not isinstance(value, Undefined):
-        raise TypeError(f"a {type(value).__name__} has no slices")
+        raise TypeError(f"{type(value).__name__} has no slices")
     return value[part]
 
 
