@@ -5,7 +5,8 @@ import signal
 
 def main() -> None:
     """Import the command line and run it. Ctrl-C ends the imports without a traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ingot.cli import main as run
 
     run()

@@ -75,8 +75,16 @@ def test_a_signal_while_a_command_is_imported_ends_the_process(monkeypatch: pyte
     monkeypatch.setattr("ingot.cli.command.import_module", importing)
     with pytest.raises(ModuleNotFoundError):
         COMMANDS["passes"].load()
-    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
+    assert seen == [handler if handler is signal.SIG_IGN else signal.SIG_DFL for handler in before]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    code = "import signal, sys; from ingot.__main__ import main; sys.argv[1:] = ['--version']; main()"
+    check = "import atexit; atexit.register(lambda: print(signal.getsignal(signal.SIGINT).name))"
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    shown = subprocess.check_output([sys.executable, "-c", f"{ignoring}; {check}; {code}"], text=True)
+    assert shown.splitlines()[-1] == "SIG_IGN"
 
 
 def test_problems_of_a_recipe_are_listed_as_objects() -> None:

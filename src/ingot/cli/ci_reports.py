@@ -37,7 +37,7 @@ class CIReports:
     """
 
     def __init__(self, title: str, junit: Path | None, summary: Path | None) -> None:
-        self._title = title
+        self._title = visible(title)
         self._junit, self._summary = junit, summary
         self._evidence: Evidence | None = None
         self._gates: Sequence[GateOutcome] = ()

@@ -87,12 +87,16 @@ def _signals_end_the_process() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if callable(handler):  # not one that the caller made this process ignore
+            signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if callable(handler):
+                signal.signal(number, handler)
 
 
 @contextmanager
@@ -103,7 +107,7 @@ def _reports(command: str, given: dict[str, Any]) -> Iterator[None]:
         return
     from ingot.cli.ci_reports import CIReports
 
-    subject = given.get("recipe") or given.get("artifact")
+    subject = "_".join(str(given.get("recipe") or given["artifact"]).split())
     given["reports"] = CIReports(f"ingot {command} {subject}", given.pop("junit"), given.pop("summary"))
     with given["reports"]:
         yield

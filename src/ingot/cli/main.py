@@ -49,10 +49,12 @@ def cli(context: click.Context) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run the command line in this process and exit with its code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell sets SIGINT for what runs in the background
+            signal.signal(number, handler)
     code = _open_standard_streams() or run(args)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down prints no traceback
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down prints no traceback
     sys.exit(code)
 
 

@@ -6,25 +6,24 @@ from pathlib import Path
 
 from ingot.errors import UsageError
 
-
-def with_shorthands(overrides: Sequence[str], shorthands: Mapping[str, Path | None]) -> tuple[str, ...]:
-    """Add a KEY=VALUE for every shorthand, {"KEY (as on the command line)": path}, that was given.
-
-    `shorthands` maps names such as "--eval" to paths. Raises UsageError when --set sets the same key, or what holds it.
-    """
-    given = {name: path for name, path in shorthands.items() if path is not None}
-    for name in given:
-        for override in _contradicting(KEYS[name], overrides):
-            raise UsageError(f"{name} {given[name]} and --set {override} both set {KEYS[name]}; leave one of them out")
-    return (*overrides, *(f"{KEYS[name]}={_as_yaml(path)}" for name, path in given.items()))
-
-
 KEYS = {
     "CHECKPOINT": "checkpoint",
     "--eval": "evaluation.text",
     "--calibration": "calibration.text",
     "--chat-template": "chat_template",
 }
+
+
+def with_shorthands(overrides: Sequence[str], shorthands: Mapping[str, Path | None]) -> tuple[str, ...]:
+    """Add KEY=VALUE for every shorthand that was given; `shorthands` maps a name of KEYS to its path, or to None.
+
+    Raises UsageError when --set sets the same key, its section, or a key below it.
+    """
+    given = {name: path for name, path in shorthands.items() if path is not None}
+    for name in given:
+        for override in _contradicting(KEYS[name], overrides):
+            raise UsageError(f"{name} {given[name]} and --set {override} both set {KEYS[name]}; leave one of them out")
+    return (*overrides, *(f"{KEYS[name]}={_as_yaml(path)}" for name, path in given.items()))
 
 
 def _contradicting(key: str, overrides: Sequence[str]) -> Iterator[str]:
