@@ -7,7 +7,7 @@
 Scales and rotations that a pass folded into norms and matrices stay folded.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,9 +19,11 @@ from ingot.errors import ArtifactError, one_of, shown
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.sealed import sealed_checkpoint
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, expected_tensors
 from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight, facts_of
+from ingot.pipeline.interchange.segment_files import read_segment
 from ingot.pipeline.targets.segments.weight_operands import (
     ONE_PLUS,
     WIDENED,
@@ -68,7 +70,7 @@ def program_operands(artifact: Artifact, shapes: Shapes, complete: bool = True) 
     found: dict[str, Operand] = {}
     for step in artifact.manifest.program.steps:
         if isinstance(step, SegmentStep):
-            for node in ir.load(artifact.file(step.file)).graph:
+            for node in read_segment(artifact, step.file).graph:
                 if complete:
                     require_known(node)
                 for operand in read_operands(node, lambda name: shapes.get(name, shapes[EMBEDDING])[1]):
@@ -116,8 +118,18 @@ def _part(operand: Operand, name: str, rows: slice) -> Weight:
     content = operand.content
     if isinstance(content, Codes):
         read = partial(content.decode, rows)
-        return QuantizedLayer(name, facts_of(read()), read, content.activations)
+        return QuantizedLayer(name, facts_of(_decoded(operand, read)), read, content.activations)
     return PlainWeight(name, _rows_of(content, name, rows, less=1.0 if operand.stored.endswith(ONE_PLUS) else 0.0))
+
+
+def _decoded(operand: Operand, read: Callable[[], DecodedWeight]) -> DecodedWeight:
+    try:
+        return read()
+    except (AssertionError, IndexError, ValueError) as error:
+        raise ArtifactError(
+            f"the program's weight {shown(operand.stored)}: its codes, scales and zero points do not fit together "
+            f"({str(error)[:200]}); build the artifact again"
+        ) from error
 
 
 def _rows_of(tensor: ir.TensorProtocol, name: str, rows: slice, less: float) -> ir.TensorProtocol:
