@@ -61,6 +61,14 @@ def test_what_fits_stays_in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line for line in shown.getvalue().splitlines() if "230.3 tokens/s" in line and "2.1023" in line]
 
 
+def test_a_header_is_wrapped_only_where_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, is_wrapped in ((30, False), (21, True)):
+        shown = terminal(monkeypatch, columns)
+        print_table("", ("metric", "ratio (paired)"), [("End-to-end", "0.5")])
+        assert ("ratio (paired)" not in shown.getvalue()) == is_wrapped
+        assert "0.5" in shown.getvalue().splitlines()[-1]
+
+
 def test_a_text_column_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch, 60)
     text = "Rounds weight matrices to 2 to 8 bits for the inputs they get on calibration data."

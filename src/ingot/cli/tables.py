@@ -63,10 +63,13 @@ def _widths(
 ) -> list[int] | None:
     """Width of every column; None if the table does not fit, with `wrap` not even if a left column is wrapped."""
     lines = [row for row in rows if len(row) > 1]
-    words = [max(map(cell_len, name.split()), default=0) for name in header]  # a header is wrapped where that helps
-    widths = [max(words[index], *(row[index].cell_len for row in lines), 0) for index in range(len(header))]
-    widths[0] = max(widths[0], *(row[0].cell_len for row in rows), 0)
-    missing = sum(widths) + _SEPARATOR * (len(widths) - 1) - columns
+    words = [max(map(cell_len, name.split()), default=0) for name in header]
+    for least in ([cell_len(name) for name in header], words):  # a header is wrapped where that helps
+        widths = [max(least[index], *(row[index].cell_len for row in lines), 0) for index in range(len(header))]
+        widths[0] = max(widths[0], *(row[0].cell_len for row in rows), 0)
+        missing = sum(widths) + _SEPARATOR * (len(widths) - 1) - columns
+        if missing <= 0:
+            break
     if missing > 0:
         widest = max(range(min(left, len(widths))), key=lambda index: widths[index])
         longest = max(cell_len(word) for line in lines for word in line[widest].plain.split())

@@ -65,7 +65,8 @@ def _check_digests(artifact: Path, as_json: bool, reports: CIReports) -> None:
     reports.decided(manifest.gates)
     if as_json:
         gates = [gate.model_dump(mode="json") for gate in manifest.gates]
-        print_json({"identity": manifest.identity, "files": len(manifest.files), "gates": gates})
+        facts = {"identity": manifest.identity, "verdict": manifest.verdict, "files": len(manifest.files)}
+        print_json({**facts, "gates": gates})
         return
     print_line(f"all {len(manifest.files)} files are what the manifest says; identity {manifest.identity}")
     if manifest.gates:
