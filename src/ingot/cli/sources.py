@@ -100,13 +100,17 @@ def check_artifact_or_recipe(line: CommandLine, given: Mapping[str, Any]) -> Non
 
 
 def check_artifact(line: CommandLine, given: Mapping[str, Any]) -> None:
-    """Refuse an ARTIFACT that is something else, and --checkpoint and --baseline that are interchanged."""
+    """Refuse an ARTIFACT, a --checkpoint or a --baseline that is something else, and the two interchanged."""
     _refuse_wrong_artifact(line, str(given["artifact"]))
     for option, other, wrong in _INTERCHANGED:
         path, exchange = given.get(option[2:]), other[2:] in given
         if path is not None and exchange and kind_of(str(path)) == wrong:
             meant = line.with_words({option: [other], f"{option}={path}": [f"{other}={path}"]})
             raise UsageError(f"{option} {_name(str(path))} is {_WORDS[kind_of(str(path))]}; use {other}:\n  {meant}")
+    for option, refuse in (("checkpoint", _refuse_wrong_checkpoint), ("baseline", _refuse_wrong_artifact)):
+        path = given.get(option)
+        if path is not None and kind_of(str(path)) != "folder":  # what is missing in it is said by the reader
+            refuse(line, str(path))
 
 
 def check_foreign(line: CommandLine, given: Mapping[str, Any]) -> None:
