@@ -118,6 +118,16 @@ def test_a_checkpoint_is_written_with_its_proof(tmp_path: Path, capsys: pytest.C
     assert facts["tensors"] == len(Checkpoint.open(source).shapes)
 
 
+@pytest.mark.parametrize("place", ["none/proof.json", "."])
+def test_a_proof_that_cannot_be_written_is_refused_before_the_folder_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    source, out = quantized(tmp_path), tmp_path / "awq"
+    assert run(["transcode", str(source), "--to", "awq", "-o", str(out), "--proof", str(tmp_path / place)]) == 2
+    assert "name a file in a folder that exists" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_plain_model_becomes_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert run(["transcode", str(DEMO_MODEL), "--to", "gguf", "-o", str(out), "--json"]) == 0

@@ -72,6 +72,8 @@ def transcode_command(
     as_json: bool,
 ) -> None:
     """Write the checkpoint SOURCE, a folder or a .gguf file, in another format without changing a weight."""
+    if proof is not None:
+        _require_writable(proof)
     with progress_shown():
         outcome = transcode(source, output, format_name, lossy=lossy, floats=floats, dtype=dtype)
     if proof is not None:
@@ -80,6 +82,13 @@ def transcode_command(
         print_json({"source": str(source), **outcome.as_json()})
     else:
         _print_transcoded(outcome)
+
+
+def _require_writable(proof: Path) -> None:
+    """Refuse a place where no proof can be written before the folder is."""
+    if proof.is_dir() or not proof.absolute().parent.is_dir():
+        problem = "is a folder" if proof.is_dir() else f"there is no folder {proof.parent}"
+        raise UsageError(f"--proof {proof}: {problem}; name a file in a folder that exists")
 
 
 def _print_transcoded(outcome: Transcoded) -> None:

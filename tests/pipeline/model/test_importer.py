@@ -1,5 +1,7 @@
 """The imported IR keeps its contract: inputs, outputs, readable names, weights left in place, facts in the metadata."""
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from ingot.errors import CheckpointError, UsageError
 from ingot.passes.model_facts import CHECKPOINT, KV, MODEL
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from ingot.progress import NOTES
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS
+from tests.pipeline.checkpoint.formats.tiny_model import edit_quantization, exported
 from tests.pipeline.tiny_checkpoint import copy_fixture, edit_tensors, ones
 
 
@@ -163,3 +167,16 @@ def test_weights_that_are_not_finite_are_refused_unless_the_check_is_off(tmp_pat
     with pytest.raises(CheckpointError, match=r"'model.norm.weight' in model.safetensors has 1 NaN and 0 Inf"):
         import_checkpoint(Checkpoint.open(folder))
     assert import_checkpoint(Checkpoint.open(folder), check_weights=False)
+
+
+def test_a_note_says_that_quantized_inputs_stay_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = exported(tmp_path, "compressed-tensors", bits=8, symmetric=True, block_size="channel")
+    groups = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]
+    inputs = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "group", "group_size": 128}
+    groups["group_0"]["input_activations"] = inputs
+    edit_quantization(folder, {"config_groups": groups})
+    with caplog.at_level(logging.INFO, NOTES):
+        import_checkpoint(Checkpoint.open(folder))
+    (note,) = (record.getMessage() for record in caplog.records if record.name == NOTES)
+    assert note.startswith("the checkpoint quantizes the inputs of 14 layers (fp8 dynamic per group of 128)")
+    assert "inputs stay floats" in note
