@@ -23,6 +23,7 @@ from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
+from ingot.pipeline.checkpoint.formats.leaves import FLOATS
 from ingot.pipeline.checkpoint.formats.quantized_folder import LayerProblems
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
 from ingot.progress import report_progress
@@ -211,6 +212,9 @@ def _kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _positive(stored: StoredTensor) -> Iterator[Finding]:
+    if stored.dtype not in FLOATS:
+        yield Finding("error", stored.name, f"is {stored.dtype}; a scale must be {' or '.join(FLOATS)}")
+        return
     values = load(stored)
     if not (np.isfinite(values).all() and (values > 0).all()):
         yield Finding("error", stored.name, f"must be finite and above 0, but it is {values.reshape(-1)[:4].tolist()}")

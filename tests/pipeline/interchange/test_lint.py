@@ -201,3 +201,14 @@ def test_a_folder_without_a_checkpoint_is_a_finding(tmp_path: Path, capsys: pyte
     assert run(["lint-checkpoint", str(tmp_path)]) == 1
     assert "holds no config.json" in capsys.readouterr().out
     assert run(["lint-checkpoint", str(CHECKPOINTS / "llama")]) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.bool_, np.float64])
+def test_a_scale_of_the_cache_of_another_dtype_is_a_finding(tmp_path: Path, dtype: type[np.generic]) -> None:
+    folder = exported(tmp_path, "compressed-tensors")
+    edit_quantization(folder, {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})
+    layers = [f"model.layers.{layer}.self_attn.{part}_scale" for layer in (0, 1) for part in "kv"]
+    edit_tensors(folder, {name: np.ones(1, dtype if name == layers[0] else np.float32) for name in layers})
+    [(severity, where, message)] = found(folder)
+    assert (severity, where) == ("error", layers[0])
+    assert "a scale must be F16 or BF16 or F32" in message
