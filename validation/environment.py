@@ -23,7 +23,7 @@ def environment(threads: int | None = None, device: DeviceFacts | None = None) -
     """CPU, memory, GPU if one was used, system, Python, packages and engine threads, as plain data."""
     gpu = {"name": device.name, "sm": device.sm, "memory_bytes": device.total_bytes} if device else None
     return {
-        "card": gpu,
+        "gpu": gpu,
         "cpu": cpu_facts(_read("/proc/cpuinfo")),
         "cores_available": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cores_total": os.cpu_count(),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers.models import BPE
 
 from ingot.errors import ArtifactError, IngotError, one_of, shown
 from ingot.runtime.text.text_bounds import NORMALIZERS, max_growth
@@ -43,7 +44,7 @@ def library_errors(failure: Callable[[str], IngotError]) -> Iterator[None]:
 
 
 def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, Any]]:
-    """The package's tokenizer, without truncation and padding, and the file's document.
+    """The package's tokenizer, without truncation, padding and dropout, and the file's document.
 
     Raises ArtifactError, with the part of the file, for what is damaged or makes texts grow without a bound.
     """
@@ -60,6 +61,8 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, Any]]
         backend = tokenizers.Tokenizer.from_str(text)
         backend.no_truncation()
         backend.no_padding()
+        if isinstance(backend.model, BPE):
+            backend.model.dropout = None  # it is for training: the tokens of a text would be random
     return backend, document
 
 

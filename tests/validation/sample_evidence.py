@@ -102,7 +102,7 @@ def _probe(megabytes: int) -> MemoryProbe:
 
 def _environment() -> dict[str, object]:
     return {
-        "card": {"name": "A GPU", "sm": 90, "memory_bytes": 80_000_000_000},
+        "gpu": {"name": "A GPU", "sm": 90, "memory_bytes": 80_000_000_000},
         "cpu": {"model": "A processor", "flags": ["avx2", "avx512_vnni", "fma"]},
         "cores_available": 2,
         "cores_total": 4,

@@ -66,7 +66,7 @@ def run(args: list[str] | None = None) -> int:
         outcome = cli.main(args=args, prog_name="ingot", standalone_mode=False)
         sys.stdout.flush()  # now, so that a full disk is an error
     except (BrokenPipeError, ReaderGone):
-        return _leave_to_nobody()
+        return _drop_output()
     except (Exception, KeyboardInterrupt, Terminated) as error:
         failure = failure_of(error)
         if failure is None:
@@ -85,7 +85,7 @@ def _report(failure: Failure, as_json: bool) -> int:
             print_json({"error": failure.as_json()})
             sys.stdout.flush()
     except OSError:
-        return _leave_to_nobody() and failure.exit_code
+        return _drop_output() and failure.exit_code
     return failure.exit_code
 
 
@@ -95,7 +95,7 @@ def _wants_json(words: Sequence[str]) -> bool:
     return "--json" in options
 
 
-def _leave_to_nobody() -> int:
+def _drop_output() -> int:
     """Drop what is still buffered, as nothing reads it; return the exit code that a shell shows for SIGPIPE."""
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -200,3 +200,12 @@ def test_real_tokenizers_encode_the_samples(model: str) -> None:
     assert [tokenizer.encode(text, add_special_tokens=False) for text in SAMPLES] == [
         whole.encode(text, add_special_tokens=False).ids for text in SAMPLES
     ]
+
+
+def test_dropout_of_training_does_not_make_the_tokens_random(tmp_path: Path) -> None:
+    document = json.loads((DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    plain = Tokenizer.load(DEMO_MODEL).encode("def read_file(path):")
+    document["model"]["dropout"] = 0.9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert all(tokenizer.encode("def read_file(path):") == plain for _ in range(5))
