@@ -6,6 +6,7 @@ Under pytest-xdist every worker is a process; they share what is built, and divi
 import fcntl
 import gc
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
+from ingot.progress import DETAILS, NOTES
 from ingot.settings import num_threads
 from ingot.validation import evidence
 from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
@@ -67,6 +69,14 @@ def _caches_of_this_run(tmp_path_factory: pytest.TempPathFactory, folder_of_run:
         patch.setenv("INGOT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("TRITON_CACHE_DIR", str(folder_of_run / "triton"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_notes() -> Iterator[None]:
+    """The command line shows notes from its first use on; the tests after one of it see only warnings, as others do."""
+    yield
+    for name in (NOTES, DETAILS):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
