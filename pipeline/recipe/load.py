@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ingot.errors import Problem, RecipeError, UsageError, near_or_all, shown, unknown
+from ingot.errors import LONGEST_PATH, Problem, RecipeError, UsageError, near_or_all, shown, unknown
 from ingot.pipeline.recipe.checks import check_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.shipped import shipped_recipes
@@ -64,8 +64,10 @@ def _find_recipe(source: str | Path, relative_to: Path) -> _RecipeFile:
         path = Path(os.path.normpath(relative_to / Path(source).expanduser()))
         if not os.path.isfile(path):  # False too for names that no file can have, where Path.is_file raises
             reason = "is a folder" if os.path.isdir(path) else "does not exist"
-            looked_for = shown(str(path), limit=400)
-            raise ValueError(f"recipe file {shown(str(source))} {reason} (looked for {looked_for}); give a .yaml file")
+            looked_for = shown(str(path), LONGEST_PATH)
+            raise ValueError(
+                f"recipe file {shown(str(source), LONGEST_PATH)} {reason} (looked for {looked_for}); give a .yaml file"
+            )
         return _RecipeFile.at(path)
     shipped = shipped_recipes()
     if source not in shipped:

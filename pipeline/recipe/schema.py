@@ -25,7 +25,7 @@ from pydantic import (
 
 from ingot.artifact.launch_program import TILES_FILE
 from ingot.artifact.metrics import METRICS
-from ingot.errors import Problem, UsageError, shown
+from ingot.errors import LONGEST_PATH, Problem, UsageError, shown
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
 from ingot.pipeline.recipe.shipped import source_only
@@ -71,7 +71,6 @@ Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(_whole)]
 
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # in an artifact
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
-_LONGEST_PATH = 400
 _LEAST_RAGGED_ROWS = 32
 _RAGGED_STEP = 4
 
@@ -95,7 +94,7 @@ class PathError(UsageError):
 def _cut(path: Path) -> str:
     """A path for a message, cut if no system could have it."""
     text = str(path)
-    return text if len(text) <= _LONGEST_PATH else f"{text[:_LONGEST_PATH]}..."
+    return text if len(text) <= LONGEST_PATH else f"{text[:LONGEST_PATH]}..."
 
 
 class _Frozen(BaseModel):
@@ -396,7 +395,8 @@ class Recipe(_Frozen):
         path = self.checkpoint.path
         if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):
             problem = source_only(path) or f"is not a folder or GGUF file (looked for {_cut(path)})"
-            raise PathError(self.name, "checkpoint", f"checkpoint {shown(self.checkpoint.given)} {problem}; {advice}")
+            given = shown(self.checkpoint.given, LONGEST_PATH)
+            raise PathError(self.name, "checkpoint", f"checkpoint {given} {problem}; {advice}")
         return path
 
     def require_checkpoint_folder(self) -> Path:
@@ -429,7 +429,8 @@ class Recipe(_Frozen):
             raise PathError(
                 self.name,
                 key,
-                f"{key} {shown(text.given)} is not a file{' or folder' if folder else ''} (looked for {_cut(path)}); "
+                f"{key} {shown(text.given, LONGEST_PATH)} is not a file{' or folder' if folder else ''} "
+                f"(looked for {_cut(path)}); "
                 f"set it with --set {key}=FILE, {advice}",
             )
         return path

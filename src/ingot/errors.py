@@ -34,6 +34,8 @@ _LONGEST_NAME = 200  # longer input is not compared
 
 _SHOWN_PROBLEMS = 50
 
+LONGEST_PATH = 400  # of a message: longer ones are cut
+
 
 class IngotError(Exception):
     """Base class. `exit_code` is the exit code of the command line."""

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from ingot.errors import IngotError, RecipeError, UsageError, shown
+from ingot.errors import LONGEST_PATH, IngotError, RecipeError, UsageError, shown
 
 INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
 # package -> the extra of Ingot that installs it
 _EXTRAS = {"onnx": "compiler", "onnx_ir": "compiler", "threadpoolctl": "compiler"}
-_LONGEST_PATH = 200
 
 
 class Terminated(BaseException):
@@ -96,4 +95,4 @@ def _os_message(error: OSError) -> str:
     if error.filename is None:
         return f"the output cannot be written: {reason}" if error.errno in (errno.ENOSPC, errno.EIO) else reason
     name = str(error.filename)
-    return f"{name if len(name) <= _LONGEST_PATH else shown(name)}: {reason}"
+    return f"{name if len(name) <= LONGEST_PATH else shown(name)}: {reason}"

@@ -10,7 +10,7 @@ import click
 
 import ingot
 from ingot.cli.console import print_note
-from ingot.errors import IngotError, UsageError, shown
+from ingot.errors import LONGEST_PATH, IngotError, UsageError, shown
 from ingot.pipeline.recipe.shipped import project_source
 
 _RECIPE = Path("recipes/demo.yaml")
@@ -60,7 +60,7 @@ def _git(source: str, *arguments: str) -> str:
         reasons = (line for line in done.stderr.splitlines() if line.startswith("fatal: "))
         reason = next(reasons, f"git ended with exit code {done.returncode}").removeprefix("fatal: ")
         raise IngotError(
-            f"{shown(source)}: cannot be fetched: {reason}; "
+            f"{shown(source, LONGEST_PATH)}: cannot be fetched: {reason}; "
             "check the address and the network, or give another with --from URL"
         )
     return done.stdout

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.errors import UsageError, did_you_mean, shown
+from ingot.errors import LONGEST_PATH, UsageError, did_you_mean, shown
 
 Kind = Literal["artifact", "checkpoint", "recipe", "rejected", "weights", "folder", "file", "missing"]
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 _MANIFEST, _CONFIG, _RECIPE = "manifest.json", "config.json", "recipe.yaml"
+_MOST_SIBLINGS = 200  # that are looked at for a near name
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_LONGEST_PATH = 200
 _FILES: dict[str, Kind] = {".gguf": "checkpoint", ".safetensors": "weights", ".yaml": "recipe", ".yml": "recipe"}
 
 _CHECKPOINT = "a checkpoint is a folder with config.json, or a .gguf file"
@@ -249,7 +249,7 @@ def _not_downloaded(name: str, then: str) -> UsageError:
 
 def _is_hub_id(text: str) -> bool:
     """Whether a path that does not exist may be the name of a model on Hugging Face, owner/model."""
-    is_name = _HUB_ID.fullmatch(text) is not None and len(text) <= _LONGEST_PATH and Path(text).suffix not in _FILES
+    is_name = _HUB_ID.fullmatch(text) is not None and len(text) <= LONGEST_PATH and Path(text).suffix not in _FILES
     return is_name and not text.startswith("artifacts/") and not Path(text).parent.is_dir()
 
 
@@ -276,11 +276,11 @@ def _recipe_for(checkpoint: str) -> str:
 def _siblings(path: str, kind: Kind) -> list[str]:
     """Names of the entries next to a path that are of this kind."""
     try:
-        entries = sorted(Path(path).expanduser().absolute().parent.iterdir())[:_LONGEST_PATH]
+        entries = sorted(Path(path).expanduser().absolute().parent.iterdir())[:_MOST_SIBLINGS]
     except (OSError, ValueError, RuntimeError):
         return []
     return [entry.name for entry in entries if kind_of(str(entry)) == kind]
 
 
 def _name(path: str) -> str:
-    return path if len(path) <= _LONGEST_PATH else shown(path)
+    return path if len(path) <= LONGEST_PATH else shown(path)

@@ -3,6 +3,7 @@
 Kernels are interpreted; onnxruntime runs the models that TensorRT would get, on the device's memory.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
     given = buckets(decode=(1, 2), ragged=8, sequences=2)
     programs = lower_to_calls(model, split_stages(model.graph, is_kernel), calls, given, shared)
     facts = MODEL.of(model)
-    artifact = _sealed(Lowered(programs, shared), facts, folder)
+    artifact = _sealed(Lowered(programs, shared), facts, folder, files)
 
     def open_segments(artifact: Artifact, device: Device, stream: Stream) -> InterpretedSegments:
         assert isinstance(device, InterpretedDevice)
@@ -57,10 +58,12 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
     return CudaExecutor(artifact, InterpretedDevice(), EngineOptions(kv_blocks=24), open_segments), opened
 
 
-def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path) -> Artifact:
+def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path, plans: Sequence[str]) -> Artifact:
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         write_program(lowered, facts, writer.path, described)
+        for plan in plans:
+            (writer.path / plan).write_bytes(b"onnxruntime runs the model instead")
         writer.describe(
             name="plans",
             model=facts,
