@@ -140,7 +140,7 @@ RESEALED: dict[str, tuple[Change, str]] = {
         "Infinity, which JSON does not have",
     ),
     "no steps": (lambda raw: raw["program"].update(steps=[]), "has no steps for onnxruntime"),
-    "an engine of GPUs": (lambda raw: raw.update(engine="cuda"), "has no launch program|CUDA|driver"),
+    "an engine of GPUs": (lambda raw: raw.update(engine="cuda"), "the program has no launches, but the engine is cuda"),
 }
 
 

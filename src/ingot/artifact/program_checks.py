@@ -22,6 +22,11 @@ def check_program(manifest: Manifest) -> None:
     program = manifest.program
     if program.launches is not None:
         _check_file(program.launches, "program.launches", manifest.files)
+    if (program.launches is not None) != (manifest.engine != "onnxruntime"):
+        has = "has" if program.launches else "has no"
+        raise ArtifactError(
+            f"the program {has} launches, but the engine is {manifest.engine}; build the artifact again"
+        )
     if not program.steps:
         return
     for name, facts in PROGRAM_INPUTS.items():
