@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.artifact import Artifact, GateOutcome
+from ingot.artifact.calibration_record import CalibrationRecord, read_calibration
 from ingot.artifact.reader import is_evidence
 from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.latency import LatencyResult
@@ -49,7 +50,10 @@ class SizeResult:
 
 @dataclass(frozen=True)
 class SubjectFacts:
-    """Facts about a measured artifact. `identity` is the digest of program, weights, tokenizer and recipe."""
+    """Facts about a measured artifact. `identity` is the digest of program, weights, tokenizer and recipe.
+
+    calibration  the text that its passes were calibrated on, and how much of the evaluation it has; None without one
+    """
 
     name: str
     identity: str
@@ -57,10 +61,11 @@ class SubjectFacts:
     family: str
     num_parameters: int
     context_tokens: int
+    calibration: CalibrationRecord | None = None
 
     @classmethod
     def of(cls, artifact: Artifact) -> "SubjectFacts":
-        """Read the facts from the artifact's manifest."""
+        """Read the facts from the artifact. ArtifactError for a damaged calibration.json."""
         manifest = artifact.manifest
         return cls(
             name=manifest.name,
@@ -69,6 +74,7 @@ class SubjectFacts:
             family=manifest.model.family,
             num_parameters=manifest.model.num_parameters,
             context_tokens=manifest.model.context_tokens,
+            calibration=read_calibration(artifact),
         )
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ingot.artifact.calibration_record import CalibrationRecord
 from ingot.passes.fusion.pack_projections import PackProjections
 from ingot.passes.manager import PassRecord
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
@@ -27,6 +28,7 @@ from ingot.validation.result import ArtifactSize, BuildNotes, Evidence, Origin, 
 from ingot.validation.windows import AccuracyOptions, EvaluationText
 from tests.validation.fake_subject import TableSubject
 
+CALIBRATED = CalibrationRecord("train.txt", "ef" * 32, 90_000, 16_384, 64, 12, "packed", 0, evaluation_overlap=0.021)
 GATES = (
     GateSpec("perplexity_ratio", "max", 1.05),
     GateSpec("kl_mean", "max", 0.0021),
@@ -48,7 +50,7 @@ def sample_evidence(gates: tuple[GateSpec, ...] = GATES, *, with_runs: bool = Tr
     kept = memory if with_runs else None
     measured = collect(sizes, accuracy, latency, kept)
     return Evidence(
-        candidate=SubjectFacts("stdlib-llama-6m <int4>", "ab" * 32, "cpu", "llama", 5_770_496, 1024),
+        candidate=SubjectFacts("stdlib-llama-6m <int4>", "ab" * 32, "cpu", "llama", 5_770_496, 1024, CALIBRATED),
         baseline=SubjectFacts("stdlib-llama-6m baseline", "cd" * 32, "cpu", "llama", 5_770_496, 1024),
         environment=_environment(),
         sizes=sizes,

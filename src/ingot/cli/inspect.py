@@ -2,10 +2,8 @@
 
 from collections import Counter
 
-from pydantic import BaseModel, ValidationError
-
-from ingot.artifact import CALIBRATION_FILE, Artifact, AttentionStep, open_artifact
-from ingot.artifact.json_text import first_problem
+from ingot.artifact import Artifact, AttentionStep, open_artifact
+from ingot.artifact.calibration_record import read_calibration
 from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import (
     Argument,
@@ -22,7 +20,7 @@ from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, Progra
 from ingot.cli.console import print_json
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.tables import print_facts, print_table
-from ingot.errors import ArtifactError, UsageError, unknown
+from ingot.errors import UsageError, unknown
 from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary
 
@@ -62,8 +60,9 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
-    if artifact.has(CALIBRATION_FILE):
-        rows["calibrated"] = _calibration(artifact)
+    calibration = read_calibration(artifact)
+    if calibration:
+        rows["calibrated"] = f"on {calibration}"
     rows |= _measurement(artifact)
     if artifact.has("evidence/report.html"):
         rows["report"] = str(artifact.path / "evidence/report.html")
@@ -81,34 +80,6 @@ def _measurement(artifact: Artifact) -> dict[str, str]:
         **({"built from": f"{origin.checkpoint} by recipe {origin.recipe}"} if origin else {}),
         **({"measured": f"{summary.measured_at}{busy}"} if summary.measured_at else {}),
     }
-
-
-def _calibration(artifact: Artifact) -> str:
-    try:
-        facts = _CalibrationRecord.model_validate(artifact.json_object(CALIBRATION_FILE))
-    except ValidationError as error:
-        raise ArtifactError(
-            f"{artifact.file(CALIBRATION_FILE)}: {first_problem(error)}; build the artifact again"
-        ) from error
-    overlap = f"; it has {facts.evaluation_overlap:.2%} of the evaluated tokens" if facts.evaluation_overlap else ""
-    return (
-        f"on {facts.tokens:,} of {facts.text_tokens:,} tokens of {facts.text} (SHA-256 {facts.sha256[:16]}): "
-        f"{facts.sequences} sequences of {facts.documents:,} documents, {facts.packing}, seed {facts.seed}{overlap}"
-    )
-
-
-class _CalibrationRecord(BaseModel):
-    """What is shown of CALIBRATION_FILE."""
-
-    text: str
-    sha256: str
-    text_tokens: int
-    tokens: int
-    sequences: int
-    documents: int
-    packing: str
-    seed: int
-    evaluation_overlap: float | None = None
 
 
 def _print_program(artifact: Artifact) -> None:

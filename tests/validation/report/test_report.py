@@ -268,3 +268,8 @@ def test_markdown_in_names_and_samples_stays_text(evidence: Evidence) -> None:
     assert fenced("a ``` b") == "````text\na ``` b\n````"
     hostile = replace(evidence, notes=replace(evidence.notes, samples=(Sample("```\n</details>", "<b>", "|"),)))
     assert "````text\n```\n</details>\n````" in render_markdown(hostile)
+
+
+def test_the_page_says_what_the_passes_were_calibrated_on_and_its_share_of_the_evaluation(text: str) -> None:
+    assert "16,384 of 90,000 tokens of train.txt" in text
+    assert "it has 2.10% of the evaluated tokens" in text
