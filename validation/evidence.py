@@ -14,12 +14,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import ArtifactError, UsageError
+from ingot.errors import UsageError
 from ingot.runtime.executors import DeviceFacts
 from ingot.settings import num_threads
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
 from ingot.validation.environment import environment
-from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
+from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, invalid_file, quantization_text
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
 from ingot.validation.latency import LatencyLoad, LatencyResult, latency_metrics, measure_latency
 from ingot.validation.machine_load import LoadMeter
@@ -157,11 +157,7 @@ def sealed_quantization(artifact: Artifact) -> Quantization:
     try:
         return Quantization.from_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-        raise ArtifactError(
-            f"{file}: invalid statistics of quantized weights ({reason}); build the artifact again"
-        ) from error
+        raise invalid_file(file, "statistics of quantized weights", error) from error
 
 
 def _run_engines(

@@ -9,6 +9,7 @@ environment.json   machine and versions
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -85,9 +86,14 @@ def sealed_summary(artifact: Artifact) -> SealedSummary | None:
     try:
         return SealedSummary.model_validate(artifact.json_object(SUMMARY_FILE))
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-        raise ArtifactError(f"{file}: invalid summary of the evidence ({reason}); build the artifact again") from error
+        raise invalid_file(file, "summary of the evidence", error) from error
+
+
+def invalid_file(file: Path, content: str, error: ValidationError) -> ArtifactError:
+    """Return the refusal of a sealed file of evidence, with its first wrong value."""
+    first = error.errors()[0]
+    reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    return ArtifactError(f"{file}: invalid {content} ({reason}); build the artifact again")
 
 
 def _metric(measured: Measured) -> dict[str, Any]:

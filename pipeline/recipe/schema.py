@@ -25,7 +25,7 @@ from pydantic import (
 
 from ingot.artifact.launch_program import TILES_FILE
 from ingot.artifact.metrics import METRICS
-from ingot.errors import LONGEST_PATH, Problem, UsageError, shown
+from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
 from ingot.pipeline.recipe.shipped import source_only
@@ -89,12 +89,6 @@ class PathError(UsageError):
         super().__init__(f"recipe {recipe}{'' if message.startswith('names no ') else ':'} {message}")
         self.key = key
         self.message = message
-
-
-def _cut(path: Path) -> str:
-    """A path for a message, cut if no system could have it."""
-    text = str(path)
-    return text if len(text) <= LONGEST_PATH else f"{text[:LONGEST_PATH]}..."
 
 
 class _Frozen(BaseModel):
@@ -394,7 +388,7 @@ class Recipe(_Frozen):
             raise PathError(self.name, "checkpoint", f"names no checkpoint; {advice}")
         path = self.checkpoint.path
         if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):
-            problem = source_only(path) or f"is not a folder or GGUF file (looked for {_cut(path)})"
+            problem = source_only(path) or f"is not a folder or GGUF file (looked for {shown_path(path)})"
             given = shown(self.checkpoint.given, LONGEST_PATH)
             raise PathError(self.name, "checkpoint", f"checkpoint {given} {problem}; {advice}")
         return path
@@ -430,7 +424,7 @@ class Recipe(_Frozen):
                 self.name,
                 key,
                 f"{key} {shown(text.given, LONGEST_PATH)} is not a file{' or folder' if folder else ''} "
-                f"(looked for {_cut(path)}); "
+                f"(looked for {shown_path(path)}); "
                 f"set it with --set {key}=FILE, {advice}",
             )
         return path

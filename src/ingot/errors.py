@@ -152,6 +152,12 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit or isinstance(value, str) else f"{text[:limit]}..."
 
 
+def shown_path(path: object) -> str:
+    """Return a path as it is; one that no system could have is cut."""
+    text = str(path)
+    return text if len(text) <= LONGEST_PATH else shown(text)
+
+
 def unknown(kind: str, name: object, allowed: Iterable[str], label: str = "known") -> str:
     """Return "unknown KIND NAME" with the nearest allowed names, or with all of them after `label` if none is near."""
     return f"unknown {kind} {shown(name)}{near_or_all(name, allowed, label)}"

@@ -54,6 +54,17 @@ def chat_engine(folder: Path) -> Engine:
     return Engine(FakeExecutor(vocab_size=tokenizer.vocab_size), tokenizer)
 
 
+def random_pool(rng: random.Random) -> dict[str, int]:
+    """Options of a fake executor whose pool is small for several requests of 64 tokens."""
+    block_tokens = rng.choice([1, 2, 4, 16])
+    num_blocks = -(-64 // block_tokens) + rng.choice([0, 1, 12])
+    return {
+        "block_tokens": block_tokens,
+        "num_blocks": num_blocks,
+        "max_batch_tokens": rng.choice([1, 5, 16, 64]),
+    }
+
+
 def random_requests(
     count: int, seed: int = 0, repetition_penalties: Sequence[float] = (1.0, 1.2)
 ) -> list[tuple[list[int], SamplingParams]]:

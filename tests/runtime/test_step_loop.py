@@ -16,6 +16,7 @@ from ingot.runtime.sampler import Sampler
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
+from tests.runtime.engines import random_pool
 from tests.simulators.faulty_executors import NUM_TAGS, Faults, FaultyExecutor, FaultyPipelinedExecutor
 
 VOCAB = 8
@@ -335,11 +336,8 @@ class Load:
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        block_tokens = rng.choice([1, 2, 4, 16])
         self.engine = {
-            "block_tokens": block_tokens,
-            "num_blocks": -(-64 // block_tokens) + rng.choice([0, 1, 12]),
-            "max_batch_tokens": rng.choice([1, 5, 16, 64]),
+            **random_pool(rng),
             "max_sequences": rng.choice([1, 2, 5, 64]),
             "prefix_cache": rng.random() < 0.8,
         }

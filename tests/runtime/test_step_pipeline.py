@@ -14,7 +14,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
-from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, text_engine, token_engine
+from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, random_pool, text_engine, token_engine
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 
 Request = tuple[list[int], SamplingParams]
@@ -293,11 +293,8 @@ class Load:
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        block_tokens = rng.choice([1, 2, 4, 16])
         self.executor = {
-            "block_tokens": block_tokens,
-            "num_blocks": -(-64 // block_tokens) + rng.choice([0, 1, 12]),
-            "max_batch_tokens": rng.choice([1, 5, 16, 64]),
+            **random_pool(rng),
             "vocab_size": VOCAB,
             "eos_token_ids": rng.choice([(), (0,)]),
         }

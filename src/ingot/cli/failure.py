@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ingot.errors import LONGEST_PATH, IngotError, RecipeError, UsageError, shown
+from ingot.errors import IngotError, RecipeError, UsageError, shown_path
 
 INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
 # package -> the extra of Ingot that installs it
@@ -94,5 +94,4 @@ def _os_message(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.filename is None:
         return f"the output cannot be written: {reason}" if error.errno in (errno.ENOSPC, errno.EIO) else reason
-    name = str(error.filename)
-    return f"{name if len(name) <= LONGEST_PATH else shown(name)}: {reason}"
+    return f"{shown_path(error.filename)}: {reason}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.errors import LONGEST_PATH, UsageError, did_you_mean, shown
+from ingot.errors import LONGEST_PATH, UsageError, did_you_mean, shown, shown_path
 
 Kind = Literal["artifact", "checkpoint", "recipe", "rejected", "weights", "folder", "file", "missing"]
 
@@ -106,7 +106,7 @@ def check_artifact(line: CommandLine, given: Mapping[str, Any]) -> None:
         path, exchange = given.get(option[2:]), other[2:] in given
         if path is not None and exchange and kind_of(str(path)) == wrong:
             meant = line.with_words({option: [other], f"{option}={path}": [f"{other}={path}"]})
-            raise UsageError(f"{option} {_name(str(path))} is {_WORDS[kind_of(str(path))]}; use {other}:\n  {meant}")
+            raise UsageError(f"{option} {shown_path(path)} is {_WORDS[kind_of(str(path))]}; use {other}:\n  {meant}")
     for option, refuse in (("checkpoint", _refuse_wrong_checkpoint), ("baseline", _refuse_wrong_artifact)):
         path = given.get(option)
         if path is not None and kind_of(str(path)) != "folder":  # what is missing in it is said by the reader
@@ -120,7 +120,7 @@ def check_foreign(line: CommandLine, given: Mapping[str, Any]) -> None:
         raise _refusal(source, "artifact", "a checkpoint", [("check it", ["validate", source])])
     if kind_of(source) == "artifact" and line.command == "transcode":
         meant = line.with_words({}, command="export")
-        raise UsageError(f"{_name(source)} is an artifact, not a checkpoint; write its weights:\n  {meant}")
+        raise UsageError(f"{shown_path(source)} is an artifact, not a checkpoint; write its weights:\n  {meant}")
     if kind_of(source) != "folder":  # what is missing in it is said by the reader
         _refuse_wrong_checkpoint(line, source)
 
@@ -150,11 +150,11 @@ def _refuse_wrong_recipe(line: CommandLine, recipe: str, checkpoint: str | None)
         other = checkpoint if checkpoint and _is_recipe(checkpoint) else None
         replaced: dict[str, Sequence[str]] = {recipe: [other, folder] if other else _to_build(folder)}
         meant = line.with_words(replaced | ({other: []} if other else {}))
-        raise UsageError(f"{_name(recipe)} is {_WORDS[kind]}, not a recipe; name a recipe first:\n  {meant}")
+        raise UsageError(f"{shown_path(recipe)} is {_WORDS[kind]}, not a recipe; name a recipe first:\n  {meant}")
     if kind == "folder":
-        raise UsageError(f"{_name(recipe)} is {_WORDS[kind]}: neither a recipe nor a checkpoint")
+        raise UsageError(f"{shown_path(recipe)} is {_WORDS[kind]}: neither a recipe nor a checkpoint")
     if kind == "missing" and _FILES.get(Path(recipe).suffix) in ("checkpoint", "weights"):
-        raise UsageError(f"{_name(recipe)}: no such file; {_CHECKPOINT}, and follows the name of a recipe")
+        raise UsageError(f"{shown_path(recipe)}: no such file; {_CHECKPOINT}, and follows the name of a recipe")
     if kind == "missing" and _is_hub_id(recipe):
         raise _not_downloaded(recipe, line.with_words({recipe: ["int4-cpu", recipe.partition("/")[2]]}))
 
@@ -172,14 +172,14 @@ def _refuse_wrong_checkpoint(line: CommandLine, checkpoint: str, key: str = "") 
     if kind == "weights":
         folder = str(Path(checkpoint).parent)
         meant = line.with_words({key + checkpoint: [key + folder]})
-        raise UsageError(f"{_name(checkpoint)} is {_WORDS[kind]}; name its folder:\n  {meant}")
+        raise UsageError(f"{shown_path(checkpoint)} is {_WORDS[kind]}; name its folder:\n  {meant}")
     if kind == "missing" and _is_hub_id(checkpoint):
         folder = checkpoint.partition("/")[2]
         raise _not_downloaded(checkpoint, line.with_words({key + checkpoint: [key + folder]}))
     if kind == "missing":
         near = did_you_mean(Path(checkpoint).name, _siblings(checkpoint, "checkpoint"))
-        raise UsageError(f"{_name(checkpoint)}: no such checkpoint; {_CHECKPOINT}.{near}")
-    raise UsageError(f"{_name(checkpoint)} is {_WORDS[kind]}; {_CHECKPOINT}")
+        raise UsageError(f"{shown_path(checkpoint)}: no such checkpoint; {_CHECKPOINT}.{near}")
+    raise UsageError(f"{shown_path(checkpoint)} is {_WORDS[kind]}; {_CHECKPOINT}")
 
 
 def _refuse_wrong_artifact(line: CommandLine, artifact: str) -> None:
@@ -189,7 +189,9 @@ def _refuse_wrong_artifact(line: CommandLine, artifact: str) -> None:
         output = f"artifacts/{Path(folder).absolute().name.removesuffix('.gguf')}"
         build = shlex.join(["ingot", "build", *_to_build(folder), "-o", output])
         meant = line.with_words({artifact: [output]})
-        raise UsageError(f"{_name(artifact)} is {_WORDS[kind]}, not an artifact; build it first:\n  {build}\n  {meant}")
+        raise UsageError(
+            f"{shown_path(artifact)} is {_WORDS[kind]}, not an artifact; build it first:\n  {build}\n  {meant}"
+        )
     if kind == "recipe" or (kind == "missing" and is_shipped_recipe(artifact)):
         raise _recipe_for_artifact(line, artifact)
     if kind == "rejected":
@@ -202,7 +204,7 @@ def _refuse_wrong_artifact(line: CommandLine, artifact: str) -> None:
     if kind == "missing":
         near = did_you_mean(Path(artifact).name, _siblings(artifact, "artifact"))
         build = f"ingot build {Path(artifact).name}" if is_shipped_recipe(Path(artifact).name) else "ingot build"
-        raise UsageError(f"{_name(artifact)}: no such artifact; `{build}` makes one.{near}")
+        raise UsageError(f"{shown_path(artifact)}: no such artifact; `{build}` makes one.{near}")
 
 
 def _recipe_for_artifact(line: CommandLine, recipe: str) -> UsageError:
@@ -212,7 +214,7 @@ def _recipe_for_artifact(line: CommandLine, recipe: str) -> UsageError:
     build = "" if kind_of(output) == "artifact" else f"\n  {shlex.join(words)}"
     advice = "build it, and name the artifact" if build else "name the artifact"
     return UsageError(
-        f"{_name(recipe)} is a recipe, not an artifact; {advice}:{build}\n  {line.with_words({recipe: [output]})}"
+        f"{shown_path(recipe)} is a recipe, not an artifact; {advice}:{build}\n  {line.with_words({recipe: [output]})}"
     )
 
 
@@ -230,12 +232,12 @@ def _refusal(path: str, kind: Kind, wanted: str, uses: Sequence[tuple[str, list[
     lines = [(shlex.join(["ingot", *words]), what) for what, words in uses]
     width = max(len(command) for command, _ in lines)
     text = "".join(f"\n  {command:<{width}}  # {what}" for command, what in lines)
-    return UsageError(f"{_name(path)} is {_WORDS[kind]}, not {wanted}:{text}")
+    return UsageError(f"{shown_path(path)} is {_WORDS[kind]}, not {wanted}:{text}")
 
 
 def _rejected(folder: str) -> UsageError:
     report = Path(folder) / "evidence/report.html"
-    what = f"{_name(folder)} is {_WORDS['rejected']}: there is no artifact"
+    what = f"{shown_path(folder)} is {_WORDS['rejected']}: there is no artifact"
     return UsageError(f"{what}. See {report}; change the recipe and build again")
 
 
@@ -280,7 +282,3 @@ def _siblings(path: str, kind: Kind) -> list[str]:
     except (OSError, ValueError, RuntimeError):
         return []
     return [entry.name for entry in entries if kind_of(str(entry)) == kind]
-
-
-def _name(path: str) -> str:
-    return path if len(path) <= LONGEST_PATH else shown(path)

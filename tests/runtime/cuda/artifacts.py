@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from safetensors.numpy import save_file
 
-from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter, EngineKind, ModelFacts, Program, open_artifact
 from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.launch_program import (
     LAUNCHES_FILE,
@@ -80,18 +80,23 @@ def write_artifact(
     lowered = lower_to_launches(model, given, activation_type, tiles)
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
-        facts = MODEL.of(model)
-        write_program(lowered, facts, writer.path, compiled)
-        writer.describe(
-            name="launches",
-            model=facts,
-            kv=lowered.shared.kv,
-            target="cuda-sm90",
-            program=Program(launches=LAUNCHES_FILE),
-            versions={},
-            engine="cuda",
-        )
-        return open_artifact(writer.seal())
+        return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)
+
+
+def seal_program(
+    writer: ArtifactWriter,
+    lowered: Lowered,
+    facts: ModelFacts,
+    target: str,
+    engine: EngineKind,
+    compiled: Callable[[Kernel], bytes] = described,
+) -> Artifact:
+    """Write a launch program to the staged artifact, and seal it."""
+    write_program(lowered, facts, writer.path, compiled)
+    program = Program(launches=LAUNCHES_FILE)
+    kv = lowered.shared.kv
+    writer.describe(name=engine, model=facts, kv=kv, target=target, program=program, versions={}, engine=engine)
+    return open_artifact(writer.seal())
 
 
 def write_program(lowered: Lowered, facts: ModelFacts, folder: Path, compiled: Callable[[Kernel], bytes]) -> None:

@@ -9,9 +9,9 @@ import onnx_ir as ir
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
-from ingot.artifact import Artifact, ArtifactWriter, Program, open_artifact
+from ingot.artifact import Artifact, ArtifactWriter
 from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import LAUNCHES_FILE, SegmentCall
+from ingot.artifact.launch_program import SegmentCall
 from ingot.errors import EngineError
 from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.tiles import TileTable
@@ -26,7 +26,7 @@ from ingot.runtime.options import EngineOptions
 from tests.pipeline.targets.ort_cuda.models import prepared
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import quantized
-from tests.runtime.cuda.artifacts import buckets, described, write_program
+from tests.runtime.cuda.artifacts import buckets, seal_program
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
 from tests.simulators.interpreted_device import InterpretedDevice
 from tests.tolerances import within
@@ -79,17 +79,7 @@ def written(model: ir.Model, folder: Path) -> Artifact:
     with ArtifactWriter(folder) as writer:
         given = buckets(decode=(1, 2), ragged=8, sequences=2)
         lowered = lower_with_segments(model, writer.path, given, "fp32", TileTable())
-        write_program(lowered, facts, writer.path, described)
-        writer.describe(
-            name="segments",
-            model=facts,
-            kv=lowered.shared.kv,
-            target="ort-cuda",
-            program=Program(launches=LAUNCHES_FILE),
-            versions={},
-            engine="onnxruntime-cuda",
-        )
-        return open_artifact(writer.seal())
+        return seal_program(writer, lowered, facts, "ort-cuda", "onnxruntime-cuda")
 
 
 def executor_of(artifact: Artifact, device: HostDevice | None = None) -> CudaExecutor:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.artifact import Artifact, ArtifactWriter, ModelFacts, Program, open_artifact
-from ingot.artifact.launch_program import LAUNCHES_FILE
+from ingot.artifact import Artifact, ArtifactWriter, ModelFacts
 from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.pipeline.targets.cuda.program_builder import Shared
@@ -27,7 +26,7 @@ from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import prepared, quantized, segments_of
-from tests.runtime.cuda.artifacts import LLAMA, buckets, described, write_program
+from tests.runtime.cuda.artifacts import LLAMA, buckets, seal_program
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
 from tests.simulators.interpreted_segments import InterpretedSegments
@@ -61,19 +60,9 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
 def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path, plans: Sequence[str]) -> Artifact:
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
-        write_program(lowered, facts, writer.path, described)
         for plan in plans:
             (writer.path / plan).write_bytes(b"onnxruntime runs the model instead")
-        writer.describe(
-            name="plans",
-            model=facts,
-            kv=lowered.shared.kv,
-            target="tensorrt",
-            program=Program(launches=LAUNCHES_FILE),
-            versions={},
-            engine="tensorrt",
-        )
-        return open_artifact(writer.seal())
+        return seal_program(writer, lowered, facts, "tensorrt", "tensorrt")
 
 
 def logits_of(executor: CudaExecutor, ids: Any) -> FloatArray:
