@@ -4,13 +4,13 @@ The engine and everything that all executors share are here, executors in cpu/ a
 """
 
 from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import ForwardBatch
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 

@@ -28,13 +28,13 @@ from typing import Self, TypeVar
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
-from ingot.runtime.batch import Int64Array
 from ingot.runtime.engine import Engine, busy
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, require_success
 from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import Int64Array
 from ingot.runtime.text.messages import Message
 
 _Tokens = TypeVar("_Tokens")

@@ -21,9 +21,9 @@ import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import EngineBusy, EngineError, UsageError
-from ingot.runtime.batch import FloatArray
-from ingot.runtime.blocks import BlockManager, root_hash
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.prefix_index import root_hash
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure, require_success
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
@@ -40,7 +40,8 @@ from ingot.runtime.prompts import (
 )
 from ingot.runtime.request import Request
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.step_loop import StepLoop
+from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.steps.step_loop import StepLoop
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
 

@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
 
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.cuda.executor:load",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.errors import EngineError, RequestFailed
-from ingot.runtime.batch import FloatArray
 from ingot.runtime.sampler import SampledToken
+from ingot.runtime.steps.batch import FloatArray
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

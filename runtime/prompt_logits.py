@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import BatchBuilder, FloatArray, Int64Array
 from ingot.runtime.executors import Executor
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler, Sequence
+from ingot.runtime.steps.batch import BatchBuilder, FloatArray, Int64Array
+from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.steps.sequence import Sequence
 
 
 class PromptLogits(NamedTuple):

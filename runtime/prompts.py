@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from ingot.artifact import ModelFacts
 from ingot.errors import RequestError
-from ingot.runtime.batch import Int64Array
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import Int64Array
 
 TokenIds = Sequence[int] | NDArray[np.integer]
 Prompt = str | TokenIds

@@ -12,11 +12,11 @@ import numpy as np
 
 from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
-from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.outputs import Completion, FinishReason, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_on_device
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.scheduler import Sequence
+from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.steps.sequence import Sequence
 from ingot.runtime.text.detokenizer import Detokenizer
 from ingot.runtime.text.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, Int32Array, Int64Array
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, Int32Array, Int64Array
 
 Probabilities = NDArray[np.float64]
 

@@ -26,11 +26,11 @@ from onnx import TensorProto, helper
 
 from benchmarks.device import device_facts
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Operands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import attention_backend, make_attention
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
 BLOCK_TOKENS = 16
 

@@ -20,7 +20,6 @@ from benchmarks.gpu.packing import WEIGHTS_TABLE
 from ingot.artifact import Artifact
 from ingot.artifact.launch_checks import read_launches
 from ingot.errors import UsageError
-from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import LoadedProgram
@@ -28,6 +27,7 @@ from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.steps.batch import ForwardBatch
 
 _PATTERN_BYTES = 16 << 20
 _TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}

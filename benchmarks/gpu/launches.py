@@ -16,9 +16,9 @@ from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryMatmul, SegmentCall
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Queue
 from ingot.runtime.cuda.programs import BoundProgram
+from ingot.runtime.steps.batch import ForwardBatch
 
 _LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_heads")  # a row of a table per token
 _BETWEEN = (".sums", ".weights")  # split-K partials of attention, few of which a short context uses

@@ -8,11 +8,11 @@ from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefil
 from benchmarks.gpu.figures import Record, Work
 from benchmarks.gpu.launches import Group, groups, step_work
 from benchmarks.gpu.packing import unpack
-from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.cuda.stopwatch import Stopwatch
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.steps.batch import ForwardBatch
 
 DECODE_CONTEXT = 1024  # tokens of each sequence, if the model's context is long enough
 LONG_SHARES = (16, 4, 1)  # share of the context, for attention alone

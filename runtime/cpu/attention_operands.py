@@ -13,8 +13,8 @@ import numpy as np
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
-from ingot.runtime.batch import FloatArray, Int64Array
 from ingot.runtime.cpu.buffers import ValueBuffers
+from ingot.runtime.steps.batch import FloatArray, Int64Array
 
 
 class Operands(NamedTuple):

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from ingot.artifact import Artifact, AttentionStep, SegmentStep
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Rotations, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
 from ingot.runtime.cpu.buffers import ValueBuffers
@@ -21,6 +20,7 @@ from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import make_attention
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
 from ingot.runtime.options import EngineOptions, resolve_pool_size
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import round_up
 
 _log = logging.getLogger(__name__)

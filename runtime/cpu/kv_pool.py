@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray
+from ingot.runtime.steps.batch import FloatArray
 from ingot.sizes import format_bytes
 
 _REMEDY = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.host_blocks import HostBlocks
@@ -23,6 +22,7 @@ from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.executors import DeviceFacts
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)

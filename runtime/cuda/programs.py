@@ -31,10 +31,10 @@ from ingot.artifact.launch_program import (
     Step,
 )
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.batch import ForwardBatch
 from ingot.runtime.cuda.device import Device, Graph, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.step_inputs import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
+from ingot.runtime.steps.batch import ForwardBatch
 
 Part = Literal["body", "head", "logits", "greedy", "draw"]
 BoundStep = tuple[str, Queue]  # the node that it computes, and its work

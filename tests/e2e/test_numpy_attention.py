@@ -10,8 +10,8 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.runtime import Engine
-from ingot.runtime.batch import FloatArray
 from ingot.runtime.cpu.native.attention import attention_backend, native_library
+from ingot.runtime.steps.batch import FloatArray
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 from tests.tolerances import within

@@ -12,15 +12,15 @@ import pytest
 
 from ingot.errors import EngineBusy, EngineError, RequestError, RequestFailed
 from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import ROOT
 from tests.runtime.engines import HELLO, chat_engine, random_requests, text_engine, token_engine
-from tests.runtime.test_step_loop import Load, alone, engine_of
+from tests.runtime.steps.test_step_loop import Load, alone, engine_of
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 from tests.runtime.engines import token_engine
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep

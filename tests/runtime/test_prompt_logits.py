@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError, RequestError
-from ingot.runtime.batch import FloatArray
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray
 from tests.runtime.engines import token_engine
 
 

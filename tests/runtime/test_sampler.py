@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray
 from ingot.runtime.sampler import Sampler, sampled_on_device, sampling_arrays, surviving_tokens
 from ingot.runtime.sampling import MAX_SEED, SamplingParams
+from ingot.runtime.steps.batch import FloatArray
 
 
 def row(*values: float) -> FloatArray:

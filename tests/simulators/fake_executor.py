@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
 
 _UInt64Array = NDArray[np.uint64]
 _EMPTY = np.uint64(0)

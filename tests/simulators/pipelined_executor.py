@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
-from ingot.runtime.blocks import BlockCopy
+from ingot.runtime.kv.blocks import BlockCopy
 from ingot.runtime.sampler import SamplingArrays, sample_token
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
 from tests.simulators.fake_executor import FakeExecutor, require, within
 
 _Arrays = TypeVar("_Arrays", ForwardBatch, SamplingArrays)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_executor import FakeExecutor
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import ForwardBatch, Int32Array
 from ingot.runtime.executors import PipelinedExecutor
 from ingot.runtime.sampler import Sampler, SamplingArrays, sampling_arrays
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import ForwardBatch, Int32Array
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 from tests.simulators.test_fake_executor import batch_of

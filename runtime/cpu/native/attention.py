@@ -17,10 +17,10 @@ import numpy as np
 from ingot import settings
 from ingot.artifact import AttentionStep
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ingot.artifact import Artifact, AttentionStep, Program, RotaryTables, SegmentStep, ValueFacts
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.segment_runner import use_thread_pool
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.programs import PROGRAM, VALUES, VOCAB, Weights, make_artifact
 
 LENGTHS = (1, 5, 8, 70, 33)

@@ -10,9 +10,9 @@ from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.cuda.batches import token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
 

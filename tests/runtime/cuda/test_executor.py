@@ -7,9 +7,9 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.batch import FloatArray
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.executors import PipelinedExecutor
+from ingot.runtime.steps.batch import FloatArray
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 from tests.runtime.cuda.conftest import MakeExecutor

@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.runtime.batch import FloatArray, ForwardBatch
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import (
@@ -16,6 +15,7 @@ from ingot.runtime.cpu.native.attention import (
     NativeAttention,
     native_library,
 )
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
 DoubleArray = NDArray[np.float64]
 

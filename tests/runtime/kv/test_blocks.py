@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ingot.errors import EngineError
-from ingot.runtime.blocks import BlockContent, BlockCopy, BlockManager, PrefixIndex, TokenArray, block_hash, root_hash
+from ingot.runtime.kv.blocks import BlockCopy, BlockManager, TokenArray
+from ingot.runtime.kv.prefix_index import BlockContent, PrefixIndex, block_hash, root_hash
 
 BLOCK_TOKENS = 4
 

@@ -20,15 +20,16 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import BatchBuilder, FloatArray
-from ingot.runtime.blocks import BlockManager
 from ingot.runtime.executors import Executor, PipelinedExecutor
+from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.outputs import OutputQueues, RequestOutput, StepCounters
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import NonFiniteLogits
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledSequence, Scheduler, SequenceState
-from ingot.runtime.step_pipeline import StepInFlight, StepPipeline
+from ingot.runtime.steps.batch import BatchBuilder, FloatArray
+from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
+from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
 
 _log = logging.getLogger(__name__)
 _FRESH = -1  # id of a sequence that no request has

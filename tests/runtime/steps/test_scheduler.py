@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import RequestError
-from ingot.runtime.blocks import BlockManager
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler, Sequence, SequenceState
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.steps.sequence import Sequence, SequenceState
 
 BLOCK_TOKENS = 4
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.runtime.blocks import BlockManager
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.steps.scheduler import ScheduledBatch
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

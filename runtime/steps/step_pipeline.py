@@ -21,11 +21,12 @@ A step with a request that the host must sample is not queued: the engine reads 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.runtime.batch import BatchBuilder
 from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import sampling_arrays
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler, SequenceState
+from ingot.runtime.steps.batch import BatchBuilder
+from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.steps.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)

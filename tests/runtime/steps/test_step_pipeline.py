@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, random_pool, text_engine, token_engine
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 

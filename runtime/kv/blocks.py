@@ -8,103 +8,17 @@ Ints only; the executor owns the memory. A block is in one of three states:
 
 A shared block is never written: `admit` and `reserve` copy it first. An indexed one leaves the index before it is
 written (after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
-
-The prefix index finds a full, computed block by its hash: SHA-256 over its parent's hash and its own tokens. The first
-parent is the root, which identifies the artifact and the KV format. So equal hashes mean equal model, equal precision
-and equal history back to token 0.
 """
 
 from array import array
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
-from ingot.errors import EngineError
+from ingot.runtime.kv.prefix_index import BlockContent, PrefixIndex, block_hash
 
 # int64 tokens that numpy reads in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
 TokenArray: TypeAlias = "array[int]"
-
-
-class BlockContent(NamedTuple):
-    """Content of a cached block: `tokens` are its int64 tokens as bytes."""
-
-    hash: bytes
-    parent: bytes
-    tokens: bytes
-
-
-def root_hash(identity: str, kv_format: str) -> bytes:
-    """Hash from which every chain of one artifact and one KV format starts."""
-    return sha256(f"ingot kv\0{identity}\0{kv_format}".encode()).digest()
-
-
-def block_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Hash of a block: 32 bytes. The parent's length is fixed, so the two parts cannot be confused."""
-    return sha256(parent + tokens).digest()
-
-
-class PrefixIndex:
-    """Maps hashes to blocks and back. A hash collision raises EngineError; it never gives a wrong hit."""
-
-    def __init__(self, root: bytes) -> None:
-        self.root = root
-        self._block_of: dict[bytes, int] = {}
-        self._content_of: dict[int, BlockContent] = {}
-
-    def __len__(self) -> int:
-        return len(self._block_of)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._content_of
-
-    def content(self, block: int) -> BlockContent:
-        """Content of an indexed block."""
-        return self._content_of[block]
-
-    def find(self, content: BlockContent) -> int | None:
-        """Block with exactly this content, or None."""
-        block = self._block_of.get(content.hash)
-        if block is not None and self._content_of[block] != content:
-            raise EngineError(f"two contents have the block hash {content.hash.hex()}; turn off the prefix cache")
-        return block
-
-    def insert(self, block: int, content: BlockContent) -> None:
-        """Add a full, computed block, unless another block with the same content is in the index already."""
-        if self.find(content) is None:
-            self._block_of[content.hash] = block
-            self._content_of[block] = content
-
-    def remove(self, block: int) -> BlockContent:
-        """Remove a block and return its content."""
-        content = self._content_of.pop(block)
-        del self._block_of[content.hash]
-        return content
-
-    def remove_tree(self, first: bytes) -> set[int]:
-        """Remove the block with the hash `first` and all chains that may contain it; returns the removed blocks.
-
-        What remains has its whole chain in the index. Reads all of the index.
-        """
-        following = defaultdict(list)
-        for block, content in self._content_of.items():
-            following[content.parent].append((block, content.hash))
-        kept: set[int] = set()
-        left = [self.root]
-        while left:
-            children = [child for child in following[left.pop()] if child[1] != first]
-            kept.update(block for block, _ in children)
-            left += [found for _, found in children]
-        removed = self._content_of.keys() - kept
-        for block in removed:
-            self.remove(block)
-        return removed
-
-    def check(self) -> None:
-        """Assert that both directions agree and that every hash is the hash of its content."""
-        assert {self._content_of[block].hash: block for block in self._content_of} == self._block_of
-        for content in self._content_of.values():
-            assert content.hash == block_hash(content.parent, content.tokens)
 
 
 # Called with a block and its content before the block is reused, so that a tier can save it.

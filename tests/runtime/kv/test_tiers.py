@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.runtime.tiers import DEVICE, Move, Tier, TierManager
+from ingot.runtime.kv.tiers import DEVICE, Move, Tier, TierManager
 
 BLOCK_BYTES = 1000
 HOST = Tier("host", 2, write_bandwidth=1e6, read_bandwidth=2e6)

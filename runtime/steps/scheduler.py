@@ -15,77 +15,14 @@ freed and reused at once, even if a step in flight writes to them: the executor 
 whatever it still writes there is overwritten before it is read.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from ingot.errors import RequestError
-from ingot.runtime.blocks import BlockCopy, BlockManager, TokenArray
-
-
-class SequenceState(Enum):
-    """State of a sequence. A preempted one waits again."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """Prompt and generated tokens in one array; the first `num_computed` of them are in the KV pool.
-
-    `num_in_flight` more tokens are sampled on the device by a step that the host has not read yet. Their number is
-    known, so the next step can be scheduled, but not their ids. It is 0 unless steps are pipelined.
-    """
-
-    id: int
-    tokens: TokenArray
-    num_prompt_tokens: int
-    max_total_tokens: int
-    reuse_prefix: bool = True  # False if every token needs logits
-    state: SequenceState = SequenceState.WAITING
-    num_computed: int = 0
-    cached_tokens: int | None = None
-    num_preemptions: int = 0
-    num_in_flight: int = 0
-
-    def __post_init__(self) -> None:
-        assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
-
-    @classmethod
-    def of(cls, sequence_id: int, prompt: Iterable[int], max_tokens: int, *, reuse_prefix: bool = True) -> "Sequence":
-        """The sequence of a prompt, for at most `max_tokens` more."""
-        tokens = array("q", prompt)
-        return cls(sequence_id, tokens, len(tokens), len(tokens) + max_tokens, reuse_prefix)
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens without keys and values: 1 while decoding, more during prefill."""
-        return len(self.tokens) + self.num_in_flight - self.num_computed
-
-    @property
-    def num_generated(self) -> int:
-        """Number of generated tokens."""
-        return len(self.tokens) - self.num_prompt_tokens
-
-    @property
-    def generated(self) -> TokenArray:
-        """The generated tokens (a copy)."""
-        return self.tokens[self.num_prompt_tokens :]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further token may be generated."""
-        return len(self.tokens) + self.num_in_flight >= self.max_total_tokens
-
-    @property
-    def max_stored_tokens(self) -> int:
-        """Most tokens that it can have in the KV pool: the last generated token is never fed back."""
-        return self.max_total_tokens - 1
+from ingot.runtime.kv.blocks import BlockCopy, BlockManager
+from ingot.runtime.steps.sequence import Sequence, SequenceState
 
 
 class ScheduledSequence(NamedTuple):

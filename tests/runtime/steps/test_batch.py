@@ -1,8 +1,9 @@
 """BatchBuilder: the scheduler's step as flat arrays."""
 
-from ingot.runtime.batch import BatchBuilder
-from ingot.runtime.blocks import BlockManager
-from ingot.runtime.scheduler import Scheduler, Sequence
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.steps.batch import BatchBuilder
+from ingot.runtime.steps.scheduler import Scheduler
+from ingot.runtime.steps.sequence import Sequence
 
 
 def test_a_decode_and_two_chunks_are_concatenated() -> None:
