@@ -8,6 +8,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import ForwardBatch
@@ -25,6 +26,7 @@ __all__ = [
     "Message",
     "PipelinedExecutor",
     "RequestMetrics",
+    "RequestOptions",
     "RequestOutput",
     "SampledToken",
     "SamplingArrays",

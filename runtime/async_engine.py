@@ -33,6 +33,7 @@ from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, require_success
 from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
+from ingot.runtime.request_options import RequestOptions, checked_options
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
 from ingot.runtime.text.messages import Message
@@ -47,6 +48,7 @@ class _Stream:
 
     prompt: Int64Array
     params: SamplingParams
+    options: RequestOptions
     keep_logits: bool
     arrival_seconds: float
     loop: asyncio.AbstractEventLoop
@@ -112,7 +114,12 @@ class AsyncEngine:
         return await self._in_thread(partial(self.engine.encode_chat, messages, tools=tools, variables=variables))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        keep_logits: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last has the completion.
 
@@ -120,7 +127,7 @@ class AsyncEngine:
         raises RequestError and EngineBusy as `Engine.add` does; any may raise RequestFailed, and EngineError when the
         engine is closed or broken.
         """
-        return self._stream(partial(self.engine.encode, prompt), params, keep_logits)
+        return self._stream(partial(self.engine.encode, prompt), params, options, keep_logits)
 
     def stream_chat(
         self,
@@ -129,17 +136,23 @@ class AsyncEngine:
         *,
         tools: Tools | None = None,
         variables: Variables | None = None,
+        options: RequestOptions | None = None,
         keep_logits: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a conversation's answer; see `Engine.encode_chat` and `stream`."""
         encode = partial(self.engine.encode_chat, messages, tools=tools, variables=variables)
-        return self._stream(encode, params, keep_logits)
+        return self._stream(encode, params, options, keep_logits)
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        keep_logits: bool = False,
     ) -> Completion:
         """Complete one prompt. Cancelling the task aborts the request."""
-        return await _completion(self.stream(prompt, params, keep_logits=keep_logits))
+        return await _completion(self.stream(prompt, params, options=options, keep_logits=keep_logits))
 
     async def generate_chat(
         self,
@@ -148,11 +161,15 @@ class AsyncEngine:
         *,
         tools: Tools | None = None,
         variables: Variables | None = None,
+        options: RequestOptions | None = None,
         keep_logits: bool = False,
     ) -> Completion:
         """Complete a conversation; see `Engine.encode_chat` and `generate`."""
-        outputs = self.stream_chat(messages, params, tools=tools, variables=variables, keep_logits=keep_logits)
-        return await _completion(outputs)
+        return await _completion(
+            self.stream_chat(
+                messages, params, tools=tools, variables=variables, options=options, keep_logits=keep_logits
+            )
+        )
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and counters since the engine was made; a step may run meanwhile, so a moment old."""
@@ -192,13 +209,17 @@ class AsyncEngine:
         self._encoders.shutdown(wait=False)
 
     async def _stream(
-        self, encode: Callable[[], TokenIds], params: SamplingParams | None, keep_logits: bool
+        self,
+        encode: Callable[[], TokenIds],
+        params: SamplingParams | None,
+        options: RequestOptions | None,
+        keep_logits: bool,
     ) -> AsyncGenerator[RequestOutput, None]:
-        arrival, params = time.perf_counter(), checked_params(params)
+        arrival, params, options = time.perf_counter(), checked_params(params), checked_options(options)
         self._enter()
         try:
             prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))
-            stream = _Stream(prompt, params, keep_logits, arrival, asyncio.get_running_loop())
+            stream = _Stream(prompt, params, options, keep_logits, arrival, asyncio.get_running_loop())
             self._send(stream)
             try:
                 while not stream.finished:
@@ -283,7 +304,11 @@ class AsyncEngine:
     def _add(self, stream: _Stream) -> None:
         try:
             request_id = self.engine.add(
-                stream.prompt, stream.params, keep_logits=stream.keep_logits, arrival_seconds=stream.arrival_seconds
+                stream.prompt,
+                stream.params,
+                options=stream.options,
+                keep_logits=stream.keep_logits,
+                arrival_seconds=stream.arrival_seconds,
             )
         except Exception as error:  # noqa: BLE001 (its reader raises it)
             _post(stream.loop, [(stream, _refusal(error))])

@@ -23,7 +23,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.errors import EngineBusy, EngineError, UsageError
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv.prefix_index import root_hash
+from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure, require_success
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
@@ -39,6 +39,7 @@ from ingot.runtime.prompts import (
     is_single,
 )
 from ingot.runtime.request import Request
+from ingot.runtime.request_options import OptionsList, RequestOptions, checked_options
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.steps.step_loop import StepLoop
@@ -77,9 +78,10 @@ class Engine:
         self.max_requests = max_requests
         self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
         kv = executor.kv_geometry
-        root = root_hash(identity, kv.model_dump_json())
+        self._root = root_hash(identity, kv.model_dump_json(), kernels=executor.kernel_version)
+        self._prefix_cache = prefix_cache
         self._executor = executor
-        self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, root=root, prefix_cache=prefix_cache)
+        self._blocks = BlockManager(executor.num_blocks, kv.block_tokens)
         self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences)
         self._outputs = self._loop.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
@@ -143,6 +145,7 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        options: RequestOptions | None = None,
         keep_logits: bool = False,
         arrival_seconds: float | None = None,
     ) -> int:
@@ -163,11 +166,16 @@ class Engine:
             self.model,
             self.tokenizer,
             self._eos_token_ids,
+            scope=self._scope(checked_options(options)),
             keep_logits=keep_logits,
             now=time.perf_counter() if arrival_seconds is None else arrival_seconds,
         )
         self._loop.add(request)
         return request.sequence.id
+
+    def _scope(self, options: RequestOptions) -> PrefixScope:
+        shared = self._prefix_cache and options.prefix_cache
+        return prefix_scope(self._root, cache_salt=options.cache_salt, shared=shared)
 
     def _require_room(self) -> None:
         if self.max_requests is not None and len(self._loop.requests) >= self.max_requests:
@@ -214,12 +222,22 @@ class Engine:
 
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        keep_logits: bool = False,
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: PromptList, params: SamplingParams | ParamsList | None = None, *, keep_logits: bool = False
+        self,
+        prompt: PromptList,
+        params: SamplingParams | ParamsList | None = None,
+        *,
+        options: RequestOptions | OptionsList | None = None,
+        keep_logits: bool = False,
     ) -> list[Completion]: ...
 
     def generate(
@@ -227,17 +245,18 @@ class Engine:
         prompt: Prompt | PromptList,
         params: SamplingParams | ParamsList | None = None,
         *,
+        options: RequestOptions | OptionsList | None = None,
         keep_logits: bool = False,
     ) -> Completion | list[Completion]:
-        """Complete a prompt, or a list of prompts together, with one set of parameters or one for each.
+        """Complete a prompt, or a list of prompts together, with one set of parameters and options or one for each.
 
         A prompt is a text or a list of token ids. The completions of a list are in its order. RequestFailed when a
         request fails; those of a list are all completed first, and the error has their `completions`.
         """
         ids: list[int] = []
         try:
-            for one, its_params in each_with_params(prompt, params):
-                ids.append(self._open_queue(one, its_params, keep_logits))
+            for one, its_params, its_options in each_with_params(prompt, params, options):
+                ids.append(self._open_queue(one, its_params, its_options, keep_logits))
             completions = [self._complete(request_id) for request_id in ids]
         finally:
             for request_id in ids:
@@ -246,13 +265,19 @@ class Engine:
         return completions[0] if is_single(prompt) else completions
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, keep_logits: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        keep_logits: bool = False,
     ) -> Generator[RequestOutput, None, None]:
         """Yield a request's outputs as they arrive; the last has the completion. Closing the iterator aborts it.
 
         The prompt is checked now, and queued when the first output is read. RequestFailed when the request fails.
         """
-        return self._stream(checked_prompt(self.encode(prompt), self.model), checked_params(params), keep_logits)
+        checked = checked_prompt(self.encode(prompt), self.model)
+        return self._stream(checked, checked_params(params), checked_options(options), keep_logits)
 
     def generate_chat(
         self,
@@ -261,12 +286,12 @@ class Engine:
         *,
         tools: Tools | None = None,
         variables: Variables | None = None,
+        options: RequestOptions | None = None,
         keep_logits: bool = False,
     ) -> Completion:
         """Complete a conversation; see `encode_chat` and `generate`."""
-        return self.generate(
-            self.encode_chat(messages, tools=tools, variables=variables), params, keep_logits=keep_logits
-        )
+        prompt = self.encode_chat(messages, tools=tools, variables=variables)
+        return self.generate(prompt, params, options=options, keep_logits=keep_logits)
 
     def stream_chat(
         self,
@@ -275,17 +300,17 @@ class Engine:
         *,
         tools: Tools | None = None,
         variables: Variables | None = None,
+        options: RequestOptions | None = None,
         keep_logits: bool = False,
     ) -> Generator[RequestOutput, None, None]:
         """Yield the outputs of a conversation's answer; see `encode_chat` and `stream`."""
-        return self.stream(
-            self.encode_chat(messages, tools=tools, variables=variables), params, keep_logits=keep_logits
-        )
+        prompt = self.encode_chat(messages, tools=tools, variables=variables)
+        return self.stream(prompt, params, options=options, keep_logits=keep_logits)
 
     def _stream(
-        self, prompt: Prompt, params: SamplingParams | None, keep_logits: bool
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, keep_logits: bool
     ) -> Generator[RequestOutput, None, None]:
-        request_id = self._open_queue(prompt, params, keep_logits)
+        request_id = self._open_queue(prompt, params, options, keep_logits)
         try:
             while True:
                 output = self._next_output(request_id)
@@ -296,8 +321,10 @@ class Engine:
         finally:
             self._close_queue(request_id)
 
-    def _open_queue(self, prompt: Prompt, params: SamplingParams | None, keep_logits: bool) -> int:
-        request_id = self.add(prompt, params, keep_logits=keep_logits)
+    def _open_queue(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, keep_logits: bool
+    ) -> int:
+        request_id = self.add(prompt, params, options=options, keep_logits=keep_logits)
         self._outputs.open(request_id)
         return request_id
 

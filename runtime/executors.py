@@ -63,6 +63,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def kernel_version(self) -> str:
+        """What the bits of keys and values depend on besides the artifact; part of the keys of stored blocks."""
+        ...
+
+    @property
     def num_blocks(self) -> int:
         """Blocks in the KV pool."""
         ...

@@ -1,13 +1,15 @@
 """Checks of prompts and their parameters, before they reach the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import ModelFacts
 from ingot.errors import RequestError
+from ingot.runtime.request_options import OptionsList, RequestOptions, checked_options
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
 
@@ -15,6 +17,7 @@ TokenIds = Sequence[int] | NDArray[np.integer]
 Prompt = str | TokenIds
 PromptList = list[str] | list[list[int]]
 ParamsList = Sequence[SamplingParams]
+_Value = TypeVar("_Value")
 
 
 def is_single(prompt: Prompt | PromptList) -> bool:
@@ -29,26 +32,38 @@ def is_single(prompt: Prompt | PromptList) -> bool:
 
 
 def each_with_params(
-    prompt: Prompt | PromptList, params: SamplingParams | ParamsList | None
-) -> list[tuple[Prompt, SamplingParams]]:
-    """Each prompt with its parameters; RequestError when their numbers differ."""
+    prompt: Prompt | PromptList,
+    params: SamplingParams | ParamsList | None,
+    options: RequestOptions | OptionsList | None = None,
+) -> list[tuple[Prompt, SamplingParams, RequestOptions]]:
+    """Each prompt with its parameters and options; RequestError when their numbers differ."""
     prompts: list[Prompt] = [prompt] if is_single(prompt) else list(prompt)  # type: ignore[arg-type, list-item]
-    if params is None or isinstance(params, SamplingParams):
-        return [(one, params or SamplingParams()) for one in prompts]
-    if not isinstance(params, Sequence) or isinstance(params, str):
-        raise _params_refusal(params)
-    if len(params) != len(prompts):
-        raise RequestError(
-            f"there are {len(prompts)} prompts and {len(params)} SamplingParams; give one for all, or one for each"
-        )
-    return list(zip(prompts, params, strict=True))
+    each_params = _for_each(params, SamplingParams, checked_params, len(prompts))
+    each_options = _for_each(options, RequestOptions, checked_options, len(prompts))
+    return list(zip(prompts, each_params, each_options, strict=True))
 
 
 def checked_params(params: SamplingParams | None) -> SamplingParams:
     """The parameters, or the defaults for None; RequestError for anything else, such as a dict."""
     if params is not None and not isinstance(params, SamplingParams):
-        raise _params_refusal(params)
+        raise RequestError(f"the parameters must be SamplingParams(...), not {_shown(params)}")
     return params or SamplingParams()
+
+
+def _for_each(
+    given: _Value | Sequence[_Value] | None,
+    kind: type[_Value],
+    checked: Callable[[_Value | None], _Value],
+    num_prompts: int,
+) -> list[_Value]:
+    """One value for each prompt, of one for all or a list; RequestError for another number of them."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return [checked(given)] * num_prompts
+    if len(given) != num_prompts:
+        raise RequestError(
+            f"there are {num_prompts} prompts and {len(given)} {kind.__name__}; give one for all, or one for each"
+        )
+    return [checked(one) for one in given]
 
 
 def checked_prompt(token_ids: TokenIds, model: ModelFacts, *, room: int = 1) -> Int64Array:
@@ -88,10 +103,6 @@ def _flat_integers(token_ids: TokenIds) -> NDArray[np.integer]:
 
 def _refusal(prompt: object) -> RequestError:
     return RequestError(f"the prompt must be a text or a flat list of whole token ids, not {_shown(prompt)}")
-
-
-def _params_refusal(params: object) -> RequestError:
-    return RequestError(f"the parameters must be SamplingParams(...), not {_shown(params)}")
 
 
 def _shown(value: object) -> str:

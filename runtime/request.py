@@ -12,6 +12,7 @@ import numpy as np
 
 from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
+from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.outputs import Completion, FinishReason, RequestMetrics, RequestOutput
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_on_device
 from ingot.runtime.sampling import SamplingParams
@@ -140,6 +141,7 @@ class Request:
         tokenizer: Tokenizer | None,
         eos_token_ids: Collection[int],
         *,
+        scope: PrefixScope,
         keep_logits: bool,
         now: float,
     ) -> None:
@@ -147,7 +149,7 @@ class Request:
         num_left = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, num_left))
         detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None
-        self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens)
+        self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens, scope=scope)
         self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         self._texts: list[str] = []

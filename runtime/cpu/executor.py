@@ -16,6 +16,7 @@ from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.attention_operands import Rotations, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
 from ingot.runtime.cpu.buffers import ValueBuffers
+from ingot.runtime.cpu.kernel_version import kernel_version
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import make_attention
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
@@ -88,6 +89,7 @@ class OnnxRuntimeExecutor:
         self._steps = [self._load_step(artifact, step) for step in manifest.program.steps]
         finding = find_row_multiple(self._runners, self._buffers, manifest.model)
         self.row_multiple, self.batch_invariant = finding.row_multiple, finding.batch_invariant
+        self.kernel_version = f"{kernel_version()}, rows in multiples of {finding.row_multiple}"
         self._plans: OrderedDict[tuple[int, int], list[_Call]] = OrderedDict()
 
     def forward(self, batch: ForwardBatch) -> FloatArray:

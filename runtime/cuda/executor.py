@@ -53,6 +53,7 @@ class CudaExecutor:
             device.close()
             raise
         self.model, self.kv_geometry = loaded.model, loaded.pool.geometry
+        self.kernel_version = f"{device.name}, sm {device.sm}"  # its kernels are files of the artifact
         self.num_blocks = loaded.pool.num_blocks
         self.max_batch_tokens, self.max_sequences = loaded.max_batch_tokens, loaded.max_sequences
         self._loaded = loaded

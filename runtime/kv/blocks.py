@@ -15,7 +15,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from ingot.runtime.kv.prefix_index import BlockContent, PrefixIndex, block_hash
+from ingot.runtime.kv.keys import BlockContent, PrefixScope, block_hash
+from ingot.runtime.kv.prefix_index import PrefixIndex
 
 # int64 tokens that numpy reads in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
 TokenArray: TypeAlias = "array[int]"
@@ -23,6 +24,8 @@ TokenArray: TypeAlias = "array[int]"
 
 # Called with a block and its content before the block is reused, so that a tier can save it.
 EvictionHook = Callable[[int, BlockContent], None]
+
+SHARED = PrefixScope(b"")  # of sequences that say nothing else
 
 
 class BlockCopy(NamedTuple):
@@ -40,11 +43,12 @@ class Admission(NamedTuple):
 
 
 class BlockTable:
-    """Blocks of one sequence (int32, readable in place by numpy) and the hashes of its leading computed full ones."""
+    """Blocks of one sequence (int32, readable in place by numpy) and the keys of its leading computed full ones."""
 
-    __slots__ = ("blocks", "hashes")
+    __slots__ = ("blocks", "hashes", "root")
 
-    def __init__(self, blocks: TokenArray, hashes: list[bytes]) -> None:
+    def __init__(self, root: bytes, blocks: TokenArray, hashes: list[bytes]) -> None:
+        self.root = root
         self.blocks = blocks
         self.hashes = hashes
 
@@ -57,21 +61,18 @@ class BlockManager:
         num_blocks: int,
         block_tokens: int,
         *,
-        root: bytes = b"",
-        prefix_cache: bool = True,
         on_evict: EvictionHook | None = None,
     ) -> None:
         assert num_blocks > 0
         assert block_tokens > 0
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.prefix_cache = prefix_cache
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._tables: dict[int, BlockTable] = {}
-        self._index = PrefixIndex(root)
+        self._index = PrefixIndex()
 
     @property
     def num_available(self) -> int:
@@ -97,7 +98,13 @@ class BlockManager:
         return self._tables[sequence_id].blocks
 
     def admit(
-        self, sequence_id: int, tokens: TokenArray, *, spare_blocks: int = 0, reuse_prefix: bool = True
+        self,
+        sequence_id: int,
+        tokens: TokenArray,
+        *,
+        scope: PrefixScope = SHARED,
+        spare_blocks: int = 0,
+        reuse_prefix: bool = True,
     ) -> Admission | None:
         """Allocate blocks for all tokens of a new sequence; with `reuse_prefix`, use as many cached blocks as possible.
 
@@ -105,7 +112,7 @@ class BlockManager:
         than `spare_blocks` would be left for other sequences.
         """
         assert sequence_id not in self._tables
-        hits, hashes = self._match(tokens) if reuse_prefix else ([], [])
+        hits, hashes = self._match(scope.root, tokens) if reuse_prefix else ([], [])
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
         num_idle_hits = sum(self._references[block] == 0 for block in hits)
@@ -115,7 +122,7 @@ class BlockManager:
         for block in hits:
             self._idle.pop(block, None)
             self._references[block] += 1
-        table = self._tables[sequence_id] = BlockTable(array("i", hits), hashes)
+        table = self._tables[sequence_id] = BlockTable(scope.root, array("i", hits), hashes)
         copies = self._make_writable(table, [len(hits) - 1] if rewrites else [])
         self._extend(table, self.blocks_for(len(tokens)))
         return Admission(cached_tokens, copies)
@@ -134,21 +141,19 @@ class BlockManager:
 
     def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
         """Add to the prefix index every block that is full now that `num_computed` tokens are in the pool."""
-        if not self.prefix_cache:
-            return
         table, size = self._tables[sequence_id], self.block_tokens
         while (len(table.hashes) + 1) * size <= num_computed:
             index = len(table.hashes)
-            content = self._content(table.hashes, tokens, index)
-            self._index.insert(table.blocks[index], content)
+            content = self._content(table.root, table.hashes, tokens, index)
             table.hashes.append(content.hash)
+            self._index.insert(table.blocks[index], content, table.hashes[0])
 
-    def forget(self, tokens: TokenArray) -> None:
-        """Remove from the prefix index the blocks of these tokens, which may be damaged, and all that continue them."""
+    def forget(self, tokens: TokenArray, scope: PrefixScope = SHARED) -> None:
+        """Remove from the prefix index the blocks of these tokens, and all that share the first of them."""
         if len(tokens) < self.block_tokens:
             return
-        forgotten = self._index.remove_tree(self._content([], tokens, 0).hash)
-        for block in forgotten & self._idle.keys():
+        forgotten = self._index.remove_tree(self._content(scope.root, [], tokens, 0).hash)
+        for block in forgotten.keys() & self._idle.keys():
             del self._idle[block]
             self._free.append(block)
 
@@ -158,7 +163,7 @@ class BlockManager:
         parent = self._tables[parent_id]
         for block in parent.blocks:
             self._references[block] += 1
-        self._tables[child_id] = BlockTable(parent.blocks[:], parent.hashes[:])
+        self._tables[child_id] = BlockTable(parent.root, parent.blocks[:], parent.hashes[:])
 
     def release(self, sequence_id: int) -> None:
         """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""
@@ -177,14 +182,14 @@ class BlockManager:
         assert not any(block in self._index for block in free)
         self._index.check()
 
-    def _match(self, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
+    def _match(self, root: bytes, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
         """Cached blocks of the longest prefix in the index, and their hashes."""
         hits: list[int] = []
         hashes: list[bytes] = []
         if not self._index:
             return hits, hashes
         for index in range(len(tokens) // self.block_tokens):
-            content = self._content(hashes, tokens, index)
+            content = self._content(root, hashes, tokens, index)
             block = self._index.find(content)
             if block is None:
                 break
@@ -192,8 +197,8 @@ class BlockManager:
             hashes.append(content.hash)
         return hits, hashes
 
-    def _content(self, hashes: list[bytes], tokens: TokenArray, index: int) -> BlockContent:
-        parent = hashes[index - 1] if index else self._index.root
+    def _content(self, root: bytes, hashes: list[bytes], tokens: TokenArray, index: int) -> BlockContent:
+        parent = hashes[index - 1] if index else root
         data = tokens[index * self.block_tokens : (index + 1) * self.block_tokens].tobytes()
         return BlockContent(block_hash(parent, data), parent, data)
 

@@ -136,7 +136,7 @@ class Scheduler:
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence whose keys and values are damaged, and cached blocks that may have damaged them."""
         self.remove(sequence)
-        self.blocks.forget(sequence.tokens)
+        self.blocks.forget(sequence.tokens, sequence.scope)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or aborted sequence and free its blocks."""
@@ -145,6 +145,8 @@ class Scheduler:
             self.blocks.release(sequence.id)
         elif sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
+        if sequence.scope.private:
+            self.blocks.forget(sequence.tokens, sequence.scope)
         sequence.state = SequenceState.FINISHED
 
     def _decode(self, batch: ScheduledBatch) -> None:
@@ -179,7 +181,11 @@ class Scheduler:
         if self._refused and self._refused[0] == sequence.id and headroom <= self._refused[1]:
             return None  # nothing was freed since: do not hash the prompt again at every step
         admission = self.blocks.admit(
-            sequence.id, sequence.tokens, spare_blocks=spare_blocks, reuse_prefix=sequence.reuse_prefix
+            sequence.id,
+            sequence.tokens,
+            scope=sequence.scope,
+            spare_blocks=spare_blocks,
+            reuse_prefix=sequence.reuse_prefix,
         )
         self._refused = None if admission else (sequence.id, headroom)
         if admission is None:

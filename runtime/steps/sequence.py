@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from ingot.runtime.kv.blocks import TokenArray
+from ingot.runtime.kv.blocks import SHARED, TokenArray
+from ingot.runtime.kv.keys import PrefixScope
 
 
 class SequenceState(Enum):
@@ -29,6 +30,7 @@ class Sequence:
     num_prompt_tokens: int
     max_total_tokens: int
     reuse_prefix: bool = True  # False if every token needs logits
+    scope: PrefixScope = SHARED  # of its blocks in the prefix index
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     cached_tokens: int | None = None
@@ -39,10 +41,18 @@ class Sequence:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
 
     @classmethod
-    def of(cls, sequence_id: int, prompt: Iterable[int], max_tokens: int, *, reuse_prefix: bool = True) -> "Sequence":
+    def of(
+        cls,
+        sequence_id: int,
+        prompt: Iterable[int],
+        max_tokens: int,
+        *,
+        reuse_prefix: bool = True,
+        scope: PrefixScope = SHARED,
+    ) -> "Sequence":
         """The sequence of a prompt, for at most `max_tokens` more."""
         tokens = array("q", prompt)
-        return cls(sequence_id, tokens, len(tokens), len(tokens) + max_tokens, reuse_prefix)
+        return cls(sequence_id, tokens, len(tokens), len(tokens) + max_tokens, reuse_prefix, scope)
 
     @property
     def num_pending(self) -> int:

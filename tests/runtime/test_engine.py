@@ -45,7 +45,8 @@ def test_64_requests_in_a_pool_too_small_for_them_get_what_each_gets_alone(
             engine.check()
         assert engine.metrics().blocks_in_use == 0
         assert engine.metrics().num_preemptions > 0
-        assert (engine.metrics().prefix_hit_tokens > 0) == prefix_cache
+        assert any(completion.cached_tokens for completion in done.values()) == prefix_cache
+        assert engine.metrics().prefix_hit_tokens > 0, "a preempted sequence finds its own blocks"
     for request_id, (prompt, params) in zip(ids, requests, strict=True):
         assert_same(done[request_id], alone(prompt, params))
 

@@ -7,6 +7,7 @@ import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.prompts import checked_params, checked_prompt, each_with_params, is_single
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from tests.simulators.fake_executor import FakeExecutor
 
@@ -23,8 +24,18 @@ def test_a_text_or_a_list_of_ids_is_a_single_prompt_and_a_list_of_these_is_not()
 
 def test_one_set_of_parameters_serves_all_prompts() -> None:
     params = SamplingParams(max_tokens=3)
-    assert each_with_params(["a", "b"], params) == [("a", params), ("b", params)]
-    assert each_with_params([1, 2], None) == [([1, 2], SamplingParams())]
+    options = RequestOptions(cache_salt="a")
+    assert each_with_params(["a", "b"], params, options) == [("a", params, options), ("b", params, options)]
+    assert each_with_params([1, 2], None) == [([1, 2], SamplingParams(), RequestOptions())]
+
+
+def test_each_prompt_may_have_parameters_and_options_of_its_own() -> None:
+    params, options = [SamplingParams(), SamplingParams(top_k=1)], [RequestOptions(), RequestOptions(cache_salt="a")]
+    assert each_with_params(["a", "b"], params, options) == [("a", params[0], options[0]), ("b", params[1], options[1])]
+    with pytest.raises(RequestError, match="2 prompts and 1 RequestOptions; give one for all, or one for each"):
+        each_with_params(["a", "b"], params, options[:1])
+    with pytest.raises(RequestError, match=r"must be RequestOptions\(...\), not {'cache_salt': 'a'}"):
+        each_with_params(["a"], None, {"cache_salt": "a"})  # type: ignore[arg-type]
 
 
 def test_arrays_of_any_integer_type_become_int64() -> None:

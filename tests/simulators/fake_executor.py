@@ -47,6 +47,7 @@ class FakeExecutor:
         self._pool = np.full(num_blocks * block_tokens, _EMPTY)  # [block * token] marks, 0 where never written
         self._weights = mix(np.arange(1, context_tokens + 1, dtype=np.uint64)) | np.uint64(1)  # odd: loses no bit
         self._vocab = mix(np.arange(vocab_size, dtype=np.uint64) * _GOLDEN)  # [vocab]
+        self.kernel_version = "fake"
         self.num_forwards = 0
         self.closed = False
 

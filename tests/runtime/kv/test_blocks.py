@@ -3,14 +3,12 @@
 from array import array
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ingot.errors import EngineError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager, TokenArray
-from ingot.runtime.kv.prefix_index import BlockContent, PrefixIndex, block_hash, root_hash
+from ingot.runtime.kv.keys import BlockContent, prefix_scope
 
 BLOCK_TOKENS = 4
 
@@ -88,23 +86,29 @@ def test_forgetting_removes_blocks_whose_chain_is_incomplete() -> None:
     manager.release(1)
     manager.admit(2, chain[:8])  # rewrites its second block; the third is still in the index
     assert manager.num_cached == 2
-    manager.forget(tokens_of(range(50, 54)))
-    assert manager.num_cached == 1, "the third block may continue the forgotten one"
+    manager.forget(chain[:4])
+    assert manager.num_cached == 0, "the third block continues the forgotten one"
     manager.check()
 
 
-def test_a_different_root_hits_no_block_of_another_artifact() -> None:
-    chain = [block_hash(root_hash(identity, "float32"), b"tokens") for identity in ("a", "b")]
-    assert chain[0] != chain[1]
-    assert root_hash("a", "float32") != root_hash("a", "int8")
-
-
-def test_without_prefix_cache_nothing_is_kept() -> None:
-    manager = BlockManager(8, BLOCK_TOKENS, prefix_cache=False)
-    filled(manager, 1, tokens_of(range(8)))
-    manager.release(1)
-    assert manager.num_cached == 0
-    assert filled(manager, 2, tokens_of(range(8))) == 0
+def test_sequences_of_another_scope_share_no_block() -> None:
+    manager = BlockManager(16, BLOCK_TOKENS)
+    scopes = [prefix_scope(b"root"), prefix_scope(b"root", cache_salt="tenant"), prefix_scope(b"root", shared=False)]
+    tokens = tokens_of(range(9))
+    for number, scope in enumerate(scopes):
+        admission = manager.admit(number, tokens, scope=scope)
+        assert admission is not None
+        assert admission.cached_tokens == 0
+        manager.commit(number, tokens, 9)
+        manager.release(number)
+    assert manager.num_cached == 6
+    again = manager.admit(9, tokens, scope=scopes[2])
+    assert again is not None
+    assert again.cached_tokens == 8, "a preempted sequence finds its own blocks"
+    manager.release(9)
+    manager.forget(tokens, scopes[2])
+    assert manager.num_cached == 4
+    manager.check()
 
 
 def test_admission_allocates_all_blocks_or_none() -> None:
@@ -136,13 +140,6 @@ def test_a_fork_shares_everything_until_one_side_writes() -> None:
     assert copies == (BlockCopy(manager.table(1)[1], manager.table(2)[1]),)
     assert manager.reserve(1, 6, 7) == ()
     manager.check()
-
-
-def test_a_hash_collision_is_an_error() -> None:
-    index = PrefixIndex(b"root")
-    index.insert(0, BlockContent(b"same", b"root", b"one"))
-    with pytest.raises(EngineError, match="two contents have the block hash"):
-        index.find(BlockContent(b"same", b"root", b"two"))
 
 
 class BlockOperations(RuleBasedStateMachine):

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.keys import prefix_scope
 from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 
 BLOCK_TOKENS = 4
 
 
-def scheduler(num_blocks: int = 16, budget: int = 8, max_sequences: int = 8, prefix_cache: bool = True) -> Scheduler:
-    blocks = BlockManager(num_blocks, BLOCK_TOKENS, prefix_cache=prefix_cache)
-    return Scheduler(blocks, max_batch_tokens=budget, max_sequences=max_sequences)
+def scheduler(num_blocks: int = 16, budget: int = 8, max_sequences: int = 8) -> Scheduler:
+    return Scheduler(BlockManager(num_blocks, BLOCK_TOKENS), max_batch_tokens=budget, max_sequences=max_sequences)
 
 
-def sequence(number: int, prompt: Tokens[int], max_tokens: int = 4) -> Sequence:
-    return Sequence.of(number, prompt, max_tokens)
+def sequence(number: int, prompt: Tokens[int], max_tokens: int = 4, *, shared: bool = True) -> Sequence:
+    return Sequence.of(number, prompt, max_tokens, scope=prefix_scope(b"root", shared=shared))
 
 
 def step(under_test: Scheduler) -> ScheduledBatch:
@@ -72,7 +72,7 @@ def test_no_more_than_max_sequences_run_at_once() -> None:
 
 
 def test_the_newest_sequence_is_preempted_and_resumes_first() -> None:
-    under_test = scheduler(num_blocks=3, prefix_cache=False)
+    under_test = scheduler(num_blocks=3)
     under_test.add(sequence(1, range(4), max_tokens=8))
     under_test.add(sequence(2, range(10, 13), max_tokens=6))
     under_test.add(sequence(3, range(20, 23), max_tokens=2))
@@ -145,7 +145,7 @@ def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_the
 
 
 def test_retiring_a_step_skips_sequences_that_have_ended_or_been_preempted() -> None:
-    under_test = scheduler(num_blocks=3, prefix_cache=True)
+    under_test = scheduler(num_blocks=3)
     old, young = sequence(1, range(4), max_tokens=8), sequence(2, range(10, 14), max_tokens=4)
     under_test.add(old)
     under_test.add(young)
@@ -208,8 +208,11 @@ def expected_tokens(prompt: list[int], max_tokens: int) -> list[int]:
 @given(LOADS)
 def test_every_request_of_a_random_load_finishes_in_order_with_its_own_tokens(load: Load) -> None:
     pool = blocks_needed(load) + load.spare_blocks
-    under_test = scheduler(pool, load.budget, load.max_sequences, load.prefix_cache)
-    requests = [sequence(number, prompt, most) for number, (prompt, most, _) in enumerate(load.requests)]
+    under_test = scheduler(pool, load.budget, load.max_sequences)
+    requests = [
+        sequence(number, prompt, most, shared=load.prefix_cache)
+        for number, (prompt, most, _) in enumerate(load.requests)
+    ]
     first_step: dict[int, int] = {}
     arrivals: list[int] = []
     most_steps = 11 + sum(len(prompt) + most for prompt, most, _ in load.requests) * (len(requests) + 1)

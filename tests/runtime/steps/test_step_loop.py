@@ -267,7 +267,7 @@ def test_a_cached_block_that_is_damaged_later_fails_one_request_and_is_computed_
         engine.generate(prompt, PARAMS)
         fake = engine._executor
         assert isinstance(fake, FaultyExecutor)
-        fake.damage(engine._blocks._match(array("q", prompt))[0][2])
+        fake.damage(engine._blocks._match(engine._root, array("q", prompt))[0][2])
         with pytest.raises(RequestFailed, match="finite"):
             engine.generate([*prompt, 5], PARAMS)
         assert_served(engine.generate([*prompt, 5], PARAMS), [*prompt, 5])

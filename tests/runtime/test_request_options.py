@@ -1,0 +1,36 @@
+"""Options of a request: what is refused, and which requests share cached blocks."""
+
+from typing import Any
+
+import pytest
+
+from ingot.errors import RequestError
+from ingot.runtime.request_options import RequestOptions
+from tests.runtime.engines import token_engine
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cache_salt": 5}, "cache_salt is 5; it must be a text of at most 1024 characters"),
+        ({"cache_salt": "a" * 1025}, r"1,025 characters\); it must be a text of at most"),
+        ({"prefix_cache": 1}, "prefix_cache is 1; it must be True or False"),
+    ],
+)
+def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        RequestOptions(**values)
+
+
+def test_only_requests_of_one_salt_share_blocks_and_one_that_opts_out_shares_none() -> None:
+    prompt = list(range(40))
+    salts = [RequestOptions(cache_salt=salt) for salt in ("", "", "a", "a", "b")]
+    out = [RequestOptions(prefix_cache=False), RequestOptions(cache_salt="a", prefix_cache=False)]
+    with token_engine(block_tokens=4) as engine:
+        completions = [engine.generate(prompt, options=options) for options in (*salts, *out)]
+        assert [completion.cached_tokens for completion in completions] == [0, 39, 0, 39, 0, 0, 0]
+        assert len({completion.token_ids for completion in completions}) == 1
+        num_cached = engine.metrics().blocks_cached
+        engine.generate([7] * 60, options=RequestOptions(prefix_cache=False))
+        assert engine.metrics().blocks_cached <= num_cached, "a request that opts out left blocks"
+        engine.check()
