@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ingot.artifact import KVGeometry
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL, Fact, WeightFacts
 from ingot.passes.rewriting import attentions, head_counts
@@ -56,7 +57,7 @@ def record_structure(
         sites=(*(before.sites if before else ()), *sites),
     )
     STRUCTURE_FACTS.record(model, facts)
-    _update(model, facts, removed)
+    _update(model, facts, layers, removed)
 
 
 def refuse_to_fill_zeros(model: ir.Model) -> None:
@@ -65,14 +66,22 @@ def refuse_to_fill_zeros(model: ir.Model) -> None:
         raise PassError("the zeros that prune-weights made would be lost; list prune-weights after it")
 
 
-def _update(model: ir.Model, facts: StructureFacts, removed: int) -> None:
+def _update(model: ir.Model, facts: StructureFacts, layers: Sequence[int], removed: int) -> None:
     """Update model facts and KV geometry, where the model has them."""
     if (known := MODEL.find(model)) is not None:
         changed = {"num_layers": len(facts.layers), "num_parameters": known.num_parameters - removed}
         MODEL.record(model, known.model_copy(update=changed))
     if (geometry := KV.find(model)) is not None:
-        changed = {"num_layers": len(facts.layers), "num_kv_heads": facts.num_kv_heads}
-        KV.record(model, geometry.model_copy(update=changed))
+        KV.record(model, _kept(geometry, layers, facts.num_kv_heads))
+
+
+def _kept(geometry: KVGeometry, layers: Sequence[int], num_kv_heads: int) -> KVGeometry:
+    """The geometry of the kept layers, which have so many KV heads each."""
+    if geometry.unequal:
+        raise PassError(f"the model has {geometry.unequal}; only layers of one shape can be pruned")
+    window = tuple(geometry.layers[number].window for number in layers)
+    changed = {"num_layers": len(layers), "num_kv_heads": num_kv_heads, "window": window}
+    return KVGeometry.model_validate({**geometry.model_dump(), **changed})
 
 
 def _heads(model: ir.Model) -> tuple[int, int, int]:

@@ -111,6 +111,14 @@ RESEALED: dict[str, tuple[Change, str]] = {
         lambda raw: raw["program"]["steps"][1].update(layer=3),
         "attention of layer 3: the KV pool has 3 layers",
     ),
+    "a window that is not the KV geometry's": (
+        lambda raw: raw["program"]["steps"][1].update(window=4),
+        "attention of layer 0 has a window of 4 tokens; the KV geometry has 0",
+    ),
+    "sizes for another number of layers": (
+        lambda raw: raw["kv"].update(head_dim=[16, 32]),
+        "head_dim has 2 entries; it needs one for each of the 3 layers",
+    ),
     "max_batch_tokens": (
         lambda raw: raw.update(max_batch_tokens=10**12),
         r"max_batch_tokens: Input should be less than or equal to 1048576 \(it is 1000000000000\)",

@@ -40,8 +40,9 @@ class QuantizeKVCache(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Set the precision in the model's KV geometry."""
         before = KV.of(model)
-        if self.precision == "int4" and before.head_dim % 2:
-            raise PassError(f"heads have {before.head_dim} dims, and two share a byte of int4; use int8")
+        odd = next((dim for layer in before.layers for dim in (layer.key_dim, layer.value_dim) if dim % 2), None)
+        if self.precision == "int4" and odd:
+            raise PassError(f"heads have {odd} dims, and two share a byte of int4; use int8")
         after = before.model_copy(update={"dtype": self.precision})
         KV.record(model, after)
         return ir.passes.PassResult(model, modified=before != after)

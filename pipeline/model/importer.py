@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
 from ingot.passes.model_facts import CHECKPOINT, DEQUANTIZED, DTYPE, KV, MODEL
+from ingot.passes.rewriting import attentions
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
@@ -83,7 +84,7 @@ def import_checkpoint(
     model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
     num_parameters = sum(math.prod(checkpoint.shapes[name]) for name in names)
     MODEL.record(model, _facts(config, context_tokens, num_parameters))
-    KV.record(model, _kv_geometry(config))
+    KV.record(model, _kv_geometry(config, model))
     _note_inputs(checkpoint)
     if builder.dequantized:
         DEQUANTIZED.record(model, builder.dequantized)
@@ -126,8 +127,13 @@ def _facts(config: DecoderConfig, context_tokens: int, num_parameters: int) -> M
     )
 
 
-def _kv_geometry(config: DecoderConfig) -> KVGeometry:
-    return KVGeometry(num_layers=len(config.layers), num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+def _kv_geometry(config: DecoderConfig, model: ir.Model) -> KVGeometry:
+    return KVGeometry(
+        num_layers=len(config.layers),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        window=tuple(node.attributes["window"].as_int() for node in attentions(model.graph)),
+    )
 
 
 def _half_type(checkpoint: Checkpoint) -> Literal["bfloat16", "float16"]:

@@ -126,6 +126,8 @@ def _operands(step: AttentionStep) -> Iterator[_Columns]:
 
 def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
     own = (step.num_kv_heads, step.head_dim)
+    if kv.unequal:
+        raise EngineError(f"the model has {kv.unequal}, which attention on the CPU does not support yet")
     if step.layer >= kv.num_layers or own != (kv.num_kv_heads, kv.head_dim) or step.num_heads % step.num_kv_heads:
         raise EngineError(
             f"attention of layer {step.layer}: {step.num_heads} heads over {own[0]} of {own[1]} dimensions do not fit"

@@ -1,11 +1,17 @@
-"""The layout of a KV block: sizes, offsets and strides, with and without scales."""
+"""The layout of a KV block: sizes, offsets and strides, with and without scales, of equal and unequal layers."""
+
+import json
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVType
+from ingot.errors import BuildError
 
 
 def geometry(dtype: KVType = "float32") -> KVGeometry:
@@ -58,3 +64,167 @@ def test_scales_follow_the_codes_in_the_same_order() -> None:
 def test_impossible_sizes_unknown_types_and_unknown_fields_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(change))):
         KVGeometry.model_validate({"num_layers": 3, "num_kv_heads": 2, "head_dim": 8, **change})
+
+
+UNEQUAL = {  # a full layer, two with windows of other sizes, the last of which shares the second's, and a latent one
+    "num_layers": 4,
+    "num_kv_heads": [2, 1, 1, 1],
+    "head_dim": [8, 4, 4, 12],
+    "value_dim": [8, 4, 4, 0],
+    "window": [0, 6, 6, 0],
+    "shares": [0, 1, 1, 3],
+    "block_tokens": 5,
+}
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> KVGeometry:
+    count = draw(st.integers(1, 6))
+
+    def column(sizes: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(sizes, min_size=count, max_size=count))
+
+    columns = {
+        "num_kv_heads": column(st.integers(1, 3)),
+        "head_dim": column(st.sampled_from([2, 4, 6, 32])),
+        "value_dim": column(st.sampled_from([0, 2, 8, 32])),
+        "window": column(st.integers(0, 20)),
+    }
+    shares = list(range(count))
+    for layer in range(count):
+        source = draw(st.integers(0, layer))
+        if shares[source] == source and draw(st.booleans()):
+            shares[layer] = source
+            for name in ("num_kv_heads", "head_dim", "value_dim"):
+                columns[name][layer] = columns[name][source]
+    dtype = draw(st.sampled_from(["float32", "float16", "fp8", "int4"]))
+    tokens, state = draw(st.integers(1, 17)), draw(st.sampled_from([0, 24]))
+    fields = {**columns, "shares": shares, "block_tokens": tokens, "dtype": dtype, "state_bytes": state}
+    return KVGeometry.model_validate({"num_layers": count, **fields})
+
+
+def runs(made: KVGeometry) -> list[tuple[int, int]]:
+    """Start and end of every run of elements and scales that a layer owns."""
+    found = []
+    for number, layer in enumerate(made.layers):
+        if layer.source == number:
+            vectors = layer.num_kv_heads * made.block_tokens
+            found.append((layer.keys, vectors * layer.key_bytes))
+            found.append((layer.values, vectors * layer.value_bytes))
+            if made.is_quantized:
+                found.append((layer.key_scales, 2 * vectors))
+                found.append((layer.value_scales, 2 * vectors * (layer.value_dim > 0)))
+    return sorted((start, start + size) for start, size in found if size)
+
+
+@given(geometries())
+def test_runs_fill_a_block_without_overlap_and_scales_are_aligned(made: KVGeometry) -> None:
+    at = 0
+    for start, end in runs(made):
+        if start != at:  # the only gap: elements are padded before the scales
+            assert start == made.code_bytes
+            assert 0 < start - at < 16
+        at = end
+    assert 0 <= made.block_bytes - at < (16 if made.is_quantized else 1)
+    assert all(start % made.element_bytes == 0 for start, _ in runs(made))
+    if made.is_quantized:
+        assert made.code_bytes % 16 == made.block_bytes % 16 == 0
+
+
+@given(geometries())
+def test_a_layer_that_shares_reads_where_its_source_does_and_latent_values_are_at_the_keys(made: KVGeometry) -> None:
+    for number, layer in enumerate(made.layers):
+        places = [
+            (made.keys_offset(n), made.values_offset(n), made.key_scales_offset(n), made.value_scales_offset(n))
+            for n in (number, layer.source)
+        ]
+        assert places[0] == places[1]
+        if layer.value_dim == 0:
+            assert (layer.values, layer.value_scales, layer.value_bytes) == (layer.keys, layer.key_scales, 0)
+
+
+@given(geometries())
+def test_a_geometry_survives_json_and_equal_layouts_are_equal_values(made: KVGeometry) -> None:
+    text = made.model_dump_json()
+    assert KVGeometry.model_validate_json(text) == made
+    assert json.loads(text) == json.loads(json.dumps(made.model_dump(mode="json")))
+    spelled_out: dict[str, Any] = {
+        "num_kv_heads": [layer.num_kv_heads for layer in made.layers],
+        "head_dim": [layer.key_dim for layer in made.layers],
+        "value_dim": [layer.value_dim for layer in made.layers],
+        "window": [layer.window for layer in made.layers],
+        "shares": [layer.source for layer in made.layers],
+    }
+    again = KVGeometry.model_validate({**json.loads(text), **spelled_out})
+    assert again == made
+    assert hash(again) == hash(made)
+    assert again.format_digest == made.format_digest
+
+
+def test_a_uniform_model_has_the_json_of_before_there_were_layers() -> None:
+    text = '{"num_layers":3,"num_kv_heads":2,"head_dim":8,"block_tokens":5,"dtype":"float32"}'
+    assert geometry().model_dump_json() == text
+    lists = {"num_layers": 3, "num_kv_heads": [2, 2, 2], "head_dim": [8, 8, 8], "value_dim": 8, "block_tokens": 5}
+    assert KVGeometry.model_validate({**lists, "shares": [0, 1, 2], "window": [0, 0, 0]}).model_dump_json() == text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_kv_heads": 4},
+        {"head_dim": 4},
+        {"value_dim": 0},
+        {"shares": (0, 0, 2)},
+        {"block_tokens": 10},
+        {"dtype": "float16"},
+        {"state_bytes": 8},
+        {"window": 3},
+    ],
+)
+def test_the_format_digest_covers_every_field(change: dict[str, object]) -> None:
+    before = geometry()
+    after = KVGeometry.model_validate({**before.model_dump(), **change})
+    assert before.format_digest != after.format_digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": [8, 4]}, "head_dim has 2 entries; it needs one for each of the 4 layers"),
+        ({"shares": [0, 1]}, "shares has 2 entries; it needs one for each of the 4 layers"),
+        ({"window": []}, "window has 0 entries"),
+        (
+            {"head_dim": [8, 4, 4, True]},
+            r"it is \[8, 4, 4, True\]; it must be a whole number from 1 to 65536, or a list",
+        ),
+        ({"window": -1}, "it is -1; it must be a whole number from 0"),
+        ({"shares": [0, 2, 2, 3]}, "layer 1 shares layer 2; a layer may share an earlier one only"),
+        ({"shares": [0, 1, 1, 2]}, "layer 3 shares layer 2, which has no keys and values of its own; name layer 1"),
+        ({"shares": [0, 1, 0, 3]}, r"layer 2 has heads, key dims, value dims \(1, 4, 4\), and layer 0, .* \(2, 8, 8\)"),
+        ({"value_dim": [8, 4, 4, 7], "dtype": "int4"}, "value_dim is 7; int4 stores two dims in a byte"),
+        ({"state_bytes": -1}, "state_bytes"),
+    ],
+)
+def test_inconsistent_layers_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        KVGeometry.model_validate({**UNEQUAL, **change})
+
+
+def test_readers_of_layers_of_one_shape_refuse_others_by_name() -> None:
+    made = KVGeometry.model_validate({**UNEQUAL, "state_bytes": 24})
+    message = (
+        "the model has layers of different num_kv_heads, layers of different head_dim, values of other dims than keys,"
+        " layers that share keys and values, 24 bytes of side state for each sequence; a GPU's attention kernel needs"
+    )
+    with pytest.raises(BuildError, match=message):
+        made.strides()
+    for name in ("block_shape", "width", "head_stride"):
+        with pytest.raises(BuildError, match="needs the same heads and dims in all layers"):
+            getattr(made, name)
+
+
+def test_layers_that_differ_in_windows_alone_have_one_shape() -> None:
+    made = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8, window=(0, 4))
+    assert made.unequal is None
+    assert made.strides() == KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8).strides()
+    assert made.model_dump()["window"] == (0, 4)

@@ -313,7 +313,7 @@ ARTIFACTS: Mapping[str, Damage] = {
     "manifest: a key twice": text("manifest.json", '{"name": 1, "name": 2}'),
     "manifest: NaN": text("manifest.json", '{"name": NaN}'),
     "manifest: bytes": text("manifest.json", b"\xff\x00"),
-    "manifest: schema 3": keys("manifest.json", schema_version=3),
+    "manifest: schema 4": keys("manifest.json", schema_version=4),
     "manifest: schema 10^400": keys("manifest.json", schema_version=10**400),
     "manifest: schema true": keys("manifest.json", schema_version=True),
     "manifest: another name": keys("manifest.json", name="other"),

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ingot.artifact import Artifact
+from ingot.artifact import Artifact, KVGeometry
+from ingot.cli.inspect import kv_in_words
 from ingot.cli.main import run
 from tests.conftest import BuildArtifact
 
@@ -22,6 +23,15 @@ def test_the_facts_are_shown_and_verified(artifact: Artifact, capsys: Captured) 
     assert f"identity   {artifact.manifest.identity} (verified)" in shown
     assert "llama, 5,770,496 parameters, 6 layers, 4 KV heads of 32" in shown
     assert "attention" not in shown
+
+
+def test_layers_of_different_shapes_are_counted_by_shape() -> None:
+    columns = {"num_kv_heads": (4, 4, 1), "head_dim": (32, 32, 64), "shares": (0, 0, 2)}
+    kv = KVGeometry.model_validate({"num_layers": 3, **columns, "state_bytes": 2000})
+    assert kv_in_words(kv) == (
+        "1 with 4 KV heads of 32, 1 with 4 KV heads of 32 shared with an earlier layer, 1 with 1 KV heads of 64,"
+        " 2.0 kB of side state"
+    )
 
 
 def test_program_and_files_are_shown_when_asked_for(artifact: Artifact, capsys: Captured) -> None:

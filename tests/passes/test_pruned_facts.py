@@ -28,6 +28,20 @@ def test_a_second_pruning_counts_layers_from_the_checkpoint_and_adds_its_sites()
     assert KV.of(model) == KVGeometry(num_layers=2, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 
 
+def test_a_pruned_model_keeps_the_windows_of_the_layers_that_are_left() -> None:
+    model = TinyDecoder().model
+    KV.record(model, KVGeometry(num_layers=4, num_kv_heads=4, head_dim=HEAD_DIM, window=(0, 8, 8, 0)))
+    record_structure(model, [0, 2], [], [], removed=0)
+    assert KV.of(model) == KVGeometry(num_layers=2, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, window=(0, 8))
+
+
+def test_layers_that_share_keys_and_values_are_refused() -> None:
+    model = TinyDecoder().model
+    KV.record(model, KVGeometry(num_layers=3, num_kv_heads=4, head_dim=HEAD_DIM, shares=(0, 0, 2)))
+    with pytest.raises(PassError, match="layers that share keys and values; only layers of one shape can be pruned"):
+        record_structure(model, [0, 2], [], [], removed=0)
+
+
 def test_layers_of_different_heads_are_refused() -> None:
     model = TinyDecoder().model
     model.graph.node("layers.1.attention").attributes["num_heads"] = ir.AttrInt64("num_heads", 2)

@@ -1,16 +1,32 @@
 """The layout of a block of the KV pool.
 
-    [layer, k|v, kv head, token, width]      elements of all layers
-    [layer, k|v, kv head, token]             then float16 scales, if the type is quantized
+    keys, values of layer 0 | keys, values of layer 1 | ...      elements, each run [kv head, token, width]
+    scales of the same runs in the same order                    float16 [kv head, token], if the type is quantized
 
-One block holds all layers, so that moving a block between tiers is one copy.
+One block holds all layers, so that moving a block between tiers is one copy. Layers may differ: each size is one number
+for all layers, or a list with one for each. A layer that shares another layer's keys and values takes no bytes, and
+one with value_dim 0 stores no values, because they are a part of its keys (latent attention). A sequence may also have
+side state of fixed size next to its blocks, such as that of recurrent layers.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Literal, Self
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from ingot.errors import BuildError, shown
 from ingot.sizes import round_up
 
 KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
@@ -18,31 +34,118 @@ QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is stored as
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1}
 MAX_SIZE = 2**16  # of each axis of a block
+MAX_WINDOW = 2**31 - 1  # tokens
+MAX_STATE_BYTES = 2**40
 _SCALE_BYTES = 2
 _ALIGNMENT = 16  # bytes, of the scales and of the next block
+_LAYOUT_VERSION = 1  # of the order of runs in a block: increase it when stored blocks can no longer be read
+
+Sizes: TypeAlias = int | tuple[int, ...]  # one for all layers, or one for each
+
+
+def _sizes(least: int, most: int = MAX_SIZE) -> BeforeValidator:
+    """Accept one size, or a list of sizes, with one message for both."""
+
+    def check(value: Any) -> Any:
+        sizes = value if isinstance(value, list | tuple) else (value,)
+        if not all(type(size) is int and least <= size <= most for size in sizes):
+            raise ValueError(
+                f"it is {shown(value)}; it must be a whole number from {least} to {most}, or a list of them"
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """One layer of a block. Offsets are bytes from the start of the block.
+
+    source          the layer whose keys and values it reads: its own number, unless it shares another's
+    window          tokens that a token attends to, itself included; 0: all previous tokens
+    value_dim       0 if values are a part of the keys, and not stored
+    keys, values    offsets of its vectors [kv head, token, width]
+    key_scales, value_scales   offsets of their float16 scales [kv head, token]; unused without scales
+    """
+
+    source: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+    dtype: KVType
+    keys: int
+    values: int
+    key_scales: int
+    value_scales: int
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one key, without its scale."""
+        return _vector_bytes(self.key_dim, self.dtype)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one value, without its scale; 0 if values are a part of the keys."""
+        return _vector_bytes(self.value_dim, self.dtype)
 
 
 class KVGeometry(BaseModel):
-    """Shape of one KV block: [layer, k|v, kv head, token, dim], all layers contiguous."""
+    """Sizes of one KV block; `layers` has the place of each layer. A uniform model sets the first three fields only.
+
+    num_kv_heads   this and the sizes below: one for all layers, or a list with one for each
+    head_dim       dims of a key
+    value_dim      dims of a value; None: those of a key; 0: values are a part of the keys, and not stored
+    window         tokens that a token attends to, itself included; 0: all previous tokens
+    shares         for each layer, the layer whose keys and values it reads: an earlier one, or itself; (): all itself
+    block_tokens   tokens of a block
+    dtype          type of the stored elements
+    state_bytes    bytes of a sequence's side state; 0 for none
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_layers: int = Field(ge=1, le=MAX_SIZE)
-    num_kv_heads: int = Field(ge=1, le=MAX_SIZE)
-    head_dim: int = Field(ge=1, le=MAX_SIZE)
+    num_kv_heads: Annotated[Sizes, _sizes(1)]
+    head_dim: Annotated[Sizes, _sizes(1)]
+    value_dim: Annotated[Sizes | None, _sizes(0)] = None
+    window: Annotated[Sizes, _sizes(0, MAX_WINDOW)] = 0
+    shares: tuple[Annotated[int, Field(ge=0, lt=MAX_SIZE)], ...] = ()
     block_tokens: int = Field(default=16, ge=1, le=MAX_SIZE)
     dtype: KVType = "float32"
+    state_bytes: int = Field(default=0, ge=0, le=MAX_STATE_BYTES)
 
     @model_validator(mode="after")
-    def _whole_bytes(self) -> Self:
-        if self.dtype == "int4" and self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; int4 stores two dims in a byte, so it must be even")
+    def _consistent(self) -> Self:
+        """Check the lists, and write what is equal in all layers as one number: equal layouts are equal values."""
+        columns = _columns(self)
+        _check_sharing(columns)
+        if self.dtype == "int4":
+            _check_whole_bytes(columns)
+        self.__dict__.update(_shortest(columns))
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what a uniform model does not need: a newer Ingot computes the same identity as an older one."""
+        values: dict[str, Any] = serialize(self)
+        unset = {name for name in _OPTIONAL if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in values.items() if name not in unset}
+
     @property
-    def block_shape(self) -> tuple[int, int, int, int, int]:
-        """[layers, 2, kv heads, block tokens, elements of a vector]."""
-        return (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.width)
+    def layers(self) -> tuple[KVLayer, ...]:
+        """Every layer with its place in a block."""
+        return _layout(self).layers
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: keys, values and scales of all layers."""
+        return _layout(self).block_bytes
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a block's elements, padded if scales follow them."""
+        return _layout(self).code_bytes
 
     @property
     def is_quantized(self) -> bool:
@@ -50,25 +153,64 @@ class KVGeometry(BaseModel):
         return self.dtype in QUANTIZED
 
     @property
-    def width(self) -> int:
-        """Elements of one vector; an element of int4 is a byte of two dims."""
-        return self.head_dim // (2 if self.dtype == "int4" else 1)
-
-    @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an element; an element of int4 is a byte of two dims."""
         return _ELEMENT_BYTES[self.dtype]
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of a block's elements, padded if scales follow them."""
-        size = self._vectors * self.width * self.element_bytes
-        return round_up(size, _ALIGNMENT) if self.is_quantized else size
+    def format_digest(self) -> str:
+        """SHA-256 of all that decides how the bytes of a block and of side state are read."""
+        layers = [asdict(layer) for layer in self.layers]
+        facts = [_LAYOUT_VERSION, self.block_tokens, self.dtype, self.block_bytes, self.state_bytes, layers]
+        return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def keys_offset(self, layer: int) -> int:
+        """Bytes from the start of a block to the keys [kv head, token, width] that a layer reads."""
+        return self.layers[layer].keys
+
+    def values_offset(self, layer: int) -> int:
+        """Bytes from the start of a block to the values that a layer reads; to its keys if they contain the values."""
+        return self.layers[layer].values
+
+    def key_scales_offset(self, layer: int) -> int:
+        """Bytes from the start of a block to the float16 scales [kv head, token] of a layer's keys."""
+        return self.layers[layer].key_scales
+
+    def value_scales_offset(self, layer: int) -> int:
+        """Bytes from the start of a block to the float16 scales [kv head, token] of a layer's values."""
+        return self.layers[layer].value_scales
+
+    # What follows is for kernels that read layers of one shape.
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one block: keys, values and scales of all layers."""
-        return self.code_bytes + (round_up(_SCALE_BYTES * self._vectors, _ALIGNMENT) if self.is_quantized else 0)
+    def unequal(self) -> str | None:
+        """What keeps kernels for layers of one shape from reading these layers; None if they can."""
+        found = [name for name in ("num_kv_heads", "head_dim") if isinstance(getattr(self, name), tuple)]
+        words = [f"layers of different {name}" for name in found]
+        words += ["values of other dims than keys"] if self.value_dim is not None else []
+        words += ["layers that share keys and values"] if self.shares else []
+        words += [f"{self.state_bytes} bytes of side state for each sequence"] if self.state_bytes else []
+        return ", ".join(words) or None
+
+    def uniform(self, reader: str) -> KVLayer:
+        """Layer 0, which has the shape of all. BuildError, which names the reader, if layers differ."""
+        if self.unequal:
+            raise BuildError(
+                f"the model has {self.unequal}; {reader} needs the same heads and dims in all layers: choose a target"
+                " that supports it"
+            )
+        return self.layers[0]
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """[layers, 2, kv heads, block tokens, elements of a vector], of layers of one shape."""
+        heads = self.uniform("a block as one array").num_kv_heads
+        return (self.num_layers, 2, heads, self.block_tokens, self.width)
+
+    @property
+    def width(self) -> int:
+        """Elements of one vector, of layers of one shape."""
+        return self.uniform("a kernel").key_bytes // self.element_bytes
 
     @property
     def head_stride(self) -> int:
@@ -77,22 +219,130 @@ class KVGeometry(BaseModel):
 
     def pool_offset(self, layer: int) -> int:
         """Elements from the start of a block to the layer's keys."""
-        return layer * 2 * self.head_stride * self.num_kv_heads
+        return self.keys_offset(layer) // self.element_bytes
 
     def scale_offset(self, layer: int) -> int:
         """float16 elements from the start of a block to the scales of the layer's keys."""
-        return self.code_bytes // _SCALE_BYTES + layer * 2 * self.num_kv_heads * self.block_tokens
+        return self.key_scales_offset(layer) // _SCALE_BYTES
 
     def strides(self) -> dict[str, int]:
         """Strides of the pool by kernel argument, in elements; those of scales in float16 elements."""
+        heads = self.uniform("a GPU's attention kernel").num_kv_heads
         return {
             "block_stride": self.block_bytes // self.element_bytes,
             "head_stride": self.head_stride,
-            "value_offset": self.num_kv_heads * self.head_stride,
+            "value_offset": heads * self.head_stride,
             "scale_block_stride": self.block_bytes // _SCALE_BYTES,
-            "scale_value_offset": self.num_kv_heads * self.block_tokens,
+            "scale_value_offset": heads * self.block_tokens,
         }
 
-    @property
-    def _vectors(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.block_tokens
+
+_OPTIONAL = ("value_dim", "window", "shares", "state_bytes")  # fields that a manifest may leave out
+
+
+class _Columns(NamedTuple):
+    """A geometry's sizes with one entry for each layer."""
+
+    num_kv_heads: tuple[int, ...]
+    head_dim: tuple[int, ...]
+    value_dim: tuple[int, ...]
+    window: tuple[int, ...]
+    shares: tuple[int, ...]
+
+
+class _Layout(NamedTuple):
+    layers: tuple[KVLayer, ...]
+    code_bytes: int
+    block_bytes: int
+
+
+def _columns(geometry: KVGeometry) -> _Columns:
+    """ValueError for a list that has not one entry for each layer."""
+    count = geometry.num_layers
+
+    def column(name: str, sizes: Sizes) -> tuple[int, ...]:
+        if isinstance(sizes, int):
+            return (sizes,) * count
+        if len(sizes) != count:
+            raise ValueError(f"{name} has {len(sizes)} entries; it needs one for each of the {count} layers")
+        return sizes
+
+    value_dim = geometry.head_dim if geometry.value_dim is None else geometry.value_dim
+    return _Columns(
+        column("num_kv_heads", geometry.num_kv_heads),
+        column("head_dim", geometry.head_dim),
+        column("value_dim", value_dim),
+        column("window", geometry.window),
+        column("shares", geometry.shares or tuple(range(count))),
+    )
+
+
+def _check_sharing(columns: _Columns) -> None:
+    """Raise ValueError for a layer that shares a later one, one without keys and values, or one of another shape."""
+    shapes = list(zip(*columns[:3], strict=True))
+    for layer, source in enumerate(columns.shares):
+        if source > layer:
+            raise ValueError(f"shares: layer {layer} shares layer {source}; a layer may share an earlier one only")
+        if columns.shares[source] != source:
+            raise ValueError(
+                f"shares: layer {layer} shares layer {source}, which has no keys and values of its own;"
+                f" name layer {columns.shares[source]}"
+            )
+        if shapes[layer] != shapes[source]:
+            raise ValueError(
+                f"shares: layer {layer} has heads, key dims, value dims {shapes[layer]}, and layer {source}, which it"
+                f" shares, {shapes[source]}; they must be equal"
+            )
+
+
+def _check_whole_bytes(columns: _Columns) -> None:
+    for name in ("head_dim", "value_dim"):
+        odd = next((size for size in getattr(columns, name) if size % 2), None)
+        if odd is not None:
+            raise ValueError(f"{name} is {odd}; int4 stores two dims in a byte, so it must be even")
+
+
+def _shortest(columns: _Columns) -> dict[str, object]:
+    """The fields that give these columns, in the shortest way."""
+    fields: dict[str, object] = {
+        name: sizes[0] if len(set(sizes)) == 1 else sizes for name, sizes in columns._asdict().items()
+    }
+    if columns.value_dim == columns.head_dim:
+        fields["value_dim"] = None
+    fields["shares"] = () if columns.shares == tuple(range(len(columns.shares))) else columns.shares
+    return fields
+
+
+@lru_cache(maxsize=64)
+def _layout(geometry: KVGeometry) -> _Layout:
+    """Place the runs of all layers: first the elements of each, then the scales of each."""
+    columns, dtype = _columns(geometry), geometry.dtype
+    code_bytes = sum(_run_bytes(geometry, columns, layer) for layer in range(geometry.num_layers))
+    if geometry.is_quantized:
+        code_bytes = round_up(code_bytes, _ALIGNMENT)
+    made: list[KVLayer] = []
+    at, scale = 0, code_bytes
+    for layer, (heads, key_dim, value_dim, window, source) in enumerate(zip(*columns, strict=True)):
+        if source != layer:
+            made.append(replace(made[source], window=window))
+            continue
+        vectors = heads * geometry.block_tokens
+        values = at + vectors * _vector_bytes(key_dim, dtype) if value_dim else at
+        scales = vectors * _SCALE_BYTES if geometry.is_quantized else 0
+        value_scales = scale + scales if value_dim else scale
+        made.append(KVLayer(source, heads, key_dim, value_dim, window, dtype, at, values, scale, value_scales))
+        at += _run_bytes(geometry, columns, layer)
+        scale = value_scales + scales
+    return _Layout(tuple(made), code_bytes, round_up(scale, _ALIGNMENT) if geometry.is_quantized else at)
+
+
+def _run_bytes(geometry: KVGeometry, columns: _Columns, layer: int) -> int:
+    """Bytes of a layer's own keys and values; 0 if it shares another's."""
+    if columns.shares[layer] != layer:
+        return 0
+    widths = (_vector_bytes(dims[layer], geometry.dtype) for dims in (columns.head_dim, columns.value_dim))
+    return columns.num_kv_heads[layer] * geometry.block_tokens * sum(widths)
+
+
+def _vector_bytes(dims: int, dtype: KVType) -> int:
+    return dims // 2 if dtype == "int4" else dims * _ELEMENT_BYTES[dtype]

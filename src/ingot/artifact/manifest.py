@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ingot.artifact.kv_geometry import KVGeometry
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
 MAX_BATCH_TOKENS = 2**20  # buffers of that size still fit a machine's memory

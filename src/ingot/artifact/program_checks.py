@@ -10,6 +10,7 @@ from ingot.artifact.manifest import AttentionStep, Manifest, SegmentStep, ValueF
 from ingot.errors import ArtifactError, did_you_mean, shown
 
 LOGITS = "logits"
+_WINDOWS_SINCE = 3  # the first schema version whose KV geometry has windows
 PROGRAM_INPUTS = {
     "input_ids": ValueFacts(dtype="int64", rows="tokens", columns=0),
     "position_ids": ValueFacts(dtype="int64", rows="tokens", columns=0),
@@ -78,13 +79,21 @@ def _check_file(name: str, place: str, files: Collection[str]) -> None:
 
 
 def _check_layers(manifest: Manifest) -> None:
-    """Every layer of the KV pool belongs to one attention step."""
-    layers = Counter(step.layer for step in manifest.program.steps if isinstance(step, AttentionStep))
-    for layer, count in layers.items():
+    """Every layer of the KV pool belongs to one attention step, which has its window."""
+    steps = [step for step in manifest.program.steps if isinstance(step, AttentionStep)]
+    for layer, count in Counter(step.layer for step in steps).items():
         if layer >= manifest.kv.num_layers:
             raise ArtifactError(f"attention of layer {layer}: the KV pool has {manifest.kv.num_layers} layers")
         if count > 1:
             raise ArtifactError(f"attention of layer {layer} is computed by {count} steps")
+    if manifest.schema_version < _WINDOWS_SINCE:
+        return
+    for step in steps:
+        window = manifest.kv.layers[step.layer].window
+        if step.window != window:
+            raise ArtifactError(
+                f"attention of layer {step.layer} has a window of {step.window} tokens; the KV geometry has {window}"
+            )
 
 
 def _words(facts: ValueFacts) -> str:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from ingot.artifact import Artifact, AttentionStep, open_artifact
+from ingot.artifact import Artifact, AttentionStep, KVGeometry, open_artifact
 from ingot.artifact.calibration_record import read_calibration
 from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import (
@@ -46,14 +46,26 @@ def inspect_command(
         print_table("Files", ("file", "size", "SHA-256"), rows)
 
 
+def kv_in_words(kv: KVGeometry) -> str:
+    """KV heads of the layers; equal layers are counted."""
+    if kv.unequal is None:
+        return f"{kv.num_kv_heads} KV heads of {kv.head_dim}"
+    shapes = Counter((layer.num_kv_heads, layer.key_dim, layer.source != n) for n, layer in enumerate(kv.layers))
+    kinds = [
+        f"{count} with {heads} KV heads of {dim}{' shared with an earlier layer' if shared else ''}"
+        for (heads, dim, shared), count in shapes.items()
+    ]
+    state = [f"{format_bytes(kv.state_bytes)} of side state"] if kv.state_bytes else []
+    return ", ".join([*kinds, *state])
+
+
 def _print_facts(artifact: Artifact, verified: bool) -> None:
     manifest = artifact.manifest
     model, kv = manifest.model, manifest.kv
-    heads = f"{kv.num_kv_heads} KV heads of {kv.head_dim}"
     rows = {
         "name": manifest.name,
         "identity": manifest.identity + (" (verified)" if verified else " (not verified)"),
-        "model": f"{model.family}, {model.num_parameters:,} parameters, {model.num_layers} layers, {heads}",
+        "model": f"{model.family}, {model.num_parameters:,} parameters, {model.num_layers} layers, {kv_in_words(kv)}",
         "context": f"{model.context_tokens:,} tokens, vocabulary {model.vocab_size:,}",
         "target": f"{manifest.target}, run by {manifest.engine}",
         "KV block": f"{kv.block_tokens} tokens, {kv.dtype}, {format_bytes(kv.block_bytes)}",

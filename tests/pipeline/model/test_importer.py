@@ -12,6 +12,7 @@ import pytest
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import CheckpointError, UsageError
 from ingot.passes.model_facts import CHECKPOINT, KV, MODEL
+from ingot.passes.rewriting import attentions
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.progress import NOTES
@@ -103,6 +104,14 @@ def test_attention_carries_the_layers_facts() -> None:
 def test_a_window_as_wide_as_the_context_is_none() -> None:
     window = nodes(imported("mistral", context_tokens=8))["layers.0.self_attn.attention"].attributes["window"]
     assert window.as_int() == 0
+    assert KV.of(imported("mistral", context_tokens=8)).window == 0
+
+
+def test_the_kv_geometry_has_each_layers_window() -> None:
+    model = imported("gemma2")
+    windows = tuple(node.attributes["window"].as_int() for node in attentions(model.graph))
+    assert set(windows) == {0, 8}
+    assert tuple(layer.window for layer in KV.of(model).layers) == windows
 
 
 def test_only_the_wanted_rows_reach_the_head() -> None:
