@@ -52,7 +52,7 @@ def _sizes(least: int, most: int = MAX_SIZE) -> BeforeValidator:
             raise ValueError(
                 f"it is {shown(value)}; it must be a whole number from {least} to {most}, or a list of them"
             )
-        return value
+        return tuple(value) if isinstance(value, list) else value
 
     return BeforeValidator(check)
 
