@@ -387,3 +387,32 @@ def validate() -> None:
       ingot validate artifacts/demo
       ingot validate artifacts/demo --checkpoint examples/models/stdlib-llama-6m
     """
+
+
+@_command("verify", "ingot.cli.verify:verify_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
+@click.option("--quick", is_flag=True, help="Fewer requests with shorter outputs, and no triples.")
+@click.option("--only", multiple=True, metavar="PAIR", help="Verify only this cell, as prefix-hit+preemption.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Chooses prompts and samples.")
+@_path("--prompts", metavar="FILE", help="Text for the prompts (default: the model's own samples).")
+@_path("-o", "--output", metavar="FILE", help="Write the result as JSON to a file outside of the artifact.")
+@click.option("--list", "show_list", is_flag=True, help="List the features, and which of them ARTIFACT has.")
+@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@_progress_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify() -> None:
+    """Prove that no feature of the runtime changes an answer of ARTIFACT, on this machine.
+
+    Prompts are served with every feature (prefix hits, chunked prefill, preemption, ...), with every pair of them, and
+    with every triple that contains speculation. Each answer is compared with that of the plain path: one request alone,
+    its prompt in one step, nothing cached. Tokens, text and reasons must be equal, and on the CPU every bit of the
+    logits. A run that did not do what it should verify does not pass.
+
+    Exit codes: 0 all are equal, 1 error, 2 usage, 3 one differs, 4 one was not exercised.
+
+    \b
+    Examples:
+      ingot verify artifacts/demo --quick
+      ingot verify artifacts/demo --only prefix-hit+preemption --seed 7
+      ingot verify artifacts/demo --prompts held-out.txt -o verify.json
+    """

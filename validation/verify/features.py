@@ -1,0 +1,152 @@
+"""The features that must not change an answer, a row each: what it changes in a plan, and what shows that it took part.
+
+To add one, add its row. `shown_by` reads what a run observed and returns a figure, such as "48 cached tokens"; an empty
+string means that the run did not exercise the feature, and then its pair proves nothing and fails.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ingot.validation.verify.plan import Observed, Plan
+from ingot.validation.verify.subject import Subject
+
+
+def _never(subject: Subject) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature of the runtime.
+
+    change       returns the plan with the feature, for a subject
+    shown_by     the figure that shows that a run exercised it; empty if it did not
+    unavailable  why a subject does not have it; empty if it has
+    speculates   whether triples with it are verified too
+    conflicts    features that one engine cannot have at the same time
+    """
+
+    name: str
+    summary: str
+    change: Callable[[Plan, Subject], Plan]
+    shown_by: Callable[[Observed], str]
+    unavailable: Callable[[Subject], str] = _never
+    speculates: bool = False
+    conflicts: tuple[str, ...] = ()
+
+
+def with_options(plan: Plan, **values: Any) -> Plan:
+    """The plan with these options of the engine."""
+    return replace(plan, options=replace(plan.options, **values))
+
+
+def _counted(count: int, unit: str) -> str:
+    return f"{count} {unit}" if count else ""
+
+
+def _needs_full_blocks(subject: Subject) -> str:
+    block, context = subject.kv.block_tokens, subject.model.context_tokens
+    return "" if 3 * block < context else f"blocks have {block} tokens and the context {context}: too few blocks"
+
+
+# Prefix hit
+
+
+def _prefix_hit(plan: Plan, subject: Subject) -> Plan:
+    return replace(with_options(plan, prefix_cache=True), warm=True)
+
+
+def _shown_by_hits(observed: Observed) -> str:
+    return _counted(sum(one.completion.cached_tokens for one in observed.answers), "cached tokens")
+
+
+# Chunked prefill
+
+
+def chunk_tokens(subject: Subject) -> int:
+    """Tokens of a chunk: more than a block and not a multiple of one, so that chunks end within blocks."""
+    block = subject.kv.block_tokens
+    return min(block + max(1, block // 2 - 1), max(1, subject.max_batch_tokens // 2))
+
+
+def _chunked(plan: Plan, subject: Subject) -> Plan:
+    return with_options(plan, max_batch_tokens=chunk_tokens(subject))
+
+
+def _shown_by_chunks(observed: Observed) -> str:
+    """A prompt with more tokens to compute than a step may have was computed in chunks."""
+    most = observed.max_batch_tokens
+    computed = [one.completion.prompt_tokens - one.completion.cached_tokens for one in observed.answers]
+    chunked = [num_tokens for num_tokens in computed if num_tokens > most]
+    return f"{len(chunked)} prompts in up to {-(-max(chunked) // most)} chunks" if chunked else ""
+
+
+# Batch mates
+
+
+def _mates(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, together=True)
+
+
+def _shown_by_shared_steps(observed: Observed) -> str:
+    return _counted(observed.shared_steps, "shared steps")
+
+
+# Preemption
+
+
+def _preempted(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, together=True, pool="minimal" if plan.pool == "minimal" else "tight")
+
+
+def _shown_by_preemptions(observed: Observed) -> str:
+    return _counted(sum(one.completion.metrics.num_preemptions for one in observed.answers), "preemptions")
+
+
+# Cancellation of a mate
+
+
+def _cancels(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, together=True, cancels=True)
+
+
+def _shown_by_cancelled(observed: Observed) -> str:
+    """At least one mate was cancelled after it had run."""
+    ran = [one for one in observed.cancelled if one.completion.metrics.first_scheduled_seconds is not None]
+    return f"{len(ran)} of {len(observed.cancelled)} cancelled mates had run" if ran else ""
+
+
+# KV pool of minimal size
+
+
+def _minimal(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, pool="minimal")
+
+
+def _shown_by_full_pool(observed: Observed) -> str:
+    return _counted(observed.full_steps, "steps with a full pool")
+
+
+_ROWS = (
+    Feature(
+        "prefix-hit",
+        "prompts find their beginnings in the prefix cache",
+        _prefix_hit,
+        _shown_by_hits,
+        unavailable=_needs_full_blocks,
+    ),
+    Feature("chunked-prefill", "prompts are computed over several steps", _chunked, _shown_by_chunks),
+    Feature("batch-mates", "all requests run at once", _mates, _shown_by_shared_steps),
+    Feature(
+        "preemption",
+        "requests lose their blocks while they run, and compute them again",
+        _preempted,
+        _shown_by_preemptions,
+        unavailable=_needs_full_blocks,
+    ),
+    Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),
+    Feature("minimal-pool", "the KV pool holds no more than the largest request", _minimal, _shown_by_full_pool),
+)
+
+FEATURES: Mapping[str, Feature] = {row.name: row for row in _ROWS}

@@ -1,0 +1,171 @@
+"""The matrix: each feature alone, every pair, and every triple that contains speculation, against the plain path."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from itertools import combinations
+
+from ingot.errors import IngotError, UsageError, unknown
+from ingot.progress import Stage
+from ingot.runtime.engine import Engine
+from ingot.runtime.options import EngineOptions
+from ingot.validation.verify.compare import beginning_difference, difference
+from ingot.validation.verify.features import FEATURES, Feature
+from ingot.validation.verify.plan import Observed, Plan
+from ingot.validation.verify.requests import Expected, Lengths, make_requests, model_tokens, with_outputs
+from ingot.validation.verify.result import CellResult, VerifyResult
+from ingot.validation.verify.scenario import run_plan
+from ingot.validation.verify.subject import Subject
+
+_TEXT_PROMPTS = 8  # longest prompts of text that are enough to choose windows from
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What to verify.
+
+    quick  fewer requests with shorter outputs, and no triples
+    only   names of cells, as "prefix-hit+preemption"; empty: all
+    seed   of the choice of prompts and of sampling
+    text   real text for the prompts; None: the model's own samples
+    """
+
+    quick: bool = False
+    only: tuple[str, ...] = ()
+    seed: int = 0
+    text: str | None = None
+
+
+def cell_names(features: Iterable[Feature], quick: bool) -> list[tuple[str, ...]]:
+    """All cells: singles, pairs, then triples with speculation unless `quick`."""
+    rows = list(features)
+    cells: list[tuple[Feature, ...]] = [(row,) for row in rows]
+    cells += combinations(rows, 2)
+    if not quick:
+        cells += [triple for triple in combinations(rows, 3) if any(row.speculates for row in triple)]
+    return [tuple(row.name for row in cell) for cell in cells]
+
+
+def verify(
+    subject: Subject, options: VerifyOptions | None = None, command: str = "ingot verify ARTIFACT"
+) -> VerifyResult:
+    """Run the plain path, then every cell, and compare. `command` begins the command that repeats a cell.
+
+    UsageError for an unknown cell, DataError for a text that is too short, EngineError when the plain path fails.
+    """
+    options = options or VerifyOptions()
+    names = _chosen(options)
+    started = time.monotonic()
+    expected, source = plain_answers(subject, options)
+    stage = Stage("verify", len(names))
+    cells = []
+    for name in names:
+        cells.append(_verify_cell(name, subject, expected, options, command))
+        stage.advance()
+    return VerifyResult(
+        identity=subject.identity,
+        name=subject.name,
+        target=subject.target,
+        engine=subject.engine,
+        seed=options.seed,
+        quick=options.quick,
+        logits=f"within {subject.logits_bound:g} of the row's largest logit" if subject.logits_bound else "bit-equal",
+        prompts=source,
+        requests={one.request.name: (len(one.request.prompt), len(one.completion.token_ids)) for one in expected},
+        features=tuple(FEATURES),
+        cells=tuple(cells),
+        seconds=round(time.monotonic() - started, 2),
+        verified_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expected], str]:
+    """Answer every request alone: whole prompt in one step, no cache, no other request. Also where prompts came from."""
+    lengths = Lengths.of(subject, options.quick)
+    blocks = 2 * -(-subject.model.context_tokens // subject.kv.block_tokens)
+    with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks)) as engine:
+        tokens, source = _tokens(engine, options, lengths)
+        requests = make_requests(tokens, lengths, options.seed, options.quick)
+        return with_outputs(requests, engine, lengths), source
+
+
+def _tokens(engine: Engine, options: VerifyOptions, lengths: Lengths) -> tuple[Sequence[int], str]:
+    if options.text is not None and engine.tokenizer is not None:
+        return engine.tokenizer.encode(options.text, add_special_tokens=False), "windows of the given text"
+    tokens = model_tokens(engine, _TEXT_PROMPTS * lengths.longest, options.seed)
+    return tokens, "windows of text that the model sampled"
+
+
+def _chosen(options: VerifyOptions) -> list[tuple[str, ...]]:
+    if not options.only:
+        return cell_names(FEATURES.values(), options.quick)
+    return [_parsed(name) for name in options.only]
+
+
+def _parsed(cell: str) -> tuple[str, ...]:
+    """The features of a cell's name, in the order of the table."""
+    given = cell.split("+")
+    for name in given:
+        if name not in FEATURES:
+            raise UsageError(f"--only {cell}: {unknown('feature', name, FEATURES, 'features')}")
+    return tuple(name for name in FEATURES if name in given)
+
+
+def _verify_cell(
+    names: tuple[str, ...], subject: Subject, expected: Sequence[Expected], options: VerifyOptions, command: str
+) -> CellResult:
+    features = [FEATURES[name] for name in names]
+    reason = _not_available(features, subject)
+    if reason:
+        return CellResult(features=names, verdict="N/A", reason=reason)
+    started = time.monotonic()
+    quick = " --quick" if options.quick else ""
+    repeat = f"{command}{quick} --only {'+'.join(names)} --seed {options.seed}"
+    plan = reduce(lambda made, feature: feature.change(made, subject), features, Plan())
+    differences: list[str] = []
+    exercised = dict.fromkeys(names, "")
+    for keep_logits in subject.keeps_logits:
+        observed, problem = _run(plan, subject, expected, keep_logits)
+        differences += [problem] if problem else _differences(observed, expected, subject.logits_bound)
+        exercised = {feature.name: feature.shown_by(observed) for feature in features}
+        if differences or not all(exercised.values()):
+            break
+    verdict = "DIFFERS" if differences else "OK" if all(exercised.values()) else "NOT EXERCISED"
+    return CellResult(
+        features=names,
+        verdict=verdict,  # type: ignore[arg-type]  # one of the three
+        exercised=exercised,
+        differences=tuple(differences),
+        repeat=repeat,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _not_available(features: Sequence[Feature], subject: Subject) -> str:
+    names = {feature.name for feature in features}
+    for feature in features:
+        reason = feature.unavailable(subject)
+        if reason:
+            return f"{feature.name}: {reason}"
+        clash = sorted(names.intersection(feature.conflicts))
+        if clash:
+            return f"an engine has {feature.name} or {clash[0]}, not both"
+    return ""
+
+
+def _run(plan: Plan, subject: Subject, expected: Sequence[Expected], keep_logits: bool) -> tuple[Observed, str]:
+    """Run a plan; what the engine raises is an answer too, and a wrong one."""
+    try:
+        return run_plan(plan, subject, expected, keep_logits=keep_logits), ""
+    except (IngotError, AssertionError) as error:
+        return Observed(0), f"the engine failed: {type(error).__name__}: {error}"
+
+
+def _differences(observed: Observed, expected: Sequence[Expected], bound: float) -> list[str]:
+    found = [difference(answer, bound) for answer in (*observed.before, *observed.answers)]
+    found += [beginning_difference(answer) for answer in observed.cancelled]
+    answered = {answer.expected.request.name for answer in observed.answers}
+    missing = [one.request.name for one in expected if one.request.name not in answered]
+    return [*(str(one) for one in found if one), *(f"request {name}: it was not answered" for name in missing)]

@@ -1,0 +1,57 @@
+"""A plan says how engines are loaded and in which order requests run; a run of it observes what happened."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.outputs import Completion, EngineMetrics
+from ingot.validation.verify.requests import Expected
+
+PoolKind = Literal["ample", "tight", "minimal"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plain path, which features change: one request after another, each whole, nothing cached.
+
+    options   of the engine; `kv_blocks` follows from `pool`
+    pool      ample: all requests fit at once; tight: they do not; minimal: only the largest request fits
+    together  all requests at once, instead of one after another
+    warm      other requests with the same beginnings run first
+    cancels   mates of the requests are cancelled before, while and after their prompts are computed
+    """
+
+    options: EngineOptions = field(default_factory=lambda: EngineOptions(prefix_cache=False))
+    pool: PoolKind = "ample"
+    together: bool = False
+    warm: bool = False
+    cancels: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run answered to a request, and its answer on the plain path."""
+
+    expected: Expected
+    completion: Completion
+
+
+@dataclass
+class Observed:
+    """What a run did: the answers, and the figures that show which features took part.
+
+    answers       to the requests of the run itself, which are complete
+    before        answers to what ran before to fill the cache
+    cancelled     answers to cancelled mates: the beginnings of what the plain path answered
+    shared_steps  steps that gave tokens to two requests or more
+    full_steps    steps after which no block of the pool was free
+    counters      the engine's own, of the run itself without what warmed it up
+    """
+
+    max_batch_tokens: int
+    answers: list[Answer] = field(default_factory=list)
+    before: list[Answer] = field(default_factory=list)
+    cancelled: list[Answer] = field(default_factory=list)
+    shared_steps: int = 0
+    full_steps: int = 0
+    counters: EngineMetrics | None = None

@@ -1,0 +1,150 @@
+"""The requests of a verification: real prompts with the lengths and parameters where errors were found before.
+
+Lengths are around block boundaries (an exact multiple, one more, one less), prompts share beginnings, one continues the
+output of another as a conversation does, one repeats itself. Greedy, seeded, penalized and biased sampling are all
+there, log-probabilities, and a stop string in the middle of an output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ingot.errors import DataError
+from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion
+from ingot.runtime.sampling import SamplingParams
+from ingot.validation.verify.subject import Subject
+
+_LEAST_OUTPUT, _MOST_OUTPUT = 24, 96
+_OUTPUT_BLOCKS = 3
+_LONG_BLOCKS = 10
+_REPEATS = 4
+_TEMPERATURE = 0.8
+_STOP_CHARACTERS = 3
+_FLAT = 1.0  # temperature of the model's own text
+
+
+@dataclass(frozen=True)
+class VerifiedRequest:
+    """One request, by a name that says what is special about it."""
+
+    name: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that it has in the KV pool at its end."""
+        return len(self.prompt) + self.params.max_tokens - 1
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A request and what the plain path answered."""
+
+    request: VerifiedRequest
+    completion: Completion
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths in tokens that fit a subject: of a block, of outputs, of the longest prompt."""
+
+    block: int
+    output: int
+    longest: int
+
+    @classmethod
+    def of(cls, subject: Subject, quick: bool) -> "Lengths":
+        """Outputs grow over three blocks, so that sequences run out of blocks while they decode."""
+        block, context = subject.kv.block_tokens, subject.model.context_tokens
+        output = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, (_OUTPUT_BLOCKS - quick) * block))
+        output = max(1, min(output, context // 4))
+        longest = min(_LONG_BLOCKS * block + 5, subject.max_batch_tokens, context - 2 * output - 2)
+        return cls(block, output, max(1, longest))
+
+    def prompt(self, num_tokens: int) -> int:
+        """This many tokens, or as many as a prompt may have."""
+        return max(1, min(num_tokens, self.longest))
+
+
+def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: bool) -> list[VerifiedRequest]:
+    """The requests whose prompts are windows of real tokens; those that need outputs are added by `with_outputs`.
+
+    DataError when there are fewer tokens than the longest prompt.
+    """
+    if len(tokens) < 2 * lengths.longest:
+        raise DataError(
+            f"the prompts' text has {len(tokens)} tokens; {2 * lengths.longest} are needed. Give a longer text"
+        )
+    rng = np.random.default_rng(seed)
+    block, output = lengths.block, lengths.output
+
+    def window(num_tokens: int) -> tuple[int, ...]:
+        start = int(rng.integers(0, len(tokens) - num_tokens + 1))
+        return tuple(map(int, tokens[start : start + num_tokens]))
+
+    def seeded(**values: float | int) -> SamplingParams:
+        fields = {"temperature": _TEMPERATURE, "seed": int(rng.integers(1 << 32)), **values}
+        return SamplingParams(max_tokens=output, ignore_eos=True, **fields)  # type: ignore[arg-type]
+
+    greedy = SamplingParams(max_tokens=output, ignore_eos=True)
+    whole = window(lengths.prompt(4 * block))
+    shared = whole[: max(1, len(whole) - block)]
+    repeated = window(max(1, lengths.prompt(6 * block + 3) // _REPEATS)) * _REPEATS
+    requests = [
+        VerifiedRequest("exact-blocks", whole, replace(greedy, logprobs=2)),
+        VerifiedRequest("one-more", (*shared, *window(block + 1)), seeded(top_k=40, logprobs=1)),
+        VerifiedRequest("one-less", whole[:-1] or whole, replace(greedy, repetition_penalty=1.3)),
+        VerifiedRequest("repetitive", repeated, greedy),
+        VerifiedRequest("long", window(lengths.longest), seeded(top_p=0.95)),
+        VerifiedRequest("one-token", window(1), seeded(presence_penalty=0.4, frequency_penalty=0.2, min_p=0.02)),
+    ]
+    if not quick:
+        ends = SamplingParams(max_tokens=output, temperature=_TEMPERATURE, seed=seed, logit_bias={int(whole[0]): 2.0})
+        requests.append(VerifiedRequest("may-end", window(lengths.prompt(2 * block)), ends))
+    return requests
+
+
+def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: Lengths) -> list[Expected]:
+    """Answer each request alone on the plain engine, with two more that are made of these answers.
+
+    continued    the first prompt with its answer, as the next turn of a conversation
+    stop-string  a request that ends at a text from the middle of its answer; left out without a tokenizer
+    """
+    expected = [Expected(one, engine.generate(list(one.prompt), one.params, keep_logits=True)) for one in requests]
+    first = expected[0]
+    output = first.completion.token_ids
+    prompt = (*first.request.prompt, *output, *first.request.prompt[:3])
+    if len(prompt) <= min(engine.max_batch_tokens, engine.model.context_tokens - lengths.output):
+        params = SamplingParams(max_tokens=lengths.output, ignore_eos=True)
+        added = [VerifiedRequest("continued", prompt, params)]
+    else:
+        added = []
+    stop = _stop_string(expected[1].completion)
+    if stop:
+        added.append(replace(expected[1].request, name="stop-string", params=_stopping(expected[1], stop)))
+    return expected + [Expected(one, engine.generate(list(one.prompt), one.params, keep_logits=True)) for one in added]
+
+
+def _stopping(expected: Expected, stop: str) -> SamplingParams:
+    return replace(expected.request.params, stop=(stop,))
+
+
+def _stop_string(completion: Completion) -> str:
+    """A text from the second half of an answer; empty where it has none."""
+    text = completion.text
+    middle = len(text) // 2
+    return text[middle : middle + _STOP_CHARACTERS]
+
+
+def model_tokens(engine: Engine, num_tokens: int, seed: int) -> list[int]:
+    """Tokens of the model's own text: seeded samples from a beginning of sequence, for want of another text."""
+    start = [engine.model.bos_token_id or 0]
+    most = min(engine.model.context_tokens - 1, num_tokens)
+    tokens: list[int] = []
+    while len(tokens) < num_tokens:
+        params = SamplingParams(max_tokens=most, temperature=_FLAT, seed=seed + len(tokens), ignore_eos=True)
+        tokens += engine.generate(start, params).token_ids
+    return tokens[:num_tokens]

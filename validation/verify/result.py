@@ -1,0 +1,106 @@
+"""The result of a verification as data: read from and written to evidence/verify.json."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ingot.errors import GateFailed, GateUndecided
+
+VERIFY_FILE = "verify.json"
+_SHOWN = 5  # cells that a message names
+CellVerdict = Literal["OK", "DIFFERS", "NOT EXERCISED", "N/A"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CellResult(_Frozen):
+    """One feature, pair or triple.
+
+    verdict      OK: every answer equals the plain path's; NOT EXERCISED: the run was not what it should verify
+    exercised    feature -> the figure that shows that it took part
+    differences  sentences, one per request that got another answer, or an error of the engine
+    reason       why it is N/A
+    repeat       the command that runs this cell alone
+    """
+
+    features: tuple[str, ...]
+    verdict: CellVerdict
+    exercised: Mapping[str, str] = {}
+    differences: tuple[str, ...] = ()
+    reason: str = ""
+    repeat: str = ""
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As --only takes it."""
+        return "+".join(self.features)
+
+
+class VerifyResult(_Frozen):
+    """A verification: what was verified, how, and every cell.
+
+    logits      "bit-equal", or "within X of the row's largest logit"
+    prompts     where they came from
+    requests    name -> tokens of prompt and plain answer
+    """
+
+    identity: str
+    name: str
+    target: str
+    engine: str
+    seed: int
+    quick: bool
+    logits: str
+    prompts: str
+    requests: Mapping[str, tuple[int, int]]
+    features: tuple[str, ...]
+    cells: tuple[CellResult, ...]
+    seconds: float
+    verified_at: str
+
+    def count(self, verdict: CellVerdict) -> int:
+        """Number of cells with this verdict."""
+        return Counter(cell.verdict for cell in self.cells)[verdict]
+
+    @property
+    def failures(self) -> tuple[CellResult, ...]:
+        """Cells that differ or were not exercised."""
+        return tuple(cell for cell in self.cells if cell.verdict in ("DIFFERS", "NOT EXERCISED"))
+
+    @property
+    def num_checked(self) -> int:
+        """Cells that ran."""
+        return len(self.cells) - self.count("N/A")
+
+    @property
+    def verdict(self) -> Literal["PASS", "FAIL", "UNDECIDED"]:
+        """FAIL when a cell differs; UNDECIDED when one was not exercised, or none ran; else PASS."""
+        if self.count("DIFFERS"):
+            return "FAIL"
+        return "PASS" if self.num_checked and not self.failures else "UNDECIDED"
+
+    def as_json(self) -> str:
+        """The text of verify.json."""
+        return self.model_dump_json(indent=1) + "\n"
+
+
+def raise_for_cells(result: VerifyResult) -> None:
+    """Raise GateFailed when a cell differs, GateUndecided when one was not exercised; both name the cells."""
+    if result.verdict == "PASS":
+        return
+    lines = [f"{cell.name} {cell.verdict}: {_first(cell)}; repeat it with `{cell.repeat}`" for cell in result.failures]
+    shown = lines[:_SHOWN] + ([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+    message = "\n".join(["verify: not every answer was proved equal to the plain path's", *shown])
+    raise (GateFailed if result.verdict == "FAIL" else GateUndecided)(message)
+
+
+def _first(cell: CellResult) -> str:
+    if cell.differences:
+        return cell.differences[0]
+    missing = [name for name, figure in cell.exercised.items() if not figure]
+    return f"the run did not exercise {' and '.join(missing)}"

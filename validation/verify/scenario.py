@@ -1,0 +1,185 @@
+"""Runs a plan: loads its engines, serves its requests step by step, and observes what happened."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from itertools import count
+
+from ingot.errors import EngineError
+from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion, EngineMetrics
+from ingot.runtime.sampling import SamplingParams
+from ingot.validation.verify.plan import Answer, Observed, Plan
+from ingot.validation.verify.requests import Expected, VerifiedRequest
+from ingot.validation.verify.subject import Subject
+
+_SPARE_BLOCKS = 8
+_TIGHT_BLOCKS = 2  # more than the largest request needs
+_STALLED_STEPS = 2_000  # without an output, and
+_STALLED_SECONDS = 60.0
+_CANCELLED_AT = (0, 1, 3, 7, 12)  # steps: while it waits, in its prompt, while it decodes
+
+
+class Stalled(EngineError):
+    """The engine makes steps, but a request does not end."""
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """A mate that is cancelled after `step` steps."""
+
+    expected: Expected
+    step: int
+
+
+def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep_logits: bool) -> Observed:
+    """Serve the requests by the plan, and return what they got.
+
+    Raises what the engine raises, Stalled, and AssertionError when the engine's own bookkeeping is inconsistent.
+    """
+    with _engine(plan, subject, expected) as engine:
+        observed = Observed(engine.max_batch_tokens)
+        if plan.warm:
+            observed.before = _served_before(engine, warm_up(expected))
+        before = engine.metrics()
+        cancellations = _cancellations(expected) if plan.cancels else []
+        if plan.together:
+            ordered = expected if plan.pool == "ample" else _shortest_first(expected)
+            _serve(engine, ordered, observed, cancellations, keep_logits=keep_logits)
+        else:
+            for one in expected:
+                _serve(engine, [one], observed, keep_logits=keep_logits)
+        observed.counters = _since(before, engine.metrics())
+        _require_no_leak(engine)
+    return observed
+
+
+def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[Answer]:
+    """Answers to requests that fill the cache; of those whose end was changed only errors are kept."""
+    warm = Observed(engine.max_batch_tokens)
+    _serve(engine, expected, warm, keep_logits=False)
+    return [answer for answer in warm.answers if answer.expected is expected[0] or answer.completion.error]
+
+
+def warm_up(expected: Sequence[Expected]) -> list[Expected]:
+    """Requests that leave blocks in the cache: the first in full, then each one's beginning with another end.
+
+    Beginnings are two thirds of a prompt, so that most end within a block and leave prompts to compute.
+    """
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    return [
+        expected[0],
+        *(
+            replace(one, request=VerifiedRequest(f"before {one.request.name}", _beginning(one.request.prompt), params))
+            for one in expected[1:]
+        ),
+    ]
+
+
+def _beginning(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    kept = prompt[: max(1, len(prompt) * 2 // 3)]
+    return (*kept, *reversed(kept[-3:]))
+
+
+@contextmanager
+def _engine(plan: Plan, subject: Subject, expected: Sequence[Expected]) -> Iterator[Engine]:
+    """A fresh engine with the plan's pool."""
+    size = subject.kv.block_tokens
+    needed = [-(-one.request.num_tokens // size) for one in expected]
+    blocks = {
+        "ample": 2 * sum(needed) + _SPARE_BLOCKS,
+        "tight": max(needed) + _TIGHT_BLOCKS,
+        "minimal": max(needed),
+    }
+    with subject.load(replace(plan.options, kv_blocks=blocks[plan.pool])) as engine:
+        yield engine
+
+
+def _cancellations(expected: Sequence[Expected]) -> list[Cancellation]:
+    """Mates with the prompts of verified requests, the longest first."""
+    longest = sorted(expected, key=lambda one: -len(one.request.prompt))
+    return [Cancellation(one, step) for one, step in zip(longest, _CANCELLED_AT, strict=False)]
+
+
+def _serve(
+    engine: Engine,
+    expected: Sequence[Expected],
+    observed: Observed,
+    cancellations: Sequence[Cancellation] = (),
+    *,
+    keep_logits: bool,
+) -> None:
+    """Run requests to their ends, with mates that are cancelled; every other mate arrives before the requests."""
+    waiting = {_add(engine, one.expected, keep_logits): one for one in cancellations[::2]}
+    open_requests = {_add(engine, one, keep_logits): one for one in expected}
+    waiting |= {_add(engine, one.expected, keep_logits): one for one in cancellations[1::2]}
+    stall = _StallWatch()
+    for step in count():
+        for number in [number for number, mate in waiting.items() if mate.step <= step and open_requests]:
+            mate = waiting.pop(number)
+            completion = engine.abort(number)
+            if completion:
+                observed.cancelled.append(Answer(mate.expected, completion))
+        if not engine.has_unfinished():
+            break
+        outputs = engine.step()
+        observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1
+        observed.full_steps += _is_full(engine.metrics())
+        for output in outputs:
+            if output.completion:
+                waiting.pop(output.request_id, None)
+                _record(observed, open_requests.pop(output.request_id, None), output.completion)
+        stall.check(bool(outputs), open_requests.values())
+
+
+def _shortest_first(expected: Sequence[Expected]) -> list[Expected]:
+    """In a small pool many short requests run at once, and then there is not enough space for all to grow."""
+    return sorted(expected, key=lambda one: len(one.request.prompt))
+
+
+def _add(engine: Engine, expected: Expected, keep_logits: bool) -> int:
+    request = expected.request
+    return engine.add(list(request.prompt), request.params, keep_logits=keep_logits)
+
+
+def _record(observed: Observed, expected: Expected | None, completion: Completion) -> None:
+    if expected is not None and completion.finish_reason != "abort":
+        observed.answers.append(Answer(expected, completion))
+
+
+def _is_full(metrics: EngineMetrics) -> bool:
+    return metrics.blocks_in_use == metrics.blocks_total
+
+
+def _since(before: EngineMetrics, after: EngineMetrics) -> EngineMetrics:
+    """Counters of the run itself; what is no counter keeps its last value."""
+    counted = {
+        field.name: getattr(after, field.name) - getattr(before, field.name)
+        for field in fields(EngineMetrics)
+        if field.name.startswith("num_") or field.name.endswith("_tokens")
+    }
+    return replace(after, **counted)
+
+
+def _require_no_leak(engine: Engine) -> None:
+    engine.check()
+    leaked = engine.metrics().blocks_in_use
+    assert not leaked, f"{leaked} KV blocks are still in use after the last request"
+
+
+class _StallWatch:
+    """Raises Stalled after many steps and a minute without an output."""
+
+    def __init__(self) -> None:
+        self._steps, self._since = 0, time.monotonic()
+
+    def check(self, advanced: bool, left: Iterable[Expected]) -> None:
+        """Count a step."""
+        if advanced:
+            self._steps, self._since = 0, time.monotonic()
+            return
+        self._steps += 1
+        if self._steps > _STALLED_STEPS and time.monotonic() - self._since > _STALLED_SECONDS:
+            names = ", ".join(one.request.name for one in left)
+            raise Stalled(f"{self._steps} steps without an output; requests that do not end: {names}")

@@ -1,0 +1,65 @@
+"""The subject of a verification: an artifact, or in tests a simulated engine; and how exact its answers must be."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import gettempdir
+
+from ingot.artifact import Artifact, KVGeometry, ModelFacts
+from ingot.runtime.engine import Engine
+from ingot.runtime.options import EngineOptions
+
+# Largest difference of two computations of one logit on a GPU, as a share of the row's largest logit. Both round the
+# same values to the activations' type, but may sum them in another order: 2^-11 and 2^-8 are half units of the types.
+_GPU_BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is verified. `load` makes a fresh engine, which the caller closes.
+
+    max_batch_tokens  most tokens of a step, unless the options lower it
+    logits_bound      0: logits must have equal bits; else the largest difference, as a share of the row's largest logit
+    keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
+    scratch           folder for files of the tiers, such as blocks on disk
+    """
+
+    name: str
+    identity: str
+    target: str
+    engine: str
+    model: ModelFacts
+    kv: KVGeometry
+    max_batch_tokens: int
+    load: Callable[[EngineOptions], Engine]
+    logits_bound: float = 0.0
+    keeps_logits: tuple[bool, ...] = (True,)
+    scratch: Path = field(default_factory=lambda: Path(gettempdir()))
+
+
+def open_subject(artifact: Artifact, num_threads: int | None = None) -> Subject:
+    """The subject of an open artifact. Its engine is loaded when the verification begins."""
+    manifest = artifact.manifest
+    on_cpu = manifest.engine == "onnxruntime"
+
+    def load(options: EngineOptions) -> Engine:
+        return Engine.load(artifact, **{**vars(options), "num_threads": num_threads})
+
+    return Subject(
+        name=manifest.name,
+        identity=manifest.identity,
+        target=manifest.target,
+        engine=manifest.engine,
+        model=manifest.model,
+        kv=manifest.kv,
+        max_batch_tokens=manifest.max_batch_tokens,
+        load=load,
+        logits_bound=0.0 if on_cpu else _GPU_BOUNDS[_activation_type(artifact)],
+        keeps_logits=(True,) if on_cpu else (False, True),
+    )
+
+
+def _activation_type(artifact: Artifact) -> str:
+    from ingot.artifact.launch_checks import read_launches
+
+    return read_launches(artifact).activation_type
