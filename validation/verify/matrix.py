@@ -82,7 +82,7 @@ def verify(
 
 
 def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expected], str]:
-    """Answer every request alone: whole prompt in one step, no cache, no other request. Also where prompts came from."""
+    """Answer every request alone, its prompt in one step, nothing cached; also returns where the prompts came from."""
     lengths = Lengths.of(subject, options.quick)
     blocks = 2 * -(-subject.model.context_tokens // subject.kv.block_tokens)
     with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks)) as engine:

@@ -96,6 +96,7 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
     requests = [
         VerifiedRequest("exact-blocks", whole, replace(greedy, logprobs=2)),
         VerifiedRequest("one-more", (*shared, *window(block + 1)), seeded(top_k=40, logprobs=1)),
+        VerifiedRequest("other-start", (*window(min(block, len(whole))), *whole[block:]), greedy),
         VerifiedRequest("one-less", whole[:-1] or whole, replace(greedy, repetition_penalty=1.3)),
         VerifiedRequest("repetitive", repeated, greedy),
         VerifiedRequest("long", window(lengths.longest), seeded(top_p=0.95)),

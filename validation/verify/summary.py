@@ -4,17 +4,15 @@ from collections.abc import Iterator
 
 from ingot.validation.verify.result import CellResult, VerifyResult
 
-Row = tuple[str | CellResult, ...]
 
-
-def matrix_rows(result: VerifyResult) -> list[tuple[str, *tuple[str | CellResult, ...]]]:
-    """The lower triangle: name, the feature alone, then its pairs with the features of the rows before it."""
+def matrix_rows(result: VerifyResult) -> list[tuple[str, list[str | CellResult]]]:
+    """The lower triangle: name, then the feature alone and its pairs with the features of the rows before it."""
     found = {cell.features: cell for cell in result.cells}
     rows = []
     for number, name in enumerate(result.features):
-        pairs = [found.get((other, name), "") for other in result.features[:number]]
+        pairs: list[str | CellResult] = [found.get((other, name), "") for other in result.features[:number]]
         blank = [""] * (len(result.features) - 1 - number)
-        rows.append((f"{number + 1} {name}", found.get((name,), ""), *pairs, *blank))
+        rows.append((f"{number + 1} {name}", [found.get((name,), ""), *pairs, *blank]))
     return rows
 
 

@@ -56,7 +56,7 @@ def print_verification(result: VerifyResult) -> None:
     """Print the matrix, what did not pass, and what was verified."""
     if len(result.cells) > 1:
         header = ("feature", "alone", *(str(number + 1) for number in range(len(result.features))))
-        rows = [(name, *map(_styled, cells)) for name, *cells in matrix_rows(result)]
+        rows = [(name, *map(_styled, cells)) for name, cells in matrix_rows(result)]
         print_table("Pairs of features, against the plain path", header[: len(rows[0])], rows)
     for cell in result.cells if len(result.cells) == 1 else result.failures:
         _print_cell(cell)

@@ -1,0 +1,116 @@
+"""The matrix passes on correct engines, names the pair where an answer differs, and fails what it did not exercise."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.errors import GateFailed, GateUndecided, UsageError
+from ingot.runtime.kv.blocks import BlockManager, TokenArray
+from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.validation.verify import FEATURES, VerifyOptions, cell_names, open_subject, verify
+from ingot.validation.verify import matrix as matrix_module
+from ingot.validation.verify.result import VerifyResult, raise_for_cells
+from tests.conftest import BuildArtifact
+from tests.simulators.fake_executor import FakeExecutor
+from tests.validation.verify.subjects import fake_subject
+
+
+def test_cells_are_every_feature_every_pair_and_triples_with_speculation() -> None:
+    names = cell_names(FEATURES.values(), quick=False)
+    assert len(set(names)) == len(names)
+    pairs = [name for name in names if len(name) == 2]
+    assert pairs == list(combinations(FEATURES, 2))
+    assert all(any(FEATURES[name].speculates for name in cell) for cell in names if len(cell) == 3)
+    assert [cell for cell in cell_names(FEATURES.values(), quick=True) if len(cell) == 3] == []
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_correct_engine_passes_every_cell(tmp_path: Path, pipelined: bool, quick: bool) -> None:
+    result = verify(fake_subject(tmp_path, pipelined=pipelined), VerifyOptions(quick=quick))
+    assert {cell.name: cell.differences or cell.exercised for cell in result.failures} == {}
+    assert result.verdict == "PASS"
+    assert result.num_checked == len(cell_names(FEATURES.values(), quick)) - result.count("N/A")
+    raise_for_cells(result)
+
+
+def test_a_wrong_prefix_hit_is_found_in_its_pairs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = BlockManager._content
+
+    def without_history(
+        self: BlockManager, root: bytes, hashes: list[bytes], tokens: TokenArray, index: int
+    ) -> BlockContent:
+        return right(self, root, [root] * len(hashes), tokens, index)
+
+    monkeypatch.setattr(BlockManager, "_content", without_history)
+    result = verify(fake_subject(tmp_path), VerifyOptions(quick=True))
+    found = [cell for cell in result.cells if cell.verdict == "DIFFERS"]
+    assert found
+    assert all("prefix-hit" in cell.features for cell in found)
+    with pytest.raises(GateFailed, match=r"prefix-hit\+.* DIFFERS: .*repeat it with `ingot verify ARTIFACT --quick"):
+        raise_for_cells(result)
+
+
+def test_a_run_that_is_not_what_it_should_verify_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = {**FEATURES, "preemption": replace(FEATURES["preemption"], change=lambda plan, _: plan)}
+    monkeypatch.setattr(matrix_module, "FEATURES", never)
+    result = verify(fake_subject(tmp_path), VerifyOptions(only=("preemption", "preemption+prefix-hit")))
+    assert [cell.verdict for cell in result.cells] == ["NOT EXERCISED", "NOT EXERCISED"]
+    assert result.verdict == "UNDECIDED"
+    with pytest.raises(GateUndecided, match="the run did not exercise preemption"):
+        raise_for_cells(result)
+
+
+def test_an_engine_that_raises_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaking(self: BlockManager, sequence_id: int) -> None:
+        self._tables.pop(sequence_id)
+
+    subject = fake_subject(tmp_path)
+    expected, source = matrix_module.plain_answers(subject, VerifyOptions(quick=True))
+    monkeypatch.setattr(matrix_module, "plain_answers", lambda *_: (expected, source))
+    monkeypatch.setattr(BlockManager, "release", leaking)
+    result = verify(subject, VerifyOptions(quick=True, only=("batch-mates",)))
+    assert result.verdict == "FAIL"
+
+
+def test_a_feature_that_a_subject_does_not_have_is_named_with_its_reason(tmp_path: Path) -> None:
+    subject = fake_subject(tmp_path, block_tokens=64, context_tokens=128)
+    result = verify(subject, VerifyOptions(quick=True, only=("prefix-hit", "batch-mates")))
+    assert [cell.verdict for cell in result.cells] == ["N/A", "OK"]
+    assert result.cells[0].reason == "prefix-hit: blocks have 64 tokens and the context 128: too few blocks"
+
+
+def test_an_unknown_pair_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown feature 'prefix-hits'.*'prefix-hit'"):
+        verify(fake_subject(tmp_path), VerifyOptions(only=("prefix-hits+batch-mates",)))
+
+
+def test_the_result_is_the_same_after_json(tmp_path: Path) -> None:
+    result = verify(fake_subject(tmp_path), VerifyOptions(quick=True, only=("batch-mates",)))
+    assert VerifyResult.model_validate_json(result.as_json()) == result
+
+
+@pytest.mark.parametrize("recipe", ["int4-cpu"])
+def test_the_cpu_engine_passes_on_real_weights(build_unmeasured: BuildArtifact, two_layers: Path, recipe: str) -> None:
+    result = verify(open_subject(build_unmeasured(recipe, two_layers)), VerifyOptions(quick=True, seed=3))
+    assert result.failures == ()
+    assert result.logits == "bit-equal"
+
+
+def test_one_wrong_bit_of_one_logit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = FakeExecutor.logits
+
+    def wrong(self: FakeExecutor, batch: ForwardBatch) -> FloatArray:
+        logits = right(self, batch)
+        if len(batch.context_lens) > 1:
+            logits[0, 5] = np.nextafter(logits[0, 5], np.float32(-100))
+        return logits
+
+    monkeypatch.setattr(FakeExecutor, "logits", wrong)
+    result = verify(fake_subject(tmp_path), VerifyOptions(quick=True, only=("batch-mates", "chunked-prefill")))
+    assert [cell.verdict for cell in result.cells] == ["DIFFERS", "OK"]
+    assert "logits differ at output token" in result.cells[0].differences[0]
