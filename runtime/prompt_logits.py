@@ -57,7 +57,7 @@ def _refill(
     scheduler: Scheduler, queue: Iterator[tuple[int, tuple[int, Int64Array]]], index_of: dict[int, int]
 ) -> bool:
     """Keep the tokens of one step waiting; returns whether any sequence is left."""
-    while sum(len(sequence.tokens) for sequence in scheduler.waiting) < scheduler.max_batch_tokens:
+    while scheduler.waiting.num_prompt_tokens < scheduler.max_batch_tokens:
         following = next(queue, None)
         if following is None:
             break
@@ -69,9 +69,10 @@ def _refill(
 
 def _schedule(scheduler: Scheduler) -> ScheduledBatch:
     batch = scheduler.schedule()
-    if not batch.entries:
+    first = scheduler.waiting.first()
+    if not batch.entries and first:
         raise EngineError(
-            f"no block is free for a sequence of {len(scheduler.waiting[0].tokens)} tokens: running requests"
+            f"no block is free for a sequence of {len(first.tokens)} tokens: running requests"
             f" hold {scheduler.blocks.num_in_use} of {scheduler.blocks.num_blocks}; finish them first"
         )
     return batch

@@ -2,20 +2,29 @@
 
 A step has at most `max_batch_tokens` tokens:
 
-    1. decode    one token for every running sequence that has all others in the pool, oldest first
-    2. prefill   the next chunk of prompts that are being computed, oldest first
-    3. admit     waiting sequences in order of arrival, as long as tokens, sequences and blocks are left
+    1. yield     a running sequence makes room for a waiting one of a more urgent level that was refused before
+    2. decode    one token for every running sequence that has all others in the pool, by rank
+    3. prefill   the next chunk of prompts that are being computed, by rank
+    4. admit     waiting sequences in the order of the waiting queue, as long as tokens, sequences and blocks are left
 
-An admitted sequence has blocks for all its known tokens, so only decoding can run out of blocks. Then the newest
-running sequence is preempted: its blocks are freed, and it waits, first in line, to compute its tokens again. Running
-sequences are therefore always older than waiting ones, the oldest always advances, and none starves.
+Running sequences are ranked by level, then by the order in which they were first admitted; `waiting` describes levels
+and the order of admission. With one priority and one group all of it is first come, first served.
+
+An admitted sequence has blocks for all its known tokens, so only decoding can run out of blocks. Then the running
+sequence with the last rank is preempted, which is the newest of the least urgent level: its blocks are freed, and it
+waits, first in its level, to compute its tokens again. The running sequence with the first rank always advances and is
+never preempted but for a more urgent one.
+
+A sequence yields to waiting ones with a lower priority number alone. It then waits at a level that is more urgent by 1,
+by 2 more the second time, by 4 the third, but not beyond the level that it yielded to. So it yields at most about
+log2(difference of priorities) times, and short urgent requests cannot keep a long one from ending. Since levels also
+age, no sequence starves.
 
 Scheduling needs positions only, so the newest token of a sequence may still be in flight (`step_pipeline`). Blocks are
 freed and reused at once, even if a step in flight writes to them: the executor runs steps and copies in order, so
 whatever it still writes there is overwritten before it is read.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,6 +32,9 @@ from typing import NamedTuple
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager
 from ingot.runtime.steps.sequence import Sequence, SequenceState
+from ingot.runtime.steps.waiting import WaitingQueue, by_rank
+
+_AGING_POOLS = 16  # one level of aging is the work of filling the KV pool this often
 
 
 class ScheduledSequence(NamedTuple):
@@ -61,9 +73,14 @@ class ScheduledBatch:
 
 
 class Scheduler:
-    """First come, first served, under a budget of tokens, sequences and blocks."""
+    """Most urgent first, then fair to groups, then first come, under a budget of tokens, sequences and blocks.
 
-    def __init__(self, blocks: BlockManager, *, max_batch_tokens: int, max_sequences: int) -> None:
+    `aging_tokens` are those that make a waiting level more urgent by one; None: 16 times the tokens of the KV pool.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, *, max_batch_tokens: int, max_sequences: int, aging_tokens: int | None = None
+    ) -> None:
         assert max_batch_tokens > 0
         assert max_sequences > 0
         self.blocks = blocks
@@ -71,8 +88,9 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.num_preemptions = 0
         self.num_prefix_hit_tokens = 0
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[int, Sequence] = {}  # in order of arrival
+        self.num_yields = 0
+        self.waiting = WaitingQueue(aging_tokens or _AGING_POOLS * blocks.num_blocks * blocks.block_tokens)
+        self.running: dict[int, Sequence] = {}
         self._refused: tuple[int, int] | None = None  # sequence last refused blocks, and the headroom then
 
     @property
@@ -89,15 +107,19 @@ class Scheduler:
                 f" {self.blocks.block_tokens} tokens; the pool has {self.blocks.num_blocks}."
                 " Lower max_tokens, shorten the prompt, or give the engine more kv_blocks"
             )
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. It is empty only when nothing is unfinished."""
         batch = ScheduledBatch()
+        self._yield(batch)
+        num_yielded = len(batch.preempted)
         self._decode(batch)
         self._prefill(batch)
-        if not batch.preempted:
+        if len(batch.preempted) == num_yielded:
             self._admit(batch)
+        for sequence, start, num_tokens, _ in batch.entries:
+            self.waiting.serve(sequence, start, num_tokens)
         return batch
 
     def complete(self, batch: ScheduledBatch) -> None:
@@ -150,7 +172,7 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
 
     def _decode(self, batch: ScheduledBatch) -> None:
-        for sequence in list(self.running.values()):
+        for sequence in sorted(self.running.values(), key=by_rank):
             if batch.num_tokens == self.max_batch_tokens:
                 return
             if sequence.num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
@@ -160,15 +182,17 @@ class Scheduler:
                 batch.add(sequence, 1, copies)
 
     def _prefill(self, batch: ScheduledBatch) -> None:
-        for sequence in self.running.values():
+        for sequence in sorted(self.running.values(), key=by_rank):
             if batch.num_tokens == self.max_batch_tokens:
                 return
             if sequence.num_pending > 1:
                 batch.add(sequence, min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens))
 
     def _admit(self, batch: ScheduledBatch) -> None:
-        while self.waiting and len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
-            sequence = self.waiting[0]
+        while len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
+            sequence = self.waiting.first()
+            if sequence is None or sequence in batch.preempted:
+                return
             copies = self._start(sequence)
             if copies is None:
                 return
@@ -176,10 +200,9 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> tuple[BlockCopy, ...] | None:
         """Allocate blocks for the first waiting sequence, leaving each running one a block to grow into."""
+        if self._is_refused(sequence):
+            return None  # do not hash the prompt again at every step
         spare_blocks = len(self.running)
-        headroom = self.blocks.num_available - spare_blocks
-        if self._refused and self._refused[0] == sequence.id and headroom <= self._refused[1]:
-            return None  # nothing was freed since: do not hash the prompt again at every step
         admission = self.blocks.admit(
             sequence.id,
             sequence.tokens,
@@ -187,11 +210,11 @@ class Scheduler:
             spare_blocks=spare_blocks,
             reuse_prefix=sequence.reuse_prefix,
         )
-        self._refused = None if admission else (sequence.id, headroom)
+        self._refused = None if admission else (sequence.id, self._headroom)
         if admission is None:
             return None
         assert not sequence.num_in_flight, "a sequence was preempted and admitted during one step"
-        self.waiting.popleft()
+        self.waiting.take(sequence)
         self.running[sequence.id] = sequence
         sequence.state = SequenceState.RUNNING
         sequence.num_computed = admission.cached_tokens
@@ -200,22 +223,50 @@ class Scheduler:
         self.num_prefix_hit_tokens += admission.cached_tokens
         return admission.copies
 
+    @property
+    def _headroom(self) -> int:
+        """Blocks that an admission may take: each running sequence keeps one to grow into."""
+        return self.blocks.num_available - len(self.running)
+
+    def _is_refused(self, sequence: Sequence) -> bool:
+        """Whether the pool refused blocks to a sequence, and none was freed since."""
+        return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
+
+    def _yield(self, batch: ScheduledBatch) -> None:
+        """Preempt the last running sequence for a waiting one that is more urgent and was refused, if that can help."""
+        first = self.waiting.first()
+        if first is None or not (len(self.running) == self.max_sequences or self._is_refused(first)):
+            return
+        level = self.waiting.first_level
+        less_urgent = [each for each in self.running.values() if each.level > level and each.priority > first.priority]
+        if less_urgent and self._suffices(less_urgent, first):
+            last = max(less_urgent, key=by_rank)
+            last.rank = (max(level, last.level - 2**last.num_yields), last.place)
+            last.num_yields += 1
+            self.num_yields += 1
+            self._preempt(last, batch)
+
+    def _suffices(self, less_urgent: list[Sequence], sequence: Sequence) -> bool:
+        """Whether a sequence could be admitted without others, leaving aside that it may have a cached prefix."""
+        blocks = sum(len(self.blocks.table(each.id)) for each in less_urgent)
+        return self.blocks.blocks_for(len(sequence.tokens)) <= self._headroom + len(less_urgent) + blocks
+
     def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
-        """Blocks for one more token, preempting the newest sequences; None when that preempts this sequence itself."""
+        """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
         while (copies := self.blocks.reserve(sequence.id, start, start + 1)) is None:
-            newest = next(reversed(self.running.values()))
-            self._preempt(newest)
-            batch.preempted.append(newest)
-            if newest is sequence:
+            last = max(self.running.values(), key=by_rank)
+            self._preempt(last, batch)
+            if last is sequence:
                 return None
         return copies
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, batch: ScheduledBatch) -> None:
         del self.running[sequence.id]
         self.blocks.release(sequence.id)
-        self.waiting.appendleft(sequence)
         sequence.state = SequenceState.WAITING
         sequence.num_computed = 0
         sequence.num_preemptions += 1
+        self.waiting.put_back(sequence)
         self.num_preemptions += 1
+        batch.preempted.append(sequence)

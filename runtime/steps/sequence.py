@@ -23,6 +23,9 @@ class Sequence:
 
     `num_in_flight` more tokens are sampled on the device by a step that the host has not read yet. Their number is
     known, so the next step can be scheduled, but not their ids. It is 0 unless steps are pipelined.
+
+    `rank` orders running sequences, the most urgent first: level and place. The level is the priority at first, and gets
+    lower by waiting (`waiting`). Places count first admissions from 1; 0 before.
     """
 
     id: int
@@ -36,9 +39,15 @@ class Sequence:
     cached_tokens: int | None = None
     num_preemptions: int = 0
     num_in_flight: int = 0
+    priority: int = 0  # lower numbers are served first
+    group: str = ""  # a user or tenant; groups share the engine fairly
+    rank: tuple[int, int] = (0, 0)
+    num_yields: int = 0  # preemptions for a more urgent sequence
+    num_charged: int = 0  # leading tokens that its group was charged for
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
+        self.rank = (self.priority, 0)
 
     @classmethod
     def of(
@@ -49,10 +58,23 @@ class Sequence:
         *,
         reuse_prefix: bool = True,
         scope: PrefixScope = SHARED,
+        priority: int = 0,
+        group: str = "",
     ) -> "Sequence":
         """The sequence of a prompt, for at most `max_tokens` more."""
         tokens = array("q", prompt)
-        return cls(sequence_id, tokens, len(tokens), len(tokens) + max_tokens, reuse_prefix, scope)
+        most = len(tokens) + max_tokens
+        return cls(sequence_id, tokens, len(tokens), most, reuse_prefix, scope, priority=priority, group=group)
+
+    @property
+    def level(self) -> int:
+        """How urgent it is: its priority, or less by waiting."""
+        return self.rank[0]
+
+    @property
+    def place(self) -> int:
+        """Its number among first admissions, from 1; 0 before the first."""
+        return self.rank[1]
 
     @property
     def num_pending(self) -> int:
