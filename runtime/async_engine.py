@@ -15,7 +15,6 @@ import asyncio
 import os
 import queue
 import threading
-import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -215,7 +214,7 @@ class AsyncEngine:
         options: RequestOptions | None,
         keep_logits: bool,
     ) -> AsyncGenerator[RequestOutput, None]:
-        arrival, params, options = time.perf_counter(), checked_params(params), checked_options(options)
+        arrival, params, options = self.engine.clock(), checked_params(params), checked_options(options)
         self._enter()
         try:
             prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))

@@ -11,7 +11,7 @@ prefill, prefix hits and preemption do not change it. An Engine belongs to one t
 
 import itertools
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +54,7 @@ class Engine:
     max_sequences   most sequences in a step; by default what the executor allows
     prefix_cache    keep the KV blocks of finished requests, and share those of common prompts
     identity        identifies the artifact in the hashes of cached blocks
+    clock           monotonic seconds: of metrics and timeouts
 
     `max_requests` and `max_prompt_chars` are those of EngineOptions.
     """
@@ -68,6 +69,7 @@ class Engine:
         max_requests: int | None = None,
         max_prompt_chars: int | None = None,
         identity: str = "",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         max_sequences = executor.max_sequences if max_sequences is None else max_sequences
         if max_sequences < 1:
@@ -82,7 +84,8 @@ class Engine:
         self._prefix_cache = prefix_cache
         self._executor = executor
         self._blocks = BlockManager(executor.num_blocks, kv.block_tokens)
-        self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences)
+        self.clock = clock
+        self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences, clock=clock)
         self._outputs = self._loop.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
@@ -151,13 +154,14 @@ class Engine:
     ) -> int:
         """Queue a request and return its id; `step` returns its outputs. `keep_logits` adds them to the completion.
 
-        `arrival_seconds` is when it arrived, by `time.perf_counter`; None: now. Output that would exceed the context
+        `arrival_seconds` is when it arrived, by the engine's `clock`; None: now. Output that would exceed the context
         ends there, with the reason "length". Raises RequestError when the request can never be served: an empty prompt,
         one that fills the model's context, a token outside the vocabulary, or more KV blocks than the pool has.
         EngineBusy when the engine has `max_requests` already.
         """
         self._require_open()
         self._require_room()
+        options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
         request = Request(
             next(self._ids),
@@ -166,9 +170,10 @@ class Engine:
             self.model,
             self.tokenizer,
             self._eos_token_ids,
-            scope=self._scope(checked_options(options)),
+            scope=self._scope(options),
+            options=options,
             keep_logits=keep_logits,
-            now=time.perf_counter() if arrival_seconds is None else arrival_seconds,
+            now=self.clock() if arrival_seconds is None else arrival_seconds,
         )
         self._loop.add(request)
         return request.sequence.id

@@ -14,7 +14,8 @@ from ingot.errors import EngineError, RequestFailed
 from ingot.runtime.sampler import SampledToken
 from ingot.runtime.steps.batch import FloatArray
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+EarlyEnd = Literal["abort", "timeout"]
+FinishReason = Literal["stop", "length", "error"] | EarlyEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class Completion:
 
     text            output, without the stop string or end token that ended it
     token_ids       every generated token, including the one that ended it
-    finish_reason   "stop" (end token or stop string), "length" (max_tokens or the model's context), "abort", "error"
+    finish_reason   "stop" (end token or stop string), "length" (max_tokens or the model's context),
+                    "timeout" (`RequestOptions.timeout_seconds`), "abort", "error"
     stop_reason     the stop string or the end token's id; None otherwise
     prompt_tokens   tokens of the prompt; the first `cached_tokens` of them came from the prefix cache
     seed            reproduces the output, also when the parameters had no seed; unused by greedy decoding

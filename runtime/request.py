@@ -13,7 +13,8 @@ import numpy as np
 from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
 from ingot.runtime.kv.keys import PrefixScope
-from ingot.runtime.outputs import Completion, FinishReason, RequestMetrics, RequestOutput
+from ingot.runtime.outputs import Completion, EarlyEnd, FinishReason, RequestMetrics, RequestOutput
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_on_device
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, Int64Array
@@ -142,6 +143,7 @@ class Request:
         eos_token_ids: Collection[int],
         *,
         scope: PrefixScope,
+        options: RequestOptions,
         keep_logits: bool,
         now: float,
     ) -> None:
@@ -149,7 +151,14 @@ class Request:
         num_left = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, num_left))
         detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None
-        self.sequence = Sequence.of(request_id, array("q", prompt.tobytes()), params.max_tokens, scope=scope)
+        self.sequence = Sequence.of(
+            request_id,
+            array("q", prompt.tobytes()),
+            params.max_tokens,
+            scope=scope,
+            priority=int(options.priority),
+            group=options.group,
+        )
         self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         self._texts: list[str] = []
@@ -157,6 +166,7 @@ class Request:
         self._logits: list[FloatArray] | None = [] if keep_logits else None
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
         self._arrival_seconds = now
+        self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)
         self._first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
 
@@ -187,11 +197,11 @@ class Request:
         completion = self._complete(update.finish_reason, update.matched, now) if update.finish_reason else None
         return RequestOutput(self.sequence.id, update.text, (token,), completion)
 
-    def abort(self, now: float) -> RequestOutput:
+    def abort(self, now: float, reason: EarlyEnd = "abort") -> RequestOutput:
         """End the request early; the output has the text that was held back."""
         text = self._stop.flush()
         self._texts.append(text)
-        return RequestOutput(self.sequence.id, text, (), self._complete("abort", None, now))
+        return RequestOutput(self.sequence.id, text, (), self._complete(reason, None, now))
 
     def fail(self, error: Exception, now: float) -> RequestOutput:
         """End the request with an error of its own. Text that was held back is lost: it may be what failed."""

@@ -1,11 +1,15 @@
 """`RequestOptions`: how the engine serves a request. None of them changes its tokens; those are `SamplingParams`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from ingot.errors import RequestError, shown
 
 MAX_SALT_CHARS = 1024
+MAX_GROUP_CHARS = 256
+MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +19,18 @@ class RequestOptions:
     cache_salt     requests share cached blocks only with requests of the same salt: one per tenant keeps the prompts
                    of others from being found out by timing
     prefix_cache   False: use no cached blocks, and leave none
+    priority       lower numbers are served first, and preempt others if they must; waiting makes a request more urgent
+    group          a user or tenant: groups of one priority share the engine by tokens, however many requests they make
+    timeout_seconds
+                   from the arrival; a request that takes longer ends with the reason "timeout" and its output so far.
+                   Checked before every step. None: no limit
     """
 
     cache_salt: str = ""
     prefix_cache: bool = True
+    priority: int = 0
+    group: str = ""
+    timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
@@ -27,6 +39,28 @@ class RequestOptions:
             )
         if not isinstance(self.prefix_cache, bool):
             raise RequestError(f"prefix_cache is {shown(self.prefix_cache)}; it must be True or False")
+        if not _is_integer(self.priority) or abs(self.priority) > MAX_PRIORITY:
+            raise RequestError(
+                f"priority is {shown(self.priority)}; it must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}:"
+                " leave it out for 0, lower numbers are served first"
+            )
+        if not isinstance(self.group, str) or len(self.group) > MAX_GROUP_CHARS:
+            raise RequestError(
+                f"group is {shown(self.group)}; it must be a text of at most {MAX_GROUP_CHARS} characters"
+            )
+        if self.timeout_seconds is not None and not _is_positive(self.timeout_seconds):
+            raise RequestError(
+                f"timeout_seconds is {shown(self.timeout_seconds)}; it must be a finite number above 0, or None for no"
+                " limit"
+            )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 OptionsList = Sequence[RequestOptions]

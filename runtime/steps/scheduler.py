@@ -15,7 +15,7 @@ sequence with the last rank is preempted, which is the newest of the least urgen
 waits, first in its level, to compute its tokens again. The running sequence with the first rank always advances and is
 never preempted but for a more urgent one.
 
-A sequence yields to waiting ones with a lower priority number alone. It then waits at a level that is more urgent by 1,
+A sequence yields to waiting ones with a lower priority number alone. When it resumes, its level is more urgent by 1,
 by 2 more the second time, by 4 the third, but not beyond the level that it yielded to. So it yields at most about
 log2(difference of priorities) times, and short urgent requests cannot keep a long one from ending. Since levels also
 age, no sequence starves.
@@ -241,7 +241,7 @@ class Scheduler:
         less_urgent = [each for each in self.running.values() if each.level > level and each.priority > first.priority]
         if less_urgent and self._suffices(less_urgent, first):
             last = max(less_urgent, key=by_rank)
-            last.rank = (max(level, last.level - 2**last.num_yields), last.place)
+            last.resume_level = max(level, last.level - 2**last.num_yields)
             last.num_yields += 1
             self.num_yields += 1
             self._preempt(last, batch)

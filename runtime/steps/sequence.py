@@ -24,8 +24,8 @@ class Sequence:
     `num_in_flight` more tokens are sampled on the device by a step that the host has not read yet. Their number is
     known, so the next step can be scheduled, but not their ids. It is 0 unless steps are pipelined.
 
-    `rank` orders running sequences, the most urgent first: level and place. The level is the priority at first, and gets
-    lower by waiting (`waiting`). Places count first admissions from 1; 0 before.
+    `rank` orders running sequences, the most urgent first: level and place. The level is the priority at first, and
+    gets lower by waiting (`waiting`). Places count first admissions from 1; 0 before.
     """
 
     id: int
@@ -43,11 +43,13 @@ class Sequence:
     group: str = ""  # a user or tenant; groups share the engine fairly
     rank: tuple[int, int] = (0, 0)
     num_yields: int = 0  # preemptions for a more urgent sequence
+    resume_level: int = 0  # level that it has at most when it is admitted
     num_charged: int = 0  # leading tokens that its group was charged for
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
         self.rank = (self.priority, 0)
+        self.resume_level = self.priority
 
     @classmethod
     def of(

@@ -14,15 +14,16 @@ none, and what it reused leaves the index with all that continues it, in case a 
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.executors import Executor, PipelinedExecutor
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.outputs import OutputQueues, RequestOutput, StepCounters
+from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput, StepCounters
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import NonFiniteLogits
@@ -33,15 +34,24 @@ from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
 
 _log = logging.getLogger(__name__)
 _FRESH = -1  # id of a sequence that no request has
+_SPARE_DEADLINES = 64
 _ATTEMPTS = 3  # to compute one token, before an executor counts as broken
 
 
 class StepLoop:
     """Advances requests on one executor. `outputs` has what the steps gave them."""
 
-    def __init__(self, executor: Executor, blocks: BlockManager, *, max_sequences: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        blocks: BlockManager,
+        *,
+        max_sequences: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._executor = executor
         self._blocks = blocks
+        self.clock = clock
         self._limits = {"max_batch_tokens": executor.max_batch_tokens, "max_sequences": max_sequences}
         self.scheduler = self.new_scheduler()
         self.builder = BatchBuilder(blocks, **self._limits)
@@ -49,6 +59,7 @@ class StepLoop:
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
         self.requests: dict[int, Request] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.counters = StepCounters()
         self.error: EngineError | None = None  # why no further step is possible
@@ -61,16 +72,21 @@ class StepLoop:
         """Queue a request; RequestError when the whole pool could not hold it."""
         self.scheduler.add(request.sequence)
         self.requests[request.sequence.id] = request
+        if request.deadline_seconds is not None:
+            heappush(self._deadlines, (request.deadline_seconds, request.sequence.id))
+        if len(self._deadlines) > 2 * len(self.requests) + _SPARE_DEADLINES:  # most are of requests that have ended
+            self._deadlines = [each for each in self._deadlines if each[1] in self.requests]
+            heapify(self._deadlines)
 
-    def end(self, request_id: int) -> RequestOutput | None:
+    def end(self, request_id: int, reason: EarlyEnd = "abort") -> RequestOutput | None:
         """End a request early and free its blocks; returns its last output, or None when it is finished or unknown."""
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
         self.scheduler.remove(request.sequence)
-        now = time.perf_counter()
+        now = self.clock()
         try:
-            return request.abort(now)
+            return request.abort(now, reason)
         except Exception as error:  # noqa: BLE001 (the output has it)
             self.counters.num_failed_requests += 1
             return request.fail(error, now)
@@ -85,6 +101,7 @@ class StepLoop:
 
         EngineError, with nothing changed, when an open iteration over prompt logits holds the blocks that it needs.
         """
+        self._end_expired()
         batch = self.scheduler.schedule()
         self._require_progress(batch)
         if self._pipeline and not self._needs_logits(batch):
@@ -97,6 +114,14 @@ class StepLoop:
         if batch.entries:
             with self._aborting(batch):
                 self._execute(batch)
+
+    def _end_expired(self) -> None:
+        """End the requests whose time is over, whatever state they are in; their outputs have the text so far."""
+        now = self.clock() if self._deadlines else 0.0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            output = self.end(heappop(self._deadlines)[1], "timeout")
+            if output:
+                self.outputs.put(output)
 
     def finish_in_flight(self) -> None:
         """Wait for the step in flight, if there is one, and finish it."""
@@ -141,7 +166,7 @@ class StepLoop:
 
     def _copy_blocks(self, batch: ScheduledBatch) -> None:
         """Copy blocks on write. Tables and pool agree from here on: a request without its copy has ended."""
-        now = time.perf_counter()
+        now = self.clock()
         for entry in batch.entries:
             self.requests[entry.sequence.id].scheduled(now)
         for source, target in batch.copies:
@@ -207,7 +232,7 @@ class StepLoop:
 
     def _finish(self, batch: ScheduledBatch, rows: Iterable[FloatArray | int], num_discarded: int = 0) -> None:
         """Sample, append the tokens to their requests and queue the outputs."""
-        now = time.perf_counter()
+        now = self.clock()
         self.counters.count(batch.num_tokens, num_discarded)
         for entry, row in zip((entry for entry in batch.entries if entry.samples), rows, strict=True):
             request = self.requests.get(entry.sequence.id)
@@ -237,7 +262,7 @@ class StepLoop:
         else:
             self.scheduler.remove(request.sequence)
         self.counters.num_failed_requests += 1
-        self.outputs.put(request.fail(error, time.perf_counter()))
+        self.outputs.put(request.fail(error, self.clock()))
 
     def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
         """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
@@ -247,7 +272,7 @@ class StepLoop:
             self.error.__cause__ = error
             failed = [*failed, *self.requests.values()]
             self._take_out(list(self.requests.values()))
-        now = time.perf_counter()
+        now = self.clock()
         for request in failed:
             self.counters.num_failed_requests += 1
             self.outputs.put(request.end_with(self.error, now) if self.error else request.fail(error, now))

@@ -6,9 +6,10 @@
     4. arrival    in a group, in order of arrival
 
 **Groups.** Each group has a counter of the tokens that it was served, where a generated token counts twice, and the
-group with the lowest is next. A group that comes back after it had nothing to wait for starts at no less than the lowest
-counter of those that wait, so idle time earns no credit. A group with a thousand requests therefore delays one with a
-single request by about one turn (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2).
+group with the lowest is next. A group that comes back after it had nothing to wait for starts at no less than the
+lowest counter of those that wait, so idle time earns no credit. A group with a thousand requests therefore delays one
+with a single request by about one turn (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024,
+algorithm 2).
 
 **Aging.** While sequences of more urgent levels are served, a level that waits ages: every `aging_tokens` tokens make
 it one level more urgent, until it is level with those that overtake it; there, the level that aged goes first. An
@@ -119,7 +120,7 @@ class WaitingQueue:
         if not sequence.place:
             self._leave(sequence.group)
             self._num_places += 1
-        sequence.rank = (level.reached, sequence.place or self._num_places)
+        sequence.rank = (min(level.reached, sequence.resume_level), sequence.place or self._num_places)
         level.restart()
         self._drop_if_empty(level)
         self._count(sequence, -1)

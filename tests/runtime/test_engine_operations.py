@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
@@ -26,6 +27,14 @@ PARAMS = st.builds(
     max_tokens=st.integers(1, 11),
     stop_token_ids=st.sampled_from([(), (), (2,)]),
     presence_penalty=st.sampled_from([0.0, 0.0, 0.0, 1.5]),
+)
+
+
+OPTIONS = st.builds(
+    RequestOptions,
+    priority=st.sampled_from([0, 0, 1, 5]),
+    group=st.sampled_from(["", "a"]),
+    timeout_seconds=st.sampled_from([None, None, None, 1, 7, 30]),
 )
 
 
@@ -80,16 +89,18 @@ class EngineOperations(RuleBasedStateMachine):
     )
     def start(self, num_blocks: int, budget: int, places: int, prefix_cache: bool) -> None:
         self.executor = self.executor_type(num_blocks=num_blocks, block_tokens=4, max_batch_tokens=budget, vocab_size=3)
-        self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache)
+        self.now = 0.0
+        self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache, clock=lambda: self.now)
         self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, params=PARAMS)
-    def add(self, prompt: list[int], params: SamplingParams) -> None:
-        self.requests[self.engine.add(prompt, params)] = tuple(prompt), params
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, params=PARAMS, options=OPTIONS)
+    def add(self, prompt: list[int], params: SamplingParams, options: RequestOptions) -> None:
+        self.requests[self.engine.add(prompt, params, options=options)] = tuple(prompt), params
 
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
+            self.now += 1
             for output in self.engine.step():
                 if output.completion:
                     self.finished(output.request_id, output.completion.finish_reason, output.completion.token_ids)
@@ -123,7 +134,7 @@ class EngineOperations(RuleBasedStateMachine):
 
     def finished(self, request_id: int, reason: str, token_ids: tuple[int, ...]) -> None:
         expected = tokens_alone(*self.requests.pop(request_id))
-        assert token_ids == (expected[: len(token_ids)] if reason in ("abort", "error") else expected)
+        assert token_ids == (expected[: len(token_ids)] if reason in ("abort", "timeout", "error") else expected)
 
     @invariant()
     def bookkeeping_is_consistent(self) -> None:

@@ -15,6 +15,14 @@ from tests.runtime.engines import token_engine
         ({"cache_salt": 5}, "cache_salt is 5; it must be a text of at most 1024 characters"),
         ({"cache_salt": "a" * 1025}, r"1,025 characters\); it must be a text of at most"),
         ({"prefix_cache": 1}, "prefix_cache is 1; it must be True or False"),
+        ({"priority": 0.5}, "priority is 0.5; it must be a whole number from -2147483647 to 2147483647"),
+        ({"priority": True}, "priority is True; it must be a whole number"),
+        ({"priority": 2**31}, "priority is 2147483648; it must be"),
+        ({"group": 3}, "group is 3; it must be a text of at most 256 characters"),
+        ({"group": "a" * 257}, "it must be a text of at most 256 characters"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0; it must be a finite number above 0, or None for no limit"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds is nan; it must be a finite number above 0"),
+        ({"timeout_seconds": "1"}, "timeout_seconds is '1'; it must be"),
     ],
 )
 def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> None:
