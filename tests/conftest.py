@@ -9,10 +9,12 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,11 @@ from ingot.settings import num_threads
 from ingot.validation import evidence
 from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
 from ingot.validation.memory_probe import process_memory
-from tests.data_paths import DEMO_MODEL
+from tests.data_paths import DEMO_MODEL, ROOT
 
 os.environ["TRITON_INTERPRET"] = "1"  # before any test imports a kernel; see simulators/triton_interpreter.py
 
+NATIVE = ROOT / "runtime" / "cpu" / "native"
 UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
 THREADS = ("INGOT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -45,6 +48,22 @@ def pytest_xdist_setupnodes(specs: list[object]) -> None:
     share = str(max(1, num_threads() // len(specs)))
     for name in THREADS:
         os.environ.setdefault(name, share)
+
+
+def pytest_sessionstart() -> None:
+    """In a source tree, compile the attention kernel again if a source is newer: tests must not run an older one."""
+    library = NATIVE / "paged_attention.so"
+    sources = [*NATIVE.glob("*.c"), *NATIVE.glob("*.h")]
+    if "PYTEST_XDIST_WORKER" in os.environ or not library.exists() or find_spec("hatchling") is None:
+        return
+    from hatch_build import compile_library, replace_library
+
+    if max(source.stat().st_mtime for source in sources) > library.stat().st_mtime:
+        with tempfile.TemporaryDirectory() as folder:
+            built = Path(folder, library.name)
+            problem = compile_library(NATIVE / "paged_attention.c", built)
+            assert problem is None, problem
+            replace_library(library, built)
 
 
 def pytest_collection_finish() -> None:

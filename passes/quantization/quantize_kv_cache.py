@@ -1,11 +1,11 @@
-"""The pass quantize-kv-cache: stores keys and values with 8 or 4 bits and a scale per token and head.
+"""The pass quantize-kv-cache: stores keys and values in 16, 8 or 4 bits.
 
     Matched         the model's KV geometry
-    Replacement     the same in fp8 (e4m3), int8 or int4: each vector divided by a float16 scale that maps its largest
-                    element to the format's largest number
+    Replacement     the same in float16, bfloat16, fp8 (e4m3), int8 or int4; in 8 and 4 bits each vector is divided by a
+                    float16 scale that maps its largest element to the format's largest number
 
-No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block takes half
-(fp8, int8) or a quarter (int4) of its bytes, plus a scale per vector.
+No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block of float32
+becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus a scale per vector.
 
 Refuses: int4 with heads of an odd size, as two elements share a byte.
 """
@@ -19,21 +19,23 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.model_facts import KV
 
+_Precision = Literal["float16", "bfloat16", "fp8", "int8", "int4"]
+
 
 @dataclass(frozen=True)
 class QuantizeKVCache(Pass):
-    """precision    fp8: e4m3, for GPUs from SM 89 on; int8; int4"""
+    """precision    float16 or bfloat16, for the CPU; fp8: e4m3, for the CPU and GPUs from SM 89 on; int8; int4"""
 
     name: ClassVar[str] = "quantize-kv-cache"
     kind: ClassVar[PassKind] = "quantization"
-    summary: ClassVar[str] = "Keeps keys and values in fp8, int8 or int4, for targets whose kernels read them."
+    summary: ClassVar[str] = "Keeps keys and values in 16, 8 or 4 bits, for targets whose kernels read them."
     changes_weights: ClassVar[bool] = False
     keeps_schemes: ClassVar[bool] = True
 
-    precision: Literal["fp8", "int8", "int4"] = "int8"
+    precision: _Precision = "int8"
 
     @property
-    def kv_precision(self) -> Literal["fp8", "int8", "int4"]:
+    def kv_precision(self) -> _Precision:
         """The option `precision`."""
         return self.precision
 

@@ -15,7 +15,7 @@ class Target:
 
     lowering    names of the passes that end every compile for it
     writer      function that writes the lowered IR into the artifact: module:function, a `ProgramWriter`
-    kv_types    types that keys and values can be quantized to, in addition to the engine's own floats
+    kv_types    types that quantize-kv-cache can store keys and values in; without it they have the engine's own
     sms         SMs of the GPUs that it builds for; empty: no GPU, or the SMs that gpu.sms chooses
     sm_choice   SMs that gpu.sms may choose
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
@@ -66,6 +66,7 @@ _ROWS = (
         summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
         lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
         writer="ingot.pipeline.targets.writers:write_segments",
+        kv_types=("float16", "bfloat16", "fp8", "int8", "int4"),
     ),
     *(_cuda(sm, gpus) for sm, gpus in _GPUS.items()),
     Target(

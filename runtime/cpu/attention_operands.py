@@ -94,11 +94,9 @@ def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> Operands:
 
 
 def check_attention(program: Program, kv: KVGeometry) -> None:
-    """Raise EngineError for a pool of another type, and for steps that would leave their values or the pool."""
-    if kv.dtype != "float32":
-        raise EngineError(
-            f"the KV pool of the CPU holds float32, not {kv.dtype}; build the artifact for the target cpu"
-        )
+    """Raise EngineError for a pool that the kernel does not read, and for steps that would leave their values or it."""
+    if kv.state_bytes:
+        raise EngineError("the model keeps side state for each sequence, which the CPU engine does not support yet")
     for step in program.steps:
         if isinstance(step, AttentionStep):
             _check_heads(step, kv)
@@ -125,14 +123,17 @@ def _operands(step: AttentionStep) -> Iterator[_Columns]:
 
 
 def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
-    own = (step.num_kv_heads, step.head_dim)
-    if kv.unequal:
-        raise EngineError(f"the model has {kv.unequal}, which attention on the CPU does not support yet")
-    if step.layer >= kv.num_layers or own != (kv.num_kv_heads, kv.head_dim) or step.num_heads % step.num_kv_heads:
+    layer = kv.layers[step.layer] if step.layer < kv.num_layers else None
+    own = (step.num_kv_heads, step.head_dim, step.head_dim)
+    if layer is None or own != (layer.num_kv_heads, layer.key_dim, layer.value_dim) or step.num_heads % own[0]:
+        stored = "no such layer"
+        if layer is not None:
+            stored = (
+                f"{layer.num_kv_heads} heads with keys of {layer.key_dim} and values of {layer.value_dim} dimensions"
+            )
         raise EngineError(
             f"attention of layer {step.layer}: {step.num_heads} heads over {own[0]} of {own[1]} dimensions do not fit"
-            f" the KV pool's {kv.num_layers} layers of {kv.num_kv_heads} heads of {kv.head_dim} dimensions;"
-            " build the artifact again"
+            f" the KV pool, which has {stored}; build the artifact again"
         )
     if step.rotary is not None and step.rotary.rotary_dim > step.head_dim:
         raise EngineError(

@@ -28,8 +28,8 @@ def kernel_version() -> str:
 def _attention() -> str:
     backend, library = attention_backend(), library_file(_NATIVE)
     if backend == "numpy" or library is None:
-        source = _digest((_NATIVE / "numpy_attention.py").read_bytes())
-        return f"numpy {np.__version__} {source}"
+        sources = (_NATIVE / "numpy_attention.py", _NATIVE.parent / "kv_precision.py")
+        return f"numpy {np.__version__} {_digest(b''.join(source.read_bytes() for source in sources))}"
     return f"{backend} {_digest(library.read_bytes())}"
 
 

@@ -1,18 +1,25 @@
-"""The KV pool of the CPU: one float32 array [blocks, layer, k|v, kv head, token, dim].
+"""The KV pool of the CPU: bytes [blocks, block bytes], laid out as the geometry says.
 
 A block holds all layers contiguously, so that moving it is one copy. The operating system allocates pages on their
 first write: a large pool uses no memory until it is filled.
+
+Within a block, a head's keys are stored by dim, [width, token], its values by token, [token, width], and their scales
+as [group, token] and [token, group]: the kernel multiplies many tokens by one dim of the query, and many dims of a
+value by one probability, and reads vectors both times.
 """
 
+import math
 import mmap
 import os
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.cpu.kv_precision import ELEMENT, Codes
 from ingot.sizes import format_bytes
 
 _REMEDY = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
@@ -21,6 +28,18 @@ _REMEDY = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter c
 def physical_bytes() -> int:
     """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class LayerViews(NamedTuple):
+    """One layer of all blocks: codes [blocks, kv heads, token, width], scales [blocks, kv heads, token, group].
+
+    Views of the pool, of any strides. Scales are None for types without them.
+    """
+
+    keys: Codes
+    values: Codes
+    key_scales: NDArray[np.float16] | None
+    value_scales: NDArray[np.float16] | None
 
 
 class KVPool:
@@ -35,7 +54,26 @@ class KVPool:
         self.num_blocks = num_blocks
         _refuse_more_than_memory(self)
         memory = _map(self)
-        self.blocks: FloatArray = np.frombuffer(memory, np.float32).reshape(num_blocks, *geometry.block_shape)
+        self.blocks: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(num_blocks, geometry.block_bytes)
+
+    def layer(self, index: int) -> "LayerViews":
+        """Views of the keys and values that a layer reads, in all blocks."""
+        layer, tokens = self.geometry.layers[index], self.geometry.block_tokens
+        element = np.dtype(ELEMENT[layer.dtype])
+        widths = (layer.key_bytes // element.itemsize, layer.value_bytes // element.itemsize)
+
+        def view(at: int, kind: np.dtype[Any], *shape: int) -> NDArray[Any]:
+            size = layer.num_kv_heads * math.prod(shape) * kind.itemsize
+            return self.blocks[:, at : at + size].view(kind).reshape(self.num_blocks, layer.num_kv_heads, *shape)
+
+        half = np.dtype(np.float16)
+        scaled = self.geometry.is_quantized
+        return LayerViews(
+            view(layer.keys, element, widths[0], tokens).swapaxes(2, 3),
+            view(layer.values, element, tokens, widths[1]),
+            view(layer.key_scales, half, 1, tokens).swapaxes(2, 3) if scaled else None,
+            view(layer.value_scales, half, tokens, 1) if scaled else None,
+        )
 
     @property
     def num_bytes(self) -> int:

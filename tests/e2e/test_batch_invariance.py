@@ -27,6 +27,10 @@ RECIPES: list[tuple[str, tuple[str, ...]]] = [
     ("w8a8-cpu", ("passes.smooth-quant.alpha=none",)),
     ("w8a8-cpu", (*FEW_SEQUENCES, "passes.smooth-quant={alpha: 0.5, activations: static, outliers: 2}")),
     ("fp8-cpu-emulation", ()),
+    *(
+        ("fp32-cpu", (f"passes=[pack-projections, clean-up, {{quantize-kv-cache: {{precision: {precision}}}}}]",))
+        for precision in ("float16", "bfloat16", "fp8", "int8", "int4")
+    ),
 ]
 
 
@@ -82,7 +86,7 @@ def test_every_kind_of_layer_is_batch_invariant(
     check(build_unmeasured(recipe, two_layers, *overrides), num_blocks=24, max_batch_tokens=72)
 
 
-@pytest.mark.parametrize(("recipe", "overrides"), [RECIPES[0], RECIPES[2], RECIPES[3]])
+@pytest.mark.parametrize(("recipe", "overrides"), [RECIPES[0], RECIPES[2], RECIPES[3], *RECIPES[5:]])
 def test_damaged_keys_and_values_end_their_request_and_change_no_other_bit(
     build_unmeasured: BuildArtifact, two_layers: Path, recipe: str, overrides: tuple[str, ...]
 ) -> None:
@@ -99,7 +103,7 @@ def test_damaged_keys_and_values_end_their_request_and_change_no_other_bit(
             if running and len(damaged) < 3:  # each has a block of its own at the end of its table
                 damaged.add(running[-1])
                 blocks = engine._executor._pool.blocks  # type: ignore[attr-defined]
-                blocks[engine._blocks.table(running[-1])[-1]] = np.nan
+                blocks[engine._blocks.table(running[-1])[-1]] = 0xFF  # NaN in every type
             done |= {output.request_id: output.completion for output in engine.step() if output.completion}
             engine.check()
         failed = {number for number, completion in done.items() if completion.error}

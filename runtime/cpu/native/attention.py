@@ -15,10 +15,11 @@ from typing import Protocol
 import numpy as np
 
 from ingot import settings
-from ingot.artifact import AttentionStep
+from ingot.artifact import AttentionStep, KVGeometry
 from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.kv_precision import KINDS
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 
@@ -30,6 +31,11 @@ class _Layer(Structure):
 
     _fields_ = (
         ("pool", c_void_p),
+        ("block_bytes", c_int64),
+        ("keys", c_int64),
+        ("values", c_int64),
+        ("key_scales", c_int64),
+        ("value_scales", c_int64),
         ("query", c_void_p),
         ("key", c_void_p),
         ("value", c_void_p),
@@ -40,8 +46,9 @@ class _Layer(Structure):
         ("key_stride", c_int64),
         ("value_stride", c_int64),
         ("rotary_dim", c_int32),
-        ("layer", c_int32),
-        ("num_layers", c_int32),
+        ("kind", c_int32),
+        ("group", c_int32),
+        ("writes", c_int32),
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("dim", c_int32),
@@ -146,14 +153,15 @@ class NativeAttention:
         arrays = (*operands, output)
         assert output.flags.c_contiguous
         assert all(a.strides[1] == 4 and a.dtype == np.float32 for a in arrays)
-        layer = _Layer(self._pool.blocks.ctypes.data, *(a.ctypes.data for a in arrays))
+        layer = _Layer(self._pool.blocks.ctypes.data)
+        _place(layer, self._pool.geometry, step.layer)
+        layer.query, layer.key, layer.value, layer.output = (a.ctypes.data for a in arrays)
         layer.query_stride, layer.key_stride, layer.value_stride = (a.strides[0] // 4 for a in operands)
         if rotation is not None:
             layer.cos, layer.sin = rotation.cos.ctypes.data, rotation.sin.ctypes.data
             layer.rotary_dim = rotation.rotary_dim
-        layer.layer, layer.num_layers = step.layer, self._pool.geometry.num_layers
         layer.num_heads, layer.num_kv_heads, layer.dim = step.num_heads, step.num_kv_heads, step.head_dim
-        layer.block_tokens, layer.window = self._pool.geometry.block_tokens, step.window
+        layer.window = step.window
         layer.scale, layer.softcap = step.scale, step.softcap
         call, layer_at, step_at = self._call, byref(layer), byref(self._step)
 
@@ -162,6 +170,16 @@ class NativeAttention:
                 raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some memory")
 
         return attend
+
+
+def _place(layer: _Layer, geometry: KVGeometry, index: int) -> None:
+    """Set where a layer is in the pool's blocks, and how it is stored."""
+    own = geometry.layers[index]
+    layer.keys, layer.values = own.keys, own.values
+    layer.key_scales, layer.value_scales = own.key_scales, own.value_scales
+    layer.block_bytes, layer.block_tokens = geometry.block_bytes, geometry.block_tokens
+    layer.kind, layer.group = KINDS.index(own.dtype), own.key_dim
+    layer.writes = own.source == index
 
 
 class Attention(Protocol):

@@ -1,5 +1,7 @@
 """Attention over the paged pool in numpy: same semantics as the C kernel, but slower; used where it was not built.
 
+It stores the same bytes as the kernel, and decodes them to the same floats.
+
 Every token is computed by matmuls of one shape, [kv head, group, dim] @ [kv head, dim, tile], over tiles at fixed
 positions, so that its result depends on its own sequence alone, bit for bit, as the kernel's does.
 """
@@ -11,6 +13,7 @@ import numpy as np
 from ingot.artifact import AttentionStep
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.kv_precision import decode, encode
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
 
 TILE = 64
@@ -49,9 +52,17 @@ class NumpyAttention:
 
     def _write(self, step: AttentionStep, s: int, key: FloatArray, value: FloatArray) -> None:
         block, slot = self._places(s, self._positions(s, len(key)))
-        layer = self._pool.blocks[:, step.layer]  # [blocks, 2, kv heads, block tokens, dim]
-        layer[block, 0, :, slot] = key.reshape(-1, step.num_kv_heads, step.head_dim)
-        layer[block, 1, :, slot] = value.reshape(-1, step.num_kv_heads, step.head_dim)
+        geometry, views = self._pool.geometry, self._pool.layer(step.layer)
+        if geometry.layers[step.layer].source != step.layer:
+            return  # it attends to another layer's
+        for vectors, codes, scales in (
+            (key, views.keys, views.key_scales),
+            (value, views.values, views.value_scales),
+        ):
+            heads = vectors.reshape(-1, step.num_kv_heads, step.head_dim)  # [tokens, kv heads, dim]
+            codes[block, :, slot], made = encode(heads, geometry.dtype, step.head_dim)
+            if scales is not None:
+                scales[block, :, slot] = made
 
     def _attend(self, step: AttentionStep, s: int, query: FloatArray, output: FloatArray) -> None:
         positions = self._positions(s, len(query))
@@ -59,6 +70,7 @@ class NumpyAttention:
             chunk = slice(at, at + _CHUNK_TOKENS)
             output[chunk] = self._attend_chunk(step, s, query[chunk], positions[chunk])
 
+    @np.errstate(invalid="ignore")  # infinite keys and values end in NaN, which the engine reports
     def _attend_chunk(self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array) -> FloatArray:
         """Compute attention for tokens [n] at `positions`; query and result are [n, heads * dim]."""
         n, heads, dim = len(query), step.num_heads, step.head_dim
@@ -83,8 +95,11 @@ class NumpyAttention:
         tile = np.zeros((2, step.num_kv_heads, TILE, step.head_dim), np.float32)
         positions = np.arange(max(start, oldest), min(start + TILE, stop))
         block, slot = self._places(s, positions)
-        rows = self._pool.blocks[block, step.layer, :, :, slot]  # [tokens, 2, kv heads, dim]
-        tile[:, :, positions - start] = rows.transpose(1, 2, 0, 3)
+        views = self._pool.layer(step.layer)
+        for part, codes, scales in ((0, views.keys, views.key_scales), (1, views.values, views.value_scales)):
+            of_tokens = None if scales is None else scales[block, :, slot]  # [tokens, kv heads, groups]
+            rows = decode(codes[block, :, slot], of_tokens, self._pool.geometry.dtype)  # [tokens, kv heads, dim]
+            tile[part, :, positions - start] = rows
         return tile[0], tile[1]
 
     def _positions(self, s: int, tokens: int) -> Int64Array:

@@ -1,4 +1,5 @@
-/* Attention over a paged KV pool, float32, for the CPU engine. Plain C, called through ctypes (attention.py).
+/* Attention over a paged KV pool for the CPU engine: float32 arithmetic over keys and values that are stored in one of
+ * the types of kv_precision.h. Plain C, called through ctypes (attention.py).
  *
  * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. Queries
  * and keys may be rotated by the rotary embedding as they are read. The arithmetic is in paged_attention_kernel.h, which is
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kv_precision.h"
 #include "thread_pool.h"
 
 #define TILE 64            /* tokens of a tile; part of the arithmetic */
@@ -24,13 +26,16 @@
 
 /* The layer's constants; attention.py's _Layer mirrors it. */
 struct layer {
-    float *pool; /* [blocks, num_layers, 2, num_kv_heads, block_tokens, dim] */
+    uint8_t *pool;
+    int64_t block_bytes, keys, values, key_scales, value_scales; /* bytes: of a block, and to this layer's parts in it */
     const float *query, *key, *value; /* rows of strides floats: parts of one matrix, or three */
     float *output;                    /* [rows, num_heads, dim] */
     const float *cos, *sin;           /* [positions, rotary_dim / 2] */
     int64_t query_stride, key_stride, value_stride;
     int32_t rotary_dim;               /* leading elements of a head that are rotated; 0 for none */
-    int32_t layer, num_layers, num_heads, num_kv_heads, dim, block_tokens, window;
+    int32_t kind, group;              /* enum kind; dims that share a scale */
+    int32_t writes;                   /* 0 for a layer that attends to another layer's keys and values */
+    int32_t num_heads, num_kv_heads, dim, block_tokens, window;
     float scale, softcap;
 };
 
@@ -48,22 +53,24 @@ struct rows {
     int first, last;                   /* tokens of the tile that any of the rows attends to */
 };
 
-/* Addresses of a tile's tokens in the pool: rows of `dim` floats. */
+/* Addresses of a tile's tokens in the pool: their values, and as many bytes of keys of their blocks. */
 struct places {
-    const float *keys[TILE], *values[TILE];
+    const uint8_t *keys[TILE], *values[TILE];
 };
 
 struct tile {
-    const float *keys;          /* [dim, TILE] */
-    const float *const *values; /* [TILE] rows of `columns` floats */
-    const struct places *next;  /* the next tile, to be prefetched; NULL for none */
-    int start, dim, columns, window;
+    const float *keys[TILE / 16]; /* [dim, 16] of 16 tokens each; key_stride floats from dim to dim */
+    const float *values[TILE];    /* rows of `columns` floats */
+    const struct places *next;    /* the next tile, to be prefetched; NULL for none */
+    int64_t key_stride;
+    int start, dim, columns, window, key_bytes, value_bytes;
     float softcap, inverse_softcap;
 };
 
 struct isa {
     int vector_floats, rows;
-    void (*transpose_keys)(const float *const *rows, int tokens, int dim, float *target);
+    void (*keys[NUM_KINDS])(const struct stored *from, int dim, int group, float *target); /* NULL: floats already */
+    void (*value[NUM_KINDS])(const uint8_t *codes, const uint16_t *scales, int dim, int group, float *target);
     void (*attend[4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
 };
 
@@ -87,6 +94,8 @@ struct job {
 /* One item's place in a thread's scratch memory. */
 struct scratch {
     float *query, *output, *maximum, *sums, *keys, *values;
+    uint8_t *codes;
+    uint16_t *scales;
     int32_t *position;
 };
 
@@ -134,17 +143,38 @@ static size_t lay_out(const struct job *job, float *base, size_t rows, struct sc
     s->maximum = base + take(&used, rows);
     s->sums = base + take(&used, rows * 16);
     s->keys = base + take(&used, (size_t)job->layer->dim * TILE);
-    s->values = base + take(&used, columns * TILE);
+    s->values = base + take(&used, columns * TILE + 16); /* the last row's padding */
+    s->codes = (uint8_t *)(base + take(&used, (size_t)job->layer->dim * TILE));
+    s->scales = (uint16_t *)(base + take(&used, (size_t)job->layer->dim * TILE));
     s->position = (int32_t *)(base + take(&used, rows));
     return used;
 }
 
-static float *pool_row(const struct job *job, int s, int position, int head, int is_value)
+static uint8_t *block_at(const struct job *job, int s, int position)
 {
     const struct layer *l = job->layer;
     int64_t block = job->step->block_tables[(int64_t)s * job->step->max_blocks + position / l->block_tokens];
-    int64_t heads = ((block * l->num_layers + l->layer) * 2 + is_value) * l->num_kv_heads + head;
-    return l->pool + (heads * l->block_tokens + position % l->block_tokens) * l->dim;
+    return l->pool + block * l->block_bytes;
+}
+
+/* The key of the token at `slot` of a block. */
+static struct stored key_in(const struct layer *l, uint8_t *block, int head, int slot)
+{
+    const int64_t unit = unit_bytes(l->kind), heads = (int64_t)head * l->block_tokens;
+    struct stored at = {block + l->keys + heads * vector_bytes(l->kind, l->dim) + slot * unit, NULL,
+                        l->block_tokens * unit, l->block_tokens};
+    if (is_scaled(l->kind))
+        at.scales = (uint16_t *)(block + l->key_scales) + heads * (l->dim / l->group) + slot;
+    return at;
+}
+
+static struct stored value_in(const struct layer *l, uint8_t *block, int head, int slot)
+{
+    const int64_t row = (int64_t)head * l->block_tokens + slot;
+    struct stored at = {block + l->values + row * vector_bytes(l->kind, l->dim), NULL, unit_bytes(l->kind), 1};
+    if (is_scaled(l->kind))
+        at.scales = (uint16_t *)(block + l->value_scales) + row * (l->dim / l->group);
+    return at;
 }
 
 /* target[d * step] = scale * the head's element d, rotated by its position: elements d and d + rotary_dim / 2 are a pair
@@ -163,19 +193,20 @@ static inline void turn(const struct layer *l, const float *restrict head, int p
         target[d * step] = head[d] * scale;
 }
 
-static void write_keys_and_values(const struct job *job)
+/* Store the tokens of sequence s; `head` is room for one head. */
+static void write_sequence(const struct job *job, int s, float *head)
 {
     const struct layer *l = job->layer;
-    const size_t bytes = (size_t)l->dim * sizeof(float);
-    for (int s = 0; s < job->step->num_sequences; s++) {
-        int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
-        for (int i = begin; i < end; i++)
-            for (int h = 0; h < l->num_kv_heads; h++) {
-                int position = job->step->context_lens[s] - end + i;
-                const float *key = l->key + i * l->key_stride + h * l->dim;
-                turn(l, key, position, 1.0f, 1, pool_row(job, s, position, h, 0));
-                memcpy(pool_row(job, s, position, h, 1), l->value + i * l->value_stride + h * l->dim, bytes);
-            }
+    const int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
+    for (int i = begin; i < end; i++) {
+        const int position = job->step->context_lens[s] - end + i, slot = position % l->block_tokens;
+        uint8_t *block = block_at(job, s, position);
+        for (int h = 0; h < l->num_kv_heads; h++) {
+            const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
+            turn(l, l->key + i * l->key_stride + h * l->dim, position, 1.0f, 1, head);
+            store_vector(l->kind, head, l->dim, l->group, &key);
+            store_vector(l->kind, l->value + i * l->value_stride + h * l->dim, l->dim, l->group, &value);
+        }
     }
 }
 
@@ -229,30 +260,87 @@ static void finish_rows(const struct job *job, const struct scratch *m, int firs
     }
 }
 
-/* Find tokens first .. last of the tile. Outside of that range any valid row may be used. */
+/* Find tokens first .. last of the tile. Outside of that range any valid address may be used. */
 static void find_tile(const struct job *job, int s, int head, int start, int first, int last, struct places *places)
 {
     const struct layer *l = job->layer;
-    const size_t to_value = (size_t)l->num_kv_heads * l->block_tokens * l->dim;
+    const int64_t row_bytes = vector_bytes(l->kind, l->dim);
     for (int t = 0; t < TILE; t++) {
-        int position = start + smaller(larger(t, first), last - 1);
-        places->keys[t] = pool_row(job, s, position, head, 0);
-        places->values[t] = places->keys[t] + to_value;
+        const int position = start + smaller(larger(t, first), last - 1);
+        const int64_t row = (int64_t)head * l->block_tokens + position % l->block_tokens;
+        const uint8_t *block = block_at(job, s, position);
+        places->keys[t] = block + l->keys + row * row_bytes;
+        places->values[t] = block + l->values + row * row_bytes;
     }
 }
 
-/* Bring the tile in: keys transposed, values in place or, for odd widths, padded with zeros. */
-static void load_tile(const struct job *job, struct scratch *m, struct places *places, int first, int last, int columns)
+/* Copy one token's key, where 16 tokens do not follow each other in a block. */
+static void copy_key(const struct layer *l, const struct stored *from, const struct stored *to)
 {
-    const int dim = job->layer->dim;
-    job->isa->transpose_keys(places->keys, round_up(last, 16), dim, m->keys);
-    if (columns == dim)
-        return;
+    const int64_t unit = unit_bytes(l->kind);
+    for (int64_t d = 0; d < units_of(l->kind, l->dim); d++)
+        memcpy(to->codes + d * to->stride, from->codes + d * from->stride, unit);
+    for (int g = 0; is_scaled(l->kind) && g < l->dim / l->group; g++)
+        to->scales[g * to->scale_stride] = from->scales[g * from->scale_stride];
+}
+
+/* The stored keys of 16 tokens from `start` on, of which first .. last are in use. */
+static struct stored find_keys(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last)
+{
+    const struct layer *l = job->layer;
+    if (l->block_tokens % 16 == 0)
+        return key_in(l, block_at(job, s, start + larger(0, first)), head, start % l->block_tokens);
+    const int64_t unit = unit_bytes(l->kind), at = start % TILE * l->dim;
+    const struct stored copy = {m->codes + at * 4, m->scales + at, 16 * unit, 16};
+    for (int t = larger(0, first); t < smaller(16, last); t++) {
+        const int position = start + t;
+        const struct stored from = key_in(l, block_at(job, s, position), head, position % l->block_tokens);
+        const struct stored to = {copy.codes + t * unit, copy.scales + t, 16 * unit, 16};
+        copy_key(l, &from, &to);
+    }
+    return copy;
+}
+
+/* Bring in the keys of tokens first .. last: decoded, or where they are. */
+static void load_keys(const struct job *job, struct scratch *m, int s, int head, int first, int last, struct tile *tile)
+{
+    const struct layer *l = job->layer;
+    tile->key_stride = TILE;
+    for (int t = 0; t < TILE; t += 16) {
+        tile->keys[t / 16] = m->keys + t;
+        if (t + 16 <= first || t >= last)
+            continue; /* read, but masked: any number will do */
+        const struct stored keys = find_keys(job, m, s, head, tile->start + t, first - t, last - t);
+        if (l->kind != FLOAT32) {
+            job->isa->keys[l->kind](&keys, l->dim, l->group, m->keys + t);
+        } else {
+            tile->keys[t / 16] = (const float *)keys.codes;
+            tile->key_stride = keys.stride / 4;
+        }
+    }
+    for (int t = 0; l->kind == FLOAT32 && t < TILE; t += 16) /* strides must be equal */
+        if (t + 16 <= first || t >= last)
+            tile->keys[t / 16] = tile->keys[first / 16];
+}
+
+/* Bring in values: decoded, or where they are, or padded with zeros for odd widths. */
+static void load_values(const struct job *job, struct scratch *m, const struct places *places, int s, int head,
+                        int first, int last, struct tile *tile)
+{
+    const struct layer *l = job->layer;
     for (int t = first; t < last; t++) {
-        float *row = m->values + t * columns;
-        memcpy(row, places->values[t], dim * sizeof(float));
-        memset(row + dim, 0, (columns - dim) * sizeof(float));
-        places->values[t] = row;
+        float *row = m->values + t * tile->columns;
+        tile->values[t] = row;
+        if (l->kind != FLOAT32) {
+            const int position = tile->start + t;
+            const struct stored value = value_in(l, block_at(job, s, position), head, position % l->block_tokens);
+            job->isa->value[l->kind](places->values[t], value.scales, l->dim, l->group, row);
+        } else if (tile->columns == l->dim) {
+            tile->values[t] = (const float *)places->values[t];
+        } else {
+            memcpy(row, places->values[t], l->dim * sizeof(float));
+            memset(row + l->dim, 0, (tile->columns - l->dim) * sizeof(float));
+        }
     }
 }
 
@@ -296,8 +384,13 @@ static void attend_chunk(const struct job *job, struct scratch *m, int s, int ch
     const int rows = tokens * (l->num_heads / l->num_kv_heads);
     const int first_position = job->step->context_lens[s] - end + first_row, stop = first_position + tokens;
     const int oldest = l->window ? larger(0, first_position - l->window + 1) : 0;
-    struct tile tile = {m->keys, NULL, NULL, 0, l->dim, round_up(l->dim, job->isa->vector_floats), l->window, l->softcap,
-                        l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
+    struct tile tile = {.dim = l->dim,
+                        .columns = round_up(l->dim, job->isa->vector_floats),
+                        .window = l->window,
+                        .key_bytes = (int)vector_bytes(l->kind, l->dim),
+                        .value_bytes = (int)vector_bytes(l->kind, l->dim),
+                        .softcap = l->softcap,
+                        .inverse_softcap = l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
     struct scratch parts[ROWS_PER_ITEM];
     for (int h = 0; h < heads; h++) {
         parts[h] = scratch_of(job, m, h, rows);
@@ -310,12 +403,12 @@ static void attend_chunk(const struct job *job, struct scratch *m, int s, int ch
         int first = larger(0, oldest - start), last = smaller(TILE, stop - start);
         int next_head = (head + 1) % heads, next_start = next_head == 0 ? start + TILE : start;
         tile.start = start;
-        tile.values = places[now].values;
         tile.next = next_start < stop ? &places[1 - now] : NULL;
         if (tile.next != NULL)
             find_tile(job, s, first_head + next_head, next_start, larger(0, oldest - next_start),
                       smaller(TILE, stop - next_start), &places[1 - now]);
-        load_tile(job, m, &places[now], first, last, tile.columns);
+        load_keys(job, m, s, first_head + head, first, last, &tile);
+        load_values(job, m, &places[now], s, first_head + head, first, last, &tile);
         attend_tile(job, &parts[head], &tile, first, last, rows);
         head = next_head, start = next_start, now = 1 - now;
     }
@@ -369,6 +462,10 @@ int paged_attention(const struct layer *layer, const struct step *step)
         job.max_heads = larger(1, layer->num_kv_heads * chunks / threads);
     for (int s = 0; s < step->num_sequences; s++)
         items += items_of(&job, s);
-    write_keys_and_values(&job);
+    float *head = thread_scratch(sizeof(float) * layer->dim);
+    if (head == NULL)
+        return -1;
+    for (int s = 0; layer->writes && s < step->num_sequences; s++)
+        write_sequence(&job, s, head);
     return run_parallel(run_item, &job, items, threads);
 }

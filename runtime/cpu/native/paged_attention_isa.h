@@ -6,27 +6,6 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
-/* 8 x 8 floats through 128-bit halves: 8 loads that insert, 8 unpacks, 8 shuffles. */
-static inline __attribute__((always_inline, target("avx2,fma"))) void
-transpose_8x8(const float *const *rows, int column, float *target)
-{
-    __m256 r[8], u[8];
-    for (int i = 0; i < 4; i++) {
-        const float *low = rows[i] + column, *high = rows[i + 4] + column;
-        r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
-        r[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low + 4)), _mm_loadu_ps(high + 4), 1);
-    }
-    for (int i = 0; i < 8; i += 2) {
-        u[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        u[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            _mm256_storeu_ps(target + (i + 2 * j) * TILE, _mm256_shuffle_ps(u[i + j], u[i + j + 2], 0x44));
-            _mm256_storeu_ps(target + (i + 2 * j + 1) * TILE, _mm256_shuffle_ps(u[i + j], u[i + j + 2], 0xee));
-        }
-}
-
 static inline __attribute__((always_inline, target("avx2,fma"))) float maximum_of_8(__m256 x)
 {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -34,43 +13,75 @@ static inline __attribute__((always_inline, target("avx2,fma"))) float maximum_o
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
+/* e4m3fn in 16-bit lanes to float16: the value over 256, as the exponents' biases are 7 and 15. */
+static inline __attribute__((always_inline, target("avx2,fma"))) __m256i halves_of_fp8(__m256i x)
+{
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
+    return _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7));
+}
+
+static inline __attribute__((always_inline, target("avx2,fma"))) __m128i halves_of_8_fp8(__m128i x)
+{
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
+    return _mm_or_si128(sign, _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7));
+}
+
 #define NAME(x) CONCATENATE(x, avx512)
-#define TARGET __attribute__((target("avx512f,avx2,fma")))
+#define TARGET __attribute__((target("avx512f,avx2,fma,f16c")))
 #define VW 16
 #define ROWS 8
-#define BLOCK 8
-#define transpose_block transpose_8x8
 #define vset1(x) ((vec)_mm512_set1_ps(x))
 #define vfma(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
+#define vint8(x) ((vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)(x))))
+#define vfp8(p) ((vec)_mm512_cvtph_ps(halves_of_fp8(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p))))))
+#define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"
 
 #define NAME(x) CONCATENATE(x, avx2)
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
 #define VW 8
 #define ROWS 4
-#define BLOCK 8
-#define transpose_block transpose_8x8
 #define vset1(x) ((vec)_mm256_set1_ps(x))
 #define vfma(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define vmax(a, b) ((vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define vhmax(a) maximum_of_8((__m256)(a))
+#define vhalf(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
+#define vint8(x) ((vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32((__m128i){(int64_t)(x), 0})))
+#define vfp8(p) ((vec)_mm256_cvtph_ps(halves_of_8_fp8(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(p))))))
+#define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"
 #endif
 
-static inline __attribute__((always_inline)) void transpose_4x4(const float *const *rows, int column, float *target)
+typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t four_ints __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline four_floats floats_of_halves(const uint8_t *p)
 {
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++)
-            target[j * TILE + i] = rows[i][column + j];
+    four_floats x;
+    for (int i = 0; i < 4; i++) {
+        uint16_t half;
+        memcpy(&half, p + 2 * i, sizeof half);
+        x[i] = float_of_half(half);
+    }
+    return x;
+}
+
+static inline four_floats floats_of_fp8(const uint8_t *p)
+{
+    four_ints code = {p[0], p[1], p[2], p[3]};
+    return (four_floats)((code & 0x7f) << 20 | (code & 0x80) << 24);
 }
 
 #define NAME(x) CONCATENATE(x, baseline)
 #define TARGET
 #define VW 4
-#define BLOCK 4
-#define transpose_block transpose_4x4
+#define vhalf(p) ((vec)floats_of_halves(p))
+#define vint8(x) __builtin_convertvector((x), vec)
+#define vfp8(p) ((vec)floats_of_fp8(p))
+#define FP8_FACTOR 0x1p120f
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define ROWS 8
@@ -80,8 +91,6 @@ static inline __attribute__((always_inline)) void transpose_4x4(const float *con
 #define vhmax(a) vmaxvq_f32((float32x4_t)(a))
 #else /* no fused multiply-add: two roundings, and so other last bits than the sets above */
 #define ROWS 4
-typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int32_t four_ints __attribute__((vector_size(16), aligned(4), may_alias));
 static inline four_floats maximum_of_each(four_floats a, four_floats b)
 {
     four_ints mask = a > b;
@@ -130,7 +139,7 @@ static int cpu_has(int avx512)
     unsigned a, b, c, d, fma;
     if ((saved_state() & state) != state || !__get_cpuid(1, &a, &b, &fma, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return 0;
-    return (fma & bit_FMA) && (b & bit_AVX2) && (!avx512 || (b & bit_AVX512F));
+    return (fma & bit_FMA) && (fma & bit_F16C) && (b & bit_AVX2) && (!avx512 || (b & bit_AVX512F));
 }
 #endif
 

@@ -6,8 +6,9 @@
  *     VW                         floats in a vector; divides 16
  *     ROWS                       query rows held in registers: 4 or 8
  *     vset1 vfma vmax vhmax      broadcast, a * b + c rounded once, maximum, maximum over lanes
- *     transpose_block(rows, column, target), BLOCK
- *                                BLOCK x BLOCK floats: target[j * TILE + i] = rows[i][column + j]
+ *     vhalf(p) vint8(x) vfp8(p)  VW float16, int8 or e4m3fn as floats, the last ones times FP8_FACTOR, an exact power of 2
+ *
+ * Keys and values of a tile are first decoded to floats, exactly; kv_precision.h describes the types.
  *
  * For one query row, whatever its neighbours in registers, the operations and their order are these:
  *     score[t]   fma over dim 0, 1, 2, ... of (query * scale) and key
@@ -20,8 +21,17 @@
 typedef float NAME(vec) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 typedef int32_t NAME(ivec) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 
+typedef uint16_t NAME(halves) __attribute__((vector_size(VW * 2), aligned(1), may_alias));
+typedef int8_t NAME(bytes) __attribute__((vector_size(VW), aligned(1), may_alias));
+typedef uint8_t NAME(pairs) __attribute__((vector_size(VW / 2), aligned(1), may_alias));
+typedef uint16_t NAME(pair_halves) __attribute__((vector_size(VW), aligned(1), may_alias));
+
 #define vec NAME(vec)
 #define ivec NAME(ivec)
+#define halves NAME(halves)
+#define bytes NAME(bytes)
+#define pairs NAME(pairs)
+#define pair_halves NAME(pair_halves)
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define LOAD(p) (*(const vec *)(p))
 #define STORE(p, x) (*(vec *)(p) = (x))
@@ -67,18 +77,95 @@ INLINE vec NAME(tanh)(vec x)
     return (vec)((ivec)PICK(is_small, small, large) | sign);
 }
 
-/* Keys of a tile, transposed: target[d * TILE + t] = rows[t][d]; `tokens` is a multiple of 16. */
-static TARGET void NAME(transpose_keys)(const float *const *rows, int tokens, int dim, float *target)
+/* VW codes from p on times their scale; not for int4. */
+INLINE vec NAME(decode)(enum kind kind, const uint8_t *p, vec scale)
 {
-    for (int t = 0; t < tokens; t += BLOCK) {
-        int d = 0;
-        for (; d + BLOCK <= dim; d += BLOCK)
-            transpose_block(rows + t, d, target + d * TILE + t);
-        for (; d < dim; d++)
-            for (int i = t; i < t + BLOCK; i++)
-                target[d * TILE + i] = rows[i][d];
+    if (kind == FLOAT16)
+        return vhalf(p);
+    if (kind == BFLOAT16)
+        return (vec)(__builtin_convertvector(*(const halves *)p, ivec) << 16);
+    if (kind == FP8)
+        return vfp8(p) * scale;
+    return vint8(*(const bytes *)p) * scale;
+}
+
+/* VW codes of int4, each in the low half of a byte, times their scale. */
+INLINE vec NAME(decode_nibbles)(bytes x, vec scale) { return vint8(((x & 15) ^ 8) - 8) * scale; }
+
+INLINE float NAME(factor)(enum kind kind) { return kind == FP8 ? FP8_FACTOR : 1.0f; }
+
+/* Keys of 16 tokens: target[d * TILE + t] = dim d of token t. */
+INLINE void NAME(decode_keys)(enum kind kind, const struct stored *from, int dim, int group, float *target)
+{
+    const int code_bytes = kind < FP8 ? 2 : 1;
+    for (int first = 0; first < dim; first += group)
+        for (int t = 0; t < 16; t += VW) {
+            const uint8_t *p = from->codes + (kind == INT4 ? first / 2 : first) * from->stride + t * code_bytes;
+            float *to = target + first * TILE + t;
+            vec scale = vset1(1.0f);
+            if (kind >= FP8)
+                scale = vhalf((const uint8_t *)(from->scales + first / group * from->scale_stride + t)) *
+                        vset1(NAME(factor)(kind));
+            for (int d = 0; d < group; d += kind == INT4 ? 2 : 1, p += from->stride) {
+                if (kind == INT4) {
+                    const bytes both = *(const bytes *)p;
+                    STORE(to + d * TILE, NAME(decode_nibbles)(both, scale));
+                    STORE(to + (d + 1) * TILE, NAME(decode_nibbles)(both >> 4, scale));
+                } else {
+                    STORE(to + d * TILE, NAME(decode)(kind, p, scale));
+                }
+            }
+        }
+}
+
+/* Dims of a value that share a scale, rounded up to VW of them. Reads no byte beyond them. */
+INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, float factor, float *target)
+{
+    const int twice_bytes = kind < FP8 ? 4 : kind == INT4 ? 1 : 2; /* bytes of two codes */
+    const vec scale = vset1(factor);
+    for (int d = 0; d < dims; d += VW) {
+        const uint8_t *p = codes + d * twice_bytes / 2;
+        uint8_t padded[2 * VW];
+        if (d + VW > dims) {
+            memset(padded, 0, sizeof padded);
+            memcpy(padded, p, (dims - d) * twice_bytes / 2);
+            p = padded;
+        }
+        if (kind == INT4) {
+            pair_halves spread = __builtin_convertvector(*(const pairs *)p, pair_halves);
+            STORE(target + d, NAME(decode_nibbles)((bytes)(spread | spread << 4), scale));
+        } else {
+            STORE(target + d, NAME(decode)(kind, p, scale));
+        }
     }
 }
+
+/* One value: target[d], whose padding is written too. */
+INLINE void NAME(decode_value)(enum kind kind, const uint8_t *codes, const uint16_t *scales, int dim, int group,
+                               float *target)
+{
+    for (int first = 0; first < dim; first += group) {
+        const float factor = kind < FP8 ? 1.0f : float_of_half(scales[first / group]) * NAME(factor)(kind);
+        const uint8_t *p = codes + (kind < FP8 ? 2 * first : kind == INT4 ? first / 2 : first);
+        NAME(decode_dims)(kind, p, group, factor, target + first);
+    }
+}
+
+#define DECODERS(name, KIND)                                                                                           \
+    static TARGET void NAME(name##_keys)(const struct stored *from, int dim, int group, float *target)                 \
+    {                                                                                                                  \
+        NAME(decode_keys)(KIND, from, dim, group, target);                                                             \
+    }                                                                                                                  \
+    static TARGET void NAME(name##_value)(const uint8_t *codes, const uint16_t *scales, int dim, int group,            \
+                                          float *target)                                                               \
+    {                                                                                                                  \
+        NAME(decode_value)(KIND, codes, scales, dim, group, target);                                                   \
+    }
+DECODERS(float16, FLOAT16)
+DECODERS(bfloat16, BFLOAT16)
+DECODERS(fp8, FP8)
+DECODERS(int8, INT8)
+DECODERS(int4, INT4)
 
 /* Scores of `rows` query rows against tokens begin .. end of the tile. */
 INLINE void NAME(score)(const struct rows *g, const struct tile *tile, int rows, int vectors, int begin, int end,
@@ -89,10 +176,13 @@ INLINE void NAME(score)(const struct rows *g, const struct tile *tile, int rows,
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vset1(0.0f);
+        const float *keys[4]; /* of VW tokens each */
+        UNROLL for (int j = 0; j < vectors; j++)
+            keys[j] = tile->keys[(t + j * VW) / 16] + (t + j * VW) % 16;
         for (int d = 0; d < tile->dim; d++) {
             vec key[4];
             UNROLL for (int j = 0; j < vectors; j++)
-                key[j] = LOAD(tile->keys + d * TILE + t + j * VW);
+                key[j] = LOAD(keys[j] + d * tile->key_stride);
             UNROLL for (int r = 0; r < rows; r++) {
                 vec query = vset1(g->query[d * rows + r]);
                 UNROLL for (int j = 0; j < vectors; j++)
@@ -117,6 +207,14 @@ INLINE ivec NAME(visible)(const struct tile *tile, int position, int token)
     return (t <= last) & (t > first);
 }
 
+INLINE int NAME(any)(ivec lanes)
+{
+    int32_t all = 0;
+    UNROLL for (int i = 0; i < VW; i++)
+        all |= lanes[i];
+    return all;
+}
+
 /* Scores become probabilities against the running maximum; alpha[r] is what earlier sums are multiplied by. */
 INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
                          float *alpha)
@@ -124,15 +222,19 @@ INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int 
     float maxima[16];
     for (int r = 0; r < rows; r++) {
         vec top = vset1(g->maximum[r]);
+        ivec bad = top != top;
         for (int t = begin; t < end; t += VW) {
             vec s = LOAD(scores + r * TILE + t);
             if (tile->softcap != 0.0f)
                 s = NAME(tanh)(s * vset1(tile->inverse_softcap)) * vset1(tile->softcap);
             s = PICK(NAME(visible)(tile, g->position[r], t), s, vset1(MASKED));
             STORE(scores + r * TILE + t, s);
+            bad |= s != s;
             top = vmax(top, s);
         }
         maxima[r] = vhmax(top);
+        if (NAME(any)(bad)) /* comparisons drop a NaN, the sum keeps it */
+            g->sums[r * 16] = NAN;
     }
     for (int r = 0; r < rows; r += VW) {
         float change[VW];
@@ -169,11 +271,12 @@ INLINE void NAME(weigh)(struct rows *g, const struct tile *tile, int rows, int v
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
     for (int t = g->first; t < g->last; t++) {
         const float *value_row = tile->values[t] + column;
-        if (tile->next != NULL)
-            for (int d = column; d < smaller(column + vectors * VW, tile->dim); d += 16) {
-                __builtin_prefetch(tile->next->keys[t] + d, 0, 2);
-                __builtin_prefetch(tile->next->values[t] + d, 0, 2);
-            }
+        if (tile->next != NULL && column == 0) {
+            for (int at = 0; at < tile->key_bytes; at += 64)
+                __builtin_prefetch(tile->next->keys[t] + at, 0, 2);
+            for (int at = 0; at < tile->value_bytes; at += 64)
+                __builtin_prefetch(tile->next->values[t] + at, 0, 2);
+        }
         vec value[4];
         UNROLL for (int j = 0; j < vectors; j++)
             value[j] = LOAD(value_row + j * VW);
@@ -214,7 +317,8 @@ static TARGET void NAME(attend_4)(struct rows *g, const struct tile *t) { NAME(a
 static const struct isa NAME(isa) = {
     .vector_floats = VW,
     .rows = ROWS,
-    .transpose_keys = NAME(transpose_keys),
+    .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys)},
+    .value = {NULL, NAME(float16_value), NAME(bfloat16_value), NAME(fp8_value), NAME(int8_value), NAME(int4_value)},
 #if ROWS == 8
     .attend = {NAME(attend_1), NAME(attend_2), NAME(attend_4), NAME(attend_8)},
 #else
@@ -224,6 +328,15 @@ static const struct isa NAME(isa) = {
 
 #undef vec
 #undef ivec
+#undef halves
+#undef bytes
+#undef pairs
+#undef pair_halves
+#undef DECODERS
+#undef vhalf
+#undef vint8
+#undef vfp8
+#undef FP8_FACTOR
 #undef INLINE
 #undef LOAD
 #undef STORE
@@ -233,9 +346,7 @@ static const struct isa NAME(isa) = {
 #undef TARGET
 #undef VW
 #undef ROWS
-#undef BLOCK
 #undef vset1
 #undef vfma
 #undef vmax
 #undef vhmax
-#undef transpose_block

@@ -18,15 +18,17 @@ def geometry(model: ir.Model) -> KVGeometry:
     return KV.of(model)
 
 
-@pytest.mark.parametrize(("precision", "share"), [("fp8", 4), ("int8", 4), ("int4", 8)])
-def test_a_block_holds_its_codes_and_a_scale_per_vector(precision: str, share: int) -> None:
+@pytest.mark.parametrize(
+    ("precision", "share"), [("float16", 2), ("bfloat16", 2), ("fp8", 4), ("int8", 4), ("int4", 8)]
+)
+def test_a_block_holds_its_codes_and_the_scales_that_they_need(precision: str, share: int) -> None:
     model = import_checkpoint(Checkpoint.open(LLAMA))
     before, nodes = geometry(model), list(model.graph)
     assert QuantizeKVCache(precision=precision)(model).modified  # type: ignore[arg-type]
     after = geometry(model)
     assert after == before.model_copy(update={"dtype": precision})
-    vectors = before.num_layers * 2 * before.num_kv_heads * before.block_tokens
-    assert after.block_bytes == before.block_bytes // share + 2 * vectors
+    vectors = sum(2 * layer.num_kv_heads * before.block_tokens for layer in before.layers)
+    assert after.block_bytes == before.block_bytes // share + (2 * vectors if after.is_quantized else 0)
     assert list(model.graph) == nodes
     assert not QuantizeKVCache(precision=precision)(model).modified  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import GpuOptions
 
+FLOAT16_KV = "passes=[{quantize-kv-cache: {precision: float16}}]"
 KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
 
 
@@ -17,7 +18,7 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
         (["target=cuda-sm91"], r"unknown target 'cuda-sm91'. Did you mean .*'cuda-sm90'"),
         (["gpu.sms=[90]"], r"gpu.sms is \[90\], but target cuda-sm90 builds for SM 90 only; remove it"),
         (["target=cpu", "gpu.sms=[90]"], "target cpu does not build for a GPU; remove it"),
-        (["target=cpu", KV], "cpu does not read keys and values in fp8; it stores them as 32-bit floats.*cuda-sm89"),
+        (["target=cuda-sm90", FLOAT16_KV], "cuda-sm90 does not read keys and values in float16; .*or build for cpu"),
         (["target=cuda-sm86", KV], "cuda-sm86 does not read keys and values in fp8; it reads int4, int8"),
         (
             ["target=cuda-sm86", "passes=[fp8]"],

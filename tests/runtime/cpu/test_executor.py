@@ -142,7 +142,7 @@ def test_a_copied_block_serves_in_place_of_its_source(artifact: Artifact) -> Non
     sequences.advance([(4, 20)])
     spare = int(next(b for b in range(BLOCKS) if all(b not in table for table in sequences.tables)))
     executor.copy_block(int(sequences.tables[4][0]), spare)
-    executor._pool.blocks[sequences.tables[4][0]] = np.nan
+    executor._pool.blocks[sequences.tables[4][0]] = 0xFF  # NaN
     sequences.tables[4] = np.array([spare, *sequences.tables[4][1:]], np.int32)
     sequences.advance([(4, 13)])
     assert sequences.logits[4].tobytes() == expected[4].tobytes()
@@ -189,7 +189,10 @@ def test_a_closed_executor_frees_the_pool_while_references_remain(artifact: Arti
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layer": 2}, "attention of layer 2: 4 heads over 2 of 16 dimensions do not fit the KV pool's 2 layers"),
+        (
+            {"layer": 2},
+            "attention of layer 2: 4 heads over 2 of 16 dimensions do not fit the KV pool, which has no such layer",
+        ),
         ({"num_kv_heads": 4}, "4 heads over 4 of 16 dimensions do not fit"),
         ({"head_dim": 32}, "4 heads over 2 of 32 dimensions do not fit"),
         ({"num_heads": 3}, "3 heads over 2 of 16 dimensions do not fit"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact import KVGeometry
+from ingot.artifact.kv_geometry import KVType
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool
 
@@ -12,9 +13,28 @@ GEOMETRY = KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, block_tokens=4)
 
 def test_a_block_is_contiguous_over_all_layers() -> None:
     pool = KVPool(GEOMETRY, 5)
-    assert pool.blocks.shape == (5, 3, 2, 2, 4, 8)
+    assert pool.blocks.shape == (5, GEOMETRY.block_bytes)
     assert pool.blocks[1].flags.c_contiguous
-    assert pool.blocks[1].nbytes == GEOMETRY.block_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType) -> None:
+    unequal = KVGeometry(
+        num_layers=3, num_kv_heads=(2, 1, 2), head_dim=(8, 4, 8), shares=(0, 1, 0), block_tokens=4, dtype=dtype
+    )
+    pool = KVPool(unequal, 2)
+    for layer in (0, 1):
+        for view in pool.layer(layer):
+            if view is not None:
+                assert np.shares_memory(view, pool.blocks)
+                view.view(np.uint8 if view.itemsize == 1 else f"u{view.itemsize}")[1] += 1
+    vectors = (2 * 8 + 1 * 4) * 4 * 2  # elements of both layers' keys and values
+    codes = vectors // 2 if dtype == "int4" else vectors
+    scales = (2 + 1) * 4 * 2 if unequal.is_quantized else 0
+    assert np.count_nonzero(pool.blocks[1]) == codes + scales
+    assert not pool.blocks[0].any()
+    shared = pool.layer(2)
+    assert all(np.array_equal(a, b) for a, b in zip(shared[:2], pool.layer(0)[:2], strict=True))
 
 
 def test_the_pool_is_aligned_zeroed_and_counted() -> None:
@@ -27,7 +47,7 @@ def test_the_pool_is_aligned_zeroed_and_counted() -> None:
 
 def test_copying_a_block_copies_every_layer_and_changes_no_other_block() -> None:
     pool = KVPool(GEOMETRY, 3)
-    pool.blocks[:] = np.arange(pool.blocks.size).reshape(pool.blocks.shape)
+    pool.blocks[:] = np.random.default_rng(0).integers(0, 256, pool.blocks.shape)
     before = pool.blocks.copy()
     pool.copy_block(2, 0)
     assert (pool.blocks[0] == before[2]).all()

@@ -8,8 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
+from ingot.artifact.kv_geometry import KVType
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.kv_precision import decode, encode
 from ingot.runtime.cpu.native.attention import (
     Attention,
     NativeAttention,
@@ -35,6 +37,7 @@ class Case:
 
     rotary_dim   leading elements of each head that are rotated; 0 for none
     packed       query, key and value are columns of one matrix
+    dtype        type of the pool's elements
     """
 
     heads: int = 4
@@ -47,6 +50,7 @@ class Case:
     seed: int = 0
     rotary_dim: int = 0
     packed: bool = False
+    dtype: KVType = "float32"
     sequences: tuple[Sequence, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +64,10 @@ class Case:
 
     @property
     def geometry(self) -> KVGeometry:
-        return KVGeometry(num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens)
+        return KVGeometry(
+            num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens,
+            dtype=self.dtype,
+        )  # fmt: skip
 
     @property
     def step(self) -> AttentionStep:
@@ -84,20 +91,29 @@ class Case:
         """A pool that holds all sequences and 3 blocks more, filled with NaN: unwritten memory must not be read."""
         blocks = sum(-(-n // self.block_tokens) for n in self.lengths) + 3
         pool = KVPool(self.geometry, blocks)
-        pool.blocks[:] = np.nan
+        pool.blocks[:] = 0xFF  # NaN as float32, float16, bfloat16 and fp8, and as a scale
         return pool
 
 
+def stored(case: Case, vectors: FloatArray, rotated_by: Rotation | None = None) -> FloatArray:
+    """What the pool holds of keys or values [tokens, kv heads * dim]: [tokens, kv heads, dim], rotated and rounded."""
+    heads = vectors.reshape(len(vectors), -1, case.dim)
+    if rotated_by is not None:
+        heads = rotated_by.apply(heads, np.arange(len(heads)))
+    codes, scales = encode(heads, case.dtype, case.dim)
+    return decode(codes, scales, case.dtype)
+
+
 def expected(case: Case, sequence: Sequence) -> FloatArray:
-    """Compute attention of one sequence in float64, by the definition."""
+    """Compute attention of one sequence in float64, by the definition; over rounded keys and values, if they are."""
     group, tokens = case.heads // case.kv_heads, len(sequence.query)
     q = sequence.query.reshape(tokens, case.heads, case.dim).astype(np.float64)
-    k, v = (
-        x.reshape(tokens, case.kv_heads, case.dim).repeat(group, axis=1).astype(np.float64)
-        for x in (sequence.key, sequence.value)
-    )
     if case.rotary_dim:
-        q, k = rotated(case, q), rotated(case, k)
+        q = rotated(case, q)
+    k, v = (
+        x.repeat(group, axis=1).astype(np.float64)
+        for x in (stored(case, sequence.key, case.rotation), stored(case, sequence.value))
+    )
     scores = np.einsum("ihd,jhd->hij", q, k) * case.dim**-0.5
     if case.softcap:
         scores = np.tanh(scores / case.softcap) * case.softcap
@@ -203,6 +219,18 @@ SHAPES = [
     Case(heads=9, kv_heads=3, dim=64, rotary_dim=64, packed=True),
     Case(heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
     Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
+]
+TYPES: tuple[KVType, ...] = ("float16", "bfloat16", "fp8", "int8", "int4")
+ROUNDED = [
+    case
+    for dtype in TYPES
+    for case in (
+        Case(dtype=dtype),
+        Case(dtype=dtype, heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
+        Case(dtype=dtype, heads=8, kv_heads=1, dim=96, block_tokens=5),
+        Case(dtype=dtype, heads=2, kv_heads=2, dim=128, rotary_dim=128, block_tokens=64, packed=True),
+        Case(dtype=dtype, heads=3, kv_heads=3, dim=8, block_tokens=48),
+    )
 ]
 
 

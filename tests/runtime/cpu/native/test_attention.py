@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.artifact import AttentionStep, KVGeometry
+from ingot.artifact.kv_geometry import KVType
 from ingot.errors import EngineError, UsageError
+from ingot.runtime.cpu.attention_operands import Operands
+from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.native.attention import (
     NativeAttention,
@@ -23,9 +27,12 @@ from ingot.runtime.cpu.native.attention import (
     use_isa,
 )
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+from ingot.runtime.steps.batch import ForwardBatch
 from tests.runtime.cpu.native.attention_cases import (
+    ROUNDED,
     SHAPES,
     TOLERANCE,
+    TYPES,
     Backend,
     Case,
     expected,
@@ -107,14 +114,14 @@ def first_isa() -> Iterator[str]:
     use_isa(before)
 
 
-@pytest.mark.parametrize("case", SHAPES, ids=str)
+@pytest.mark.parametrize("case", SHAPES + ROUNDED, ids=str)
 def test_attention_equals_its_definition_in_float64(case: Case, backend: Backend) -> None:
     outputs = run_alone(case, backend(case.pool()))
     for sequence, output in zip(case.sequences, outputs, strict=True):
         np.testing.assert_allclose(output, expected(case, sequence), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", SHAPES, ids=str)
+@pytest.mark.parametrize("case", SHAPES + ROUNDED, ids=str)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: Backend, seed: int) -> None:
     alone = run_alone(case, backend(case.pool()))
@@ -129,6 +136,7 @@ def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: 
     block_tokens=st.sampled_from([1, 7, 16, 64]), window=st.sampled_from([0, 0, 5, 64, 65]),
     softcap=st.sampled_from([0.0, 5.0]), lengths=st.lists(st.integers(1, 140), min_size=1, max_size=4),
     seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(),
+    dtype=st.sampled_from(["float32", *TYPES]),
 )  # fmt: skip
 def test_any_shape_gives_the_same_bits_however_it_is_run(
     kv_heads: int,
@@ -141,10 +149,11 @@ def test_any_shape_gives_the_same_bits_however_it_is_run(
     seed: int,
     quarters: int,
     packed: bool,
+    dtype: KVType,
 ) -> None:
     rotary_dim = dim * quarters // 4
     shape = (kv_heads * group, kv_heads, dim, block_tokens, softcap, window)
-    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed)
+    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed, dtype)
     alone = run_alone(case, native_attention(1)(case.pool()))
     mixed = run_shuffled(case, native_attention(2)(case.pool()), seed)
     assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
@@ -152,22 +161,25 @@ def test_any_shape_gives_the_same_bits_however_it_is_run(
         np.testing.assert_allclose(output, expected(case, sequence), atol=2 * TOLERANCE, rtol=0)
 
 
-def test_block_size_does_not_change_a_bit() -> None:
+@pytest.mark.parametrize("dtype", ["float32", *TYPES])
+def test_block_size_does_not_change_a_bit(dtype: KVType) -> None:
     results = [
         run_alone(case, native_attention(1)(case.pool()))
-        for case in (Case(block_tokens=n) for n in (1, 5, 16, 64, 100))
+        for case in (Case(block_tokens=n, dtype=dtype) for n in (1, 5, 16, 64, 100))
     ]
     assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
 
 
-def test_threads_do_not_change_a_bit() -> None:
-    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300, 1, 200))  # large enough to be shared
+@pytest.mark.parametrize("dtype", ["float32", *TYPES])
+def test_threads_do_not_change_a_bit(dtype: KVType) -> None:
+    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300, 1, 200), dtype=dtype)  # large enough to be shared
     results = [run_alone(case, native_attention(threads)(case.pool())) for threads in (1, 2, 3, 8)]
     assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
 
 
-def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str) -> None:
-    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(200, 7))
+@pytest.mark.parametrize("dtype", ["float32", *TYPES])
+def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str, dtype: KVType) -> None:
+    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(200, 7), dtype=dtype)
     results = [run_alone(case, native_attention(1)(case.pool())) for isa in ("avx512", "avx2") if use_isa(isa)]
     if len(results) < 2:
         pytest.skip("this CPU has one of them or neither")
@@ -176,7 +188,7 @@ def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str) -> None:
 
 def test_the_baseline_is_right_and_keeps_its_own_bits(first_isa: str) -> None:
     assert use_isa("baseline")
-    for case in SHAPES:
+    for case in SHAPES + ROUNDED:
         alone = run_alone(case, native_attention(1)(case.pool()))
         mixed = run_shuffled(case, native_attention(2)(case.pool()), 3)
         assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
@@ -206,20 +218,85 @@ def test_the_pool_holds_rotated_keys_and_unchanged_values(backend: Backend) -> N
     case = Case(lengths=(5,), rotary_dim=16, packed=True)
     pool = case.pool()
     run_alone(case, backend(pool))
-    block = int(tables(case)[0, 0])
-    keys, values = pool.blocks[block, 1, :, :, :5].transpose(0, 2, 1, 3)  # [tokens, kv heads, dim] each
+    block, views = int(tables(case)[0, 0]), pool.layer(1)
+    keys, values = (codes[block, :, :5].swapaxes(0, 1) for codes in views[:2])  # [tokens, kv heads, dim] each
     expected_keys = rotated(case, case.sequences[0].key.reshape(5, case.kv_heads, case.dim).astype(np.float64))
     np.testing.assert_allclose(keys, expected_keys, atol=1e-6, rtol=0)
     np.testing.assert_array_equal(values.reshape(5, -1), case.sequences[0].value)
+
+
+@pytest.mark.parametrize("case", ROUNDED, ids=str)
+def test_every_backend_and_instruction_set_stores_the_same_bytes(case: Case, first_isa: str) -> None:
+    for scale in (1.0, 1e-4, 1e-9, 3e5):  # with subnormal scales and codes, and beyond float16
+        for sequence in case.sequences:
+            sequence.key[:] *= np.float32(scale)
+            sequence.value[:] *= np.float32(scale)
+        pools = []
+        for isa in ("numpy", "avx512", "avx2", "baseline"):
+            if isa == "numpy" or use_isa(isa):
+                pools.append(case.pool())
+                run_alone(case, NumpyAttention(pools[-1]) if isa == "numpy" else native_attention(1)(pools[-1]))
+        assert len({pool.blocks.tobytes() for pool in pools}) == 1
 
 
 def test_keys_and_values_are_written_to_their_layer_and_slot_only(backend: Backend) -> None:
     case = Case(lengths=(5,), block_tokens=4)
     pool = case.pool()
     run_alone(case, backend(pool))
-    written = ~np.isnan(pool.blocks)  # [blocks, layer, k|v, kv head, token, dim]
-    assert not written[:, 0].any()
-    assert written[:, 1].sum() == 5 * 2 * case.kv_heads * case.dim
+    counts = [sum(int((~np.isnan(codes)).sum()) for codes in pool.layer(layer)[:2]) for layer in (0, 1)]
+    assert counts == [0, 5 * 2 * case.kv_heads * case.dim]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_codes_and_scales_are_written_to_their_layer_and_slot_only(dtype: KVType, backend: Backend) -> None:
+    case = Case(lengths=(5,), block_tokens=4, dtype=dtype)
+    pools = [case.pool(), case.pool()]
+    pools[1].blocks[:] = 0
+    for pool in pools:
+        run_alone(case, backend(pool))
+    same = (pools[0].blocks == pools[1].blocks).sum()  # bytes that were written, as the pools began unequal
+    vector_bytes = case.dim * {"float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 0.5}[dtype]
+    scale_bytes = 2 if case.geometry.is_quantized else 0
+    assert same == 5 * 2 * case.kv_heads * (vector_bytes + scale_bytes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *TYPES])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_a_number_that_is_not_finite_reaches_the_tokens_that_see_it_and_no_others(
+    dtype: KVType, bad: float, name: str, backend: Backend
+) -> None:
+    case = Case(lengths=(90, 90), heads=4, kv_heads=2, dtype=dtype)
+    clean = run_alone(case, backend(case.pool()))
+    getattr(case.sequences[0], name)[70, 3] = bad  # token 70, first KV head: query heads 0 and 1
+    spoiled = run_alone(case, backend(case.pool()))
+    assert spoiled[1].tobytes() == clean[1].tobytes()
+    heads = spoiled[0].reshape(90, 4, case.dim)
+    assert heads[:, 2:].tobytes() == clean[0].reshape(90, 4, case.dim)[:, 2:].tobytes()
+    assert heads[:64].tobytes() == clean[0].reshape(90, 4, case.dim)[:64].tobytes()  # of earlier tiles
+    quantized_or_nan = case.geometry.is_quantized or np.isnan(bad)
+    if name == "value" or quantized_or_nan:
+        assert (~np.isfinite(heads[70:, :2])).any(axis=-1).all()
+
+
+def test_layers_that_share_keys_and_values_read_them_and_write_nothing(backend: Backend) -> None:
+    case = Case(lengths=(40,))
+    alone = run_alone(case, backend(case.pool()))[0]
+    geometry = KVGeometry(num_layers=2, num_kv_heads=case.kv_heads, head_dim=case.dim, shares=(0, 0))
+    pool = KVPool(geometry, 6)
+    of_layer_0 = AttentionStep.model_validate({**case.step.model_dump(), "layer": 0})
+    sequence, output = case.sequences[0], np.zeros_like(case.sequences[0].query)
+    nothing = np.zeros(40, np.int64)
+    batch = ForwardBatch(nothing, nothing, nothing, np.array([0, 40], np.int32), np.array([40], np.int32), tables(case))
+    under_test = backend(pool)
+    under_test.begin(batch)
+    own = Operands(sequence.query, sequence.key, sequence.value)
+    under_test.bind(of_layer_0, own, output)()
+    before = pool.blocks.tobytes()
+    other = Operands(sequence.query, 2 * sequence.key, 3 * sequence.value)
+    under_test.bind(case.step, other, output)()
+    assert output.tobytes() == alone.tobytes()
+    assert pool.blocks.tobytes() == before
 
 
 def test_very_large_scores_do_not_overflow(backend: Backend) -> None:
