@@ -1,0 +1,300 @@
+"""The folder of a disk store: its marker, shards and temporary files, and every operation on names in it.
+
+Names are resolved against descriptors of the folder's own directories and symbolic links are never followed, so a
+file operation cannot leave the folder, and one whose folder was deleted fails.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ingot.errors import UsageError, shown, shown_path
+from ingot.runtime.kv.block_file import VERSION, file_name, key_of
+
+MARKER = "ingot-kv.json"
+_FORMAT = "ingot-kv"
+_SHARDS = "0123456789abcdef"  # first digit of the hash
+_TEMPORARY = "tmp"
+_UNLOCKED_SECONDS = 3600  # a temporary file that cannot be locked is a dead process's after this time
+_IGNORED = re.compile(r"lost\+found|\.nfs.*|\.ingot-kv-[0-9a-f]+")  # what a folder without marker may hold
+_MARKER_BYTES = 4096
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: a named pipe does not block open
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDY = "delete it if it is not needed, or choose another folder"
+
+
+class StoredFile(NamedTuple):
+    """A block's file as a listing shows it."""
+
+    key: bytes
+    num_bytes: int
+    mtime_ns: int
+
+
+class StoreFolder:
+    """An open folder. Methods are thread-safe but for `close`; all but the constructor raise OSError."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the folder, making it if it does not exist. Raises UsageError if it must not or cannot be used."""
+        self.path = Path(path)
+        self._open: list[int] = []
+        try:
+            self._prepare()
+        except OSError as error:
+            self.close()
+            raise UsageError(_cannot_use(self.path, error)) from error
+        except UsageError:
+            self.close()
+            raise
+
+    @property
+    def is_deleted(self) -> bool:
+        """The folder or part of it was deleted; descriptors lead nowhere."""
+        try:
+            return any(os.fstat(directory).st_nlink == 0 for directory in self._open)
+        except OSError:
+            return True
+
+    @property
+    def free_bytes(self) -> int:
+        """Free space of the file system for this user."""
+        status = os.fstatvfs(self._root)
+        return status.f_bavail * status.f_frsize
+
+    def exists(self, key: bytes) -> StoredFile | None:
+        """The block's file as it is now, or None."""
+        try:
+            status = os.stat(file_name(key), dir_fd=self._shard(key), follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return StoredFile(key, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+    @contextmanager
+    def reading(self, key: bytes) -> Iterator[int]:
+        """Open a block's file for reading."""
+        file = os.open(file_name(key), _READ, dir_fd=self._shard(key))
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def adding(self, key: bytes) -> Iterator[int]:
+        """A temporary file, which becomes the block's file at the end of the `with` block, and is removed by an error.
+
+        It is locked until then, so that other processes see that its writer lives.
+        """
+        name = secrets.token_hex(8)
+        file = os.open(name, _NEW, 0o600, dir_fd=self._temporary)
+        try:
+            _lock(file)
+            yield file
+            os.rename(name, file_name(key), src_dir_fd=self._temporary, dst_dir_fd=self._shard(key))
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._temporary)
+            raise
+        finally:
+            os.close(file)
+
+    def remove(self, key: bytes) -> bool:
+        """Remove a block's file; False if another process was faster."""
+        try:
+            os.unlink(file_name(key), dir_fd=self._shard(key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove_damaged(self, key: bytes, judged: os.stat_result | None) -> None:
+        """Remove the file that was read as `judged`, and not a sound one that replaced it meanwhile."""
+        name, aside, shard = file_name(key), secrets.token_hex(8), self._shard(key)
+        with suppress(FileNotFoundError):
+            os.rename(name, aside, src_dir_fd=shard, dst_dir_fd=self._temporary)
+            found = os.stat(aside, dir_fd=self._temporary, follow_symlinks=False)
+            if judged and (found.st_ino, found.st_dev) != (judged.st_ino, judged.st_dev):
+                with suppress(FileExistsError):
+                    os.link(aside, name, src_dir_fd=self._temporary, dst_dir_fd=shard, follow_symlinks=False)
+            _remove(aside, self._temporary)
+
+    def stamp(self, key: bytes, mtime_ns: int) -> None:
+        """Set the time of last use, by which all processes evict."""
+        os.utime(file_name(key), ns=(mtime_ns, mtime_ns), dir_fd=self._shard(key), follow_symlinks=False)
+
+    def listing(self) -> Iterator[StoredFile]:
+        """All blocks in the folder, of whichever model and process. Files with other names are not touched."""
+        for digit, shard in zip(_SHARDS, self._shards, strict=True):
+            with os.scandir(shard) as entries:
+                for entry in entries:
+                    key = key_of(entry.name)
+                    if key is None or entry.name[0] != digit:
+                        continue
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            yield StoredFile(key, status.st_size, status.st_mtime_ns)
+
+    def clean(self) -> int:
+        """Remove temporary files that dead processes left; returns how many."""
+        count = 0
+        with os.scandir(self._temporary) as entries:
+            for name in [entry.name for entry in entries]:
+                with suppress(OSError):
+                    count += self._clean(name)
+        return count
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def _prepare(self) -> None:
+        with suppress(FileExistsError):
+            os.makedirs(self.path, mode=0o700)
+        self._root = self._directory(os.path.realpath(self.path))
+        _refuse_shared_with_all(self.path, self._root)
+        if not _read_marker(self.path, self._root):
+            _refuse_foreign(self.path, self._root)
+            _write_marker(self._root)
+        for name in (*_SHARDS, _TEMPORARY):
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self._root)
+        self._shards = [self._directory(digit, self._root) for digit in _SHARDS]
+        self._temporary = self._directory(_TEMPORARY, self._root)
+        self._refuse_read_only()
+
+    def _refuse_read_only(self) -> None:
+        """Raise OSError unless files can be made. On a full disk, what is stored can still be read."""
+        name = secrets.token_hex(8)
+        try:
+            os.close(os.open(name, _NEW, 0o600, dir_fd=self._temporary))
+            os.unlink(name, dir_fd=self._temporary)
+        except FileNotFoundError:
+            return  # another process took it for a dead one's
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+
+    def _directory(self, name: str, parent: int | None = None) -> int:
+        self._open.append(os.open(name, _DIRECTORY, dir_fd=parent))
+        return self._open[-1]
+
+    def _shard(self, key: bytes) -> int:
+        return self._shards[key[0] >> 4]
+
+    def _clean(self, name: str) -> bool:
+        status = os.stat(name, dir_fd=self._temporary, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and not self._is_dead(name, status):
+            return False
+        _remove(name, self._temporary)
+        return True
+
+    def _is_dead(self, name: str, status: os.stat_result) -> bool:
+        """Whether the temporary file's writer is gone: its lock went with it, by whatever end."""
+        file = os.open(name, _READ, dir_fd=self._temporary)
+        try:
+            if _lock(file):
+                return True
+            return time.time() - status.st_mtime > _UNLOCKED_SECONDS
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Lock a file; False if the file system has no locks. Raises BlockingIOError if another process holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _remove(name: str, directory: int) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except IsADirectoryError:
+        with suppress(OSError):  # not empty: not ours
+            os.rmdir(name, dir_fd=directory)
+
+
+def _read_marker(path: Path, root: int) -> bool:
+    """Whether the folder is a store. Raises UsageError if it is one that this version cannot use."""
+    try:
+        file = os.open(MARKER, _READ, dir_fd=root)
+    except FileNotFoundError:
+        return False
+    try:
+        found = json.loads(os.read(file, _MARKER_BYTES))
+        is_marker = found["format"] == _FORMAT and type(found["version"]) is int
+    except (ValueError, TypeError, KeyError):
+        is_marker = False
+    finally:
+        os.close(file)
+    if not is_marker:
+        raise UsageError(f"{shown_path(path / MARKER)} is not the marker of a KV folder; {_REMEDY}")
+    if found["version"] != VERSION:
+        raise UsageError(
+            f"the KV folder {shown_path(path)} has format version {shown(found['version'])}; this Ingot reads and "
+            f"writes version {VERSION}; choose another folder, or delete this one: it is only a cache"
+        )
+    return True
+
+
+def _refuse_foreign(path: Path, root: int) -> None:
+    others = sorted(name for name in os.listdir(root) if not _IGNORED.fullmatch(name))
+    if others and not _read_marker(path, root):  # another process may just have made the folder a store
+        raise UsageError(
+            f"{shown_path(path)} holds other files ({shown(others[0])}) and no {MARKER}; "
+            "a KV folder must be new, empty, or one that Ingot made"
+        )
+
+
+def _write_marker(root: int) -> None:
+    name = f".ingot-kv-{secrets.token_hex(8)}"
+    file = os.open(name, _NEW, 0o600, dir_fd=root)
+    try:
+        os.write(file, json.dumps({"format": _FORMAT, "version": VERSION}).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+    os.rename(name, MARKER, src_dir_fd=root, dst_dir_fd=root)
+
+
+def _refuse_shared_with_all(path: Path, root: int) -> None:
+    mode = os.fstat(root).st_mode
+    if mode & stat.S_IWOTH:
+        raise UsageError(
+            f"every user of the machine may write to {shown_path(path)} (mode {stat.S_IMODE(mode):o}) and so plant "
+            "KV blocks; run chmod 700 on it, or choose another folder"
+        )
+
+
+_REASONS = {
+    errno.EACCES: "no permission to read and write it; make it yours (chmod u+rwx), or choose another folder",
+    errno.EPERM: "no permission to read and write it; make it yours (chmod u+rwx), or choose another folder",
+    errno.EROFS: "its file system is read-only; choose another folder",
+    errno.ENOSPC: "its file system is full; free some space, or choose another folder",
+    errno.EDQUOT: "the quota of this user is used up; free some space, or choose another folder",
+    errno.ENOTDIR: "it, or a folder above it, is not a folder; choose another path",
+    errno.ELOOP: "a symbolic link is in a place of the store's own files; delete the folder, or choose another one",
+    errno.ENAMETOOLONG: "the path is too long; choose another one",
+}
+
+
+def _cannot_use(path: Path, error: OSError) -> str:
+    reason = _REASONS.get(error.errno or 0, f"{error.strerror}; choose another folder")
+    return f"cannot keep KV blocks in {shown_path(path)}: {reason}"

@@ -1,0 +1,93 @@
+"""What still works of a disk store: each system error turns off what cannot work any more, and is logged once.
+
+disk full                       no writes for 30 s, then they are tried again
+read-only, no permission        no writes
+folder deleted or unmounted     off
+input/output error              this block is a miss; off after 10 in a row
+out of descriptors or memory    this call has no effect
+slow                            `looks_for_others` is False: looking for one file takes too long for a step
+"""
+
+import errno
+import logging
+import threading
+import time
+from pathlib import Path
+
+from ingot.errors import shown_path
+from ingot.runtime.kv.store_folder import FULL
+
+_log = logging.getLogger(__name__)
+
+_FULL_SECONDS = 30.0
+_MOST_ERRORS = 10
+_SLOW_SECONDS = 0.05  # of looking for one file
+_MOST_SLOW = 3  # in a row
+
+_BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)  # of the process; the file may be sound
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class StoreHealth:
+    """State of the folder at `path`. `failure` says why the store is off; None while it works."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._full_until = 0.0
+        self._is_read_only = False
+        self._errors_in_row = 0
+        self._num_slow = 0
+        self._logged: set[str] = set()
+        self.failure: str | None = None
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a write may succeed now."""
+        return not self._is_read_only and time.monotonic() >= self._full_until
+
+    @property
+    def looks_for_others(self) -> bool:
+        """Whether the folder is fast enough to look for a file while a step waits."""
+        return self._num_slow < _MOST_SLOW
+
+    def note_success(self) -> None:
+        """A block was read or written."""
+        self._errors_in_row = 0
+
+    def note_look(self, seconds: float) -> None:
+        """Looking for a file took this long."""
+        self._num_slow = self._num_slow + 1 if seconds >= _SLOW_SECONDS else 0
+        if self._num_slow == _MOST_SLOW:
+            self.warn_once("slow", "is slow: blocks that other processes add are found only when it is listed")
+
+    def note_error(self, error: OSError, doing: str, *, reading: bool, is_deleted: bool) -> bool:
+        """Turn off what the error rules out; returns whether the file of this call may still be sound."""
+        if error.errno in FULL:
+            self._full_until = time.monotonic() + _FULL_SECONDS
+            self.warn_once("full", "is on a full disk: blocks are not stored until there is space")
+        elif error.errno in _READ_ONLY and not reading:
+            self._is_read_only = True
+            self.warn_once("read-only", "cannot be written any more (%s): blocks are only read", error.strerror)
+        elif error.errno in _BUSY or (error.errno == errno.ENOENT and not is_deleted):
+            self.warn_once("busy", "is usable, but %s failed: %s; it is tried again", doing, error.strerror)
+        else:
+            self._count_error(error, doing)
+        return error.errno in _BUSY
+
+    def warn_once(self, kind: str, message: str, *values: object) -> None:
+        """Log the first warning of its kind."""
+        with self._lock:
+            is_first = kind not in self._logged
+            self._logged.add(kind)
+        if is_first:
+            _log.warning(f"the KV folder %s {message}", shown_path(self._path), *values)
+
+    def _count_error(self, error: OSError, doing: str) -> None:
+        self._errors_in_row += 1
+        if error.errno in _GONE or self._errors_in_row >= _MOST_ERRORS:
+            self.failure = f"{doing} in {shown_path(self._path)} failed: {error.strerror}"
+            self.warn_once("off", "is not used any more: %s failed: %s", doing, error.strerror)
+        else:
+            self.warn_once("error", "has an error: %s failed: %s; the block is computed again", doing, error.strerror)
