@@ -7,14 +7,10 @@ a damaged, renamed, foreign or planted file counts as damaged and never as a blo
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING
 
 import xxhash
 
-from ingot.runtime.kv.prefix_index import BlockContent
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+from ingot.runtime.kv.keys import BlockContent
 
 MAGIC = b"INGOT-KV"
 VERSION = 1
@@ -51,9 +47,9 @@ def file_bytes(token_bytes: int, content_bytes: int) -> int:
     return _FIELDS.size + _CHECKSUM_BYTES + token_bytes + content_bytes
 
 
-def write_block(file: int, content: BlockContent, root: bytes, buffer: "ReadableBuffer") -> None:
+def write_block(file: int, content: BlockContent, root: bytes, buffer: memoryview) -> None:
     """Write a block to an empty file. Raises OSError."""
-    view = memoryview(buffer).cast("B")
+    view = buffer.cast("B")
     fields = _pack(content, root, len(view))
     checksum = _checksum(fields, content.tokens, view)
     left = [memoryview(fields + checksum + content.tokens), view]
@@ -65,12 +61,12 @@ def write_block(file: int, content: BlockContent, root: bytes, buffer: "Readable
             left[0] = left[0][written:]
 
 
-def read_block(file: int, content: BlockContent, root: bytes, buffer: "WriteableBuffer") -> None:
+def read_block(file: int, content: BlockContent, root: bytes, buffer: memoryview) -> None:
     """Read the block into the buffer, which has exactly its size; what the buffer holds after an error is undefined.
 
     Raises DamagedBlock if the file is anything but this block, OSError if it cannot be read.
     """
-    view = memoryview(buffer).cast("B")
+    view = buffer.cast("B")
     head = bytearray(_FIELDS.size + _CHECKSUM_BYTES + len(content.tokens))
     _check_size(file, len(head) + len(view))
     _read_exactly(file, memoryview(head), view)

@@ -15,18 +15,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ingot.errors import UsageError
 from ingot.runtime.kv.block_file import DamagedBlock, file_bytes, read_block, write_block
-from ingot.runtime.kv.prefix_index import BlockContent
+from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.store_folder import StoredFile, StoreFolder
 from ingot.runtime.kv.store_health import StoreHealth
 from ingot.runtime.kv.store_index import StoreIndex
 from ingot.sizes import format_bytes
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _TOKEN_BYTES = 8
 
@@ -127,12 +123,12 @@ class DiskStore:
             return works and self._find(key)
         return False
 
-    def read_into(self, content: BlockContent, buffer: "WriteableBuffer") -> bool:
+    def read_into(self, content: BlockContent, buffer: memoryview) -> bool:
         """Read a block into a buffer of its size; False, and undefined bytes in the buffer, if that is not possible.
 
         A file that is not exactly this block is removed.
         """
-        assert memoryview(buffer).nbytes == self._block_bytes
+        assert buffer.nbytes == self._block_bytes
         started, done = time.perf_counter(), False
         with self._operation("reading a block", content.hash) as works:
             done = works and self._read(content, buffer)
@@ -140,9 +136,9 @@ class DiskStore:
         self._read_seconds += (time.perf_counter() - started) * done
         return done
 
-    def write(self, content: BlockContent, buffer: "ReadableBuffer") -> bool:
+    def write(self, content: BlockContent, buffer: memoryview) -> bool:
         """Store a block; False if that is not possible now. When it returns, every process finds the block."""
-        assert memoryview(buffer).nbytes == self._block_bytes
+        assert buffer.nbytes == self._block_bytes
         if content.hash in self._index and self._touch(content):
             return True
         started, done = time.perf_counter(), False
@@ -170,7 +166,7 @@ class DiskStore:
             self._idle.wait_for(lambda: self._num_active == 0)
         self._folder.close()
 
-    def _read(self, content: BlockContent, buffer: "WriteableBuffer") -> bool:
+    def _read(self, content: BlockContent, buffer: memoryview) -> bool:
         judged = None
         try:
             with self._folder.reading(content.hash) as file:
@@ -192,7 +188,7 @@ class DiskStore:
         self._touch(content)
         return True
 
-    def _write(self, content: BlockContent, buffer: "ReadableBuffer") -> bool:
+    def _write(self, content: BlockContent, buffer: memoryview) -> bool:
         size, done = file_bytes(len(content.tokens), self._block_bytes), False
         if not self._make_room(size):
             return False
