@@ -7,7 +7,7 @@ In order:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from ingot.validation.report.report import render_html, render_markdown
 from ingot.validation.result import BuildNotes, Evidence, SizeResult, SubjectFacts, artifact_size, size_metrics
 from ingot.validation.statistics import Measured
 from ingot.validation.subject import EngineSubject
+from ingot.validation.verify import VerifyOptions, VerifyResult, open_subject, verify
+from ingot.validation.verify.result import verify_metrics
 from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
 
 __all__ = [
@@ -52,6 +54,7 @@ class MeasureOptions:
     accuracy: AccuracyOptions | None = None
     latency: LatencyLoad | None = None
     memory: MemoryOptions | None = None
+    verify: VerifyOptions | None = None
     gates: tuple[GateSpec, ...] = ()
     num_threads: int | None = None
 
@@ -82,7 +85,8 @@ def measure(
     sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
     memory = measure_memory(candidate, baseline, options.memory) if options.memory else None
     accuracy, latency, device = _run_engines(*artifacts, options)
-    measured = collect(sizes, accuracy, latency, memory)
+    verification = _verify(artifacts[0], options)
+    measured = collect(sizes, accuracy, latency, memory, verification)
     return Evidence(
         candidate=SubjectFacts.of(artifacts[0]),
         baseline=SubjectFacts.of(artifacts[1]),
@@ -91,6 +95,7 @@ def measure(
         accuracy=accuracy,
         latency=latency,
         memory=memory,
+        verification=verification,
         measured=measured,
         gates=tuple(decide(options.gates, measured)),
         notes=notes or BuildNotes(),
@@ -99,13 +104,18 @@ def measure(
 
 
 def collect(
-    sizes: SizeResult, accuracy: AccuracyResult | None, latency: LatencyResult | None, memory: MemoryResult | None
+    sizes: SizeResult,
+    accuracy: AccuracyResult | None,
+    latency: LatencyResult | None,
+    memory: MemoryResult | None,
+    verification: VerifyResult | None = None,
 ) -> dict[str, Measured]:
     """All metrics of the results by key, in the order of the report."""
     found = accuracy_metrics(accuracy) if accuracy else []
     found += latency_metrics(latency) if latency else []
     found += size_metrics(sizes)
     found += memory_metrics(memory) if memory else []
+    found += verify_metrics(verification) if verification else []
     return {measured.key: measured for measured in found}
 
 
@@ -176,6 +186,16 @@ def _run_engines(
             measure_latency(new, old, options.latency, meter=meter, is_decided=decided) if options.latency else None
         )
         return accuracy, latency, new.device
+
+
+def _verify(candidate: Artifact, options: MeasureOptions) -> VerifyResult | None:
+    """Verify the candidate's runtime with prompts of the evaluation text, or else of the model's own."""
+    if options.verify is None:
+        return None
+    text = read_text(options.text)[0] if options.text else None
+    prompts = f" --prompts {options.text.name}" if options.text else ""
+    command = f"ingot verify {candidate.manifest.name}{prompts}"
+    return verify(open_subject(candidate, options.num_threads), replace(options.verify, text=text), command)
 
 
 def _decided_by(gates: Sequence[GateSpec]) -> Callable[[LatencyResult], bool] | None:

@@ -3,6 +3,7 @@
 summary.json       artifacts, every metric with its interval, gates, sizes, memory
 accuracy.json      one item per window
 latency.json       one record per request
+verify.json        one record per feature, pair and triple of the runtime's features
 quantization.json  one record per quantized weight
 environment.json   machine and versions
 """
@@ -23,6 +24,7 @@ from ingot.validation.machine_load import MachineLoad
 from ingot.validation.quantization import Quantization
 from ingot.validation.result import Evidence, Origin, Sample
 from ingot.validation.statistics import CONFIDENCE, POWER, Measured
+from ingot.validation.verify.result import VERIFY_FILE, VerifyResult
 
 _MICROSECOND_DIGITS = 6
 QUANTIZATION_FILE = "quantization.json"
@@ -37,7 +39,10 @@ def evidence_files(evidence: Evidence) -> dict[str, str]:
         values["latency.json"] = _latency(evidence.latency)
     if evidence.notes.quantization.weights:
         values[QUANTIZATION_FILE] = evidence.notes.quantization.as_json()
-    return {name: _dump(value) for name, value in values.items()}
+    files = {name: _dump(value) for name, value in values.items()}
+    if evidence.verification:
+        files[VERIFY_FILE] = evidence.verification.as_json()
+    return files
 
 
 def quantization_text(found: Quantization) -> str:
@@ -87,6 +92,18 @@ def sealed_summary(artifact: Artifact) -> SealedSummary | None:
         return SealedSummary.model_validate(artifact.json_object(SUMMARY_FILE))
     except ValidationError as error:
         raise invalid_file(file, "summary of the evidence", error) from error
+
+
+def sealed_verification(artifact: Artifact) -> VerifyResult | None:
+    """Read the verification before the artifact was sealed; None without one. ArtifactError for a wrong file."""
+    name = f"evidence/{VERIFY_FILE}"
+    if not artifact.has(name):
+        return None
+    file = artifact.file(name)
+    try:
+        return VerifyResult.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise invalid_file(file, "verification", error) from error
 
 
 def invalid_file(file: Path, content: str, error: ValidationError) -> ArtifactError:

@@ -89,7 +89,8 @@ def raise_for(
     failed = [outcome for outcome in required if outcome.verdict == "FAIL"]
     undecided = undecided_lines(required, measured or {}, rerun)
     if failed:
-        raise GateFailed("\n".join([*map(_failure, failed), *undecided, _failure_advice(failed[0])]))
+        lines = [line for outcome in failed for line in (_failure(outcome), *_details(outcome, measured or {}))]
+        raise GateFailed("\n".join([*lines, *undecided, _failure_advice(failed[0])]))
     if undecided:
         raise GateUndecided("\n".join(undecided))
 
@@ -112,7 +113,11 @@ def undecided_lines(
     if not undecided:
         return []
     needs = [_need(outcome, measured.get(outcome.name)) for outcome in undecided]
-    lines = [_undecided(outcome, need) for outcome, need in zip(undecided, needs, strict=True)]
+    lines = [
+        line
+        for outcome, need in zip(undecided, needs, strict=True)
+        for line in (_undecided(outcome, need, _details(outcome, measured)))
+    ]
     if rerun is None:
         return lines
     if rerun.load and rerun.load.is_busy and any(need.unit == _ROUNDS for need in needs):
@@ -197,16 +202,19 @@ def _need(outcome: GateOutcome, measured: Measured | None) -> _Need:
 
 def _failure_advice(outcome: GateOutcome) -> str:
     loosen = "" if "@" in outcome.name else f" (--set gates.{outcome.name}.{outcome.bound}=NUMBER)"
-    return (
-        "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable"
-        + loosen
-        + "."
-    )
+    facts = METRICS[outcome.name.partition("@")[0]]
+    return f"{facts.advice}{loosen if facts.least < facts.most else ''}."
 
 
-def _undecided(outcome: GateOutcome, need: _Need) -> str:
+def _details(outcome: GateOutcome, measured: Mapping[str, Measured]) -> tuple[str, ...]:
+    return measured[outcome.name].details if outcome.name in measured else ()
+
+
+def _undecided(outcome: GateOutcome, need: _Need, details: Sequence[str]) -> list[str]:
+    """The outcome with what to do: the details where there are some, else a larger sample."""
     name = "advisory gate" if outcome.advisory else "gate"
-    return f"{name} undecided: {describe(outcome)}. {_advice(need)}"
+    line = f"{name} undecided: {describe(outcome)}."
+    return [line, *details] if details else [f"{line} {_advice(need)}"]
 
 
 def _advice(need: _Need) -> str:

@@ -13,6 +13,7 @@ from ingot.validation.machine_load import MachineLoad
 from ingot.validation.memory import MemoryResult
 from ingot.validation.quantization import Quantization
 from ingot.validation.statistics import Measured, exact
+from ingot.validation.verify.result import VerifyResult
 
 if TYPE_CHECKING:  # an installed runtime measures without the compiler
     from ingot.passes.manager import PassRecord
@@ -122,6 +123,7 @@ class Evidence:
     memory: MemoryResult | None
     measured: dict[str, Measured]
     gates: tuple[GateOutcome, ...]
+    verification: VerifyResult | None = None
     notes: BuildNotes = field(default_factory=BuildNotes)
     measured_at: str = ""
 

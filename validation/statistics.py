@@ -64,6 +64,7 @@ class Measured:
     level             concurrency, for latency metrics
     sample_unit, sample_size   the sample of the interval: evaluation tokens, latency rounds, memory probes
     most_samples      the largest sample that this text allows; None if there is no such limit
+    details           lines that explain the value where a gate on it does not pass
     """
 
     metric: str
@@ -75,6 +76,7 @@ class Measured:
     sample_unit: str = ""
     sample_size: int = 1
     most_samples: int | None = None
+    details: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -48,7 +48,7 @@ _LONGEST_KEY = 80
 
 def check_recipe(located: Located, default_name: str, problems: list[Problem]) -> Recipe | None:
     """The recipe with its defaults filled in; None, with every mistake appended to `problems`, when it has any."""
-    located = _with_own_gates(_without_null_gates(located))
+    located = _with_own_gates(_without_null_gates(_with_verify_gate(located)))
     passes = _read_passes(located, problems)
     problems.extend(consistency_problems(located, passes))
     for path in _path_keys(Recipe):
@@ -91,6 +91,22 @@ def _without_null_gates(located: Located) -> Located:
         return located
     kept = {metric: gate for metric, gate in gates.entries.items() if gate.value is not None}
     return replace(located, value={**located.entries, "gates": replace(gates, value=kept)})
+
+
+def _with_verify_gate(located: Located) -> Located:
+    """Read `verify: true` among the gates as the limit 0 on what `verify` measures, and false as null.
+
+    A gate on it adds the section `verify` where the recipe does not have it.
+    """
+    gates = located.entries.get("gates")
+    gate = gates.entries.get("verify") if gates else None
+    if gates is None or gate is None or gate.value is None:
+        return located
+    if isinstance(gate.value, bool):
+        limit = {"max": replace(gate, value=0)} if gate.value else None
+        gates = replace(gates, value={**gates.entries, "verify": replace(gate, value=limit)})
+    added = {} if "verify" in located.entries or gate.value is False else {"verify": replace(gate, value={})}
+    return replace(located, value={**located.entries, **added, "gates": gates})
 
 
 def _with_own_gates(located: Located) -> Located:

@@ -151,7 +151,7 @@ def _gate(facts: MetricFacts) -> Schema:
     }
     return {
         "description": facts.definition,
-        "type": ["object", "null"],
+        "type": ["object", "null", *(["boolean"] if facts.section == "verify" else [])],
         "properties": {bound: limit, **flags},
         "additionalProperties": False,
     }

@@ -253,6 +253,14 @@ class MemoryOptions(_Frozen):
     output_tokens: ContextTokens = Field(default=16, description="tokens of the output in each")
 
 
+class VerifyRecipeOptions(_Frozen):
+    """How the features of the runtime are verified against the plain path; see `ingot verify`."""
+
+    quick: bool = Field(
+        default=True, description="fewer requests with shorter outputs and no triples: under a minute for a small model"
+    )
+
+
 class GenerateOptions(_Frozen):
     """A sample text, shown at the end of the build."""
 
@@ -323,6 +331,9 @@ class Recipe(_Frozen):
     memory: MemoryOptions | None = Field(
         default=MemoryOptions(), description="memory measurement of a build that measures; null for none"
     )
+    verify: VerifyRecipeOptions | None = Field(
+        default=None, description="verification of the runtime's features; null for none, a gate on it needs no section"
+    )
     generate: GenerateOptions | None = Field(default=None, description="sample text; null for none")
     gates: Mapping[str, GateLimit] = Field(
         default_factory=dict, description="limits by metric; an artifact that breaks one is rejected"
@@ -361,7 +372,9 @@ class Recipe(_Frozen):
     @property
     def is_measured(self) -> bool:
         """Whether the build measures the artifact."""
-        return bool(self.evaluation or self.latency) or not all(gate.if_measured for gate in self.gates.values())
+        return bool(self.evaluation or self.latency or self.verify) or not all(
+            gate.if_measured for gate in self.gates.values()
+        )
 
     @property
     def applied_gates(self) -> dict[str, GateLimit]:

@@ -10,6 +10,7 @@ from ingot.builder.flow import rejected_folder
 from ingot.errors import GateFailed, RecipeError
 from ingot.passes.manager import PassRecord
 from ingot.validation.evidence import Evidence
+from ingot.validation.evidence_json import sealed_verification
 from tests.conftest import UNMEASURED
 from tests.data_paths import FIXTURES
 
@@ -97,3 +98,12 @@ def test_a_recipe_with_problems_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no-such-pass"):
         build("fp32-cpu", [*TINY, "passes=[no-such-pass]"], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path) -> None:
+    result = build("fp32-cpu", [*TINY, "gates={verify: true}", "engine.block_tokens=4"], tmp_path / "out")
+    assert [(gate.name, gate.verdict) for gate in result.artifact.manifest.gates] == [("verify", "PASS")]
+    sealed = sealed_verification(result.artifact)
+    assert sealed is not None
+    assert sealed.verdict == "PASS"
+    assert sealed.identity == result.artifact.manifest.identity

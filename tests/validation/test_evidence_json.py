@@ -1,6 +1,7 @@
 """The JSON files of the evidence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.errors import ArtifactError
 from ingot.validation.evidence_json import evidence_files, sealed_summary, summary
+from ingot.validation.verify import VerifyResult
 from tests.artifact.sealed import describe
 from tests.validation.sample_evidence import sample_evidence
+from tests.validation.verify.results import sample_result
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +111,9 @@ def test_the_summary_marks_what_got_worse_and_better() -> None:
     metrics = summary(sample_evidence())["metrics"]
     assert metrics["size_ratio"]["change"] == "better"
     assert metrics["kl_mean"]["change"] is None
+
+
+def test_a_verification_is_a_file_of_its_own() -> None:
+    verified = replace(sample_evidence(), verification=sample_result())
+    assert VerifyResult.model_validate_json(evidence_files(verified)["verify.json"]) == sample_result()
+    assert "verify.json" not in evidence_files(sample_evidence())

@@ -23,6 +23,7 @@ _TITLES = {
     "throughput_ratio": "Throughput",
     "size_ratio": "Size on disk",
     "peak_memory_ratio": "Peak memory",
+    "verify": "Feature pairs that change an answer",
 }
 
 _SHARES = frozenset({"top1_agreement"})  # shown in percent

@@ -19,6 +19,8 @@ from ingot.validation.report import tables
 from ingot.validation.report.figures import accuracy_figures, latency_figures, quantization_figures, resource_figures
 from ingot.validation.report.quantization_text import shown_columns, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
+from ingot.validation.verify.result import VerifyResult
+from ingot.validation.verify.summary import cell_text, matrix_rows, verify_sentences
 
 PAIRED_NOTE = (
     "The ratio is paired: the geometric mean of the ratios of single rounds, probes or windows. Baseline and candidate "
@@ -59,6 +61,7 @@ def contents(evidence: Evidence) -> dict[str, str]:
         "accuracy": ("Accuracy", True),
         "latency": ("Latency", True),
         "resources": ("Size and memory", True),
+        "verification": ("Verification of the runtime", evidence.verification),
         "quantization": ("Quantized weights", notes.quantization.weights),
         "passes": ("Passes", notes.passes),
         "method": ("Definitions and method", True),
@@ -78,6 +81,7 @@ def _context(evidence: Evidence) -> dict[str, Any]:
         "better": tables.changes(evidence, "better"),
         "samples": tables.sample_rows(evidence.notes.samples),
         **_quantization(evidence.notes.quantization),
+        **_verification(evidence.verification),
         "paired_note": PAIRED_NOTE,
         "fmt": fmt,
     }
@@ -89,6 +93,14 @@ def _quantization(found: Quantization) -> dict[str, Any]:
         "columns": columns,
         "quantized": [weight_cells(weight, columns) for weight in found.worst_first],
         "quantization_summary": summary_sentences(found),
+    }
+
+
+def _verification(found: VerifyResult | None) -> dict[str, Any]:
+    return {
+        "verify_rows": matrix_rows(found) if found else [],
+        "verify_sentences": verify_sentences(found) if found else [],
+        "verify_failures": [(cell.name, cell.verdict, cell_text(cell)) for cell in found.failures] if found else [],
     }
 
 

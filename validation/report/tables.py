@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ingot.artifact import GateOutcome
-from ingot.artifact.metrics import METRICS
+from ingot.artifact.metrics import METRICS, Section
 from ingot.validation.latency import LevelSummary, summarize
 from ingot.validation.report import charts
 from ingot.validation.report import formatting as fmt
 from ingot.validation.result import Evidence, Sample
 from ingot.validation.statistics import Measured
+
+_GROUPS: dict[Section | None, str] = {"evaluation": "Accuracy", "verify": "Runtime"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _metric_row(measured: Measured) -> MetricRow:
 def _group(measured: Measured) -> str:
     if measured.level is not None:
         return f"Latency, {measured.level} in flight"
-    return "Accuracy" if METRICS[measured.metric].section == "evaluation" else "Size and memory"
+    return _GROUPS.get(METRICS[measured.metric].section, "Size and memory")
 
 
 def _gates_on(key: str, gates: Sequence[GateOutcome]) -> str:

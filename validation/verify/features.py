@@ -11,6 +11,8 @@ from typing import Any
 from ingot.validation.verify.plan import Observed, Plan
 from ingot.validation.verify.subject import Subject
 
+_LEAST_BLOCKS = 12  # of a context, for requests that share blocks and collide
+
 
 def _never(subject: Subject) -> str:
     return ""
@@ -47,7 +49,9 @@ def _counted(count: int, unit: str) -> str:
 
 def _needs_full_blocks(subject: Subject) -> str:
     block, context = subject.kv.block_tokens, subject.model.context_tokens
-    return "" if 3 * block < context else f"blocks have {block} tokens and the context {context}: too few blocks"
+    if _LEAST_BLOCKS * block <= context:
+        return ""
+    return f"blocks have {block} tokens and the context {context}; at least {_LEAST_BLOCKS} blocks are needed"
 
 
 # Prefix hit
@@ -146,7 +150,13 @@ _ROWS = (
         unavailable=_needs_full_blocks,
     ),
     Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),
-    Feature("minimal-pool", "the KV pool holds no more than the largest request", _minimal, _shown_by_full_pool),
+    Feature(
+        "minimal-pool",
+        "the KV pool holds no more than the largest request",
+        _minimal,
+        _shown_by_full_pool,
+        unavailable=_needs_full_blocks,
+    ),
 )
 
 FEATURES: Mapping[str, Feature] = {row.name: row for row in _ROWS}

@@ -124,13 +124,9 @@ def _verify_cell(
     quick = " --quick" if options.quick else ""
     repeat = f"{command}{quick} --only {'+'.join(names)} --seed {options.seed}"
     plan = reduce(lambda made, feature: feature.change(made, subject), features, Plan())
-    differences: list[str] = []
-    exercised = dict.fromkeys(names, "")
-    for keep_logits in subject.keeps_logits:
-        observed, problem = _run(plan, subject, expected, keep_logits)
-        differences += [problem] if problem else _differences(observed, expected, subject.logits_bound)
-        exercised = {feature.name: feature.shown_by(observed) for feature in features}
-        if differences or not all(exercised.values()):
+    for attempt in plan.attempts:
+        exercised, differences = _attempt(attempt, features, subject, expected)
+        if differences or all(exercised.values()):
             break
     verdict = "DIFFERS" if differences else "OK" if all(exercised.values()) else "NOT EXERCISED"
     return CellResult(
@@ -141,6 +137,20 @@ def _verify_cell(
         repeat=repeat,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _attempt(
+    plan: Plan, features: Sequence[Feature], subject: Subject, expected: Sequence[Expected]
+) -> tuple[dict[str, str], list[str]]:
+    """Run a plan; returns what shows each feature, and the differences."""
+    exercised = {feature.name: "" for feature in features}
+    for keep_logits in subject.keeps_logits:
+        observed, problem = _run(plan, subject, expected, keep_logits)
+        differences = [problem] if problem else _differences(observed, expected, subject.logits_bound)
+        exercised = {feature.name: feature.shown_by(observed) for feature in features}
+        if differences or not all(exercised.values()):
+            return exercised, differences
+    return exercised, []
 
 
 def _not_available(features: Sequence[Feature], subject: Subject) -> str:

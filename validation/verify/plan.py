@@ -1,12 +1,13 @@
 """A plan says how engines are loaded and in which order requests run; a run of it observes what happened."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion, EngineMetrics
 from ingot.validation.verify.requests import Expected
 
+_SPARES = (2, 1, 3, 5, 8, 0, 12)
 PoolKind = Literal["ample", "tight", "minimal"]
 
 
@@ -16,6 +17,7 @@ class Plan:
 
     options   of the engine; `kv_blocks` follows from `pool`
     pool      ample: all requests fit at once; tight: they do not; minimal: only the largest request fits
+    spare     blocks of a tight pool beyond the minimal one
     together  all requests at once, instead of one after another
     warm      other requests with the same beginnings run first
     cancels   mates of the requests are cancelled before, while and after their prompts are computed
@@ -23,9 +25,15 @@ class Plan:
 
     options: EngineOptions = field(default_factory=lambda: EngineOptions(prefix_cache=False))
     pool: PoolKind = "ample"
+    spare: int = 0
     together: bool = False
     warm: bool = False
     cancels: bool = False
+
+    @property
+    def attempts(self) -> "tuple[Plan, ...]":
+        """Plans to try in order until one exercises its features: which pool makes requests collide depends on them."""
+        return tuple(replace(self, spare=spare) for spare in _SPARES) if self.pool == "tight" else (self,)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from ingot.errors import GateFailed, GateUndecided
+from ingot.validation.statistics import Estimate, Measured
 
 VERIFY_FILE = "verify.json"
 _SHOWN = 5  # cells that a message names
@@ -93,10 +94,25 @@ def raise_for_cells(result: VerifyResult) -> None:
     """Raise GateFailed when a cell differs, GateUndecided when one was not exercised; both name the cells."""
     if result.verdict == "PASS":
         return
-    lines = [f"{cell.name} {cell.verdict}: {_first(cell)}; repeat it with `{cell.repeat}`" for cell in result.failures]
-    shown = lines[:_SHOWN] + ([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
-    message = "\n".join(["verify: not every answer was proved equal to the plain path's", *shown])
+    message = "\n".join(["verify: not every answer was proved equal to the plain path's", *failure_lines(result)])
     raise (GateFailed if result.verdict == "FAIL" else GateUndecided)(message)
+
+
+def failure_lines(result: VerifyResult) -> list[str]:
+    """Name the first cells that did not pass, with the first difference and the command that repeats it."""
+    lines = [f"{cell.name} {cell.verdict}: {_first(cell)}; repeat it with `{cell.repeat}`" for cell in result.failures]
+    return lines[:_SHOWN] + ([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+
+
+def verify_metrics(result: VerifyResult) -> list[Measured]:
+    """The metric `verify`: cells that differ, up to those that may, because they were not exercised."""
+    differing, unproven = result.count("DIFFERS"), result.count("NOT EXERCISED")
+    if not result.num_checked:
+        unproven = len(result.cells)
+    high = float(differing + unproven)
+    method = "cells that were not exercised may differ" if unproven else "exact"
+    estimate = Estimate(float(differing), float(differing), high, result.num_checked, method)
+    return [Measured("verify", estimate, details=tuple(failure_lines(result)))]
 
 
 def _first(cell: CellResult) -> str:

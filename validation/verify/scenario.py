@@ -15,7 +15,6 @@ from ingot.validation.verify.requests import Expected, VerifiedRequest
 from ingot.validation.verify.subject import Subject
 
 _SPARE_BLOCKS = 8
-_TIGHT_BLOCKS = 2  # more than the largest request needs
 _STALLED_STEPS = 2_000  # without an output, and
 _STALLED_SECONDS = 60.0
 _CANCELLED_AT = (0, 1, 3, 7, 12)  # steps: while it waits, in its prompt, while it decodes
@@ -89,7 +88,7 @@ def _engine(plan: Plan, subject: Subject, expected: Sequence[Expected]) -> Itera
     needed = [-(-one.request.num_tokens // size) for one in expected]
     blocks = {
         "ample": 2 * sum(needed) + _SPARE_BLOCKS,
-        "tight": max(needed) + _TIGHT_BLOCKS,
+        "tight": max(needed) + plan.spare,
         "minimal": max(needed),
     }
     with subject.load(replace(plan.options, kv_blocks=blocks[plan.pool])) as engine:

@@ -24,7 +24,7 @@ def cell_text(cell: CellResult) -> list[str]:
     return [*shown, *cell.differences, f"repeat: {cell.repeat}"]
 
 
-def summary_sentences(result: VerifyResult) -> list[str]:
+def verify_sentences(result: VerifyResult) -> list[str]:
     """How many cells were checked, skipped and why; with which requests; how long it took."""
     return list(_sentences(result))
 

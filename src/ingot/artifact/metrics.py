@@ -7,7 +7,7 @@ To add a metric: its row here, its measurement in validation/, a line in docs/re
 from dataclasses import dataclass
 from typing import Literal
 
-Section = Literal["evaluation", "latency", "memory"]
+Section = Literal["evaluation", "latency", "memory", "verify"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class MetricFacts:
     comparison  ratio: candidate over baseline; absolute: a value of the candidate, or of the pair
     section     recipe section that requests it; None: always measured
     least, most limits that a gate may have: below, none can be met, or all are; above, the limit decides nothing
+    advice      what to do when a gate on it fails
     """
 
     name: str
@@ -27,6 +28,7 @@ class MetricFacts:
     section: Section | None
     least: float = 0.001
     most: float = 1000
+    advice: str = "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable"
 
     @property
     def is_share(self) -> bool:
@@ -130,6 +132,17 @@ _ROWS = (
         better="lower",
         comparison="ratio",
         section="memory",
+    ),
+    MetricFacts(
+        "verify",
+        "Pairs of runtime features that change an answer; the interval also counts those that were not exercised.",
+        unit="",
+        better="lower",
+        comparison="absolute",
+        section="verify",
+        least=0,
+        most=0,
+        advice="The runtime serves wrong answers on this machine: report it with the command that repeats the pair",
     ),
 )
 

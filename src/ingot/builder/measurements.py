@@ -17,6 +17,7 @@ from ingot.validation.gates import GateSpec
 from ingot.validation.latency import LatencyLoad, ServiceLevel
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.result import Origin
+from ingot.validation.verify import VerifyOptions
 from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
 
 
@@ -28,6 +29,7 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
         accuracy=AccuracyOptions(evaluation.tokens, evaluation.window_tokens, recipe.seed) if evaluation else None,
         latency=_load(recipe.latency, recipe.seed) if recipe.latency else None,
         memory=MemoryOptions(**recipe.memory.model_dump()) if recipe.memory else None,
+        verify=VerifyOptions(quick=recipe.verify.quick, seed=recipe.seed) if recipe.verify else None,
         gates=gate_specs(recipe.applied_gates),
         num_threads=recipe.threads,
     )

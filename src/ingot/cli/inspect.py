@@ -22,7 +22,7 @@ from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.tables import print_facts, print_table
 from ingot.errors import UsageError, unknown
 from ingot.sizes import format_bytes
-from ingot.validation.evidence_json import sealed_summary
+from ingot.validation.evidence_json import sealed_summary, sealed_verification
 
 
 def inspect_command(
@@ -76,6 +76,12 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     if calibration:
         rows["calibrated"] = f"on {calibration}"
     rows |= _measurement(artifact)
+    verification = sealed_verification(artifact)
+    if verification is not None:
+        counts = f"{verification.num_checked} cells, {len(verification.failures)} not proved equal"
+        rows["verified"] = (
+            f"{verification.verdict}: {counts}, logits {verification.logits} ({verification.verified_at})"
+        )
     if artifact.has("evidence/report.html"):
         rows["report"] = str(artifact.path / "evidence/report.html")
     print_facts(rows)

@@ -12,7 +12,7 @@ from ingot.cli.tables import Cell, print_table
 from ingot.errors import GateError, UsageError
 from ingot.validation.verify import FEATURES, CellResult, Subject, VerifyOptions, VerifyResult, open_subject, verify
 from ingot.validation.verify.result import raise_for_cells
-from ingot.validation.verify.summary import cell_text, matrix_rows, summary_sentences
+from ingot.validation.verify.summary import cell_text, matrix_rows, verify_sentences
 from ingot.validation.windows import read_text
 
 _STYLES = {"OK": "green", "DIFFERS": "bold red", "NOT EXERCISED": "bold yellow", "N/A": "dim"}
@@ -60,7 +60,7 @@ def print_verification(result: VerifyResult) -> None:
         print_table("Pairs of features, against the plain path", header[: len(rows[0])], rows)
     for cell in result.cells if len(result.cells) == 1 else result.failures:
         _print_cell(cell)
-    for sentence in summary_sentences(result):
+    for sentence in verify_sentences(result):
         print_text(sentence)
 
 

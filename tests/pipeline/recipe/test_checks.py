@@ -88,6 +88,9 @@ threads: true
             "memory: null\ngates: {peak_memory_ratio: {max: 1}}",
             "mine.yaml:2: gates: peak_memory_ratio requires the section `memory`, which the recipe does not have",
         ),
+        ("gates: {verify: {max: 2}}", "mine.yaml:1: gates: verify: max is 2; it must be from 0 to 0"),
+        ("verify: null\ngates: {verify: true}", "mine.yaml:2: gates: verify requires the section `verify`"),
+        ("gates: {verify: 3}", "mine.yaml:1: gates.verify is 3; it must be a mapping of keys"),
         ("gates: {kl_mean: {max: 1}}", "mine.yaml:1: gates: kl_mean requires the section `evaluation`"),
     ],
 )
@@ -257,3 +260,13 @@ def test_a_long_override_is_not_repeated_whole() -> None:
     long = "x" * 5000
     for override in (long, f"{long}=3", f"passes.{long}.bits=3", f"engine.{long}=1", f"seed.{long}=1", f"name={long}"):
         assert all(len(problem) < 1000 for problem in problems("int4-cpu", override))
+
+
+def test_a_gate_on_verify_is_a_word_and_needs_no_section(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, "gates: {verify: true}"))
+    assert recipe.gates["verify"].max == 0
+    assert recipe.verify is not None
+    assert recipe.verify.quick
+    assert load_recipe(written(tmp_path, recipe.resolved_yaml().partition("\n")[2])).gates == recipe.gates
+    without = load_recipe(written(tmp_path, "gates: {verify: true}"), ["gates.verify=false"])
+    assert (without.gates, without.verify, without.is_measured) == ({}, None, False)

@@ -66,6 +66,8 @@ def test_every_resolved_recipe_satisfies_it(file: Path) -> None:
         "passes: [clean-up, {gptq: null}, {quantize-weights: {bits: 4, overrides: {a: none}}}]",
         "passes: [{smooth-quant: {alpha: auto}}, {prune-structure: {ffn: 0.5, layers: 12}}]",
         "passes: null\ngates: null\nmemory: null",
+        "gates: {verify: true}",
+        "verify: {quick: false}\ngates: {verify: {max: 0, advisory: true}}",
         "gpu: {sms: [90], prefill_rows: null}",
         "checkpoint: ~/model\nchat_template: mine.jinja\nthreads: null",
     ],

@@ -15,6 +15,7 @@ from ingot.validation.report.report import contents, escape_markdown, fenced, re
 from ingot.validation.result import Evidence, Sample
 from ingot.validation.sequential import Stop
 from tests.validation.sample_evidence import sample_evidence
+from tests.validation.verify.results import differing, sample_result
 
 _VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 _HEADINGS = ("h1", "h2", "h3", "h4")
@@ -273,3 +274,16 @@ def test_markdown_in_names_and_samples_stays_text(evidence: Evidence) -> None:
 def test_the_page_says_what_the_passes_were_calibrated_on_and_its_share_of_the_evaluation(text: str) -> None:
     assert "16,384 of 90,000 tokens of train.txt" in text
     assert "it has 2.10% of the evaluated tokens" in text
+
+
+def test_the_report_shows_the_matrix_and_what_differs(evidence: Evidence) -> None:
+    result = sample_result(differing("prefix-hit", "preemption"))
+    verified = replace(evidence, verification=result)
+    section = _Page(render_html(verified)).section("verification")
+    assert "2 preemption" in section
+    assert "prefix-hit+preemption: DIFFERS" in section
+    assert "repeat: ingot verify demo --quick --only prefix-hit+preemption --seed 0" in section
+    markdown = render_markdown(verified)
+    assert "Verification of the runtime: FAIL" in markdown
+    assert "request one-less: tokens differ at output token 3" in markdown
+    assert "Verification of the runtime" not in render_markdown(evidence)

@@ -81,7 +81,9 @@ def test_a_feature_that_a_subject_does_not_have_is_named_with_its_reason(tmp_pat
     subject = fake_subject(tmp_path, block_tokens=64, context_tokens=128)
     result = verify(subject, VerifyOptions(quick=True, only=("prefix-hit", "batch-mates")))
     assert [cell.verdict for cell in result.cells] == ["N/A", "OK"]
-    assert result.cells[0].reason == "prefix-hit: blocks have 64 tokens and the context 128: too few blocks"
+    assert result.cells[0].reason == (
+        "prefix-hit: blocks have 64 tokens and the context 128; at least 12 blocks are needed"
+    )
 
 
 def test_an_unknown_pair_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
