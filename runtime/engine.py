@@ -42,6 +42,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.request_options import OptionsList, RequestOptions, checked_options
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.steps.side_state import state_manager
 from ingot.runtime.steps.step_loop import StepLoop
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
@@ -80,10 +81,10 @@ class Engine:
         self.max_requests = max_requests
         self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
         kv = executor.kv_geometry
-        self._root = root_hash(identity, kv.model_dump_json(), kernels=executor.kernel_version)
+        self._root = root_hash(identity, kv.format_digest, kernels=executor.kernel_version)
         self._prefix_cache = prefix_cache
         self._executor = executor
-        self._blocks = BlockManager(executor.num_blocks, kv.block_tokens)
+        self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, states=state_manager(executor))
         self.clock = clock
         self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences, clock=clock)
         self._outputs = self._loop.outputs

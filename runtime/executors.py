@@ -103,6 +103,24 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class StatefulExecutor(Executor, Protocol):
+    """An executor of a model with side state (`kv_geometry.state_bytes`), which it keeps in a pool of slots.
+
+    A step replaces the state in a sequence's slot (`ForwardBatch.state_slots`) by the state after its last token. When
+    a step raises, the states of its sequences are undefined; the engine computes them again from position 0.
+    """
+
+    @property
+    def num_states(self) -> int:
+        """Slots of the pool."""
+        ...
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy one slot onto another, in the order of the calls and steps."""
+        ...
+
+
 class SubmittedStep(Protocol):
     """A step that was queued on the device."""
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, block_hash
 from ingot.runtime.kv.prefix_index import PrefixIndex
+from ingot.runtime.kv.states import StateCopy, StateManager
 
 # int64 tokens that numpy reads in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
 TokenArray: TypeAlias = "array[int]"
@@ -35,11 +36,14 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+Copy: TypeAlias = BlockCopy | StateCopy
+
+
 class Admission(NamedTuple):
     """Result of allocating a sequence's blocks; its first `cached_tokens` need not be computed."""
 
     cached_tokens: int
-    copies: tuple[BlockCopy, ...]
+    copies: tuple[Copy, ...]
 
 
 class BlockTable:
@@ -61,12 +65,14 @@ class BlockManager:
         num_blocks: int,
         block_tokens: int,
         *,
+        states: StateManager | None = None,
         on_evict: EvictionHook | None = None,
     ) -> None:
         assert num_blocks > 0
         assert block_tokens > 0
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.states = states  # None for models without side state
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -93,6 +99,12 @@ class BlockManager:
         """Blocks needed for `num_tokens` tokens."""
         return -(-num_tokens // self.block_tokens)
 
+    def holds(self, sequence_id: int, copy: Copy) -> bool:
+        """Whether a sequence reads the target of a copy."""
+        if isinstance(copy, StateCopy):
+            return self.states is not None and self.states.slot(sequence_id) == copy.target
+        return copy.target in self._tables[sequence_id].blocks
+
     def table(self, sequence_id: int) -> TokenArray:
         """Blocks of a sequence: entry i holds positions i * block_tokens and following."""
         return self._tables[sequence_id].blocks
@@ -113,18 +125,25 @@ class BlockManager:
         """
         assert sequence_id not in self._tables
         hits, hashes = self._match(scope.root, tokens) if reuse_prefix else ([], [])
+        if self.states:
+            count = self.states.longest(hashes, len(tokens))
+            hits, hashes = hits[:count], hashes[:count]
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
         num_idle_hits = sum(self._references[block] == 0 for block in hits)
         needed = self.blocks_for(len(tokens)) - len(hits) + (rewrites and self._references[hits[-1]] > 0)
-        if needed + spare_blocks > self.num_available - num_idle_hits:
+        if needed + spare_blocks > self.num_available - num_idle_hits or (
+            self.states and not self.states.num_available
+        ):
             return None
         for block in hits:
             self._idle.pop(block, None)
             self._references[block] += 1
         table = self._tables[sequence_id] = BlockTable(scope.root, array("i", hits), hashes)
-        copies = self._make_writable(table, [len(hits) - 1] if rewrites else [])
+        copies: tuple[Copy, ...] = self._make_writable(table, [len(hits) - 1] if rewrites else [])
         self._extend(table, self.blocks_for(len(tokens)))
+        if self.states:
+            copies += self.states.admit(sequence_id, hashes[-1] if hashes else None)
         return Admission(cached_tokens, copies)
 
     def reserve(self, sequence_id: int, start: int, end: int) -> tuple[BlockCopy, ...] | None:
@@ -147,6 +166,8 @@ class BlockManager:
             content = self._content(table.root, table.hashes, tokens, index)
             table.hashes.append(content.hash)
             self._index.insert(table.blocks[index], content, table.hashes[0])
+        if self.states:
+            self.states.commit(sequence_id, table.hashes)
 
     def forget(self, tokens: TokenArray, scope: PrefixScope = SHARED) -> None:
         """Remove from the prefix index the blocks of these tokens, and all that share the first of them."""
@@ -156,19 +177,28 @@ class BlockManager:
         for block in forgotten.keys() & self._idle.keys():
             del self._idle[block]
             self._free.append(block)
+        if self.states:
+            for content in forgotten.values():
+                self.states.forget(content.hash)
 
-    def fork(self, parent_id: int, child_id: int) -> None:
-        """Start a sequence that shares all blocks of another; the first to write to a block copies it."""
+    def fork(self, parent_id: int, child_id: int) -> tuple[StateCopy, ...]:
+        """Start a sequence that shares all blocks of another; the first to write to a block copies it.
+
+        Returns the copy of the side state that the child needs before a step, for which a slot must be available.
+        """
         assert child_id not in self._tables
         parent = self._tables[parent_id]
         for block in parent.blocks:
             self._references[block] += 1
         self._tables[child_id] = BlockTable(parent.root, parent.blocks[:], parent.hashes[:])
+        return (self.states.fork(parent_id, child_id),) if self.states else ()
 
     def release(self, sequence_id: int) -> None:
         """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""
         for block in reversed(self._tables.pop(sequence_id).blocks):
             self._drop(block)
+        if self.states:
+            self.states.release(sequence_id)
 
     def check(self) -> None:
         """Assert that no block is leaked or allocated twice and that counts equal the tables' references."""
@@ -181,6 +211,8 @@ class BlockManager:
         assert all(block in self._index for block in idle)
         assert not any(block in self._index for block in free)
         self._index.check()
+        if self.states:
+            self.states.check(self._tables, self._index.hashes)
 
     def _match(self, root: bytes, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
         """Cached blocks of the longest prefix in the index, and their hashes."""
@@ -211,7 +243,7 @@ class BlockManager:
                 copies.append(BlockCopy(block, table.blocks[index]))
                 self._drop(block)
             elif block in self._index:
-                self._index.remove(block)
+                self._unindex(block)
             del table.hashes[index:]
         return tuple(copies)
 
@@ -226,10 +258,16 @@ class BlockManager:
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        content = self._index.remove(block)
+        content = self._unindex(block)
         if self._on_evict:
             self._on_evict(block, content)
         return block
+
+    def _unindex(self, block: int) -> BlockContent:
+        content = self._index.remove(block)
+        if self.states:
+            self.states.forget(content.hash)
+        return content
 
     def _drop(self, block: int) -> None:
         self._references[block] -= 1

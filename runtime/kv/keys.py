@@ -35,7 +35,7 @@ def root_hash(identity: str, layout: str, *, engine: str = "", kernels: str = ""
     """Key from which all chains of one artifact, engine and KV layout start.
 
     identity   the artifact's digest; the name of a model is not enough
-    layout     KV geometry as text, dtype included
+    layout     digest of the KV geometry (`KVGeometry.format_digest`), dtype included
     kernels    what the bits of keys and values depend on besides the artifact: libraries, instruction set
     """
     return _digest("ingot kv", str(_FORMAT_VERSION), identity, layout, engine, kernels)

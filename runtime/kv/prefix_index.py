@@ -1,6 +1,7 @@
 """The prefix index: finds a full, computed block of the pool by its key; see `keys`."""
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.keys import BlockContent, block_hash
@@ -20,6 +21,11 @@ class PrefixIndex:
 
     def __contains__(self, block: int) -> bool:
         return block in self._content_of
+
+    @property
+    def hashes(self) -> Collection[bytes]:
+        """Keys of all blocks."""
+        return self._block_of.keys()
 
     def content(self, block: int) -> BlockContent:
         """Content of an indexed block."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.states import StateManager
 from ingot.runtime.steps.scheduler import ScheduledBatch
 
 Int32Array = NDArray[np.int32]
@@ -29,6 +30,8 @@ class ForwardBatch:
     query_starts    [S + 1] i32
     context_lens    [S] i32   tokens of the sequence in the KV pool after this step: positions end at this - 1
     block_tables    [S, max blocks] i32   block of positions i * block_tokens ..., padded with -1
+    state_slots     [S] i32   slot of the sequence's side state, which the step reads and replaces by the state after
+                              its last token; not read where the step begins at position 0. None for models without
     """
 
     input_ids: Int64Array
@@ -37,6 +40,7 @@ class ForwardBatch:
     query_starts: Int32Array
     context_lens: Int32Array
     block_tables: Int32Array
+    state_slots: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +67,7 @@ class BatchBuilder:
         self._logits_indices = np.zeros(max_batch_tokens, np.int64)
         self._query_starts = np.zeros(rows + 1, np.int32)
         self._context_lens = np.zeros(rows, np.int32)
+        self._state_slots = np.zeros(rows, np.int32)
         self._counting = np.arange(max_batch_tokens, dtype=np.int64)
         self.num_built = 0
 
@@ -96,7 +101,13 @@ class BatchBuilder:
             query_starts=self._query_starts[: len(tables) + 1],
             context_lens=self._context_lens[: len(tables)],
             block_tables=block_tables,
+            state_slots=self._slots(batch, self._blocks.states) if self._blocks.states else None,
         )
+
+    def _slots(self, batch: ScheduledBatch, states: StateManager) -> Int32Array:
+        slots = self._state_slots[: len(batch.entries)]
+        slots[:] = [states.slot(entry.sequence.id) for entry in batch.entries]
+        return slots
 
     def carried(self, batch: ScheduledBatch, rows: Mapping[int, int]) -> Int32Array:
         """For each token [T], the row of the step in flight that samples it; -1 where the token is known.

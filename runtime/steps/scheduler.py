@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ingot.errors import RequestError
-from ingot.runtime.kv.blocks import BlockCopy, BlockManager
+from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.waiting import WaitingQueue, by_rank
 
@@ -51,11 +51,11 @@ class ScheduledBatch:
     """One step: what is computed, what is copied before, which sequences were preempted."""
 
     entries: list[ScheduledSequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
 
-    def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[BlockCopy] = ()) -> None:
+    def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[Copy] = ()) -> None:
         """Add the next `num_tokens` tokens of a sequence to the step."""
         samples = num_tokens == sequence.num_pending
         self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
@@ -144,6 +144,15 @@ class Scheduler:
             sequence.num_in_flight -= samples
             if sequence.state is SequenceState.RUNNING:
                 sequence.num_computed = start
+                if self.blocks.states:
+                    self.blocks.states.rollback(sequence.id, start)
+
+    def restart(self, batch: ScheduledBatch, *, kept: ScheduledBatch) -> None:
+        """Let sequences of an undone step wait, unless `kept` has them too: their side state is not what it was."""
+        others = {entry.sequence.id for entry in kept.entries}
+        for entry in reversed(batch.entries):
+            if entry.sequence.state is SequenceState.RUNNING and entry.sequence.id not in others:
+                self._preempt(entry.sequence, batch)
 
     def share(self, entry: ScheduledSequence) -> None:
         """Add the full blocks of a sequence to the prefix index, before the token sampled from `entry` is added to it.
@@ -186,7 +195,7 @@ class Scheduler:
             if batch.num_tokens == self.max_batch_tokens:
                 return
             if sequence.num_pending > 1:
-                batch.add(sequence, min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens))
+                batch.add(sequence, self._chunk_tokens(sequence, batch))
 
     def _admit(self, batch: ScheduledBatch) -> None:
         while len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
@@ -196,9 +205,17 @@ class Scheduler:
             copies = self._start(sequence)
             if copies is None:
                 return
-            batch.add(sequence, min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens), copies)
+            batch.add(sequence, self._chunk_tokens(sequence, batch), copies)
 
-    def _start(self, sequence: Sequence) -> tuple[BlockCopy, ...] | None:
+    def _chunk_tokens(self, sequence: Sequence, batch: ScheduledBatch) -> int:
+        """Tokens of a sequence that the step has room for; fewer, to end where side state is to be kept."""
+        most = min(sequence.num_pending, self.max_batch_tokens - batch.num_tokens)
+        if self.blocks.states is None:
+            return most
+        start = sequence.num_computed
+        return self.blocks.states.chunk_end(start, start + most, sequence.num_prompt_tokens) - start
+
+    def _start(self, sequence: Sequence) -> tuple[Copy, ...] | None:
         """Allocate blocks for the first waiting sequence, leaving each running one a block to grow into."""
         if self._is_refused(sequence):
             return None  # do not hash the prompt again at every step
@@ -229,7 +246,9 @@ class Scheduler:
         return self.blocks.num_available - len(self.running)
 
     def _is_refused(self, sequence: Sequence) -> bool:
-        """Whether the pool refused blocks to a sequence, and none was freed since."""
+        """Whether the pool refused blocks to a sequence, and none was freed since; or no state slot is left."""
+        if self.blocks.states and not self.blocks.states.num_available:
+            return True
         return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
 
     def _yield(self, batch: ScheduledBatch) -> None:

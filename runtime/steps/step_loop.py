@@ -21,8 +21,9 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from ingot.errors import EngineError
-from ingot.runtime.executors import Executor, PipelinedExecutor
+from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput, StepCounters
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
@@ -30,6 +31,7 @@ from ingot.runtime.sampler import NonFiniteLogits
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray
 from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
 from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.steps.side_state import SideState
 from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
 
 _log = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ class StepLoop:
         self._executor = executor
         self._blocks = blocks
         self.clock = clock
+        self._side_state: SideState | None = None
+        if blocks.states and isinstance(executor, StatefulExecutor):
+            self._side_state = SideState(executor, blocks.states)
         self._limits = {"max_batch_tokens": executor.max_batch_tokens, "max_sequences": max_sequences}
         self.scheduler = self.new_scheduler()
         self.builder = BatchBuilder(blocks, **self._limits)
@@ -161,6 +166,8 @@ class StepLoop:
                 batch.drop_ended()
                 self._execute_apart(batch, error)
                 return
+            if self._side_state:
+                self._side_state.keep(batch)
         if previous:
             self._finish_in_flight(previous)
 
@@ -169,13 +176,16 @@ class StepLoop:
         now = self.clock()
         for entry in batch.entries:
             self.requests[entry.sequence.id].scheduled(now)
-        for source, target in batch.copies:
+        for copy in batch.copies:
             try:
-                self._executor.copy_block(source, target)
+                if self._side_state and isinstance(copy, StateCopy):
+                    self._side_state.copy(copy)
+                else:
+                    self._executor.copy_block(copy.source, copy.target)
             except Exception as error:  # noqa: BLE001 (the output of its request has it)
                 self.finish_in_flight()
                 running = [self.requests[number] for number in self.scheduler.running]
-                owners = [request for request in running if target in self._blocks.table(request.sequence.id)]
+                owners = [request for request in running if self._blocks.holds(request.sequence.id, copy)]
                 self._fail_in_executor(owners, error)
 
     def _execute(self, batch: ScheduledBatch) -> None:
@@ -185,6 +195,8 @@ class StepLoop:
             self._execute_apart(batch, error)
             return
         self.scheduler.complete(batch)
+        if self._side_state:
+            self._side_state.keep(batch)
         self._finish(batch, rows)
 
     def _compute(self, batch: ScheduledBatch) -> Iterable[FloatArray | int]:
@@ -202,6 +214,7 @@ class StepLoop:
                 continue
             alone = batch.only(entry)
             try:
+                self._replay(entry)
                 rows = self._compute(alone)
             except Exception as again:  # noqa: BLE001 (the request's output has it)
                 self._fail_in_executor([self.requests[entry.sequence.id]], again)
@@ -209,26 +222,34 @@ class StepLoop:
             self.scheduler.complete(alone)
             self._finish(alone, rows)
 
+    def _replay(self, entry: ScheduledSequence) -> None:
+        """Compute side state again up to an entry: a step that failed may have changed it."""
+        if self._side_state:
+            for chunk in self._side_state.replay(entry, self._executor.max_batch_tokens):
+                self._executor.forward(self.builder.build(chunk))
+
     def _finish_in_flight(self, step: StepInFlight) -> None:
         """Wait for a queued step and finish it. If it fails, so does the step that was queued after it."""
         with self._aborting(step.batch):
             try:
                 tokens = step.tokens()
             except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
-                self._undo_following()
+                self._undo_following(step)
                 self.scheduler.undo(step.batch)
                 self._execute_apart(step.batch, error)
                 return
             self.scheduler.retire(step.batch)
             self._finish(step.batch, tokens, step.num_discarded_tokens)
 
-    def _undo_following(self) -> None:
+    def _undo_following(self, failed: StepInFlight) -> None:
         following = self._pipeline.take() if self._pipeline else None
         if following:
             with suppress(Exception):  # it is computed again, whatever its outcome was
                 following.tokens()
             self.counters.count(following.batch.num_tokens, following.batch.num_tokens)
             self.scheduler.undo(following.batch)
+            if self._side_state:  # what was not in the failed step too is not computed again here
+                self.scheduler.restart(following.batch, kept=failed.batch)
 
     def _finish(self, batch: ScheduledBatch, rows: Iterable[FloatArray | int], num_discarded: int = 0) -> None:
         """Sample, append the tokens to their requests and queue the outputs."""

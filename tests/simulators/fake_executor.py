@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import EngineError
+from ingot.runtime.kv.blocks import BlockCopy, Copy
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
 
 _UInt64Array = NDArray[np.uint64]
@@ -102,7 +103,11 @@ class FakeExecutor:
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of marks."""
-        size = self._geometry.block_tokens
+        self.move(BlockCopy(source, target))
+
+    def move(self, copy: Copy) -> None:
+        """Make a copy at once."""
+        source, target, size = copy.source, copy.target, self._geometry.block_tokens
         self._pool[target * size : (target + 1) * size] = self._pool[source * size : (source + 1) * size]
 
     def close(self) -> None:

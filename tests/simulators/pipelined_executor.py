@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ingot.runtime.kv.blocks import BlockCopy
+from ingot.runtime.kv.blocks import BlockCopy, Copy
 from ingot.runtime.sampler import SamplingArrays, sample_token
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
@@ -26,7 +26,7 @@ class FakePipelinedExecutor(FakeExecutor):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._queue: deque[FakeStep | BlockCopy] = deque()
+        self._queue: deque[FakeStep | Copy] = deque()
         self._newest: FakeStep | None = None
         self.num_submitted = 0
 
@@ -65,7 +65,7 @@ class FakePipelinedExecutor(FakeExecutor):
         if isinstance(work, FakeStep):
             work.compute()
         else:
-            super().copy_block(*work)
+            self.move(work)
 
 
 @dataclass(eq=False)
@@ -150,4 +150,5 @@ def _check_carried(batch: ForwardBatch, carried: Int32Array, previous: FakeStep 
 
 
 def _copied(arrays: _Arrays) -> _Arrays:
-    return replace(arrays, **{field.name: getattr(arrays, field.name).copy() for field in fields(arrays)})
+    values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
+    return replace(arrays, **{name: value.copy() for name, value in values.items() if value is not None})

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ingot.runtime.kv.blocks import BlockCopy, BlockManager, TokenArray
+from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy, TokenArray
 from ingot.runtime.kv.keys import BlockContent, prefix_scope
 
 BLOCK_TOKENS = 4
@@ -152,7 +152,7 @@ class BlockOperations(RuleBasedStateMachine):
         self.memory: dict[tuple[int, int], bytes] = {}
         self.next_id = 0
 
-    def write(self, sequence_id: int, start: int, copies: Iterable[BlockCopy]) -> None:
+    def write(self, sequence_id: int, start: int, copies: Iterable[Copy]) -> None:
         tokens = self.sequences[sequence_id]
         for source, target in copies:
             for offset in range(BLOCK_TOKENS):

@@ -1,0 +1,149 @@
+"""Bookkeeping of side state: what recurrent layers keep for a sequence next to its KV blocks. Ints only.
+
+State has a fixed size and no positions: unlike keys and values, it cannot be cut to a shorter prefix. So the executor
+has a pool of state slots, and a slot is one of:
+
+    live        the state of a running sequence after its newest computed token
+    pending     a copy of a live one, made when a step ended at a block's end; its block is not in the prefix index yet
+    snapshot    a pending one whose block is indexed: a prefix that ends there may be reused
+    free
+
+A prefix hit needs the snapshot of its last block, and is shortened to the longest prefix that has one. Snapshots are
+made where a prompt has its last full block and after every `snapshot_blocks` blocks; the scheduler ends chunks there.
+A snapshot leaves with its block, or earlier: running sequences take slots from the least recently used snapshot, and
+then from pending ones, so only live slots keep a sequence waiting.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+SNAPSHOT_BLOCKS = 16  # 256 tokens in blocks of 16
+
+
+class StateCopy(NamedTuple):
+    """Copy the state in slot `source` onto slot `target` before the step computes. Copies are made in order."""
+
+    source: int
+    target: int
+
+
+class StateManager:
+    """Allocates state slots to sequences and snapshots. Blocks are named by their keys in the prefix index."""
+
+    def __init__(self, num_slots: int, block_tokens: int, *, snapshot_blocks: int = SNAPSHOT_BLOCKS) -> None:
+        assert num_slots > 0
+        assert snapshot_blocks > 0
+        self.num_slots = num_slots
+        self.num_evicted = 0  # snapshots, pending ones included, that running sequences took the slots of
+        self._block_tokens = block_tokens
+        self._interval = snapshot_blocks * block_tokens  # tokens
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._live: dict[int, int] = {}
+        self._pending: OrderedDict[tuple[int, int], int] = OrderedDict()  # by sequence and its number of tokens
+        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # by the key of the last block
+
+    @property
+    def num_available(self) -> int:
+        """Slots that running sequences can get."""
+        return self.num_slots - len(self._live)
+
+    @property
+    def num_snapshots(self) -> int:
+        """States that a prefix hit can start from."""
+        return len(self._snapshots)
+
+    def slot(self, sequence_id: int) -> int:
+        """The live slot of a running sequence."""
+        return self._live[sequence_id]
+
+    def longest(self, hashes: Sequence[bytes], num_tokens: int) -> int:
+        """Number of leading blocks after which a sequence of `num_tokens` can start, given their keys; 0 for none.
+
+        At least one token is left to compute, because its logits are needed.
+        """
+        most = min(len(hashes), (num_tokens - 1) // self._block_tokens)
+        return next((count for count in range(most, 0, -1) if hashes[count - 1] in self._snapshots), 0)
+
+    def admit(self, sequence_id: int, last_block: bytes | None) -> tuple[StateCopy, ...]:
+        """Give a sequence its live slot, with the state after the block `last_block`, or an unset one for None.
+
+        The caller has seen `num_available`, and with `longest` that there is such a snapshot.
+        """
+        assert sequence_id not in self._live
+        if last_block is None:
+            self._live[sequence_id] = self._allocate()
+            return ()
+        self._snapshots.move_to_end(last_block)
+        source = self._snapshots[last_block]
+        target = self._live[sequence_id] = self._allocate()
+        return (StateCopy(source, target),) if source != target else ()  # equal if it was the only slot left
+
+    def fork(self, parent_id: int, child_id: int) -> StateCopy:
+        """Give a sequence a live slot with the state of another. The caller has seen `num_available`."""
+        assert child_id not in self._live
+        self._live[child_id] = self._allocate()
+        return StateCopy(self._live[parent_id], self._live[child_id])
+
+    def release(self, sequence_id: int) -> None:
+        """Free a sequence's live slot and its pending ones."""
+        self._free.append(self._live.pop(sequence_id))
+        self.rollback(sequence_id, 0)
+
+    def chunk_end(self, start: int, end: int, num_prompt_tokens: int) -> int:
+        """Where a step that would compute start .. end - 1 ends, so that no place for a snapshot is inside of it."""
+        size = self._block_tokens
+        places = (
+            (start // self._interval + 1) * self._interval,
+            (num_prompt_tokens - 1) // size * size,
+            num_prompt_tokens // size * size,
+        )
+        return min((place for place in places if start < place < end), default=end)
+
+    def snapshot(self, sequence_id: int, num_tokens: int, num_prompt_tokens: int) -> StateCopy | None:
+        """Keep the live state of a sequence after `num_tokens`, if that is a place for it and a slot is left."""
+        at_end = num_prompt_tokens - self._block_tokens <= num_tokens <= num_prompt_tokens
+        if num_tokens % self._interval and (num_tokens % self._block_tokens or not at_end):
+            return None
+        if len(self._live) == self.num_slots or (sequence_id, num_tokens) in self._pending:
+            return None
+        target = self._pending[sequence_id, num_tokens] = self._allocate()
+        return StateCopy(self._live[sequence_id], target)
+
+    def commit(self, sequence_id: int, hashes: Sequence[bytes]) -> None:
+        """Make snapshots of pending states at the ends of a sequence's indexed blocks, given their keys in order."""
+        ready = [key for key in self._pending if key[0] == sequence_id and key[1] <= len(hashes) * self._block_tokens]
+        for key in ready:
+            block, slot = hashes[key[1] // self._block_tokens - 1], self._pending.pop(key)
+            if block in self._snapshots:
+                self._free.append(slot)
+                self._snapshots.move_to_end(block)
+            else:
+                self._snapshots[block] = slot
+
+    def rollback(self, sequence_id: int, num_tokens: int) -> None:
+        """Drop pending states of a sequence after more than `num_tokens`: they do not count, or were never copied."""
+        for key in [key for key in self._pending if key[0] == sequence_id and key[1] > num_tokens]:
+            self._free.append(self._pending.pop(key))
+
+    def forget(self, block: bytes) -> None:
+        """Drop the snapshot of a block that leaves the prefix index, if it has one."""
+        slot = self._snapshots.pop(block, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def check(self, sequences: Collection[int], indexed: Collection[bytes]) -> None:
+        """Assert that no slot leaks or is used twice, that the sequences are live, and that snapshots have blocks."""
+        used = [*self._free, *self._live.values(), *self._pending.values(), *self._snapshots.values()]
+        assert sorted(used) == list(range(self.num_slots)), "a state slot leaked or is used twice"
+        assert self._live.keys() == set(sequences)
+        assert {sequence_id for sequence_id, _ in self._pending} <= self._live.keys()
+        assert self._snapshots.keys() <= set(indexed), "a snapshot outlived its block"
+
+    def _allocate(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self.num_evicted += 1
+        least_useful: OrderedDict[bytes, int] | OrderedDict[tuple[int, int], int] = self._snapshots or self._pending
+        _, slot = least_useful.popitem(last=False)
+        return slot

@@ -1,0 +1,277 @@
+"""Models of unequal layers and with side state: random loads get the tokens that each request gets alone."""
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineError
+from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.runtime.engines import random_pool, random_requests
+from tests.runtime.steps.test_step_pipeline import Load, serve
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.layered_executor import VARIANTS, LayeredExecutor, LayeredPipelinedExecutor
+from tests.simulators.pipelined_executor import FakePipelinedExecutor
+
+VOCAB = 8
+EXECUTORS = pytest.mark.parametrize("executor", [LayeredExecutor, LayeredPipelinedExecutor])
+STATEFUL = pytest.mark.parametrize("layout", ["side state", "all"])
+
+
+@cache
+def alone(
+    layout: str, prompt: tuple[int, ...], params: SamplingParams, eos_token_ids: tuple[int, ...] = ()
+) -> Completion:
+    """The completion of a request computed in one step per token, with nothing before it, in an engine of its own."""
+    with Engine(LayeredExecutor(layout, vocab_size=VOCAB, eos_token_ids=eos_token_ids), prefix_cache=False) as engine:
+        return engine.generate(list(prompt), params, keep_logits=True)
+
+
+@EXECUTORS
+@pytest.mark.parametrize("layout", VARIANTS)
+def test_a_random_load_gets_the_tokens_of_requests_alone(executor: type[LayeredExecutor], layout: str) -> None:
+    num_hit_tokens = 0
+    for seed in range(12):
+        load = Load(seed)
+        num_states = random.Random(seed).choice([1, 2, 3, 5, 40])
+        with Engine(executor(layout, num_states=num_states, **load.executor), **load.engine) as engine:
+            done = serve(engine, load)
+            metrics = engine.metrics()
+            assert metrics.blocks_in_use == metrics.num_running == metrics.num_waiting == 0
+            num_hit_tokens += metrics.prefix_hit_tokens
+        for number, (prompt, params) in enumerate(load.requests):
+            expected = alone(layout, tuple(prompt), params, load.executor["eos_token_ids"])
+            if done[number].finish_reason == "abort":
+                assert done[number].token_ids == expected.token_ids[: len(done[number].token_ids)]
+            else:
+                assert done[number].token_ids == expected.token_ids
+    assert num_hit_tokens, "no prefix hit in all these loads"
+
+
+@EXECUTORS
+@pytest.mark.parametrize("layout", VARIANTS)
+@pytest.mark.parametrize(("num_blocks", "block_tokens", "budget"), [(40, 4, 16), (30, 4, 5)])
+def test_preempted_requests_get_the_tokens_of_requests_alone(
+    executor: type[LayeredExecutor], layout: str, num_blocks: int, block_tokens: int, budget: int
+) -> None:
+    requests = [
+        ([token % VOCAB for token in prompt], replace(params, temperature=0.0, logit_bias={}))
+        for prompt, params in random_requests(16)
+    ]
+    sizes = {"num_blocks": num_blocks, "block_tokens": block_tokens, "max_batch_tokens": budget}
+    with Engine(executor(layout, vocab_size=VOCAB, **sizes)) as engine:
+        ids = [engine.add(prompt, params) for prompt, params in requests]
+        done: dict[int, Completion] = {}
+        while engine.has_unfinished():
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+            engine.check()
+        assert engine.metrics().num_preemptions > 0
+        assert engine.metrics().prefix_hit_tokens > 0
+    for request_id, (prompt, params) in zip(ids, requests, strict=True):
+        assert done[request_id].token_ids == alone(layout, tuple(prompt), params).token_ids
+
+
+@pytest.mark.parametrize("layout", VARIANTS)
+def test_every_layout_gives_other_tokens(layout: str) -> None:
+    prompt = tuple([1, 2, 3, 4] * 4)
+    params = SamplingParams(max_tokens=24)
+    others = [alone(other, prompt, params).token_ids for other in VARIANTS if other != layout]
+    assert alone(layout, prompt, params).token_ids not in others
+
+
+@STATEFUL
+def test_logits_are_equal_to_the_bit_after_a_hit(layout: str) -> None:
+    prompt = [1, 2, 3, 4, 5] * 9
+    params = SamplingParams(max_tokens=6)
+    with Engine(LayeredExecutor(layout, vocab_size=VOCAB, block_tokens=4)) as engine:
+        cold = engine.generate(prompt, params, keep_logits=True)
+        hit = engine.generate(prompt, params, keep_logits=True)
+        longer = engine.generate([*prompt, 7, 7], params, keep_logits=True)
+    assert (cold.cached_tokens, hit.cached_tokens, longer.cached_tokens) == (0, 44, 44)
+    for completion, its_prompt in ((cold, prompt), (hit, prompt), (longer, [*prompt, 7, 7])):
+        expected = alone(layout, tuple(its_prompt), params)
+        assert completion.logits is not None
+        assert expected.logits is not None
+        assert completion.logits.tobytes() == expected.logits.tobytes()
+
+
+@STATEFUL
+@pytest.mark.parametrize(
+    ("prompt_tokens", "cached_tokens"), [(104, 100), (100, 96), (97, 96), (96, 64), (65, 64), (64, 0), (5, 0)]
+)
+def test_a_hit_is_shortened_to_the_longest_prefix_whose_state_is_kept(
+    layout: str, prompt_tokens: int, cached_tokens: int
+) -> None:
+    """All blocks of the first prompt are cached, and its states after 64 tokens, and after 96 and 100 at its end."""
+    params = SamplingParams(max_tokens=2)
+    longest = [number * number % VOCAB for number in range(104)]
+    with Engine(LayeredExecutor(layout, vocab_size=VOCAB, block_tokens=4, num_blocks=200)) as engine:
+        engine.generate(longest[:100], params)
+        assert engine.metrics().blocks_cached == 25
+        hit = engine.generate(longest[:prompt_tokens], params)
+        engine.check()
+    assert hit.cached_tokens == cached_tokens
+    assert hit.token_ids == alone(layout, tuple(longest[:prompt_tokens]), params).token_ids
+
+
+@EXECUTORS
+def test_requests_wait_for_a_state_slot(executor: type[LayeredExecutor]) -> None:
+    params = SamplingParams(max_tokens=9)
+    with Engine(executor("side state", vocab_size=VOCAB, num_states=2)) as engine:
+        ids = [engine.add([number, 1], params) for number in range(5)]
+        engine.step()
+        assert (engine.metrics().num_running, engine.metrics().num_waiting) == (2, 3)
+        done: dict[int, Completion] = {}
+        while engine.has_unfinished():
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+            engine.check()
+    for number, request_id in enumerate(ids):
+        assert done[request_id].token_ids == alone("side state", (number, 1), params).token_ids
+
+
+class FailingExecutor(LayeredExecutor):
+    """Fails steps after it has computed them, so that their states have advanced, and copies of states."""
+
+    failed_steps: frozenset[int] = frozenset()
+    failed_copies: frozenset[int] = frozenset()
+    num_computed = num_copied = 0
+
+    def logits(self, batch: ForwardBatch) -> FloatArray:
+        """Compute, then fail."""
+        logits = super().logits(batch)
+        self.num_computed += 1
+        if self.num_computed - 1 in self.failed_steps:
+            raise RuntimeError("the step failed")
+        return logits
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy, or fail."""
+        self.num_copied += 1
+        if self.num_copied - 1 in self.failed_copies:
+            raise RuntimeError("the copy failed")
+        super().copy_state(source, target)
+
+
+class FailingPipelinedExecutor(FailingExecutor, LayeredPipelinedExecutor):
+    """The same with a step in flight."""
+
+
+FAILING = pytest.mark.parametrize("executor", [FailingExecutor, FailingPipelinedExecutor])
+
+
+@FAILING
+@STATEFUL
+def test_a_failed_step_changes_no_token_though_it_has_changed_states(
+    executor: type[FailingExecutor], layout: str
+) -> None:
+    params = SamplingParams(max_tokens=7)
+    prompts = [[1, 2, 3, 4] * number + [number] for number in range(1, 5)]
+    failures = 0
+    for failed in range(24):
+        under_test = executor(layout, vocab_size=VOCAB, block_tokens=4, max_batch_tokens=9, num_blocks=20)
+        under_test.failed_steps = frozenset({failed})
+        with Engine(under_test, max_sequences=3) as engine:
+            completions = engine.generate(prompts, params)
+            again = engine.generate(prompts, params)
+            engine.check()
+            failures += engine.metrics().num_failed_steps
+            assert engine.metrics().num_failed_requests == 0
+        for prompt, *got in zip(prompts, completions, again, strict=True):
+            assert [one.token_ids for one in got] == [alone(layout, tuple(prompt), params).token_ids] * 2
+    assert failures > 12
+
+
+@FAILING
+def test_a_state_that_cannot_be_copied_ends_its_request_or_is_not_kept(executor: type[FailingExecutor]) -> None:
+    params = SamplingParams(max_tokens=3)
+    prompt = [1, 2, 3, 4] * 3
+    for failed in range(4):
+        under_test = executor("side state", vocab_size=VOCAB, block_tokens=4)
+        under_test.failed_copies = frozenset({failed})
+        with Engine(under_test) as engine:
+            served = 0
+            for _ in range(3):
+                request_id = engine.add(prompt, params)
+                completion = None
+                while completion is None:
+                    completion = next((output.completion for output in engine.step() if output.completion), None)
+                    engine.check()
+                assert engine.metrics().blocks_in_use == 0
+                if completion.error is None:
+                    served += 1
+                    assert completion.token_ids == alone("side state", tuple(prompt), params).token_ids
+                else:
+                    assert f"request {request_id} failed" in str(completion.error)
+                    assert "the copy failed" in str(completion.error)
+            assert served >= 2
+
+
+def test_prompt_logits_do_not_need_snapshots_and_equal_those_of_one_step() -> None:
+    prompt = list(range(VOCAB)) * 5
+    with Engine(LayeredExecutor("side state", vocab_size=VOCAB, max_batch_tokens=64)) as engine:
+        whole = engine.prompt_logits(prompt)
+    with Engine(LayeredExecutor("side state", vocab_size=VOCAB, max_batch_tokens=7, num_states=1)) as engine:
+        assert np.array_equal(engine.prompt_logits(prompt), whole)
+        engine.check()
+
+
+@pytest.mark.parametrize("executor", [FakeExecutor, FakePipelinedExecutor])
+def test_a_model_without_side_state_has_no_slots(executor: type[FakeExecutor]) -> None:
+    with Engine(executor()) as engine:
+        assert engine._blocks.states is None
+        assert engine._loop._side_state is None
+
+
+def test_an_executor_that_cannot_keep_states_is_refused() -> None:
+    class Stateless(FakeExecutor):
+        def __init__(self) -> None:
+            super().__init__()
+            self._geometry = LayeredExecutor("side state").kv_geometry
+
+    with pytest.raises(EngineError, match="24 bytes of side state for each sequence, which its engine cannot keep"):
+        Engine(Stateless())
+    with pytest.raises(EngineError, match="the engine has 0 state slots"):
+        Engine(LayeredExecutor("side state", num_states=0))
+
+
+def random_layout(rng: random.Random) -> dict[str, Any]:
+    """Layers of random sizes, some with windows, some that share an earlier layer's keys and values."""
+    count = rng.randrange(1, 5)
+    columns: dict[str, list[int]] = {
+        "num_kv_heads": [rng.randrange(1, 3) for _ in range(count)],
+        "head_dim": [rng.choice([2, 4, 6]) for _ in range(count)],
+        "value_dim": [rng.choice([0, 2, 4]) for _ in range(count)],
+        "window": [rng.choice([0, 1, 4, 17]) for _ in range(count)],
+        "shares": list(range(count)),
+    }
+    for layer in range(1, count):
+        source = columns["shares"][rng.randrange(layer)]
+        if rng.random() < 0.4:
+            for name in ("num_kv_heads", "head_dim", "value_dim", "shares"):
+                columns[name][layer] = columns[name][source]
+    dtype = rng.choice(["float32", "bfloat16", "int8", "int4"])
+    return {"num_layers": count, **columns, "dtype": dtype, "state_bytes": rng.choice([0, 8, 32])}
+
+
+def test_random_layouts_give_each_request_what_it_gets_alone() -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        layout = random_layout(rng)
+        requests = [
+            ([1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(VOCAB)], SamplingParams(max_tokens=rng.randrange(1, 20)))
+            for _ in range(6)
+        ]
+        options = {**random_pool(rng), "vocab_size": VOCAB, "num_states": rng.choice([1, 3, 20])}
+        with Engine(LayeredPipelinedExecutor(layout, **options)) as engine:
+            prompts, params = [prompt for prompt, _ in requests], [one for _, one in requests]
+            together = engine.generate(prompts, params)
+            engine.check()
+        for (prompt, its_params), completion in zip(requests, together, strict=True):
+            with Engine(LayeredExecutor(layout, vocab_size=VOCAB), prefix_cache=False) as engine:
+                assert completion.token_ids == engine.generate(prompt, its_params).token_ids
