@@ -3,8 +3,8 @@
 A block is one file, named by its hash (`block_file.py`), which appears by a rename when it is whole. The size limit
 holds over all processes' files; the least recently used one is removed first. The store is a cache: a file that cannot
 be read, or is not exactly the block that the caller describes, is a miss, and trouble with the folder turns parts of
-the store off, logged once (`store_health.py`). No call after `open` raises for what the folder holds or for what the
-system reports.
+the store off, logged once (`store_health.py`). After `open`, nothing is raised for what the
+folder holds or the system reports but BlockUnavailable by `read_into`.
 """
 
 import errno
@@ -16,7 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ingot.errors import UsageError
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.kv.block_file import DamagedBlock, file_bytes, read_block, write_block
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.store_folder import StoredFile, StoreFolder
@@ -25,6 +28,13 @@ from ingot.runtime.kv.store_index import StoreIndex
 from ingot.sizes import format_bytes
 
 _TOKEN_BYTES = 8
+
+
+Bytes = NDArray[np.uint8]
+
+
+class BlockUnavailable(EngineError):
+    """The store does not have the block, or cannot read it, or it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class DiskStore:
         if max_bytes < block_bytes + file_bytes(_TOKEN_BYTES, 0):
             raise UsageError(
                 f"a KV folder of {format_bytes(max_bytes)} cannot hold one block of {format_bytes(block_bytes)}; "
-                "raise kv_disk_bytes, or set it to 0 to keep no blocks on disk"
+                "raise kv_disk_bytes, or leave out kv_disk_path to keep no blocks on disk"
             )
         opened = StoreFolder(folder)
         store = cls(opened, max_bytes=max_bytes, block_bytes=block_bytes, root=root, durable=durable)
@@ -115,7 +125,7 @@ class DiskStore:
     def __len__(self) -> int:
         return len(self._index)
 
-    def __contains__(self, key: bytes) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Whether the block was stored when last seen, by this process or another; reading it may still fail."""
         if key in self._index or not self._health.looks_for_others:
             return self._health.failure is None and key in self._index
@@ -123,20 +133,22 @@ class DiskStore:
             return works and self._find(key)
         return False
 
-    def read_into(self, content: BlockContent, buffer: memoryview) -> bool:
-        """Read a block into a buffer of its size; False, and undefined bytes in the buffer, if that is not possible.
+    def read_into(self, content: BlockContent, buffer: Bytes) -> None:
+        """Read exactly this block into a buffer of its size.
 
-        A file that is not exactly this block is removed.
+        Raises BlockUnavailable, after which the buffer's bytes are undefined. A file that is not this block is removed.
         """
         assert buffer.nbytes == self._block_bytes
         started, done = time.perf_counter(), False
         with self._operation("reading a block", content.hash) as works:
-            done = works and self._read(content, buffer)
+            done = works and self._read(content, buffer.data)
         self._count(hits=done, misses=not done, bytes_read=self._block_bytes * done)
-        self._read_seconds += (time.perf_counter() - started) * done
-        return done
+        with self._lock:
+            self._read_seconds += (time.perf_counter() - started) * done
+        if not done:
+            raise BlockUnavailable(f"the KV folder has no sound block {content.hash.hex()}")
 
-    def write(self, content: BlockContent, buffer: memoryview) -> bool:
+    def write(self, content: BlockContent, buffer: Bytes) -> bool:
         """Store a block; False if that is not possible now. When it returns, every process finds the block."""
         assert buffer.nbytes == self._block_bytes
         if content.hash in self._index and self._touch(content):
@@ -144,9 +156,10 @@ class DiskStore:
         started, done = time.perf_counter(), False
         if self._health.can_write:
             with self._operation("storing a block") as works:
-                done = works and self._write(content, buffer)
+                done = works and self._write(content, buffer.data)
         self._count(writes=done, refused_writes=not done, bytes_written=self._block_bytes * done)
-        self._write_seconds += (time.perf_counter() - started) * done
+        with self._lock:
+            self._write_seconds += (time.perf_counter() - started) * done
         return done
 
     def remove(self, key: bytes) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.kv.block_file import file_bytes, file_name
-from ingot.runtime.kv.disk_store import DiskStore
+from ingot.runtime.kv.disk_store import BlockUnavailable, DiskStore
 from ingot.runtime.kv.keys import BlockContent, block_hash, root_hash
 
 ROOT = root_hash("an artifact", "float32")
@@ -43,15 +43,18 @@ def open_store(folder: Path, *, num_blocks: int = 100, root: bytes = ROOT) -> Di
 def put(store: DiskStore, *contents: BlockContent) -> None:
     """Store blocks; fails if one is not stored."""
     for content in contents:
-        assert store.write(content, bytes_of(content).data)
+        assert store.write(content, bytes_of(content))
 
 
 def has(store: DiskStore, content: BlockContent) -> bool:
     """Whether a block can be read; fails if it has other bytes than its own."""
     buffer = np.empty(BLOCK_BYTES, np.uint8)
-    found = store.read_into(content, buffer.data)
-    assert not found or np.array_equal(buffer, bytes_of(content))
-    return found
+    try:
+        store.read_into(content, buffer)
+    except BlockUnavailable:
+        return False
+    assert np.array_equal(buffer, bytes_of(content))
+    return True
 
 
 def path_of(folder: Path, content: BlockContent) -> Path:
