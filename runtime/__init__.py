@@ -6,8 +6,10 @@ The engine and everything that all executors share are here, executors in cpu/ a
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
+from ingot.runtime.metrics import EngineMetrics, HistogramSnapshot
+from ingot.runtime.metrics_export import METRICS, Metric, prometheus_text
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.outputs import Completion, EngineMetrics, RequestMetrics, RequestOutput
+from ingot.runtime.outputs import Completion, RequestMetrics, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
@@ -16,6 +18,7 @@ from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
 __all__ = [
+    "METRICS",
     "AsyncEngine",
     "Completion",
     "Engine",
@@ -23,7 +26,9 @@ __all__ = [
     "EngineOptions",
     "Executor",
     "ForwardBatch",
+    "HistogramSnapshot",
     "Message",
+    "Metric",
     "PipelinedExecutor",
     "RequestMetrics",
     "RequestOptions",
@@ -34,4 +39,5 @@ __all__ = [
     "SubmittedStep",
     "TokenLogprob",
     "Tokenizer",
+    "prometheus_text",
 ]

@@ -28,8 +28,9 @@ from typing import Self, TypeVar
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.engine import Engine, busy
+from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, require_success
+from ingot.runtime.outputs import Completion, RequestOutput, require_success
 from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
 from ingot.runtime.request_options import RequestOptions, checked_options

@@ -12,7 +12,6 @@ prefill, prefix hits and preemption do not change it. An Engine belongs to one t
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
@@ -24,8 +23,9 @@ from ingot.errors import EngineBusy, EngineError, UsageError
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
+from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, EngineMetrics, RequestOutput, raise_failure, require_success
+from ingot.runtime.outputs import Completion, RequestOutput, raise_failure, require_success
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.prompts import (
@@ -372,17 +372,20 @@ class Engine:
         return self._executor.device
 
     def metrics(self) -> EngineMetrics:
-        """What runs now, and counters since the engine was made."""
+        """What runs now, and totals since the engine was made."""
         scheduler = self._loop.scheduler
         return EngineMetrics(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            waiting_prompt_tokens=scheduler.waiting.num_prompt_tokens,
             blocks_in_use=self._blocks.num_in_use,
             blocks_cached=self._blocks.num_cached,
             blocks_total=self._blocks.num_blocks,
             num_preemptions=scheduler.num_preemptions,
+            num_yields=scheduler.num_yields,
+            prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
-            **asdict(self._loop.counters),
+            **self._loop.metrics.snapshot(),
         )
 
     def check(self) -> None:

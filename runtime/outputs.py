@@ -1,4 +1,4 @@
-"""Output of the engine: an output per step of a request, its completion at the end, and metrics.
+"""Output of the engine: an output per step of a request, and its completion and timings at the end.
 
 Times are seconds of a monotonic clock.
 
@@ -171,45 +171,3 @@ class OutputQueues:
         """Take all outputs from the common queue."""
         outputs, self._others = self._others, []
         return outputs
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """The engine's present load, and counters since it was made.
-
-    Of the `computed_tokens` of `num_steps`, `discarded_tokens` were wasted: while they were computed, their request was
-    aborted or ended with a token that had not been read yet. A step counts once its outcome is known. One that failed
-    counts in `num_failed_steps` alone; requests that ended with an error in `num_failed_requests`.
-    """
-
-    num_running: int
-    num_waiting: int
-    blocks_in_use: int
-    blocks_cached: int
-    blocks_total: int
-    num_steps: int
-    num_preemptions: int
-    computed_tokens: int
-    discarded_tokens: int
-    prefix_hit_tokens: int
-    output_tokens: int
-    num_failed_steps: int
-    num_failed_requests: int
-
-
-@dataclass(slots=True)
-class StepCounters:
-    """Totals over the steps of an engine."""
-
-    num_steps: int = 0
-    computed_tokens: int = 0
-    discarded_tokens: int = 0
-    output_tokens: int = 0
-    num_failed_steps: int = 0
-    num_failed_requests: int = 0
-
-    def count(self, computed_tokens: int, discarded_tokens: int = 0) -> None:
-        """Add a step."""
-        self.num_steps += 1
-        self.computed_tokens += computed_tokens
-        self.discarded_tokens += discarded_tokens

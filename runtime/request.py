@@ -165,10 +165,11 @@ class Request:
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
-        self._arrival_seconds = now
+        self.arrival_seconds = now
         self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)
         self._first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
+        self.last_token_seconds: float | None = None
 
     def scheduled(self, now: float) -> None:
         """Record that a step has one of its tokens."""
@@ -190,6 +191,7 @@ class Request:
         """Append the sampled token; the output has a completion if the token was the last."""
         if self._first_token_seconds is None:
             self._first_token_seconds = now
+        self.last_token_seconds = now
         self.sequence.tokens.append(token.token_id)
         self._tokens.append(token)
         update = self._stop.push(token.token_id)
@@ -228,7 +230,7 @@ class Request:
             cached_tokens=self.sequence.cached_tokens or 0,
             seed=self.sampler.seed,
             metrics=RequestMetrics(
-                self._arrival_seconds,
+                self.arrival_seconds,
                 self._first_scheduled_seconds,
                 self._first_token_seconds,
                 now,

@@ -87,6 +87,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self.num_preemptions = 0
+        self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self.num_yields = 0
         self.waiting = WaitingQueue(aging_tokens or _AGING_POOLS * blocks.num_blocks * blocks.block_tokens)
@@ -237,6 +238,7 @@ class Scheduler:
         sequence.num_computed = admission.cached_tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = admission.cached_tokens
+        self.num_prefix_query_tokens += len(sequence.tokens) if sequence.reuse_prefix else 0
         self.num_prefix_hit_tokens += admission.cached_tokens
         return admission.copies
 

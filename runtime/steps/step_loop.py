@@ -24,7 +24,8 @@ from ingot.errors import EngineError
 from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.states import StateCopy
-from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput, StepCounters
+from ingot.runtime.metrics import MetricsRegistry
+from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import NonFiniteLogits
@@ -66,7 +67,7 @@ class StepLoop:
         self.requests: dict[int, Request] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
-        self.counters = StepCounters()
+        self.metrics = MetricsRegistry()
         self.error: EngineError | None = None  # why no further step is possible
 
     def new_scheduler(self) -> Scheduler:
@@ -91,10 +92,15 @@ class StepLoop:
         self.scheduler.remove(request.sequence)
         now = self.clock()
         try:
-            return request.abort(now, reason)
+            return self._counted(request.abort(now, reason))
         except Exception as error:  # noqa: BLE001 (the output has it)
-            self.counters.num_failed_requests += 1
-            return request.fail(error, now)
+            return self._counted(request.fail(error, now))
+
+    def _counted(self, output: RequestOutput) -> RequestOutput:
+        """Add the request to the metrics if this is its last output."""
+        if output.completion:
+            self.metrics.finish(output.completion)
+        return output
 
     @property
     def in_flight(self) -> StepInFlight | None:
@@ -208,7 +214,7 @@ class StepLoop:
     def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
         """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""
         _log.warning("a step failed (%s); its sequences are computed again one by one (%d)", error, len(batch.entries))
-        self.counters.num_failed_steps += 1
+        self.metrics.num_failed_steps += 1
         for entry in batch.entries:
             if entry.sequence.state is not SequenceState.RUNNING:
                 continue
@@ -246,7 +252,7 @@ class StepLoop:
         if following:
             with suppress(Exception):  # it is computed again, whatever its outcome was
                 following.tokens()
-            self.counters.count(following.batch.num_tokens, following.batch.num_tokens)
+            self.metrics.count(following.batch.num_tokens, following.batch.num_tokens)
             self.scheduler.undo(following.batch)
             if self._side_state:  # what was not in the failed step too is not computed again here
                 self.scheduler.restart(following.batch, kept=failed.batch)
@@ -254,7 +260,7 @@ class StepLoop:
     def _finish(self, batch: ScheduledBatch, rows: Iterable[FloatArray | int], num_discarded: int = 0) -> None:
         """Sample, append the tokens to their requests and queue the outputs."""
         now = self.clock()
-        self.counters.count(batch.num_tokens, num_discarded)
+        self.metrics.count(batch.num_tokens, num_discarded)
         for entry, row in zip((entry for entry in batch.entries if entry.samples), rows, strict=True):
             request = self.requests.get(entry.sequence.id)
             if request:  # it has not ended since
@@ -265,11 +271,16 @@ class StepLoop:
         try:
             token = request.sample(row)
             self.scheduler.share(entry)
-            self.counters.output_tokens += 1
-            output = request.push(token, now)
+            previous = request.last_token_seconds
+            output = self._counted(request.push(token, now))
         except Exception as error:  # noqa: BLE001 (the request's output has it)
             self._fail(request, error)
             return
+        self.metrics.output_tokens += 1
+        if previous is None:
+            self.metrics.first_token(now - request.arrival_seconds, request.sequence.num_prompt_tokens)
+        else:
+            self.metrics.itl_seconds.observe(now - previous)
         self.outputs.put(output)
         if output.finished:
             del self.requests[request.sequence.id]
@@ -282,8 +293,7 @@ class StepLoop:
             self.scheduler.discard(request.sequence)
         else:
             self.scheduler.remove(request.sequence)
-        self.counters.num_failed_requests += 1
-        self.outputs.put(request.fail(error, self.clock()))
+        self.outputs.put(self._counted(request.fail(error, self.clock())))
 
     def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
         """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
@@ -295,8 +305,8 @@ class StepLoop:
             self._take_out(list(self.requests.values()))
         now = self.clock()
         for request in failed:
-            self.counters.num_failed_requests += 1
-            self.outputs.put(request.end_with(self.error, now) if self.error else request.fail(error, now))
+            output = request.end_with(self.error, now) if self.error else request.fail(error, now)
+            self.outputs.put(self._counted(output))
 
     def _take_out(self, requests: list[Request]) -> None:
         for request in requests:

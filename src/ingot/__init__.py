@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Engine,
         EngineMetrics,
         EngineOptions,
+        HistogramSnapshot,
         Message,
         RequestMetrics,
         RequestOptions,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         SamplingParams,
         Tokenizer,
         TokenLogprob,
+        prometheus_text,
     )
 
 # onnxruntime's wheels send telemetry unless this is set before they are imported, and write files for it.
@@ -73,6 +75,7 @@ __all__ = [
     "GateError",
     "GateFailed",
     "GateUndecided",
+    "HistogramSnapshot",
     "IngotError",
     "Message",
     "PassError",
@@ -89,6 +92,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "build",
+    "prometheus_text",
 ]
 
 _NAMES_OF = {
@@ -117,6 +121,7 @@ _NAMES_OF = {
         "Engine",
         "EngineMetrics",
         "EngineOptions",
+        "HistogramSnapshot",
         "Message",
         "RequestMetrics",
         "RequestOptions",
@@ -125,6 +130,7 @@ _NAMES_OF = {
         "SamplingParams",
         "TokenLogprob",
         "Tokenizer",
+        "prometheus_text",
     ),
 }
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names}

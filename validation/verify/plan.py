@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.outputs import Completion, EngineMetrics
+from ingot.runtime.outputs import Completion
 from ingot.validation.verify.requests import Expected
 
 _SPARES = (2, 1, 3, 5, 8, 0, 12)

@@ -8,7 +8,8 @@ from itertools import count
 
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion, EngineMetrics
+from ingot.runtime.metrics import EngineMetrics
+from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import Expected, VerifiedRequest

@@ -1,0 +1,133 @@
+"""The table of metrics: the name, kind, unit and meaning of each, where it is read, and all of them as Prometheus text.
+
+A metric that vLLM's dashboards have has vLLM's name here, after the prefix "ingot:". `prometheus_text` takes another
+prefix: with "vllm:", dashboards made for vLLM show an Ingot engine.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ingot.runtime.metrics import EngineMetrics, HistogramSnapshot
+
+Kind = Literal["counter", "gauge", "histogram"]
+Value = float | Mapping[str, float] | HistogramSnapshot
+"""A mapping has values by the value of the metric's label."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A row of the table. `source` is the attribute of EngineMetrics that has it, `label` the name of its label."""
+
+    name: str
+    kind: Kind
+    unit: str
+    source: str
+    help: str
+    label: str = ""
+    in_vllm: bool = False
+
+    @property
+    def exported_name(self) -> str:
+        """Its name in Prometheus text without the prefix: counters end in _total."""
+        return f"{self.name}_total" if self.kind == "counter" and not self.name.endswith("_total") else self.name
+
+    def read(self, metrics: EngineMetrics) -> Value | None:
+        """Its value; None where the engine does not have the part that it is about."""
+        value: Any = metrics
+        for attribute in self.source.split("."):
+            value = None if value is None else getattr(value, attribute)
+        found: Value | None = value
+        return found
+
+
+def _vllm(name: str, kind: Kind, unit: str, source: str, help: str, label: str = "") -> Metric:
+    return Metric(name, kind, unit, source, help, label, in_vllm=True)
+
+
+# fmt: off
+METRICS = (
+    _vllm("num_requests_running", "gauge", "requests", "num_running", "Requests that are being computed."),
+    _vllm("num_requests_waiting", "gauge", "requests", "num_waiting", "Requests that wait for a place."),
+    Metric("waiting_prompt_tokens", "gauge", "tokens", "waiting_prompt_tokens", "Prompt tokens of waiting requests."),
+    _vllm("num_preemptions", "counter", "preemptions", "num_preemptions", "Running requests that had to wait again."),
+    Metric("num_yields", "counter", "preemptions", "num_yields", "Preemptions that made room for an urgent request."),
+    _vllm("request_success", "counter", "requests", "finished_by_reason", "Requests that ended, by finish reason.",
+          "finished_reason"),
+    Metric("failed_requests", "counter", "requests", "num_failed_requests", "Requests that ended with an error."),
+
+    _vllm("kv_cache_usage_perc", "gauge", "1", "kv_usage", "Used share of the KV pool; 1 is 100 percent."),
+    Metric("kv_blocks", "gauge", "blocks", "blocks_total", "Blocks of the KV pool."),
+    Metric("kv_blocks_in_use", "gauge", "blocks", "blocks_in_use", "Blocks of the KV pool that requests use."),
+    Metric("kv_blocks_cached", "gauge", "blocks", "blocks_cached", "Blocks in the prefix cache, used or idle."),
+    _vllm("prefix_cache_queries", "counter", "tokens", "prefix_query_tokens", "Tokens of requests at their admission."),
+    _vllm("prefix_cache_hits", "counter", "tokens", "prefix_hit_tokens", "Those that came from the prefix cache."),
+
+    _vllm("prompt_tokens", "counter", "tokens", "prompt_tokens", "Prompts of requests that have a first token."),
+    _vllm("generation_tokens", "counter", "tokens", "output_tokens", "Generated tokens."),
+    Metric("computed_tokens", "counter", "tokens", "computed_tokens", "Tokens that steps computed."),
+    Metric("discarded_tokens", "counter", "tokens", "discarded_tokens", "Those whose request ended meanwhile."),
+    Metric("steps", "counter", "steps", "num_steps", "Steps whose outcome is known."),
+    Metric("failed_steps", "counter", "steps", "num_failed_steps", "Steps that failed and were computed again."),
+
+    _vllm("time_to_first_token_seconds", "histogram", "seconds", "ttft_seconds", "From arrival to the first token."),
+    _vllm("inter_token_latency_seconds", "histogram", "seconds", "itl_seconds", "Between two outputs of a request."),
+    _vllm("request_time_per_output_token_seconds", "histogram", "seconds", "tpot_seconds",
+          "Mean time per token after the first, of a request that ended."),
+    _vllm("e2e_request_latency_seconds", "histogram", "seconds", "e2e_seconds", "From arrival to the end."),
+    _vllm("request_queue_time_seconds", "histogram", "seconds", "queue_seconds", "From arrival to the first step."),
+    _vllm("request_prompt_tokens", "histogram", "tokens", "prompt_lengths", "Prompts of requests that ended."),
+    _vllm("request_generation_tokens", "histogram", "tokens", "output_lengths", "Outputs of requests that ended."),
+    _vllm("iteration_tokens_total", "histogram", "tokens", "step_lengths", "Tokens that a step computes."),
+)
+# fmt: on
+
+
+def prometheus_text(metrics: EngineMetrics, *, prefix: str = "ingot:", labels: Mapping[str, str] | None = None) -> str:
+    """Metrics in Prometheus's text format, version 0.0.4; every sample gets the `labels`, such as model_name.
+
+    Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+    """
+    lines: list[str] = []
+    for metric in METRICS:
+        value = metric.read(metrics)
+        if value is None:
+            continue
+        name = prefix + metric.exported_name
+        lines += [f"# HELP {name} {_escaped(metric.help)}", f"# TYPE {name} {metric.kind}"]
+        lines += _samples(metric, name, value, dict(labels or {}))
+    return "\n".join(lines) + "\n"
+
+
+def _samples(metric: Metric, name: str, value: Value, labels: dict[str, str]) -> Iterator[str]:
+    if isinstance(value, HistogramSnapshot):
+        yield from _histogram(name, value, labels)
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            yield _sample(name, labels | {metric.label: key}, value[key])
+    else:
+        yield _sample(name, labels, value)
+
+
+def _histogram(name: str, histogram: HistogramSnapshot, labels: dict[str, str]) -> Iterator[str]:
+    num_below = 0
+    for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
+        num_below += count
+        yield _sample(f"{name}_bucket", labels | {"le": _number(bound)}, num_below)
+    yield _sample(f"{name}_sum", labels, histogram.total)
+    yield _sample(f"{name}_count", labels, num_below)
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    pairs = ",".join(f'{key}="{_escaped(text, quote=True)}"' for key, text in labels.items())
+    return f"{name}{{{pairs}}} {_number(value)}" if pairs else f"{name} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    return "+Inf" if value == math.inf else repr(value)
+
+
+def _escaped(text: str, *, quote: bool = False) -> str:
+    text = text.replace("\\", r"\\").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quote else text
