@@ -7,7 +7,9 @@
  * depends on its own sequence alone, bit for bit.
  *
  * Algorithm: online softmax over tiles (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) with tiles at fixed
- * absolute positions, whatever the block size. All query heads of a KV head share its keys and values in cache.
+ * absolute positions, whatever the block size. All query heads of a KV head share its keys and values in cache. Every
+ * SPLIT tokens the softmax starts anew, and the results are merged in order: threads may take the splits of a long
+ * context (Flash-Decoding, Dao et al. 2023), and one thread computes the same bits.
  */
 
 #include <math.h>
@@ -20,8 +22,10 @@
 #include "thread_pool.h"
 
 #define TILE 64            /* tokens of a tile; part of the arithmetic */
+#define SPLIT 512          /* tokens of a split, a multiple of TILE; part of the arithmetic */
 #define MASKED (-1e30f)    /* score of a token that is not visible; finite, so that differences are never NaN */
 #define ROWS_PER_ITEM 64   /* query rows that share a tile's transposed keys */
+#define ITEMS_PER_THREAD 4 /* at least, where a long context can be shared: threads end at about the same time */
 #define MIN_PARALLEL 1.0e6 /* multiply-adds below which waking threads costs more than it saves */
 
 /* The layer's constants; attention.py's _Layer mirrors it. */
@@ -53,17 +57,20 @@ struct rows {
     int first, last;                   /* tokens of the tile that any of the rows attends to */
 };
 
-/* Addresses of a tile's tokens in the pool: their values, and as many bytes of keys of their blocks. */
+/* A tile's tokens in the pool. */
 struct places {
-    const uint8_t *keys[TILE], *values[TILE];
+    const uint8_t *keys[TILE], *values[TILE]; /* keys: as many bytes of their block as one has, for prefetching */
+    const uint16_t *scales[TILE];             /* of values */
+    struct stored of_16[TILE / 16];           /* keys, where 16 tokens follow each other in a block */
 };
 
 struct tile {
     const float *keys[TILE / 16]; /* [dim, 16] of 16 tokens each; key_stride floats from dim to dim */
     const float *values[TILE];    /* rows of `columns` floats */
+    const struct places *codes;   /* instead of keys and values, if each is needed once: decoded in registers */
     const struct places *next;    /* the next tile, to be prefetched; NULL for none */
     int64_t key_stride;
-    int start, dim, columns, window, key_bytes, value_bytes;
+    int start, dim, group, columns, window, vector_bytes;
     float softcap, inverse_softcap;
 };
 
@@ -71,7 +78,8 @@ struct isa {
     int vector_floats, rows;
     void (*keys[NUM_KINDS])(const struct stored *from, int dim, int group, float *target); /* NULL: floats already */
     void (*value[NUM_KINDS])(const uint8_t *codes, const uint16_t *scales, int dim, int group, float *target);
-    void (*attend[4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
+    void (*attend[NUM_KINDS][4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
+    void (*merge)(float *total, const float *added, int columns);
 };
 
 static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -89,11 +97,17 @@ struct job {
     const struct layer *layer;
     const struct step *step;
     int chunk_tokens, max_heads;
+    int pieces, max_splits;  /* items of a context, and splits of the longest; pieces is 1 if items merge their splits */
+    float *results;          /* [rows and KV heads of all sequences, max_splits, result]; NULL if pieces is 1 */
+    int64_t *first_result;   /* [sequences] */
 };
+
+/* A row's result is columns + RESULT_FLOATS floats: output, 16 sums, the maximum, and padding. */
+#define RESULT_FLOATS 32
 
 /* One item's place in a thread's scratch memory. */
 struct scratch {
-    float *query, *output, *maximum, *sums, *keys, *values;
+    float *query, *output, *maximum, *sums, *results, *keys, *values;
     uint8_t *codes;
     uint16_t *scales;
     int32_t *position;
@@ -142,6 +156,7 @@ static size_t lay_out(const struct job *job, float *base, size_t rows, struct sc
     s->output = base + take(&used, rows * columns);
     s->maximum = base + take(&used, rows);
     s->sums = base + take(&used, rows * 16);
+    s->results = base + take(&used, rows * (columns + RESULT_FLOATS));
     s->keys = base + take(&used, (size_t)job->layer->dim * TILE);
     s->values = base + take(&used, columns * TILE + 16); /* the last row's padding */
     s->codes = (uint8_t *)(base + take(&used, (size_t)job->layer->dim * TILE));
@@ -221,11 +236,11 @@ static int group_rows(const struct isa *isa, int left)
 
 static int log2_of(int size) { return size == 8 ? 3 : size / 2; }
 
-/* Pack queries [dim, rows] per group and clear the running sums. Row i is token i / group, head i % group. */
-static void start_rows(const struct job *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
+/* Pack queries [dim, rows] per group. Row i is token i / group, head i % group. */
+static void pack_rows(const struct job *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
 {
     const struct layer *l = job->layer;
-    const int group = l->num_heads / l->num_kv_heads, columns = round_up(l->dim, job->isa->vector_floats);
+    const int group = l->num_heads / l->num_kv_heads;
     float *packed = m->query;
     for (int at = 0, size; at < rows; at += size) {
         size = group_rows(job->isa, rows - at);
@@ -235,28 +250,59 @@ static void start_rows(const struct job *job, struct scratch *m, int first_row, 
             const float *query = l->query + (first_row + row / group) * l->query_stride + head * l->dim;
             turn(l, query, first_position + row / group, l->scale, size, packed + r);
             m->position[at + r] = first_position + row / group;
-            m->maximum[at + r] = MASKED;
         }
         packed += (size_t)size * l->dim;
     }
-    memset(m->output, 0, sizeof(float) * round_up(rows, group_rows(job->isa, rows)) * columns);
-    memset(m->sums, 0, sizeof(float) * round_up(rows, group_rows(job->isa, rows)) * 16);
+}
+
+/* Clear the running sums of a split. */
+static void start_rows(const struct job *job, struct scratch *m, int rows)
+{
+    const int all = round_up(rows, group_rows(job->isa, rows));
+    memset(m->output, 0, sizeof(float) * all * round_up(job->layer->dim, job->isa->vector_floats));
+    memset(m->sums, 0, sizeof(float) * all * 16);
+    for (int r = 0; r < all; r++)
+        m->maximum[r] = MASKED;
+}
+
+static size_t result_floats(const struct job *job)
+{
+    return round_up(job->layer->dim, job->isa->vector_floats) + RESULT_FLOATS;
+}
+
+static void clear_results(const struct job *job, float *results, int rows)
+{
+    const size_t floats = result_floats(job);
+    memset(results, 0, sizeof(float) * rows * floats);
+    for (int r = 0; r < rows; r++)
+        results[r * floats + floats - 16] = MASKED;
+}
+
+/* Copy the split's result of row r. */
+static void take_result(const struct job *job, const struct scratch *m, int r, float *result)
+{
+    const size_t columns = result_floats(job) - RESULT_FLOATS;
+    memcpy(result, m->output + r * columns, sizeof(float) * columns);
+    memcpy(result + columns, m->sums + r * 16, sizeof(float) * 16);
+    result[columns + 16] = m->maximum[r];
 }
 
 /* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
-static void finish_rows(const struct job *job, const struct scratch *m, int first_row, int kv_head, int rows)
+static void finish_rows(const struct job *job, float *results, int first_row, int kv_head, int rows)
 {
     const struct layer *l = job->layer;
-    const int group = l->num_heads / l->num_kv_heads, columns = round_up(l->dim, job->isa->vector_floats);
+    const int group = l->num_heads / l->num_kv_heads;
+    const size_t floats = result_floats(job);
     for (int r = 0; r < rows; r++) {
-        float *sum = m->sums + r * 16;
+        const float *values = results + r * floats;
+        float *sum = results + (r + 1) * floats - RESULT_FLOATS;
         for (int half = 8; half > 0; half /= 2)
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];
         int64_t head = (int64_t)(first_row + r / group) * l->num_heads + kv_head * group + r % group;
         float inverse = 1.0f / sum[0];
         for (int d = 0; d < l->dim; d++)
-            l->output[head * l->dim + d] = m->output[(size_t)r * columns + d] * inverse + 0.0f;
+            l->output[head * l->dim + d] = values[d] * inverse + 0.0f;
     }
 }
 
@@ -264,13 +310,28 @@ static void finish_rows(const struct job *job, const struct scratch *m, int firs
 static void find_tile(const struct job *job, int s, int head, int start, int first, int last, struct places *places)
 {
     const struct layer *l = job->layer;
-    const int64_t row_bytes = vector_bytes(l->kind, l->dim);
-    for (int t = 0; t < TILE; t++) {
-        const int position = start + smaller(larger(t, first), last - 1);
-        const int64_t row = (int64_t)head * l->block_tokens + position % l->block_tokens;
-        const uint8_t *block = block_at(job, s, position);
+    const int64_t row_bytes = vector_bytes(l->kind, l->dim), groups = l->dim / l->group;
+    int slot = (start + first) % l->block_tokens;
+    uint8_t *block = block_at(job, s, start + first);
+    for (int t = first; t < last; t++, slot++) {
+        if (slot == l->block_tokens) {
+            slot = 0;
+            block = block_at(job, s, start + t);
+        }
+        const int64_t row = (int64_t)head * l->block_tokens + slot;
         places->keys[t] = block + l->keys + row * row_bytes;
         places->values[t] = block + l->values + row * row_bytes;
+        places->scales[t] = (const uint16_t *)(block + l->value_scales) + row * groups;
+        if (t == first || t % 16 == 0)
+            places->of_16[t / 16] = key_in(l, block, head, slot - t % 16);
+    }
+    for (int t = 0; t < TILE; t++) {
+        const int near = t < first ? first : t < last ? t : last - 1;
+        places->keys[t] = places->keys[near];
+        places->values[t] = places->values[near];
+        places->scales[t] = places->scales[near];
+        if (t % 16 == 0)
+            places->of_16[t / 16] = places->of_16[near / 16];
     }
 }
 
@@ -284,12 +345,10 @@ static void copy_key(const struct layer *l, const struct stored *from, const str
         to->scales[g * to->scale_stride] = from->scales[g * from->scale_stride];
 }
 
-/* The stored keys of 16 tokens from `start` on, of which first .. last are in use. */
-static struct stored find_keys(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last)
+/* Gather the keys of 16 tokens from `start` on, of which first .. last are in use. */
+static struct stored gather_keys(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last)
 {
     const struct layer *l = job->layer;
-    if (l->block_tokens % 16 == 0)
-        return key_in(l, block_at(job, s, start + larger(0, first)), head, start % l->block_tokens);
     const int64_t unit = unit_bytes(l->kind), at = start % TILE * l->dim;
     const struct stored copy = {m->codes + at * 4, m->scales + at, 16 * unit, 16};
     for (int t = larger(0, first); t < smaller(16, last); t++) {
@@ -302,39 +361,32 @@ static struct stored find_keys(const struct job *job, struct scratch *m, int s, 
 }
 
 /* Bring in the keys of tokens first .. last: decoded, or where they are. */
-static void load_keys(const struct job *job, struct scratch *m, int s, int head, int first, int last, struct tile *tile)
+static void load_keys(const struct job *job, struct scratch *m, const struct places *places, int s, int head, int first,
+                      int last, struct tile *tile)
 {
     const struct layer *l = job->layer;
-    tile->key_stride = TILE;
+    tile->key_stride = l->kind == FLOAT32 ? l->block_tokens % 16 ? 16 : l->block_tokens : TILE;
     for (int t = 0; t < TILE; t += 16) {
-        tile->keys[t / 16] = m->keys + t;
-        if (t + 16 <= first || t >= last)
-            continue; /* read, but masked: any number will do */
-        const struct stored keys = find_keys(job, m, s, head, tile->start + t, first - t, last - t);
-        if (l->kind != FLOAT32) {
+        const int is_used = t + 16 > first && t < last; /* what is not is masked: any number will do */
+        struct stored keys = places->of_16[t / 16];
+        if (l->block_tokens % 16 != 0)
+            keys = gather_keys(job, m, s, head, tile->start + t, first - t, last - t);
+        tile->keys[t / 16] = l->kind == FLOAT32 ? (const float *)keys.codes : m->keys + t;
+        if (is_used && l->kind != FLOAT32)
             job->isa->keys[l->kind](&keys, l->dim, l->group, m->keys + t);
-        } else {
-            tile->keys[t / 16] = (const float *)keys.codes;
-            tile->key_stride = keys.stride / 4;
-        }
     }
-    for (int t = 0; l->kind == FLOAT32 && t < TILE; t += 16) /* strides must be equal */
-        if (t + 16 <= first || t >= last)
-            tile->keys[t / 16] = tile->keys[first / 16];
 }
 
 /* Bring in values: decoded, or where they are, or padded with zeros for odd widths. */
-static void load_values(const struct job *job, struct scratch *m, const struct places *places, int s, int head,
-                        int first, int last, struct tile *tile)
+static void load_values(const struct job *job, struct scratch *m, const struct places *places, int first, int last,
+                        struct tile *tile)
 {
     const struct layer *l = job->layer;
     for (int t = first; t < last; t++) {
         float *row = m->values + t * tile->columns;
         tile->values[t] = row;
         if (l->kind != FLOAT32) {
-            const int position = tile->start + t;
-            const struct stored value = value_in(l, block_at(job, s, position), head, position % l->block_tokens);
-            job->isa->value[l->kind](places->values[t], value.scales, l->dim, l->group, row);
+            job->isa->value[l->kind](places->values[t], places->scales[t], l->dim, l->group, row);
         } else if (tile->columns == l->dim) {
             tile->values[t] = (const float *)places->values[t];
         } else {
@@ -342,6 +394,15 @@ static void load_values(const struct job *job, struct scratch *m, const struct p
             memset(row + l->dim, 0, (tile->columns - l->dim) * sizeof(float));
         }
     }
+}
+
+/* Whether the rows can decode keys and values in registers: they fit into one group, and nothing needs padding. */
+static int decodes_in_registers(const struct job *job, int rows)
+{
+    const struct layer *l = job->layer;
+    const int lanes = job->isa->vector_floats;
+    return l->kind != FLOAT32 && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
+           l->group % lanes == 0;
 }
 
 static void attend_tile(const struct job *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
@@ -355,7 +416,7 @@ static void attend_tile(const struct job *job, const struct scratch *m, struct t
             g.first = larger(first, g.position[0] - tile->window + 1 - tile->start);
         g.last = smaller(last, g.position[size - 1] + 1 - tile->start);
         if (g.first < g.last) {
-            job->isa->attend[log2_of(size)](&g, tile);
+            job->isa->attend[tile->codes != NULL ? job->layer->kind : FLOAT32][log2_of(size)](&g, tile);
             tile->next = NULL; /* fetched once */
         }
         packed += (size_t)size * job->layer->dim;
@@ -371,67 +432,169 @@ static struct scratch scratch_of(const struct job *job, const struct scratch *m,
     part.output += at * round_up(job->layer->dim, job->isa->vector_floats);
     part.maximum += at;
     part.sums += at * 16;
+    part.results += at * result_floats(job);
     part.position += at;
     return part;
 }
 
-static void attend_chunk(const struct job *job, struct scratch *m, int s, int chunk, int first_head, int heads)
+/* The rows of an item: a chunk of a sequence's tokens, and some KV heads. */
+struct item {
+    int s, chunk, first_head, heads;
+    int first_split, last_split; /* of the context; 0, 0: all, merged */
+};
+
+/* The tokens of an item. */
+struct span {
+    int first_row, first_position, rows, oldest, stop;
+};
+
+static struct span span_of(const struct job *job, const struct item *item)
 {
     const struct layer *l = job->layer;
-    const int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
-    const int first_row = begin + chunk * job->chunk_tokens;
+    const int begin = job->step->query_starts[item->s], end = job->step->query_starts[item->s + 1];
+    const int first_row = begin + item->chunk * job->chunk_tokens;
     const int tokens = smaller(job->chunk_tokens, end - first_row);
-    const int rows = tokens * (l->num_heads / l->num_kv_heads);
-    const int first_position = job->step->context_lens[s] - end + first_row, stop = first_position + tokens;
-    const int oldest = l->window ? larger(0, first_position - l->window + 1) : 0;
+    const int first_position = job->step->context_lens[item->s] - end + first_row;
+    return (struct span){first_row, first_position, tokens * (l->num_heads / l->num_kv_heads),
+                         l->window ? larger(0, first_position - l->window + 1) : 0, first_position + tokens};
+}
+
+/* Attend to tokens from .. stop of one split: all heads of a tile, then the next tile. */
+static void attend_split(const struct job *job, struct scratch *m, struct scratch *parts, const struct item *item,
+                         const struct span *span, int from, int stop)
+{
+    const struct layer *l = job->layer;
+    const int in_registers = decodes_in_registers(job, span->rows);
     struct tile tile = {.dim = l->dim,
+                        .group = l->group,
                         .columns = round_up(l->dim, job->isa->vector_floats),
                         .window = l->window,
-                        .key_bytes = (int)vector_bytes(l->kind, l->dim),
-                        .value_bytes = (int)vector_bytes(l->kind, l->dim),
+                        .vector_bytes = (int)vector_bytes(l->kind, l->dim),
                         .softcap = l->softcap,
                         .inverse_softcap = l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
-    struct scratch parts[ROWS_PER_ITEM];
-    for (int h = 0; h < heads; h++) {
-        parts[h] = scratch_of(job, m, h, rows);
-        start_rows(job, &parts[h], first_row, first_position, first_head + h, rows);
-    }
     struct places places[2];
-    int now = 0, head = 0, start = oldest / TILE * TILE;
-    find_tile(job, s, first_head, start, larger(0, oldest - start), smaller(TILE, stop - start), &places[now]);
-    while (start < stop) { /* all heads of a tile, then the next tile */
-        int first = larger(0, oldest - start), last = smaller(TILE, stop - start);
-        int next_head = (head + 1) % heads, next_start = next_head == 0 ? start + TILE : start;
+    int now = 0, head = 0, start = from / TILE * TILE;
+    find_tile(job, item->s, item->first_head, start, larger(0, from - start), smaller(TILE, stop - start), &places[now]);
+    for (int h = 0; h < item->heads; h++)
+        start_rows(job, &parts[h], span->rows);
+    while (start < stop) {
+        int first = larger(0, from - start), last = smaller(TILE, stop - start);
+        int next_head = (head + 1) % item->heads, next_start = next_head == 0 ? start + TILE : start;
         tile.start = start;
+        tile.codes = in_registers ? &places[now] : NULL;
         tile.next = next_start < stop ? &places[1 - now] : NULL;
         if (tile.next != NULL)
-            find_tile(job, s, first_head + next_head, next_start, larger(0, oldest - next_start),
+            find_tile(job, item->s, item->first_head + next_head, next_start, larger(0, from - next_start),
                       smaller(TILE, stop - next_start), &places[1 - now]);
-        load_keys(job, m, s, first_head + head, first, last, &tile);
-        load_values(job, m, &places[now], s, first_head + head, first, last, &tile);
-        attend_tile(job, &parts[head], &tile, first, last, rows);
+        if (!in_registers) {
+            load_keys(job, m, &places[now], item->s, item->first_head + head, first, last, &tile);
+            load_values(job, m, &places[now], first, last, &tile);
+        }
+        attend_tile(job, &parts[head], &tile, first, last, span->rows);
         head = next_head, start = next_start, now = 1 - now;
     }
-    for (int h = 0; h < heads; h++)
-        finish_rows(job, &parts[h], first_row, first_head + h, rows);
+}
+
+/* Where the results of a row, head and split are, if threads share the splits of a context. */
+static float *shared_result(const struct job *job, int s, int head, int row, int split)
+{
+    const int64_t rows = rows_of(job, s);
+    return job->results + ((job->first_result[s] + head * rows + row) * job->max_splits + split) * result_floats(job);
+}
+
+static void attend_item(const struct job *job, struct scratch *m, const struct item *item)
+{
+    const struct span span = span_of(job, item);
+    const int is_shared = item->last_split > 0;
+    const int first = is_shared ? item->first_split : span.oldest / SPLIT;
+    const int last = is_shared ? smaller(item->last_split, (span.stop + SPLIT - 1) / SPLIT) : (span.stop + SPLIT - 1) / SPLIT;
+    struct scratch parts[ROWS_PER_ITEM];
+    for (int h = 0; h < item->heads; h++) {
+        parts[h] = scratch_of(job, m, h, span.rows);
+        pack_rows(job, &parts[h], span.first_row, span.first_position, item->first_head + h, span.rows);
+        clear_results(job, parts[h].results, span.rows);
+    }
+    for (int split = larger(first, span.oldest / SPLIT); split < last; split++) {
+        const int from = larger(span.oldest, split * SPLIT), stop = smaller(span.stop, (split + 1) * SPLIT);
+        attend_split(job, m, parts, item, &span, from, stop);
+        for (int h = 0; h < item->heads; h++)
+            for (int r = 0; r < span.rows; r++) {
+                float result[result_floats(job)];
+                float *to = is_shared ? shared_result(job, item->s, item->first_head + h, r, split) : result;
+                take_result(job, &parts[h], r, to);
+                if (!is_shared)
+                    job->isa->merge(parts[h].results + r * result_floats(job), result, (int)result_floats(job));
+            }
+    }
+    for (int h = 0; h < item->heads && !is_shared; h++)
+        finish_rows(job, parts[h].results, span.first_row, item->first_head + h, span.rows);
 }
 
 /* Item `index` of the job, longest contexts of a sequence first. Returns -1 when memory runs out. */
 static int run_item(void *argument, int index)
 {
     const struct job *job = argument;
-    int s = 0;
-    for (; index >= items_of(job, s); s++)
-        index -= items_of(job, s);
-    const int heads = heads_of(job, s), splits = (job->layer->num_kv_heads + heads - 1) / heads;
-    const int first_head = index % splits * heads, chunk = chunks_of(job, s) - 1 - index / splits;
+    const int piece = index % job->pieces;
+    int s = 0, at = index / job->pieces;
+    for (; at >= items_of(job, s); s++)
+        at -= items_of(job, s);
+    const int heads = heads_of(job, s), shares = (job->layer->num_kv_heads + heads - 1) / heads;
+    struct item item = {s, chunks_of(job, s) - 1 - at / shares, at % shares * heads, 0, 0, 0};
+    item.heads = smaller(heads, job->layer->num_kv_heads - item.first_head);
+    if (job->pieces > 1) {
+        item.first_split = job->max_splits * piece / job->pieces;
+        item.last_split = job->max_splits * (piece + 1) / job->pieces;
+    }
     const size_t rows = (size_t)heads * round_up(rows_of(job, s), 8);
     struct scratch m;
     float *base = thread_scratch(lay_out(job, NULL, rows, &m) * sizeof(float));
     if (base == NULL)
         return -1;
     lay_out(job, base, rows, &m);
-    attend_chunk(job, &m, s, chunk, first_head, smaller(heads, job->layer->num_kv_heads - first_head));
+    attend_item(job, &m, &item);
+    return 0;
+}
+
+/* Merge the splits of one sequence and KV head, in order. */
+static int merge_splits(void *argument, int index)
+{
+    const struct job *job = argument;
+    const int s = index / job->layer->num_kv_heads, head = index % job->layer->num_kv_heads;
+    const struct item item = {s, 0, head, 1, 0, 0};
+    const struct span span = span_of(job, &item);
+    const size_t floats = result_floats(job);
+    float *total = thread_scratch(sizeof(float) * (span.rows + 1) * floats);
+    if (total == NULL)
+        return -1;
+    clear_results(job, total, span.rows);
+    for (int r = 0; r < span.rows; r++)
+        for (int split = span.oldest / SPLIT; split * SPLIT < span.stop; split++)
+            job->isa->merge(total + r * floats, shared_result(job, s, head, r, split), (int)floats);
+    finish_rows(job, total, span.first_row, head, span.rows);
+    return 0;
+}
+
+/* Share long contexts among the threads, if there are too few items for them. Returns -1 when memory runs out. */
+static int share_contexts(struct job *job, int items, int threads)
+{
+    const struct step *step = job->step;
+    int64_t rows = 0;
+    for (int s = 0; s < step->num_sequences; s++) {
+        if (chunks_of(job, s) != 1)
+            return 0; /* prompts have rows enough */
+        job->max_splits = larger(job->max_splits, (step->context_lens[s] + SPLIT - 1) / SPLIT);
+        rows += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
+    }
+    if (threads == 1 || items >= ITEMS_PER_THREAD * threads || job->max_splits < 2)
+        return 0;
+    const size_t results = sizeof(float) * rows * job->max_splits * result_floats(job);
+    job->results = malloc(results + sizeof(int64_t) * step->num_sequences);
+    if (job->results == NULL)
+        return -1;
+    job->first_result = (int64_t *)((char *)job->results + results);
+    for (int64_t s = 0, at = 0; s < step->num_sequences; at += (int64_t)rows_of(job, (int)s++) * job->layer->num_kv_heads)
+        job->first_result[s] = at;
+    job->pieces = smaller(job->max_splits, (ITEMS_PER_THREAD * threads + items - 1) / items);
     return 0;
 }
 
@@ -453,7 +616,7 @@ int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
 int paged_attention(const struct layer *layer, const struct step *step)
 {
     const int group = layer->num_heads / layer->num_kv_heads;
-    struct job job = {selected_isa(), layer, step, larger(1, ROWS_PER_ITEM / group), layer->num_kv_heads};
+    struct job job = {selected_isa(), layer, step, larger(1, ROWS_PER_ITEM / group), layer->num_kv_heads, 1, 0, NULL, NULL};
     const int threads = multiply_adds(&job) < MIN_PARALLEL ? 1 : step->threads;
     int chunks = 0, items = 0;
     for (int s = 0; s < step->num_sequences; s++)
@@ -467,5 +630,11 @@ int paged_attention(const struct layer *layer, const struct step *step)
         return -1;
     for (int s = 0; layer->writes && s < step->num_sequences; s++)
         write_sequence(&job, s, head);
-    return run_parallel(run_item, &job, items, threads);
+    if (share_contexts(&job, items, threads) != 0)
+        return -1;
+    int status = run_parallel(run_item, &job, items * job.pieces, threads);
+    if (job.pieces > 1 && status == 0)
+        status = run_parallel(merge_splits, &job, step->num_sequences * layer->num_kv_heads, threads);
+    free(job.results);
+    return status;
 }

@@ -13,17 +13,22 @@ static inline __attribute__((always_inline, target("avx2,fma"))) float maximum_o
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
-/* e4m3fn in 16-bit lanes to float16: the value over 256, as the exponents' biases are 7 and 15. */
-static inline __attribute__((always_inline, target("avx2,fma"))) __m256i halves_of_fp8(__m256i x)
+/* e4m3fn, sign-extended to 16 bits, to float16: the value over 256, as the exponents' biases are 7 and 15. */
+#define HALF_OF_FP8 ((short)0xbf80)
+
+/* Values of 4 bits of two's complement. */
+static const float NIBBLES[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+
+static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m256i halves_of_fp8(const uint8_t *p)
 {
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-    return _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7));
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(HALF_OF_FP8));
 }
 
-static inline __attribute__((always_inline, target("avx2,fma"))) __m128i halves_of_8_fp8(__m128i x)
+static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i halves_of_8_fp8(const uint8_t *p)
 {
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
-    return _mm_or_si128(sign, _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7));
+    const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    return _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16(HALF_OF_FP8));
 }
 
 #define NAME(x) CONCATENATE(x, avx512)
@@ -35,8 +40,10 @@ static inline __attribute__((always_inline, target("avx2,fma"))) __m128i halves_
 #define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
 #define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
-#define vint8(x) ((vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)(x))))
-#define vfp8(p) ((vec)_mm512_cvtph_ps(halves_of_fp8(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(p))))))
+#define vwiden(x) ((ivec)_mm512_cvtepi8_epi32((__m128i)(x)))
+#define vnibble(i) ((vec)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(NIBBLES)))
+#define vfp8(p) ((vec)_mm512_cvtph_ps(halves_of_fp8(p)))
+#define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"
 
@@ -49,8 +56,10 @@ static inline __attribute__((always_inline, target("avx2,fma"))) __m128i halves_
 #define vmax(a, b) ((vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define vhmax(a) maximum_of_8((__m256)(a))
 #define vhalf(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
-#define vint8(x) ((vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32((__m128i){(int64_t)(x), 0})))
-#define vfp8(p) ((vec)_mm256_cvtph_ps(halves_of_8_fp8(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(p))))))
+#define vwiden(x) ((ivec)_mm256_cvtepi8_epi32((__m128i){(int64_t)(x), 0}))
+#define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vec)
+#define vfp8(p) ((vec)_mm256_cvtph_ps(halves_of_8_fp8(p)))
+#define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"
 #endif
@@ -79,8 +88,10 @@ static inline four_floats floats_of_fp8(const uint8_t *p)
 #define TARGET
 #define VW 4
 #define vhalf(p) ((vec)floats_of_halves(p))
-#define vint8(x) __builtin_convertvector((x), vec)
+#define vwiden(x) __builtin_convertvector((x), ivec)
+#define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vec)
 #define vfp8(p) ((vec)floats_of_fp8(p))
+#define one_half(p) float_of_half(*(p))
 #define FP8_FACTOR 0x1p120f
 #if defined(__aarch64__)
 #include <arm_neon.h>

@@ -6,7 +6,8 @@
  *     VW                         floats in a vector; divides 16
  *     ROWS                       query rows held in registers: 4 or 8
  *     vset1 vfma vmax vhmax      broadcast, a * b + c rounded once, maximum, maximum over lanes
- *     vhalf(p) vint8(x) vfp8(p)  VW float16, int8 or e4m3fn as floats, the last ones times FP8_FACTOR, an exact power of 2
+ *     vhalf(p) vfp8(p)           VW float16 or e4m3fn as floats, the latter over FP8_FACTOR, a power of 2
+ *     vwiden(x) vnibble(i)       VW int8 as int32; the lowest 4 bits of int32, as signed numbers, as floats
  *
  * Keys and values of a tile are first decoded to floats, exactly; kv_precision.h describes the types.
  *
@@ -14,6 +15,7 @@
  *     score[t]   fma over dim 0, 1, 2, ... of (query * scale) and key
  *     per tile of TILE tokens at absolute positions: running maximum, 16 partial sums (lane t % 16), and
  *     output[d]  output * alpha, then fma over tokens in order of probability and value
+ *     per split of SPLIT tokens: all of that from the start, then merged with the earlier splits
  * Masked tokens add an exact zero, and tiles without an unmasked token multiply by an exact one, so that a tile's
  * bounds, the chunking and the grouping of rows never reach the result. No path may change this order, not even for speed.
  */
@@ -77,7 +79,7 @@ INLINE vec NAME(tanh)(vec x)
     return (vec)((ivec)PICK(is_small, small, large) | sign);
 }
 
-/* VW codes from p on times their scale; not for int4. */
+/* VW codes from p on times their scale; int4 has functions of its own. */
 INLINE vec NAME(decode)(enum kind kind, const uint8_t *p, vec scale)
 {
     if (kind == FLOAT16)
@@ -86,11 +88,22 @@ INLINE vec NAME(decode)(enum kind kind, const uint8_t *p, vec scale)
         return (vec)(__builtin_convertvector(*(const halves *)p, ivec) << 16);
     if (kind == FP8)
         return vfp8(p) * scale;
-    return vint8(*(const bytes *)p) * scale;
+    return __builtin_convertvector(vwiden(*(const bytes *)p), vec) * scale;
 }
 
-/* VW codes of int4, each in the low half of a byte, times their scale. */
-INLINE vec NAME(decode_nibbles)(bytes x, vec scale) { return vint8(((x & 15) ^ 8) - 8) * scale; }
+/* Dim 2 j (i = 0) or 2 j + 1 (i = 1) of VW keys of int4. */
+INLINE vec NAME(decode_half)(const uint8_t *p, int i, vec scale)
+{
+    const ivec both = vwiden(*(const bytes *)p);
+    return vnibble(i == 0 ? both : both >> 4) * scale;
+}
+
+/* VW dims of a value of int4. */
+INLINE vec NAME(decode_pairs)(const uint8_t *p, vec scale)
+{
+    const pair_halves spread = __builtin_convertvector(*(const pairs *)p, pair_halves);
+    return vnibble(vwiden((bytes)(spread | spread << 4))) * scale;
+}
 
 INLINE float NAME(factor)(enum kind kind) { return kind == FP8 ? FP8_FACTOR : 1.0f; }
 
@@ -108,9 +121,8 @@ INLINE void NAME(decode_keys)(enum kind kind, const struct stored *from, int dim
                         vset1(NAME(factor)(kind));
             for (int d = 0; d < group; d += kind == INT4 ? 2 : 1, p += from->stride) {
                 if (kind == INT4) {
-                    const bytes both = *(const bytes *)p;
-                    STORE(to + d * TILE, NAME(decode_nibbles)(both, scale));
-                    STORE(to + (d + 1) * TILE, NAME(decode_nibbles)(both >> 4, scale));
+                    STORE(to + d * TILE, NAME(decode_half)(p, 0, scale));
+                    STORE(to + (d + 1) * TILE, NAME(decode_half)(p, 1, scale));
                 } else {
                     STORE(to + d * TILE, NAME(decode)(kind, p, scale));
                 }
@@ -131,12 +143,7 @@ INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, fl
             memcpy(padded, p, (dims - d) * twice_bytes / 2);
             p = padded;
         }
-        if (kind == INT4) {
-            pair_halves spread = __builtin_convertvector(*(const pairs *)p, pair_halves);
-            STORE(target + d, NAME(decode_nibbles)((bytes)(spread | spread << 4), scale));
-        } else {
-            STORE(target + d, NAME(decode)(kind, p, scale));
-        }
+        STORE(target + d, kind == INT4 ? NAME(decode_pairs)(p, scale) : NAME(decode)(kind, p, scale));
     }
 }
 
@@ -167,28 +174,77 @@ DECODERS(fp8, FP8)
 DECODERS(int8, INT8)
 DECODERS(int4, INT4)
 
+/* Add dims first .. last of query times key to the sums; the keys are stored codes. */
+INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors,
+                              int t, int first, vec (*sum)[4])
+{
+    const uint8_t *codes[4];
+    vec scale[4];
+    const int step = kind == INT4 ? 2 : 1, code_bytes = kind < FP8 ? 2 : 1;
+    const int64_t stride = tile->codes->of_16[0].stride;
+    UNROLL for (int j = 0; j < vectors; j++) {
+        const struct stored *of_16 = &tile->codes->of_16[(t + j * VW) / 16];
+        const int in_16 = (t + j * VW) % 16;
+        codes[j] = of_16->codes + in_16 * code_bytes + first / step * stride;
+        scale[j] = vset1(1.0f);
+        if (kind >= FP8) {
+            const uint16_t *scales = of_16->scales + first / tile->group * of_16->scale_stride + in_16;
+            scale[j] = vhalf((const uint8_t *)scales) * vset1(NAME(factor)(kind));
+        }
+    }
+    for (int d = first; d < first + tile->group; d += step) {
+        vec key[2][4];
+        UNROLL for (int j = 0; j < vectors; j++) {
+            if (kind == INT4) {
+                key[0][j] = NAME(decode_half)(codes[j], 0, scale[j]);
+                key[1][j] = NAME(decode_half)(codes[j], 1, scale[j]);
+            } else {
+                key[0][j] = NAME(decode)(kind, codes[j], scale[j]);
+            }
+            codes[j] += stride;
+        }
+        UNROLL for (int i = 0; i < step; i++)
+            UNROLL for (int r = 0; r < rows; r++) {
+                vec query = vset1(g->query[(d + i) * rows + r]);
+                UNROLL for (int j = 0; j < vectors; j++)
+                    sum[r][j] = vfma(query, key[i][j], sum[r][j]);
+            }
+    }
+}
+
+/* The same for keys that are floats. */
+INLINE void NAME(score_floats)(const struct rows *g, const struct tile *tile, int rows, int vectors, int t,
+                               vec (*sum)[4])
+{
+    const float *keys[4]; /* of VW tokens each */
+    UNROLL for (int j = 0; j < vectors; j++)
+        keys[j] = tile->keys[(t + j * VW) / 16] + (t + j * VW) % 16;
+    for (int d = 0; d < tile->dim; d++) {
+        vec key[4];
+        UNROLL for (int j = 0; j < vectors; j++)
+            key[j] = LOAD(keys[j] + d * tile->key_stride);
+        UNROLL for (int r = 0; r < rows; r++) {
+            vec query = vset1(g->query[d * rows + r]);
+            UNROLL for (int j = 0; j < vectors; j++)
+                sum[r][j] = vfma(query, key[j], sum[r][j]);
+        }
+    }
+}
+
 /* Scores of `rows` query rows against tokens begin .. end of the tile. */
-INLINE void NAME(score)(const struct rows *g, const struct tile *tile, int rows, int vectors, int begin, int end,
-                        float *scores)
+INLINE void NAME(score)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors, int begin,
+                        int end, float *scores)
 {
     for (int t = begin; t < end; t += vectors * VW) {
         vec sum[ROWS][4];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vset1(0.0f);
-        const float *keys[4]; /* of VW tokens each */
-        UNROLL for (int j = 0; j < vectors; j++)
-            keys[j] = tile->keys[(t + j * VW) / 16] + (t + j * VW) % 16;
-        for (int d = 0; d < tile->dim; d++) {
-            vec key[4];
-            UNROLL for (int j = 0; j < vectors; j++)
-                key[j] = LOAD(keys[j] + d * tile->key_stride);
-            UNROLL for (int r = 0; r < rows; r++) {
-                vec query = vset1(g->query[d * rows + r]);
-                UNROLL for (int j = 0; j < vectors; j++)
-                    sum[r][j] = vfma(query, key[j], sum[r][j]);
-            }
-        }
+        if (kind == FLOAT32)
+            NAME(score_floats)(g, tile, rows, vectors, t, sum);
+        else
+            for (int first = 0; first < tile->dim; first += tile->group)
+                NAME(score_codes)(kind, g, tile, rows, vectors, t, first, sum);
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
                 STORE(scores + r * TILE + t + j * VW, sum[r][j]);
@@ -261,8 +317,16 @@ INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int 
     }
 }
 
+/* VW dims of a value from column on, decoded. */
+INLINE vec NAME(value_dims)(enum kind kind, const uint8_t *codes, int column, vec scale)
+{
+    if (kind == INT4)
+        return NAME(decode_pairs)(codes + column / 2, scale);
+    return NAME(decode)(kind, codes + column * (kind < FP8 ? 2 : 1), scale);
+}
+
 /* Columns column .. of the output: output * alpha + probabilities @ values. */
-INLINE void NAME(weigh)(struct rows *g, const struct tile *tile, int rows, int vectors, int column,
+INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile, int rows, int vectors, int column,
                         const float *probabilities, const float *alpha)
 {
     vec sum[ROWS][4];
@@ -270,16 +334,23 @@ INLINE void NAME(weigh)(struct rows *g, const struct tile *tile, int rows, int v
         UNROLL for (int j = 0; j < vectors; j++)
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
     for (int t = g->first; t < g->last; t++) {
-        const float *value_row = tile->values[t] + column;
-        if (tile->next != NULL && column == 0) {
-            for (int at = 0; at < tile->key_bytes; at += 64)
+        if (tile->next != NULL && column == 0)
+            for (int at = 0; at < tile->vector_bytes; at += 64) {
                 __builtin_prefetch(tile->next->keys[t] + at, 0, 2);
-            for (int at = 0; at < tile->value_bytes; at += 64)
                 __builtin_prefetch(tile->next->values[t] + at, 0, 2);
-        }
+            }
         vec value[4];
-        UNROLL for (int j = 0; j < vectors; j++)
-            value[j] = LOAD(value_row + j * VW);
+        UNROLL for (int j = 0; j < vectors; j++) {
+            const int d = column + j * VW;
+            if (kind == FLOAT32) {
+                value[j] = LOAD(tile->values[t] + d);
+            } else {
+                vec scale = vset1(1.0f);
+                if (kind >= FP8)
+                    scale = vset1(one_half(tile->codes->scales[t] + d / tile->group) * NAME(factor)(kind));
+                value[j] = NAME(value_dims)(kind, tile->codes->values[t], d, scale);
+            }
+        }
         UNROLL for (int r = 0; r < rows; r++) {
             vec p = vset1(probabilities[r * TILE + t]);
             UNROLL for (int j = 0; j < vectors; j++)
@@ -291,39 +362,58 @@ INLINE void NAME(weigh)(struct rows *g, const struct tile *tile, int rows, int v
             STORE(g->output + r * tile->columns + column + j * VW, sum[r][j]);
 }
 
-INLINE void NAME(attend_tile)(struct rows *g, const struct tile *tile, int rows, int vectors)
+INLINE void NAME(attend_tile)(enum kind kind, struct rows *g, const struct tile *tile, int rows, int vectors)
 {
     float scores[ROWS * TILE] __attribute__((aligned(64))), alpha[16];
     const int step = vectors * VW > 16 ? vectors * VW : 16;
     const int begin = g->first / step * step, end = (g->last + step - 1) / step * step;
-    NAME(score)(g, tile, rows, vectors, begin, end, scores);
+    NAME(score)(kind, g, tile, rows, vectors, begin, end, scores);
     NAME(soften)(g, tile, rows, begin, end, scores, alpha);
     int column = 0;
     for (; column + vectors * VW <= tile->columns; column += vectors * VW)
-        NAME(weigh)(g, tile, rows, vectors, column, scores, alpha);
+        NAME(weigh)(kind, g, tile, rows, vectors, column, scores, alpha);
     for (; column < tile->columns; column += VW)
-        NAME(weigh)(g, tile, rows, 1, column, scores, alpha);
+        NAME(weigh)(kind, g, tile, rows, 1, column, scores, alpha);
 }
 
-static TARGET void NAME(attend_1)(struct rows *g, const struct tile *t) { NAME(attend_tile)(g, t, 1, 4); }
-static TARGET void NAME(attend_2)(struct rows *g, const struct tile *t) { NAME(attend_tile)(g, t, 2, 4); }
+/* Merge a row's result into the total of the splits before it: output and sums, then the maximum. */
+static TARGET void NAME(merge)(float *total, const float *added, int floats)
+{
+    float *const maximum = total + floats - 16;
+    const vec before = vset1(*maximum), own = vset1(added[floats - 16]), top = vmax(before, own);
+    const vec keep = NAME(exp_negative)(before - top), add = NAME(exp_negative)(own - top);
+    for (int i = 0; i < floats - 16; i += VW)
+        STORE(total + i, LOAD(total + i) * keep + LOAD(added + i) * add);
+    *maximum = top[0];
+}
+
+#define ATTEND(name, KIND, COUNT, VECTORS)                                                                             \
+    static TARGET void NAME(name##_##COUNT)(struct rows *g, const struct tile *t)                                      \
+    {                                                                                                                  \
+        NAME(attend_tile)(KIND, g, t, COUNT, VECTORS);                                                                 \
+    }
 #if ROWS == 8
-static TARGET void NAME(attend_4)(struct rows *g, const struct tile *t) { NAME(attend_tile)(g, t, 4, 4); }
-static TARGET void NAME(attend_8)(struct rows *g, const struct tile *t) { NAME(attend_tile)(g, t, 8, 2); }
+#define ATTENDS(name, KIND) ATTEND(name, KIND, 1, 4) ATTEND(name, KIND, 2, 4) ATTEND(name, KIND, 4, 4) ATTEND(name, KIND, 8, 2)
+#define ROW_OF(name) {NAME(name##_1), NAME(name##_2), NAME(name##_4), NAME(name##_8)}
 #else
-static TARGET void NAME(attend_4)(struct rows *g, const struct tile *t) { NAME(attend_tile)(g, t, 4, 2); }
+#define ATTENDS(name, KIND) ATTEND(name, KIND, 1, 4) ATTEND(name, KIND, 2, 4) ATTEND(name, KIND, 4, 2)
+#define ROW_OF(name) {NAME(name##_1), NAME(name##_2), NAME(name##_4), NULL}
 #endif
+ATTENDS(attend_float32, FLOAT32)
+ATTENDS(attend_float16, FLOAT16)
+ATTENDS(attend_bfloat16, BFLOAT16)
+ATTENDS(attend_fp8, FP8)
+ATTENDS(attend_int8, INT8)
+ATTENDS(attend_int4, INT4)
 
 static const struct isa NAME(isa) = {
     .vector_floats = VW,
     .rows = ROWS,
     .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys)},
     .value = {NULL, NAME(float16_value), NAME(bfloat16_value), NAME(fp8_value), NAME(int8_value), NAME(int4_value)},
-#if ROWS == 8
-    .attend = {NAME(attend_1), NAME(attend_2), NAME(attend_4), NAME(attend_8)},
-#else
-    .attend = {NAME(attend_1), NAME(attend_2), NAME(attend_4), NULL},
-#endif
+    .attend = {ROW_OF(attend_float32), ROW_OF(attend_float16), ROW_OF(attend_bfloat16), ROW_OF(attend_fp8),
+               ROW_OF(attend_int8), ROW_OF(attend_int4)},
+    .merge = NAME(merge),
 };
 
 #undef vec
@@ -333,8 +423,13 @@ static const struct isa NAME(isa) = {
 #undef pairs
 #undef pair_halves
 #undef DECODERS
+#undef ATTEND
+#undef ATTENDS
+#undef ROW_OF
+#undef one_half
 #undef vhalf
-#undef vint8
+#undef vwiden
+#undef vnibble
 #undef vfp8
 #undef FP8_FACTOR
 #undef INLINE

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from tests.runtime.cpu.native.attention_cases import (
     native_attention,
     rotated,
     run_alone,
+    run_plan,
     run_shuffled,
     tables,
 )
@@ -177,9 +179,33 @@ def test_threads_do_not_change_a_bit(dtype: KVType) -> None:
     assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
 
 
+LONG = Case(heads=8, kv_heads=2, dim=64, lengths=(1, 1400, 513, 512))  # splits of 512 tokens, one of them of one token
+
+
+@pytest.mark.parametrize("case", [LONG, replace(LONG, dtype="int8", rotary_dim=64), replace(LONG, window=600)], ids=str)
+def test_splits_of_a_long_context_give_the_same_bits_on_any_number_of_threads(case: Case) -> None:
+    plan = [[(s, n - 1) for s, n in enumerate(case.lengths) if n > 1], [(s, 1) for s in range(len(case.lengths))]]
+    alone = run_alone(case, native_attention(1)(case.pool()))
+    for threads in (1, 2, 3, 16):  # the second step has one row per sequence: threads share its contexts
+        outputs = run_plan(case, native_attention(threads)(case.pool()), plan, tables(case, threads))
+        assert [x.tobytes() for x in outputs] == [x.tobytes() for x in alone]
+    for sequence, output in zip(case.sequences, alone, strict=True):
+        np.testing.assert_allclose(output, expected(case, sequence), atol=2 * TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_in_a_shared_context_reaches_the_output(bad: float) -> None:
+    case = replace(LONG, lengths=(1400,))
+    case.sequences[0].value[700, 0] = bad
+    plan = [[(0, 1399)], [(0, 1)]]
+    output = run_plan(case, native_attention(4)(case.pool()), plan, tables(case))[0]
+    assert not np.isfinite(output[-1].reshape(8, 64)[:4, 0]).any()
+    assert np.isfinite(output[-1].reshape(8, 64)[4:]).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", *TYPES])
 def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str, dtype: KVType) -> None:
-    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(200, 7), dtype=dtype)
+    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(600, 7), dtype=dtype)
     results = [run_alone(case, native_attention(1)(case.pool())) for isa in ("avx512", "avx2") if use_isa(isa)]
     if len(results) < 2:
         pytest.skip("this CPU has one of them or neither")
