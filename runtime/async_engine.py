@@ -30,7 +30,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.engine import Engine, busy
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, RequestOutput, require_success
+from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
 from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
 from ingot.runtime.request_options import RequestOptions, checked_options
@@ -58,12 +58,11 @@ class _Stream:
     cancelled: bool = False
 
     async def next(self) -> RequestOutput:
-        """Wait for the next output; raises the error that ends the stream."""
+        """Wait for the next output, which may have the error of a choice; raises what ends the stream otherwise."""
         output = await self.outputs.get()
         self.finished = isinstance(output, Exception) or output.finished
         if isinstance(output, Exception):
             raise output
-        require_success([output])
         return output
 
 
@@ -121,7 +120,7 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         keep_logits: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield a request's outputs as they arrive; the last has the completion.
+        """Yield a request's outputs as they arrive; the last has the result. See `Engine.stream` for several choices.
 
         Leaving the iteration, by `aclose` or cancellation, aborts the request and frees its blocks. The first output
         raises RequestError and EngineBusy as `Engine.add` does; any may raise RequestFailed, and EngineError when the
@@ -223,7 +222,11 @@ class AsyncEngine:
             self._send(stream)
             try:
                 while not stream.finished:
-                    yield await stream.next()
+                    output = await stream.next()
+                    if not output.error:
+                        yield output
+                    if output.result:
+                        raise_failure(output.result.choices)
             finally:
                 if not stream.finished:
                     stream.cancelled = True
@@ -347,9 +350,8 @@ class AsyncEngine:
     def _abort_all(self) -> None:
         """Abort running requests, and refuse those that were sent but not added."""
         for request_id, stream in self._streams.items():
-            output = self.engine.end(request_id)
-            if output:
-                _post(stream.loop, [(stream, output)])
+            outputs = self.engine.end(request_id)
+            _post(stream.loop, [(stream, output) for output in outputs])
         self._streams.clear()
         while not self._commands.empty():
             waiting = self._commands.get()
@@ -368,12 +370,12 @@ def _refusal(error: Exception) -> IngotError:
 
 async def _completion(outputs: AsyncGenerator[RequestOutput, None]) -> Completion:
     """The completion at the end of a stream, which is closed if the caller is cancelled."""
-    completion = None
+    result = None
     async with aclosing(outputs):
         async for output in outputs:
-            completion = output.completion
-    assert completion is not None, "a stream ends with a completion or an error"
-    return completion
+            result = output.result
+    assert result is not None, "a stream ends with a result or an error"
+    return result
 
 
 def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[_Stream, RequestOutput | Exception]]) -> bool:

@@ -25,7 +25,7 @@ from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
-from ingot.runtime.outputs import Completion, RequestOutput, raise_failure, require_success
+from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.prompts import (
@@ -40,6 +40,7 @@ from ingot.runtime.prompts import (
 )
 from ingot.runtime.request import Request
 from ingot.runtime.request_options import OptionsList, RequestOptions, checked_options
+from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.steps.side_state import state_manager
@@ -164,27 +165,38 @@ class Engine:
         self._require_room()
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
-        request = Request(
-            next(self._ids),
-            tokens,
-            checked_params(params),
-            self.model,
-            self.tokenizer,
-            self._eos_token_ids,
-            scope=self._scope(options),
-            options=options,
-            keep_logits=keep_logits,
-            now=self.clock() if arrival_seconds is None else arrival_seconds,
-        )
-        self._loop.add(request)
-        return request.sequence.id
+        now = self.clock() if arrival_seconds is None else arrival_seconds
+        request_id = next(self._ids)
+        scope = self._scope(options)  # of all choices, so that they find the prompt's blocks
+        choices = [
+            Request(
+                request_id,
+                tokens,
+                each,
+                self.model,
+                self.tokenizer,
+                self._eos_token_ids,
+                scope=scope,
+                options=options,
+                keep_logits=keep_logits,
+                now=now,
+                index=index,
+                sequence_id=next(self._ids) if index else request_id,
+            )
+            for index, each in enumerate(choice_params(checked_params(params)))
+        ]
+        if len(choices) > 1:
+            self._loop.add_choices(choices)
+        else:
+            self._loop.add(choices[0])
+        return request_id
 
     def _scope(self, options: RequestOptions) -> PrefixScope:
         shared = self._prefix_cache and options.prefix_cache
         return prefix_scope(self._root, cache_salt=options.cache_salt, shared=shared)
 
     def _require_room(self) -> None:
-        if self.max_requests is not None and len(self._loop.requests) >= self.max_requests:
+        if self.max_requests is not None and self._loop.num_requests >= self.max_requests:
             raise busy(self.max_requests)
 
     def has_unfinished(self) -> bool:
@@ -195,9 +207,9 @@ class Engine:
         """Advance by one step; return the outputs of requests made by `add`. `stream` and `generate` get their own.
 
         A pipelined executor queues this step and the outputs are those of the one before: the first call returns none.
-        A request that fails ends with an output that has its `error`, and the others are not affected. If the executor
-        is broken, all requests end so, and `error` says why. EngineError when that was so before, and when an open
-        `iterate_prompt_logits` holds the blocks that the next request needs.
+        A request, or a choice of one, that fails ends with an output that has its `error`, and the others are not
+        affected. If the executor is broken, all requests end so, and `error` says why. EngineError when that was so
+        before, and when an open `iterate_prompt_logits` holds the blocks that the next request needs.
         """
         if not (self.error and self._outputs.has_any):  # then another call found it broken
             self._require_open()
@@ -211,13 +223,14 @@ class Engine:
 
     def abort(self, request_id: int) -> Completion | None:
         """End a request and free its blocks; returns its output so far, or None when it is finished or unknown."""
-        output = self.end(request_id)
-        if output and request_id in self._outputs:
-            self._outputs.put(output)
-        return output.completion if output else None
+        outputs = self.end(request_id)
+        if request_id in self._outputs:
+            for output in outputs:
+                self._outputs.put(output)
+        return outputs[-1].result if outputs else None
 
-    def end(self, request_id: int) -> RequestOutput | None:
-        """As `abort`, for a caller that streams: returns the last output, with the text that was held back."""
+    def end(self, request_id: int) -> list[RequestOutput]:
+        """As `abort`, for a caller that streams: returns the last outputs, with the text that was held back."""
         return self._loop.end(request_id)
 
     def _require_open(self) -> None:
@@ -256,8 +269,9 @@ class Engine:
     ) -> Completion | list[Completion]:
         """Complete a prompt, or a list of prompts together, with one set of parameters and options or one for each.
 
-        A prompt is a text or a list of token ids. The completions of a list are in its order. RequestFailed when a
-        request fails; those of a list are all completed first, and the error has their `completions`.
+        A prompt is a text or a list of token ids. The completions of a list are in its order. With `n` above 1 the
+        completion is choice 0, and its `choices` are all of them. RequestFailed when a request or choice fails; the
+        other choices and those of a list are all completed first, and the error has their `completions`.
         """
         ids: list[int] = []
         try:
@@ -267,7 +281,8 @@ class Engine:
         finally:
             for request_id in ids:
                 self._close_queue(request_id)
-        raise_failure(completions)
+        choices = [choice for completion in completions for choice in completion.choices]
+        raise_failure(choices, "prompts" if len(choices) == len(completions) else "choices")
         return completions[0] if is_single(prompt) else completions
 
     def stream(
@@ -278,7 +293,10 @@ class Engine:
         options: RequestOptions | None = None,
         keep_logits: bool = False,
     ) -> Generator[RequestOutput, None, None]:
-        """Yield a request's outputs as they arrive; the last has the completion. Closing the iterator aborts it.
+        """Yield a request's outputs as they arrive; the last has the result. Closing the iterator aborts it.
+
+        With `n` above 1 each output belongs to the choice `index`, whose last one has its completion. With `best_of`
+        above n there is one output for each of the n best, at the end.
 
         The prompt is checked now, and queued when the first output is read. RequestFailed when the request fails.
         """
@@ -320,9 +338,10 @@ class Engine:
         try:
             while True:
                 output = self._next_output(request_id)
-                require_success([output])
-                yield output
-                if output.finished:
+                if not output.error:
+                    yield output
+                if output.result:
+                    raise_failure(output.result.choices)
                     return
         finally:
             self._close_queue(request_id)
@@ -345,9 +364,9 @@ class Engine:
         return output
 
     def _complete(self, request_id: int) -> Completion:
-        while (completion := self._next_output(request_id).completion) is None:
+        while (result := self._next_output(request_id).result) is None:
             pass
-        return completion
+        return result
 
     def prompt_logits(self, token_ids: TokenIds) -> FloatArray:
         """Logits [tokens, vocab] float32 at every position of one sequence, at most the model's context long."""

@@ -131,12 +131,12 @@ class MetricsRegistry:
         self.step_lengths.observe(computed_tokens)
 
     def first_token(self, ttft_seconds: float, prompt_tokens: int) -> None:
-        """Add the first token of a request."""
+        """Add the first token of a request or of a choice; `prompt_tokens` is 0 for all choices but the first."""
         self.ttft_seconds.observe(ttft_seconds)
         self.prompt_tokens += prompt_tokens
 
     def finish(self, completion: "Completion") -> None:
-        """Add a request that has ended, for whatever reason."""
+        """Add a request, or a choice of one, that has ended, for whatever reason. The prompt counts with choice 0."""
         times = completion.metrics
         self.finished_by_reason[completion.finish_reason] += 1
         self.num_failed_requests += completion.finish_reason == "error"
@@ -144,7 +144,8 @@ class MetricsRegistry:
         for histogram, seconds in ((self.tpot_seconds, times.tpot_seconds), (self.queue_seconds, times.queue_seconds)):
             if seconds is not None:
                 histogram.observe(seconds)
-        self.prompt_lengths.observe(completion.prompt_tokens)
+        if completion.index == 0:
+            self.prompt_lengths.observe(completion.prompt_tokens)
         self.output_lengths.observe(len(completion.token_ids))
 
 
@@ -161,6 +162,7 @@ class EngineMetrics:
     `num_preemptions`, `num_yields` made room for a more urgent request. `prefix_hit_tokens` of the
     `prefix_query_tokens` that requests were admitted with, again after a preemption, came from the prefix cache.
 
+    A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
     each token when it arrives.
     """

@@ -69,6 +69,9 @@ class Completion:
     logprobs        one entry per generated token when `SamplingParams.logprobs` was set, else None
     logits          [generated tokens, vocab] float32 when `keep_logits` was set, else None
     error           why the request failed, when `finish_reason` is "error"; text and tokens are those before
+    index           number of this choice among those of its request, from 0
+    mean_logprob    mean log-probability of the tokens, when `logprobs` or a `best_of` above n was set, else None
+    others          choices 1 and following of a request with n above 1; only the result of the whole request has them
     """
 
     request_id: int
@@ -83,17 +86,28 @@ class Completion:
     logprobs: tuple[SampledToken, ...] | None = None
     logits: FloatArray | None = None
     error: EngineError | None = None
+    index: int = 0
+    mean_logprob: float | None = None
+    others: "tuple[Completion, ...]" = ()
+
+    @property
+    def choices(self) -> "tuple[Completion, ...]":
+        """All choices in order of index: this one and the others."""
+        return (self, *self.others)
 
 
-def raise_failure(completions: Sequence[Completion]) -> None:
-    """Raise the first error of completions, if there is one; a RequestFailed carries all of them."""
+def raise_failure(completions: Sequence[Completion], kind: str = "choices") -> None:
+    """Raise the first error of completions, if there is one; a RequestFailed carries all of them.
+
+    `kind` is what they are, in the plural.
+    """
     errors = [completion.error for completion in completions if completion.error]
     if not errors:
         return
     first = errors[0]
     if not isinstance(first, RequestFailed):
         raise EngineError(str(first)) from first
-    share = f" ({len(errors)} of {len(completions)} prompts failed)" if len(completions) > 1 else ""
+    share = f" ({len(errors)} of {len(completions)} {kind} failed)" if len(completions) > 1 else ""
     raise RequestFailed(f"{first}{share}", completions) from first.__cause__
 
 
@@ -102,13 +116,16 @@ class RequestOutput:
     """What one step added to one request, or the error that ended it.
 
     `text` is the new text only. It may be empty while the end of the output could still become a stop string or is an
-    incomplete character. `tokens` are the new tokens. The last output of a request has its `completion`.
+    incomplete character. `tokens` are the new tokens. `index` is the choice that they belong to; the last output of a
+    choice has its `completion`. The last output of the request has its `result`: choice 0, with the others in `others`.
     """
 
     request_id: int
     text: str
     tokens: tuple[SampledToken, ...]
     completion: Completion | None = None
+    result: Completion | None = None
+    index: int = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -117,17 +134,17 @@ class RequestOutput:
 
     @property
     def error(self) -> EngineError | None:
-        """Why the request failed."""
+        """Why the choice failed."""
         return self.completion.error if self.completion else None
 
     @property
     def finished(self) -> bool:
         """Whether this is the request's last output."""
-        return self.completion is not None
+        return self.result is not None
 
 
 def require_success(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Return the outputs of a step; raises the error of a request that failed in it."""
+    """Return the outputs of a step; raises the error of a choice that failed in it."""
     raise_failure([output.completion for output in outputs if output.completion])
     return outputs
 

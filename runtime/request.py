@@ -7,6 +7,7 @@ depends on the text alone, not on how tokens split it.
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from math import fsum
 
 import numpy as np
 
@@ -128,9 +129,10 @@ def _check_biases(params: SamplingParams, model: ModelFacts) -> None:
 
 
 class Request:
-    """One request. `sequence` is the scheduler's view of it.
+    """One request, or one choice of a request with several (`families`). `sequence` is the scheduler's view of it.
 
-    `max_tokens` is limited to what the prompt leaves of the model's context.
+    `max_tokens` is limited to what the prompt leaves of the model's context. The sequence's id is that of the request,
+    except in choices after the first.
     """
 
     def __init__(
@@ -146,13 +148,17 @@ class Request:
         options: RequestOptions,
         keep_logits: bool,
         now: float,
+        index: int = 0,
+        sequence_id: int | None = None,
     ) -> None:
         _check_biases(params, model)
         num_left = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, num_left))
         detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None
+        self.id = request_id
+        self.index = index
         self.sequence = Sequence.of(
-            request_id,
+            request_id if sequence_id is None else sequence_id,
             array("q", prompt.tobytes()),
             params.max_tokens,
             scope=scope,
@@ -171,10 +177,24 @@ class Request:
         self._first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
 
+    @property
+    def tokens(self) -> tuple[SampledToken, ...]:
+        """The generated tokens."""
+        return tuple(self._tokens)
+
+    @property
+    def num_own_prompt_tokens(self) -> int:
+        """Tokens of the prompt; 0 for choices that share that of the first."""
+        return 0 if self.index else self.sequence.num_prompt_tokens
+
     def scheduled(self, now: float) -> None:
         """Record that a step has one of its tokens."""
         if self._first_scheduled_seconds is None:
             self._first_scheduled_seconds = now
+
+    def follow(self, first: "Request") -> None:
+        """Record that another request's steps computed the prompt."""
+        self._first_scheduled_seconds = first._first_scheduled_seconds
 
     def sample(self, row: FloatArray | int) -> SampledToken:
         """The next token: from logits [vocab], or as sampled on the device. Raises NonFiniteLogits."""
@@ -197,31 +217,35 @@ class Request:
         update = self._stop.push(token.token_id)
         self._texts.append(update.text)
         completion = self._complete(update.finish_reason, update.matched, now) if update.finish_reason else None
-        return RequestOutput(self.sequence.id, update.text, (token,), completion)
+        return self._output(update.text, (token,), completion)
 
     def abort(self, now: float, reason: EarlyEnd = "abort") -> RequestOutput:
         """End the request early; the output has the text that was held back."""
         text = self._stop.flush()
         self._texts.append(text)
-        return RequestOutput(self.sequence.id, text, (), self._complete(reason, None, now))
+        return self._output(text, (), self._complete(reason, None, now))
 
     def fail(self, error: Exception, now: float) -> RequestOutput:
         """End the request with an error of its own. Text that was held back is lost: it may be what failed."""
         said = str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
-        failure = RequestFailed(f"request {self.sequence.id} failed after {len(self._tokens)} tokens: {said}")
+        choice = f"choice {self.index} of " if self.sampler.params.num_samples > 1 else ""
+        failure = RequestFailed(f"{choice}request {self.id} failed after {len(self._tokens)} tokens: {said}")
         failure.__cause__ = error
         return self.end_with(failure, now)
 
     def end_with(self, error: EngineError, now: float) -> RequestOutput:
         """End the request with the error of its engine."""
-        return RequestOutput(self.sequence.id, "", (), self._complete("error", None, now, error))
+        return self._output("", (), self._complete("error", None, now, error))
+
+    def _output(self, text: str, tokens: tuple[SampledToken, ...], completion: Completion | None) -> RequestOutput:
+        return RequestOutput(self.id, text, tokens, completion, result=completion, index=self.index)
 
     def _complete(
         self, reason: FinishReason, matched: str | int | None, now: float, error: EngineError | None = None
     ) -> Completion:
         tokens = self._tokens
         return Completion(
-            request_id=self.sequence.id,
+            request_id=self.id,
             text="".join(self._texts),
             token_ids=tuple(token.token_id for token in tokens),
             finish_reason=reason,
@@ -240,4 +264,12 @@ class Request:
             logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
             logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]
             error=error,
+            index=self.index,
+            mean_logprob=_mean_logprob(tokens),
         )
+
+
+def _mean_logprob(tokens: list[SampledToken]) -> float | None:
+    """Mean log-probability of tokens; None without tokens or where theirs is unknown."""
+    logprobs = [token.logprob for token in tokens if token.logprob is not None]
+    return fsum(logprobs) / len(logprobs) if logprobs else None

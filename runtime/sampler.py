@@ -10,7 +10,8 @@ A pipelined executor samples on its device from `SamplingArrays`. To let devices
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,8 @@ class Sampler:
     def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int]) -> None:
         self.params = params
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
-        self._prompt_tokens = np.unique(np.asarray(prompt_tokens, dtype=np.int64))
+        penalized = prompt_tokens if params.repetition_penalty != 1 else ()
+        self._prompt_tokens = np.unique(np.asarray(penalized, dtype=np.int64))
         biases = dict(params.logit_bias)
         self._biased_tokens, self._biases = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
         self._uniforms: tuple[float, ...] = ()  # of the tokens from `_first_uniform` on, generated on demand
@@ -94,7 +96,8 @@ class Sampler:
             token_id = sample_token(scores, self.params, self.uniform(len(generated)))
         else:
             token_id = best if scores is logits else int(scores.argmax())
-        return _with_logprobs(logits, token_id, self.params.logprobs)
+        count = 0 if self.params.logprobs is None and self.params.ranks_samples else self.params.logprobs
+        return _with_logprobs(logits, token_id, count)
 
     def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
         """Logits after penalties and biases; the same array without any."""
@@ -115,6 +118,25 @@ class Sampler:
         """A token that occurs twice is read before it is written, so that it is penalized once."""
         penalty = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
         scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Seed of choice `index` of a request with this seed: its own for choice 0, a hash of both for the others.
+
+    The hash is the first 8 bytes, little-endian, of SHA-256 over the decimal text "SEED INDEX". Each choice equals the
+    request for one completion with the seed of that choice.
+    """
+    if index == 0:
+        return seed
+    return int.from_bytes(sha256(f"{seed} {index}".encode()).digest()[:8], "little")
+
+
+def choice_params(params: SamplingParams) -> list[SamplingParams]:
+    """The parameters of each choice that is sampled, with its seed."""
+    if params.num_samples == 1:
+        return [params]
+    seed = secrets.randbits(64) if params.seed is None else int(params.seed)
+    return [replace(params, seed=choice_seed(seed, index)) for index in range(params.num_samples)]
 
 
 def sample_token(scores: FloatArray, params: SamplingParams, uniform: float) -> int:
@@ -153,7 +175,8 @@ class SamplingArrays:
 
 def sampled_on_device(params: SamplingParams) -> bool:
     """Whether `SamplingArrays` can express these parameters; otherwise the host samples, from the logits."""
-    return not params.changes_logits and params.min_p == 0 and params.logprobs is None
+    reports_logprobs = params.logprobs is not None or params.ranks_samples
+    return not params.changes_logits and params.min_p == 0 and not reports_logprobs
 
 
 def sampling_arrays(samplers: Sequence[Sampler], indices: Sequence[int]) -> SamplingArrays:

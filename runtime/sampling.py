@@ -17,6 +17,7 @@ MAX_LOGPROBS = 64
 MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 MAX_SEED = 2**64 - 1
+MAX_CHOICES = 128
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class SamplingParams:
     stop_token_ids      tokens that end the output, in addition to the model's own end tokens
     ignore_eos          continue past the model's own end tokens
     logprobs            report the log-probability of the sampled token and of this many most likely tokens
+    n                   number of completions of the prompt, which is computed once. Choice 0 is what the request gives
+                        with n = 1; the others have seeds of their own, by `choice_seed`
+    best_of             sample this many choices, at least n, and return the n whose tokens have the highest mean
+                        log-probability; ties go to the lower index
     """
 
     max_tokens: int = 128
@@ -56,6 +61,8 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         for name, rule in _NUMBERS.items():
@@ -65,6 +72,8 @@ class SamplingParams:
         self._replace("logit_bias", _biases(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
             raise _refusal("ignore_eos", self.ignore_eos, "True or False", "pass a boolean")
+        if self.num_samples < self.n:
+            raise _refusal("best_of", self.best_of, f"at least n, which is {self.n}", "leave it out to return all")
 
     def _replace(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -79,6 +88,16 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
+
+    @property
+    def num_samples(self) -> int:
+        """Choices that are sampled; n of them are returned."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def ranks_samples(self) -> bool:
+        """Whether more choices are sampled than returned, so that their log-probabilities are needed."""
+        return self.num_samples > self.n
 
 
 @dataclass(frozen=True)
@@ -134,6 +153,15 @@ _NUMBERS = {
         "leave it out for none, use 0 for the sampled token alone",
         low=0,
         high=MAX_LOGPROBS,
+        optional=True,
+    ),
+    "n": _Rule(Integral, f"a whole number from 1 to {MAX_CHOICES}", "leave it out for 1", low=1, high=MAX_CHOICES),
+    "best_of": _Rule(
+        Integral,
+        f"a whole number from 1 to {MAX_CHOICES}",
+        "leave it out to return every choice",
+        low=1,
+        high=MAX_CHOICES,
         optional=True,
     ),
 }

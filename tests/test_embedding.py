@@ -87,12 +87,15 @@ def test_the_service_answers_streams_and_refuses(service: Client, artifact: Arti
         expected = engine.generate(PROMPT, SamplingParams(max_tokens=12))
         sampled = engine.generate(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=3, logit_bias={65: -100}))
     counts = {"finish_reason": "length", "prompt_tokens": expected.prompt_tokens, "output_tokens": 12}
-    assert service.generate(prompt=PROMPT, max_tokens=12) == (200, {"text": expected.text, **counts})
+    plain = (200, {"choices": [{"index": 0, "text": expected.text, **counts}]})
+    assert service.generate(prompt=PROMPT, max_tokens=12) == plain
     options = {"temperature": 1.0, "seed": 3, "logit_bias": {"65": -100}}
-    assert service.generate(prompt=PROMPT, max_tokens=12, **options)[1]["text"] == sampled.text
+    answer = service.generate(prompt=PROMPT, max_tokens=12, n=2, **options)[1]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["choices"][0]["text"] == sampled.text
     messages = [{"role": "user", "content": "def read_"}]
     chat = service.generate(messages=messages, tools=[{"name": "file("}], variables={"after": "path):"}, max_tokens=12)
-    assert chat == (200, {"text": expected.text, **counts})
+    assert chat == plain
 
     status, events = service.send(
         "POST", "/generate", json.dumps({"prompt": PROMPT, "max_tokens": 12, "stream": True}).encode()
@@ -100,13 +103,13 @@ def test_the_service_answers_streams_and_refuses(service: Client, artifact: Arti
     parts = [json.loads(event.removeprefix("data: ")) for event in events.split("\n\n") if event]
     assert (status, len(parts)) == (200, 12)
     assert "".join(part["text"] for part in parts) == expected.text
-    assert parts[-1] == {"text": parts[-1]["text"], **counts}
+    assert parts[-1] == {"index": 0, "text": parts[-1]["text"], **counts}
 
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: service.generate(prompt=PROMPT, max_tokens=12), range(16)))
-    assert answers == [(200, {"text": expected.text, **counts})] * 16
+    assert answers == [plain] * 16
     assert service.send("GET", "/health") == (200, '{"error": null}')
-    assert service.metrics()["output_tokens"] == 20 * 12
+    assert service.metrics()["output_tokens"] == 21 * 12
 
     refused: list[tuple[dict[str, Any], str]] = [
         ({"prompt": PROMPT, "temperature": -1}, "temperature is -1; it must be a finite number"),

@@ -25,12 +25,14 @@ freed and reused at once, even if a step in flight writes to them: the executor 
 whatever it still writes there is overwritten before it is read.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
+from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.waiting import WaitingQueue, by_rank
 
@@ -92,6 +94,7 @@ class Scheduler:
         self.num_yields = 0
         self.waiting = WaitingQueue(aging_tokens or _AGING_POOLS * blocks.num_blocks * blocks.block_tokens)
         self.running: dict[int, Sequence] = {}
+        self._num_in_scope: Counter[PrefixScope] = Counter()  # unfinished sequences of each private scope
         self._refused: tuple[int, int] | None = None  # sequence last refused blocks, and the headroom then
 
     @property
@@ -108,6 +111,7 @@ class Scheduler:
                 f" {self.blocks.block_tokens} tokens; the pool has {self.blocks.num_blocks}."
                 " Lower max_tokens, shorten the prompt, or give the engine more kv_blocks"
             )
+        self._enter_scope(sequence)
         self.waiting.add(sequence)
 
     def schedule(self) -> ScheduledBatch:
@@ -122,6 +126,30 @@ class Scheduler:
         for sequence, start, num_tokens, _ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
         return batch
+
+    def fork(self, parent: Sequence, children: list[Sequence]) -> list[Copy]:
+        """Start sequences that share the prompt of another, which is computed. They rank after it, in order.
+
+        Forking allocates no block, but as in `_start` each running sequence must have one to grow into. One that waits,
+        now or later, finds the prompt in the prefix index. Returns the copies to make before any other step.
+        """
+        assert parent.num_computed == parent.num_prompt_tokens
+        room = min(self.max_sequences, self.blocks.num_available) - len(self.running)
+        if self.blocks.states:
+            room = min(room, self.blocks.states.num_available)
+        copies: list[Copy] = []
+        for number, child in enumerate(children):
+            child.follow(parent, number + 1)
+            self._enter_scope(child)
+            if number < room:
+                copies += self.blocks.fork(parent.id, child.id)
+                child.num_computed = parent.num_prompt_tokens
+                child.state = SequenceState.RUNNING
+                self.running[child.id] = child
+            else:
+                child.state = SequenceState.WAITING
+                self.waiting.put_back(child)
+        return copies
 
     def complete(self, batch: ScheduledBatch) -> None:
         """Record that the step was computed: its tokens are in the pool now."""
@@ -177,9 +205,24 @@ class Scheduler:
             self.blocks.release(sequence.id)
         elif sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
-        if sequence.scope.private:
-            self.blocks.forget(sequence.tokens, sequence.scope)
+        if sequence.state in (SequenceState.RUNNING, SequenceState.WAITING):
+            self._leave_scope(sequence)
         sequence.state = SequenceState.FINISHED
+
+    def _enter_scope(self, sequence: Sequence) -> None:
+        if sequence.scope.private:
+            self._num_in_scope[sequence.scope] += 1
+
+    def _leave_scope(self, sequence: Sequence) -> None:
+        """Drop the cached blocks of a private scope: the prompt's with its last sequence, a sequence's own with it."""
+        if not sequence.scope.private:
+            return
+        self._num_in_scope[sequence.scope] -= 1
+        is_last = not self._num_in_scope[sequence.scope]
+        if is_last:
+            del self._num_in_scope[sequence.scope]
+        if is_last or sequence.num_prompt_tokens < self.blocks.block_tokens:  # then it shares no full block
+            self.blocks.forget(sequence.tokens, sequence.scope)
 
     def _decode(self, batch: ScheduledBatch) -> None:
         for sequence in sorted(self.running.values(), key=by_rank):

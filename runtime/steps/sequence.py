@@ -10,8 +10,9 @@ from ingot.runtime.kv.keys import PrefixScope
 
 
 class SequenceState(Enum):
-    """State of a sequence. A preempted one waits again."""
+    """State of a sequence. A preempted one waits again; an unforked one waits for a prompt that it will share."""
 
+    UNFORKED = "unforked"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -25,7 +26,8 @@ class Sequence:
     known, so the next step can be scheduled, but not their ids. It is 0 unless steps are pipelined.
 
     `rank` orders running sequences, the most urgent first: level and place. The level is the priority at first, and
-    gets lower by waiting (`waiting`). Places count first admissions from 1; 0 before.
+    gets lower by waiting (`waiting`). Places count first admissions from 1; 0 before. Sequences that were forked from
+    another have its place, and their own number after it.
     """
 
     id: int
@@ -41,7 +43,7 @@ class Sequence:
     num_in_flight: int = 0
     priority: int = 0  # lower numbers are served first
     group: str = ""  # a user or tenant; groups share the engine fairly
-    rank: tuple[int, int] = (0, 0)
+    rank: tuple[int, ...] = (0, 0)
     num_yields: int = 0  # preemptions for a more urgent sequence
     resume_level: int = 0  # level that it has at most when it is admitted
     num_charged: int = 0  # leading tokens that its group was charged for
@@ -67,6 +69,13 @@ class Sequence:
         tokens = array("q", prompt)
         most = len(tokens) + max_tokens
         return cls(sequence_id, tokens, len(tokens), most, reuse_prefix, scope, priority=priority, group=group)
+
+    def follow(self, parent: "Sequence", number: int) -> None:
+        """Take the rank after a sequence with the same prompt, which computed and was charged for it."""
+        self.rank = (parent.level, parent.place, number)
+        self.resume_level = parent.resume_level
+        self.cached_tokens = parent.cached_tokens
+        self.num_charged = parent.num_prompt_tokens
 
     @property
     def level(self) -> int:

@@ -2,7 +2,8 @@
 
 A step is a transaction. What fails in it ends the requests that caused the failure, and no other:
 
-    one request    its logits are not finite, or its sampler, detokenizer or stop check raises. It ends alone.
+    one request    its logits are not finite, or its sampler, detokenizer or stop check raises. It ends alone. So does
+                   one choice of a request with several, once they are forked (`families`).
     executor       nothing of the step counts. Its sequences are computed again one by one, which by batch invariance
                    gives the same tokens, and those that fail again end.
     all            an executor that cannot compute one token of a fresh sequence is broken: all requests end, and
@@ -22,7 +23,7 @@ import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
-from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.metrics import MetricsRegistry
 from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput
@@ -30,6 +31,7 @@ from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import NonFiniteLogits
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray
+from ingot.runtime.steps.families import Family
 from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
 from ingot.runtime.steps.sequence import SequenceState
 from ingot.runtime.steps.side_state import SideState
@@ -64,7 +66,8 @@ class StepLoop:
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}  # by sequence id
+        self.families: dict[int, Family] = {}  # by request id
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.metrics = MetricsRegistry()
@@ -81,14 +84,32 @@ class StepLoop:
         if request.deadline_seconds is not None:
             heappush(self._deadlines, (request.deadline_seconds, request.sequence.id))
         if len(self._deadlines) > 2 * len(self.requests) + _SPARE_DEADLINES:  # most are of requests that have ended
-            self._deadlines = [each for each in self._deadlines if each[1] in self.requests]
+            self._deadlines = [each for each in self._deadlines if each[1] in self.requests or each[1] in self.families]
             heapify(self._deadlines)
 
-    def end(self, request_id: int, reason: EarlyEnd = "abort") -> RequestOutput | None:
-        """End a request early and free its blocks; returns its last output, or None when it is finished or unknown."""
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return None
+    def add_choices(self, choices: list[Request]) -> None:
+        """Queue a request with several choices; RequestError when the whole pool could not hold one of them."""
+        family = Family(choices)
+        self.add(family.first)
+        self.families[family.id] = family
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are unfinished; one with several choices counts once."""
+        return len({request.id for request in self.requests.values()}) if self.families else len(self.requests)
+
+    def end(self, request_id: int, reason: EarlyEnd = "abort") -> list[RequestOutput]:
+        """End a request early and free its blocks; returns the last output of each choice that had not ended."""
+        family = self.families.get(request_id)
+        if family:
+            outputs = [shown for choice in family.open for shown in family.collect(self._end(choice, reason))]
+            del self.families[request_id]
+            return outputs
+        request = self.requests.get(request_id)
+        return [self._end(request, reason)] if request and request.id == request_id else []
+
+    def _end(self, request: Request, reason: EarlyEnd) -> RequestOutput:
+        self.requests.pop(request.sequence.id, None)
         self.scheduler.remove(request.sequence)
         now = self.clock()
         try:
@@ -97,7 +118,7 @@ class StepLoop:
             return self._counted(request.fail(error, now))
 
     def _counted(self, output: RequestOutput) -> RequestOutput:
-        """Add the request to the metrics if this is its last output."""
+        """Add the request, or the choice of one, to the metrics if this is its last output."""
         if output.completion:
             self.metrics.finish(output.completion)
         return output
@@ -130,8 +151,7 @@ class StepLoop:
         """End the requests whose time is over, whatever state they are in; their outputs have the text so far."""
         now = self.clock() if self._deadlines else 0.0
         while self._deadlines and self._deadlines[0][0] <= now:
-            output = self.end(heappop(self._deadlines)[1], "timeout")
-            if output:
+            for output in self.end(heappop(self._deadlines)[1], "timeout"):
                 self.outputs.put(output)
 
     def finish_in_flight(self) -> None:
@@ -142,10 +162,10 @@ class StepLoop:
 
     def close(self) -> None:
         """End all requests, and forget the step in flight and outputs that were not read."""
-        for request_id in list(self.requests):
-            output = self.end(request_id)
-            if output and request_id in self.outputs:
-                self.outputs.put(output)
+        for request in list(self.requests.values()):
+            for output in self.end(request.id):
+                if request.id in self.outputs:
+                    self.outputs.put(output)
         self.outputs.take()
         if self._pipeline:
             self._pipeline.take()
@@ -155,6 +175,8 @@ class StepLoop:
         self._blocks.check()
         scheduled = {*self.scheduler.running, *(sequence.id for sequence in self.scheduler.waiting)}
         assert scheduled == {*self.requests}
+        assert all(family.first.sequence.id in self.requests or family.is_forked for family in self.families.values())
+        assert not any(family.is_finished for family in self.families.values())
         rows = self.in_flight.rows if self.in_flight else {}
         assert all(request.sequence.num_in_flight == (number in rows) for number, request in self.requests.items())
 
@@ -182,7 +204,10 @@ class StepLoop:
         now = self.clock()
         for entry in batch.entries:
             self.requests[entry.sequence.id].scheduled(now)
-        for copy in batch.copies:
+        self._make_copies(batch.copies)
+
+    def _make_copies(self, copies: Iterable[Copy]) -> None:
+        for copy in copies:
             try:
                 if self._side_state and isinstance(copy, StateCopy):
                     self._side_state.copy(copy)
@@ -264,7 +289,25 @@ class StepLoop:
         for entry, row in zip((entry for entry in batch.entries if entry.samples), rows, strict=True):
             request = self.requests.get(entry.sequence.id)
             if request:  # it has not ended since
-                self._finish_entry(entry, request, row, now)
+                for choice in [request, *self._fork(request)]:
+                    if choice.sequence.id in self.requests:  # the copy of its side state did not fail
+                        self._finish_entry(entry._replace(sequence=choice.sequence), choice, row, now)
+
+    def _fork(self, request: Request) -> list[Request]:
+        """The other choices of a request whose prompt was just computed: they sample from the same logits."""
+        family = self._unforked(request)
+        if family is None:
+            return []
+        children = family.fork()
+        copies = self.scheduler.fork(request.sequence, [child.sequence for child in children])
+        self.requests |= {child.sequence.id: child for child in children}
+        self._make_copies(copies)
+        return children
+
+    def _unforked(self, request: Request) -> Family | None:
+        """The family whose prompt a request computes."""
+        family = self.families.get(request.id)
+        return family if family and not family.is_forked else None
 
     def _finish_entry(self, entry: ScheduledSequence, request: Request, row: FloatArray | int, now: float) -> None:
         """Finish one request's share of a step. Whatever it raises ends this request alone."""
@@ -278,13 +321,23 @@ class StepLoop:
             return
         self.metrics.output_tokens += 1
         if previous is None:
-            self.metrics.first_token(now - request.arrival_seconds, request.sequence.num_prompt_tokens)
+            self.metrics.first_token(now - request.arrival_seconds, request.num_own_prompt_tokens)
         else:
             self.metrics.itl_seconds.observe(now - previous)
-        self.outputs.put(output)
-        if output.finished:
+        if output.completion:
             del self.requests[request.sequence.id]
             self.scheduler.remove(request.sequence)
+        self._put(output)
+
+    def _put(self, output: RequestOutput) -> None:
+        family = self.families.get(output.request_id)
+        if family is None:
+            self.outputs.put(output)
+            return
+        for shown in family.collect(output):
+            self.outputs.put(shown)
+        if family.is_finished:
+            del self.families[family.id]
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that failed by itself."""
@@ -293,7 +346,7 @@ class StepLoop:
             self.scheduler.discard(request.sequence)
         else:
             self.scheduler.remove(request.sequence)
-        self.outputs.put(self._counted(request.fail(error, self.clock())))
+        self._put(self._counted(request.fail(error, self.clock())))
 
     def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
         """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
@@ -304,9 +357,14 @@ class StepLoop:
             failed = [*failed, *self.requests.values()]
             self._take_out(list(self.requests.values()))
         now = self.clock()
-        for request in failed:
+        for request in [choice for one in failed for choice in self._with_unforked(one)]:
             output = request.end_with(self.error, now) if self.error else request.fail(error, now)
-            self.outputs.put(self._counted(output))
+            self._put(self._counted(output))
+
+    def _with_unforked(self, request: Request) -> list[Request]:
+        """A request and the choices that fail with it, because they depend on its prompt."""
+        family = self._unforked(request)
+        return family.open if family else [request]
 
     def _take_out(self, requests: list[Request]) -> None:
         for request in requests:
@@ -327,9 +385,8 @@ class StepLoop:
         try:
             yield
         except BaseException:
-            for entry in batch.entries:
-                output = self.end(entry.sequence.id)
-                if output:
+            for request in [self.requests.get(entry.sequence.id) for entry in batch.entries]:
+                for output in self.end(request.id) if request else ():
                     self.outputs.put(output)
             raise
 
@@ -338,7 +395,7 @@ class StepLoop:
         return [self.requests[entry.sequence.id] for entry in batch.entries if entry.samples]
 
     def _needs_logits(self, batch: ScheduledBatch) -> bool:
-        return any(request.needs_logits for request in self._sampling(batch))
+        return any(request.needs_logits or self._unforked(request) for request in self._sampling(batch))
 
     def _require_progress(self, batch: ScheduledBatch) -> None:
         """Raise EngineError when nothing can run and no step in flight could change that."""

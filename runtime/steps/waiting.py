@@ -120,7 +120,8 @@ class WaitingQueue:
         if not sequence.place:
             self._leave(sequence.group)
             self._num_places += 1
-        sequence.rank = (min(level.reached, sequence.resume_level), sequence.place or self._num_places)
+        place = sequence.rank[1:] if sequence.place else (self._num_places,)
+        sequence.rank = (min(level.reached, sequence.resume_level), *place)
         level.restart()
         self._drop_if_empty(level)
         self._count(sequence, -1)

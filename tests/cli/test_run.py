@@ -70,3 +70,30 @@ def test_standard_input_is_the_prompt_if_none_is_given(
     monkeypatch.setattr(sys, "stdin", io.StringIO("def f"))
     assert run(["run", str(artifact.path), "--max-tokens", "3", "--no-verify"]) == 0
     assert capsys.readouterr().out.startswith("def f")
+
+
+def test_several_choices_are_printed_under_headings_and_as_json(artifact: Artifact, capsys: Captured) -> None:
+    command = ["run", str(artifact.path), "def f", "--max-tokens", "6", "--temperature", "1", "--seed", "3"]
+    assert run([*command, "--n", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert run([*command, "--n", "3", "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert shown == "".join(
+        f"--- choice {number}, seed {choice['seed']}\ndef f{choice['text']}\n" for number, choice in enumerate(choices)
+    )
+    command[-1] = str(choices[2]["seed"])
+    assert run([*command, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["token_ids"] == choices[2]["token_ids"]
+    assert "choices" not in alone
+
+
+def test_the_best_of_several_choices_is_printed_alone(artifact: Artifact, capsys: Captured) -> None:
+    command = ["run", str(artifact.path), "def f", "--max-tokens", "6", "--temperature", "1", "--seed", "3", "--json"]
+    assert run([*command, "--best-of", "4"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    assert run([*command, "--n", "2", "--best-of", "4"]) == 0
+    two = json.loads(capsys.readouterr().out)["choices"]
+    assert two[0]["token_ids"] == best["token_ids"]
+    assert two[0]["mean_logprob"] >= two[1]["mean_logprob"]

@@ -54,10 +54,10 @@ def chat_engine(folder: Path) -> Engine:
     return Engine(FakeExecutor(vocab_size=tokenizer.vocab_size), tokenizer)
 
 
-def random_pool(rng: random.Random) -> dict[str, int]:
-    """Options of a fake executor whose pool is small for several requests of 64 tokens."""
+def random_pool(rng: random.Random, longest: int = 64) -> dict[str, int]:
+    """Options of a fake executor whose pool is small for several requests of `longest` tokens."""
     block_tokens = rng.choice([1, 2, 4, 16])
-    num_blocks = -(-64 // block_tokens) + rng.choice([0, 1, 12])
+    num_blocks = -(-longest // block_tokens) + rng.choice([0, 1, 12])
     return {
         "block_tokens": block_tokens,
         "num_blocks": num_blocks,

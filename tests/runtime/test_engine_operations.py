@@ -1,5 +1,6 @@
-"""Random use of the engine: add, step, abort, failing steps. A request that finishes has the tokens it gets alone."""
+"""Random use of the engine: add, step, abort, failing steps. A choice that finishes has the tokens it gets alone."""
 
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -10,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampler import SamplingArrays
+from ingot.runtime.sampler import SamplingArrays, choice_seed
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 from tests.runtime.engines import token_engine
@@ -27,6 +29,9 @@ PARAMS = st.builds(
     max_tokens=st.integers(1, 11),
     stop_token_ids=st.sampled_from([(), (), (2,)]),
     presence_penalty=st.sampled_from([0.0, 0.0, 0.0, 1.5]),
+    temperature=st.sampled_from([0.0, 0.9]),
+    seed=st.integers(0, 3),
+    n=st.sampled_from([1, 1, 2, 3]),
 )
 
 
@@ -92,6 +97,8 @@ class EngineOperations(RuleBasedStateMachine):
         self.now = 0.0
         self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache, clock=lambda: self.now)
         self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self.failed: set[int] = set()  # requests of which a choice or more failed
+        self.ended: dict[int, dict[int, Completion]] = {}  # choices by request and index
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, params=PARAMS, options=OPTIONS)
     def add(self, prompt: list[int], params: SamplingParams, options: RequestOptions) -> None:
@@ -103,27 +110,31 @@ class EngineOperations(RuleBasedStateMachine):
             self.now += 1
             for output in self.engine.step():
                 if output.completion:
-                    self.finished(output.request_id, output.completion.finish_reason, output.completion.token_ids)
+                    self.choice_ended(output.completion)
+                if output.result:
+                    self.finished(output.result)
 
     @rule(number=st.integers(0, 20))
     def abort(self, number: int) -> None:
         if self.requests:
             request_id = sorted(self.requests)[number % len(self.requests)]
-            completion = self.engine.abort(request_id)
-            if completion:
-                self.finished(request_id, completion.finish_reason, completion.token_ids)
+            result = self.engine.abort(request_id)
+            assert result is not None
+            for choice in result.choices:
+                self.choice_ended(choice)
+            self.finished(result)
 
     @rule(when=st.sampled_from(["before", "after"]), times=st.integers(1, 2))
     def fail(self, when: str, times: int) -> None:
         """The next computed step fails; the second time, so does its first sequence when it is computed alone."""
         self.executor.breaks, self.executor.times = when, times
-        before = self.engine.metrics()
+        before, num_failed_before = self.engine.metrics(), len(self.failed)
         while self.engine.has_unfinished() and self.executor.times:
             self.step(1)
         after = self.engine.metrics()
         num_failed = times - self.executor.times
         num_failed_steps = after.num_failed_steps - before.num_failed_steps
-        assert num_failed_steps + after.num_failed_requests - before.num_failed_requests <= num_failed
+        assert num_failed_steps + len(self.failed) - num_failed_before <= num_failed
         assert (num_failed_steps > 0) == (num_failed > 0)
         self.executor.times = 0
 
@@ -132,9 +143,23 @@ class EngineOperations(RuleBasedStateMachine):
         if self.engine.metrics().num_running == 0:
             assert np.array_equal(self.engine.prompt_logits([1] * length), logits_of_ones()[:length])
 
-    def finished(self, request_id: int, reason: str, token_ids: tuple[int, ...]) -> None:
-        expected = tokens_alone(*self.requests.pop(request_id))
-        assert token_ids == (expected[: len(token_ids)] if reason in ("abort", "timeout", "error") else expected)
+    def choice_ended(self, choice: Completion) -> None:
+        prompt, params = self.requests[choice.request_id]
+        expected = tokens_alone(prompt, replace(params, n=1, seed=choice_seed(params.seed or 0, choice.index)))
+        cut_off = choice.finish_reason in ("abort", "timeout", "error")
+        assert choice.token_ids == (expected[: len(choice.token_ids)] if cut_off else expected)
+        if choice.error:
+            self.failed.add(choice.request_id)
+        same = self.ended.setdefault(choice.request_id, {}).setdefault(choice.index, choice)
+        assert same.token_ids == choice.token_ids
+
+    def finished(self, result: Completion) -> None:
+        _, params = self.requests.pop(result.request_id)
+        ended = self.ended.pop(result.request_id)
+        assert [choice.index for choice in result.choices] == sorted(ended) == [*range(params.n)]
+        assert [choice.seed for choice in result.choices] == [
+            choice_seed(params.seed or 0, index) for index in range(params.n)
+        ]
 
     @invariant()
     def bookkeeping_is_consistent(self) -> None:

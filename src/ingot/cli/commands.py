@@ -282,6 +282,8 @@ def recipes() -> None:
 @click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
 @click.option("--frequency-penalty", default=0.0, show_default=True, help="The same, once for each time.")
 @click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
+@click.option("--n", default=1, show_default=True, help="Number of completions; they share the prompt's work.")
+@click.option("--best-of", type=int, help="Sample this many, keep the --n with the highest mean log-probability.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
 @click.option("--system", help="System message of a chat.")
 @click.option("--stats", is_flag=True, help="Print latencies, throughput and use of the caches to stderr.")
@@ -302,6 +304,7 @@ def run() -> None:
       ingot run artifacts/demo
       ingot run artifacts/demo "def read_file(path):" --max-tokens 64
       ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
+      ingot run artifacts/demo "def read_file(path):" --n 3 --temperature 0.8 --seed 1
       ingot run artifacts/demo --prompts-file prompts.jsonl -o results.jsonl --stats
     """
 

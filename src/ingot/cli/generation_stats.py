@@ -16,11 +16,20 @@ def pace(done: Completion) -> str:
 
 
 def completion_facts(done: Completion) -> dict[str, object]:
-    """A completion as JSON."""
+    """A completion as JSON: choice 0, and where the request had several, all of them in `choices`."""
+    facts = _choice_facts(done)
+    return facts | {"choices": [_choice_facts(one) for one in done.choices]} if done.others else facts
+
+
+def _choice_facts(done: Completion) -> dict[str, object]:
+    mean = {} if done.mean_logprob is None else {"mean_logprob": done.mean_logprob}
     return {
+        "index": done.index,
         "text": done.text,
         "token_ids": list(done.token_ids),
         "finish_reason": done.finish_reason,
+        "seed": done.seed,
+        **mean,
         "prompt_tokens": done.prompt_tokens,
         "cached_tokens": done.cached_tokens,
         "ttft_seconds": done.metrics.ttft_seconds,
@@ -41,7 +50,7 @@ def print_stats(engine: Engine) -> None:
 
 def print_batch_stats(done: Sequence[Completion], num_failed: int, seconds: float) -> None:
     """Print counts, throughput and percentiles of latency of a file of prompts, on stderr."""
-    tokens = sum(len(one.token_ids) for one in done)
+    tokens = sum(len(choice.token_ids) for one in done for choice in one.choices)
     prompt_tokens = sum(one.prompt_tokens for one in done)
     print_note(
         f"{len(done)} prompts, {num_failed} failed; {prompt_tokens} prompt tokens, {tokens} generated in "

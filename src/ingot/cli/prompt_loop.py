@@ -32,7 +32,7 @@ _HELP = {
 _SETTABLE = {  # parameter -> how its text is read
     field.name: int if field.name in ("max_tokens", "top_k", "seed") else float
     for field in fields(SamplingParams)
-    if isinstance(field.default, int | float | None) and field.name not in ("ignore_eos", "logprobs")
+    if isinstance(field.default, int | float | None) and field.name not in ("ignore_eos", "logprobs", "n", "best_of")
 }
 
 ReadLine = Callable[[str], str]

@@ -176,12 +176,13 @@ def _results(engine: Engine, prompts: Sequence[FilePrompt]) -> Iterator[tuple[Fi
             queued.popleft()
         elif request in completions:
             completion = completions.pop(request)
-            yield prompt, completion.error or completion
+            failed = next((choice.error for choice in completion.choices if choice.error), None)
+            yield prompt, failed or completion
             queued.popleft()
         else:
             for output in engine.step():
-                if output.completion is not None:
-                    completions[output.request_id] = output.completion
+                if output.result is not None:
+                    completions[output.request_id] = output.result
 
 
 def _add(engine: Engine, prompt: FilePrompt) -> int | IngotError:

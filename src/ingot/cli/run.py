@@ -1,7 +1,7 @@
 """`ingot run`: generates from one prompt, from a file of prompts, or from what is typed at the terminal."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -13,7 +13,7 @@ from ingot.cli.generation_stats import completion_facts, pace, print_stats
 from ingot.cli.prompt_loop import PromptLoop
 from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
-from ingot.runtime import Engine, SamplingParams
+from ingot.runtime import Completion, Engine, RequestOutput, SamplingParams
 
 
 def run_command(
@@ -40,6 +40,7 @@ def run_command(
             return 1 if write_results(engine, prompts, output, stats) else 0
     if prompt is None and _is_terminal(sys.stdin):
         _require_terminal_for_answers(as_json)
+        _require_one_choice(params)
         with _load(artifact, no_verify) as engine:
             PromptLoop(engine, params, chat, system, shows_stats=stats).run(keeps_history=not no_history)
         return 0
@@ -81,6 +82,13 @@ def _require_terminal_for_answers(as_json: bool) -> None:
         raise UsageError(f"{what} requires a prompt: give PROMPT, - to type one on standard input, or --prompts-file")
 
 
+def _require_one_choice(params: SamplingParams) -> None:
+    if params.n > 1:
+        raise UsageError(
+            f"--n {params.n} requires a prompt: give PROMPT, or --prompts-file; a chat has one answer each"
+        )
+
+
 def _standard_input() -> str:
     if sys.stdin is None or sys.stdin.closed:
         raise RequestError("standard input is closed, so there is no prompt; give PROMPT or --prompts-file FILE")
@@ -100,6 +108,9 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
 
 def _stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams) -> None:
     outputs = engine.stream(prompt, params)  # refuses a bad prompt before anything is printed
+    if params.n > 1:
+        _print_choices(outputs, prompt if isinstance(prompt, str) else "")
+        return
     if isinstance(prompt, str):
         click.echo(prompt, nl=False)
     last = None
@@ -110,3 +121,18 @@ def _stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams)
     click.echo()
     if last is not None and last.completion is not None:
         print_note(pace(last.completion))
+
+
+def _print_choices(outputs: Iterable[RequestOutput], prompt: str) -> None:
+    """Print each choice under a heading, in order of index, as soon as it and those before it are complete."""
+    done: dict[int, Completion] = {}
+    num_shown = 0
+    for output in outputs:
+        if output.completion:
+            done[output.index] = output.completion
+        while num_shown in done:
+            choice = done[num_shown]
+            click.echo(f"--- choice {num_shown}, seed {choice.seed}\n{prompt}{choice.text}")
+            sys.stdout.flush()
+            print_note(pace(choice))
+            num_shown += 1

@@ -1,0 +1,82 @@
+"""Several choices of one prompt (n, best_of): sequences that share the prompt's blocks and are sampled apart.
+
+Choice 0 is the request that the scheduler gets. In the step that computes its prompt's last token, every choice samples
+its first token from that row of logits, and the others are forked: their block tables name the same blocks, and the
+first to write to a shared block copies it (`BlockManager.reserve`). From then on each is scheduled, preempted and ended
+by itself. So each gets the tokens of a request of its own with its seed, and a choice that fails ends alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.request import Request
+from ingot.runtime.steps.sequence import SequenceState
+
+
+class Family:
+    """The choices of one request, in order of index, and what they have given so far."""
+
+    def __init__(self, choices: Sequence[Request]) -> None:
+        assert len(choices) > 1
+        self.id = choices[0].id
+        self.is_forked = False
+        self._choices = tuple(choices)
+        self._completions: dict[int, Completion] = {}
+        self._params = choices[0].sampler.params
+        for child in choices[1:]:
+            child.sequence.state = SequenceState.UNFORKED
+
+    @property
+    def first(self) -> Request:
+        """The choice that computes the prompt."""
+        return self._choices[0]
+
+    @property
+    def open(self) -> list[Request]:
+        """Choices that have not ended."""
+        return [choice for choice in self._choices if choice.index not in self._completions]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all choices have ended."""
+        return len(self._completions) == len(self._choices)
+
+    def fork(self) -> list[Request]:
+        """The choices to start now that the first has the prompt."""
+        assert not self.is_forked
+        self.is_forked = True
+        children = self.open[1:]
+        for child in children:
+            child.follow(self.first)
+        return children
+
+    def collect(self, output: RequestOutput) -> list[RequestOutput]:
+        """Outputs to show after one of a choice. With best_of above n they come at the end."""
+        if output.completion:
+            self._completions[output.index] = output.completion
+        if not self._params.ranks_samples:
+            return [replace(output, result=self._result(self._in_order()) if self.is_finished else None)]
+        return self._best() if self.is_finished else []
+
+    def _in_order(self) -> list[Completion]:
+        return [self._completions[index] for index in range(len(self._choices))]
+
+    def _result(self, completions: Sequence[Completion]) -> Completion:
+        return replace(completions[0], others=tuple(completions[1:]))
+
+    def _best(self) -> list[RequestOutput]:
+        """One output for each of the n best choices: its whole text and tokens. Their rank is their index."""
+        found = sorted(self._in_order(), key=_rank)[: self._params.n]
+        ranked = [replace(completion, index=rank) for rank, completion in enumerate(found)]
+        outputs = [
+            RequestOutput(self.id, one.text, self._choices[before.index].tokens, one, index=one.index)
+            for before, one in zip(found, ranked, strict=True)
+        ]
+        return [*outputs[:-1], replace(outputs[-1], result=self._result(ranked))]
+
+
+def _rank(completion: Completion) -> tuple[bool, float, int]:
+    """Sorts the best choice first: failed ones last, then by mean log-probability, then by index."""
+    mean = completion.mean_logprob
+    return completion.error is not None, float("inf") if mean is None else -mean, completion.index
