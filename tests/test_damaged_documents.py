@@ -125,7 +125,6 @@ RESEALED: dict[str, tuple[Change, str]] = {
     ),
     "max_batch_tokens true": (lambda raw: raw.update(max_batch_tokens=True), "max_batch_tokens: Input should be a"),
     "a KV type": (lambda raw: raw["kv"].update(dtype="int3"), "kv.dtype: Input should be 'float32'"),
-    "a KV type of GPUs": (lambda raw: raw["kv"].update(dtype="fp8"), "the KV pool of the CPU holds float32, not fp8"),
     "odd int4": (
         lambda raw: raw["kv"].update(dtype="int4", head_dim=7),
         "int4 stores two dims in a byte",

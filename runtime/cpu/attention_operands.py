@@ -20,12 +20,13 @@ from ingot.runtime.steps.batch import FloatArray, Int64Array
 class Operands(NamedTuple):
     """query [rows, heads * dim], key and value [rows, kv heads * dim], float32.
 
-    Columns are contiguous; rows need not be, so that all three may be slices of one matrix.
+    Columns are contiguous; rows need not be, so that all three may be slices of one matrix. A layer that shares another
+    layer's keys and values has none of its own.
     """
 
     query: FloatArray
-    key: FloatArray
-    value: FloatArray
+    key: FloatArray | None = None
+    value: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,16 @@ class _Columns:
 def _operands(step: AttentionStep) -> Iterator[_Columns]:
     """Columns of query, key and value."""
     yield _Columns(step.query, step.query_column, step.num_heads * step.head_dim)
-    yield _Columns(step.key, step.key_column, step.num_kv_heads * step.head_dim)
-    yield _Columns(step.value, step.value_column, step.num_kv_heads * step.head_dim)
+    for name, column in ((step.key, step.key_column), (step.value, step.value_column)):
+        if name is not None:
+            yield _Columns(name, column, step.num_kv_heads * step.head_dim)
 
 
 def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
     layer = kv.layers[step.layer] if step.layer < kv.num_layers else None
+    if layer is not None and layer.value_dim != layer.key_dim:
+        found = "has latent keys and values" if layer.value_dim == 0 else "has values of other dims than keys"
+        raise EngineError(f"attention of layer {step.layer}: it {found}, which the CPU engine does not support yet")
     own = (step.num_kv_heads, step.head_dim, step.head_dim)
     if layer is None or own != (layer.num_kv_heads, layer.key_dim, layer.value_dim) or step.num_heads % own[0]:
         stored = "no such layer"

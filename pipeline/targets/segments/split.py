@@ -168,7 +168,7 @@ def _values(graph: ir.Graph, steps: Iterable[SegmentStep | AttentionStep]) -> It
         if isinstance(step, SegmentStep):
             named.update((*step.inputs, *step.outputs))
         else:
-            named.update((step.query, step.key, step.value, step.output))
+            named.update((*step.inputs, step.output))
     made = (value for node in graph for value in node.outputs)
     return (value for value in (*graph.inputs, *made) if value.name in named)
 

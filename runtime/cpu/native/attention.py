@@ -150,13 +150,18 @@ class NativeAttention:
         self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
     ) -> Callable[[], None]:
         """Return the call that runs `step` on these buffers."""
-        arrays = (*operands, output)
+        arrays = (*(array for array in operands if array is not None), output)
         assert output.flags.c_contiguous
         assert all(a.strides[1] == 4 and a.dtype == np.float32 for a in arrays)
         layer = _Layer(self._pool.blocks.ctypes.data)
         _place(layer, self._pool.geometry, step.layer)
-        layer.query, layer.key, layer.value, layer.output = (a.ctypes.data for a in arrays)
-        layer.query_stride, layer.key_stride, layer.value_stride = (a.strides[0] // 4 for a in operands)
+        layer.query, layer.query_stride = operands.query.ctypes.data, operands.query.strides[0] // 4
+        layer.output = output.ctypes.data
+        if layer.writes:
+            assert operands.key is not None
+            assert operands.value is not None
+            layer.key, layer.key_stride = operands.key.ctypes.data, operands.key.strides[0] // 4
+            layer.value, layer.value_stride = operands.value.ctypes.data, operands.value.strides[0] // 4
         if rotation is not None:
             layer.cos, layer.sin = rotation.cos.ctypes.data, rotation.sin.ctypes.data
             layer.rotary_dim = rotation.rotary_dim

@@ -44,17 +44,18 @@ class NumpyAttention:
             for s in range(len(self._batch.context_lens)):
                 rows = slice(int(self._batch.query_starts[s]), int(self._batch.query_starts[s + 1]))
                 positions = self._positions(s, rows.stop - rows.start)
-                query, key = (_rotated(step, x[rows], positions, rotation) for x in operands[:2])
-                self._write(step, s, key, operands.value[rows])
-                self._attend(step, s, query, output[rows])
+                if self._pool.geometry.layers[step.layer].source == step.layer:  # else it attends to another layer's
+                    assert operands.key is not None
+                    assert operands.value is not None
+                    key = _rotated(step, operands.key[rows], positions, rotation)
+                    self._write(step, s, key, operands.value[rows])
+                self._attend(step, s, _rotated(step, operands.query[rows], positions, rotation), output[rows])
 
         return attend
 
     def _write(self, step: AttentionStep, s: int, key: FloatArray, value: FloatArray) -> None:
         block, slot = self._places(s, self._positions(s, len(key)))
         geometry, views = self._pool.geometry, self._pool.layer(step.layer)
-        if geometry.layers[step.layer].source != step.layer:
-            return  # it attends to another layer's
         for vectors, codes, scales in (
             (key, views.keys, views.key_scales),
             (value, views.values, views.value_scales),

@@ -71,14 +71,14 @@ class AttentionStep(_Frozen):
 
     query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand starts
     at a column of its value, so that all three may be slices of one. With `rotary`, queries and keys are first rotated
-    by their tokens' positions, and the pool holds rotated keys.
+    by their tokens' positions, and the pool holds rotated keys. A layer that shares another's keys and values has none.
     """
 
     kind: Literal["attention"] = "attention"
     layer: _Column
     query: str
-    key: str
-    value: str
+    key: str | None = None
+    value: str | None = None
     query_column: _Column = 0
     key_column: _Column = 0
     value_column: _Column = 0
@@ -90,6 +90,11 @@ class AttentionStep(_Frozen):
     scale: _Number
     softcap: _Number = Field(default=0.0, ge=0.0, description="0 means none; logits become softcap * tanh(x / softcap)")
     window: _Column = Field(default=0, description="0 means none; else a token sees itself and window - 1 before it")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values that it reads; a value that has several operands is there once."""
+        return tuple(dict.fromkeys(name for name in (self.query, self.key, self.value) if name is not None))
 
 
 Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]

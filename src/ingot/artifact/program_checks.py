@@ -6,6 +6,7 @@ A manifest whose digests are right was not damaged, but it may have been written
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import AttentionStep, Manifest, SegmentStep, ValueFacts
 from ingot.errors import ArtifactError, did_you_mean, shown
 
@@ -44,9 +45,7 @@ def check_program(manifest: Manifest) -> None:
 
 def inputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
     """Names of the values that a step reads, each once."""
-    if isinstance(step, SegmentStep):
-        return tuple(dict.fromkeys(step.inputs))
-    return tuple(dict.fromkeys((step.query, step.key, step.value)))
+    return tuple(dict.fromkeys(step.inputs))
 
 
 def outputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
@@ -89,11 +88,22 @@ def _check_layers(manifest: Manifest) -> None:
     if manifest.schema_version < _WINDOWS_SINCE:
         return
     for step in steps:
+        _check_sharing(step, manifest.kv)
         window = manifest.kv.layers[step.layer].window
         if step.window != window:
             raise ArtifactError(
                 f"attention of layer {step.layer} has a window of {step.window} tokens; the KV geometry has {window}"
             )
+
+
+def _check_sharing(step: AttentionStep, kv: KVGeometry) -> None:
+    """A layer has keys and values of its own, or shares another's: one of both."""
+    source = kv.layers[step.layer].source
+    given = [name for name in ("key", "value") if getattr(step, name) is not None]
+    if source != step.layer and given:
+        raise ArtifactError(f"attention of layer {step.layer} has a {given[0]}, but it shares those of layer {source}")
+    if source == step.layer and len(given) < 2:
+        raise ArtifactError(f"attention of layer {step.layer} lacks its key or value, and shares no other layer's")
 
 
 def _words(facts: ValueFacts) -> str:

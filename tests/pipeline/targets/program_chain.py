@@ -44,6 +44,8 @@ class ProgramChain:
 
     def _operands(self, step: AttentionStep, values: dict[str, Any]) -> Iterator[FloatArray]:
         """Query, key and value of a step: their columns, turned where the step says so."""
+        assert step.key is not None
+        assert step.value is not None
         places = ((step.query, step.query_column, step.num_heads), (step.key, step.key_column, step.num_kv_heads))
         for name, column, heads in places:
             yield self._turned(step, values[name][:, column : column + heads * step.head_dim])

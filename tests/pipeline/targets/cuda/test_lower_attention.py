@@ -24,6 +24,6 @@ def test_a_quantized_pool_gives_the_bits_of_one_with_rounded_vectors(
     ids = prompts(5)
     model = fused(imported(LLAMA))
     found = logits_by_program(model, ids, precision)[0]
-    head_dim = KV.of(model).head_dim
+    head_dim = KV.of(model).layers[0].key_dim
     wanted = logits_by_program(model, ids, device=RoundedPool(precision, head_dim))[0]
     np.testing.assert_array_equal(found, wanted)

@@ -47,7 +47,7 @@ def test_names_in_the_segments_are_those_of_the_program_and_each_is_made_before_
             assert step.outputs == tuple(value.name for value in graph.outputs)
             read, made = step.inputs, step.outputs
         else:
-            read, made = (step.query, step.key, step.value), (step.output,)
+            read, made = step.inputs, (step.output,)
         assert known.issuperset(read)
         known.update(made)
     assert known == program.values.keys()
