@@ -9,6 +9,8 @@ class TrainingFacts:
     """Measurements of one training run that the model card reports."""
 
     parameters: int
+    hidden: int
+    layers: int
     modules: int
     corpus_tokens: int
     heldout_modules: int
@@ -31,7 +33,7 @@ A small Llama that continues Python source text. It exists to be compiled, quant
 | | |
 |---|---|
 | parameters | {facts.parameters:,} |
-| shape | hidden 256, 6 layers, 8 heads, 4 key-value heads, head width 32, ffn 768, vocabulary 4096, context 1024, tied head |
+| shape | hidden {facts.hidden}, {facts.layers} layers, {heads} heads, {kv_heads} key-value heads, head width 32, ffn {ffn}, vocabulary 4096, context 1024, tied head |
 | data | standard library of CPython {python}: {facts.modules:,} modules, {facts.corpus_tokens:,} tokens |
 | held out | {facts.heldout_modules} modules ({facts.heldout_tokens:,} tokens), named in `heldout-modules.json`, text in `heldout.txt` |
 | tokenizer | byte-level BPE trained on the same modules |
@@ -49,4 +51,13 @@ Made by `python -m examples.train_demo_model`.
 def model_card(name: str, facts: TrainingFacts) -> str:
     """The model card in Markdown."""
     epochs = facts.trained_tokens / facts.corpus_tokens
-    return _TEMPLATE.format(name=name, facts=facts, epochs=epochs, python=platform.python_version())
+    heads = facts.hidden // 32
+    return _TEMPLATE.format(
+        name=name,
+        facts=facts,
+        heads=heads,
+        kv_heads=heads // 2,
+        ffn=3 * facts.hidden,
+        epochs=epochs,
+        python=platform.python_version(),
+    )

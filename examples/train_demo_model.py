@@ -1,7 +1,12 @@
-"""Train a model like examples/models/stdlib-llama-6m: a small Llama that writes Python.
+r"""Train a model like examples/models/stdlib-llama-6m: a small Llama that writes Python.
 
     pip install --group oracle            # torch and transformers
     python -m examples.train_demo_model --minutes 80 --out my-model
+
+and a smaller one with the same tokenizer, which drafts tokens for it (speculation):
+
+    python -m examples.train_demo_model --minutes 20 --hidden 128 --layers 2 \
+        --tokenizer examples/models/stdlib-llama-6m --out my-draft
 
 Writes a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with the measurements. The
 same seed, steps, threads, Python and torch give the same model; with --minutes the machine's speed decides the steps.
@@ -30,6 +35,7 @@ from examples.stdlib_corpus import (
     train_tokenizer,
 )
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 BATCH_SEQUENCES = 8
@@ -40,6 +46,7 @@ FLAT_UNTIL = 0.6  # share of the training after which the learning rate falls
 LAST_SHARE = 0.02  # of the peak learning rate, at the end
 EVALUATION_TOKENS = 61_440
 WINDOW_TOKENS = 512
+HEAD_WIDTH = 32
 _REPORT_EVERY = 100
 
 
@@ -55,15 +62,16 @@ class Budget:
         return step / self.steps if self.steps is not None else elapsed / self.seconds
 
 
-def make_model() -> LlamaForCausalLM:
-    """The shape of the demo model: 5.8 million parameters, embedding and head tied."""
+def make_model(hidden: int = 256, layers: int = 6) -> LlamaForCausalLM:
+    """By default the shape of the demo model: 5.8 million parameters, embedding and head tied."""
+    heads = hidden // HEAD_WIDTH
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=1024,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
@@ -153,17 +161,36 @@ def _train_step(model: LlamaForCausalLM, optimizer: torch.optim.AdamW, batch: to
 @click.option("--steps", type=click.IntRange(min=1), help="Train exactly so many steps instead.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, minutes: float, steps: int | None, threads: int, seed: int) -> None:
+@click.option("--hidden", type=click.IntRange(min=64), default=256, show_default=True, help="Width, a multiple of 64.")
+@click.option("--layers", type=click.IntRange(min=1), default=6, show_default=True)
+@click.option(
+    "--tokenizer",
+    "like",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of a model whose tokenizer.json is used, instead of training one: a draft needs its target's.",
+)
+def main(
+    out: Path,
+    minutes: float,
+    steps: int | None,
+    threads: int,
+    seed: int,
+    hidden: int,
+    layers: int,
+    like: Path | None,
+) -> None:
     """Corpus, tokenizer, training, evaluation, files: in this order."""
     if out.exists():
         raise click.UsageError(f"--out {out} exists; name a new folder")
+    if hidden % (2 * HEAD_WIDTH):
+        raise click.UsageError(f"--hidden {hidden} is not a multiple of {2 * HEAD_WIDTH}, the width of two heads")
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     corpus = read_corpus()
-    bpe = train_tokenizer(corpus)
+    bpe = Tokenizer.from_file(str(like / "tokenizer.json")) if like else train_tokenizer(corpus)
     tokens = encode_modules(bpe, corpus.train, seed)
     click.echo(f"{len(corpus.train)} modules, {len(tokens) / 1e6:.1f} million tokens; {len(corpus.heldout)} held out")
-    model = make_model()
+    model = make_model(hidden, layers)
     begin = time.monotonic()
     done = train(model, tokens, Budget(steps, 60 * minutes), seed)
     seconds = time.monotonic() - begin
@@ -172,6 +199,8 @@ def main(out: Path, minutes: float, steps: int | None, threads: int, seed: int) 
     heldout = np.array(bpe.encode(corpus.heldout_text).ids, dtype=np.int64)
     facts = TrainingFacts(
         parameters=model.num_parameters(),
+        hidden=hidden,
+        layers=layers,
         modules=len(corpus.train),
         corpus_tokens=len(tokens),
         heldout_modules=len(corpus.heldout),

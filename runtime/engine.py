@@ -6,7 +6,8 @@
         print(output.text, end="")
 
 Output depends on prompt, parameters and seed alone (batch invariance): the rest of the batch and its failures, chunked
-prefill, prefix hits and preemption do not change it. An Engine belongs to one thread; `AsyncEngine` has many callers.
+prefill, prefix hits, preemption and speculation do not change it. An Engine belongs to one thread; `AsyncEngine` has
+many callers.
 """
 
 import itertools
@@ -42,6 +43,8 @@ from ingot.runtime.request import Request
 from ingot.runtime.request_options import OptionsList, RequestOptions, checked_options
 from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.loading import load_speculator
+from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.steps.side_state import state_manager
 from ingot.runtime.steps.step_loop import StepLoop
@@ -57,6 +60,7 @@ class Engine:
     prefix_cache    keep the KV blocks of finished requests, and share those of common prompts
     identity        identifies the artifact in the hashes of cached blocks
     clock           monotonic seconds: of metrics and timeouts
+    speculator      drafts tokens and is closed with the engine; None: one token at a time
 
     `max_requests` and `max_prompt_chars` are those of EngineOptions.
     """
@@ -72,6 +76,7 @@ class Engine:
         max_prompt_chars: int | None = None,
         identity: str = "",
         clock: Callable[[], float] = time.perf_counter,
+        speculator: Speculator | None = None,
     ) -> None:
         max_sequences = executor.max_sequences if max_sequences is None else max_sequences
         if max_sequences < 1:
@@ -87,7 +92,8 @@ class Engine:
         self._executor = executor
         self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, states=state_manager(executor))
         self.clock = clock
-        self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences, clock=clock)
+        self._speculator = speculator
+        self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences, clock=clock, speculator=speculator)
         self._outputs = self._loop.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
@@ -103,7 +109,13 @@ class Engine:
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         files = opened.files_below("tokenizer")
         tokenizer = Tokenizer.load(opened.path / "tokenizer", files) if TOKENIZER in files else None
-        executor = load_executor(opened, options)
+        speculator = load_speculator(options, opened)
+        try:
+            executor = load_executor(opened, options)
+        except BaseException:
+            if speculator:
+                speculator.close()
+            raise
         return cls(
             executor,
             tokenizer,
@@ -111,6 +123,7 @@ class Engine:
             max_requests=options.max_requests,
             max_prompt_chars=options.max_prompt_chars,
             identity=opened.manifest.identity,
+            speculator=speculator,
         )
 
     def __enter__(self) -> Self:
@@ -127,6 +140,8 @@ class Engine:
         if not self._closed:
             self._closed = True
             self._executor.close()
+            if self._speculator:
+                self._speculator.close()
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Tokens of a text; token ids are returned unchanged.
@@ -404,6 +419,7 @@ class Engine:
             num_yields=scheduler.num_yields,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
+            speculation=self._speculator.counters.snapshot() if self._speculator else None,
             **self._loop.metrics.snapshot(),
         )
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ingot.runtime.speculation.counters import SpeculationMetrics
+
 if TYPE_CHECKING:
     from ingot.runtime.outputs import Completion
 
@@ -164,7 +166,7 @@ class EngineMetrics:
 
     A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
-    each token when it arrives.
+    each output when it arrives. `speculation` is None in an engine that does not speculate.
     """
 
     num_running: int
@@ -193,6 +195,7 @@ class EngineMetrics:
     prompt_lengths: HistogramSnapshot
     output_lengths: HistogramSnapshot
     step_lengths: HistogramSnapshot
+    speculation: SpeculationMetrics | None = None
 
     @property
     def kv_usage(self) -> float:

@@ -80,6 +80,27 @@ METRICS = (
     _vllm("request_prompt_tokens", "histogram", "tokens", "prompt_lengths", "Prompts of requests that ended."),
     _vllm("request_generation_tokens", "histogram", "tokens", "output_lengths", "Outputs of requests that ended."),
     _vllm("iteration_tokens_total", "histogram", "tokens", "step_lengths", "Tokens that a step computes."),
+
+    _vllm("spec_decode_num_drafts", "counter", "drafts", "speculation.num_drafts",
+          "Times that a request had drafts in a step."),
+    _vllm("spec_decode_num_draft_tokens", "counter", "tokens", "speculation.num_draft_tokens",
+          "Drafts that were computed."),
+    _vllm("spec_decode_num_accepted_tokens", "counter", "tokens", "speculation.num_accepted_tokens",
+          "Drafts that were accepted."),
+    _vllm("spec_decode_num_accepted_tokens_per_pos", "counter", "tokens", "speculation.num_accepted_tokens_per_pos",
+          "The same by position of the draft, from 0.", "position"),
+    Metric("spec_decode_num_tested_tokens", "counter", "tokens", "speculation.num_tested_tokens",
+           "Drafts up to the first rejected one."),
+    Metric("spec_decode_num_drafts_per_length", "counter", "drafts", "speculation.num_drafts_per_length",
+           "spec_decode_num_drafts by number of drafts.", "length"),
+    Metric("spec_decode_num_failures", "counter", "calls", "speculation.num_failures",
+           "Calls of the drafter that raised."),
+    Metric("spec_decode_acceptance_rate", "gauge", "1", "speculation.acceptance_rate",
+           "Acceptance of drafts whose predecessors all were."),
+    Metric("spec_decode_mean_accepted_length", "gauge", "tokens", "speculation.mean_accepted_length",
+           "Tokens per verification."),
+    Metric("spec_decode_expected_accepted_length", "gauge", "tokens", "speculation.expected_accepted_length",
+           "The same if drafts were independent."),
 )
 # fmt: on
 

@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError, shown
+from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class EngineOptions:
     max_requests       most unfinished requests, running and waiting; more are refused with EngineBusy. None: no limit
     max_prompt_chars   most characters of a prompt's text; None: what can fit the model's context
     num_threads        threads of an engine on the CPU
+    speculation        "lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in
+                       one step, which never changes a token. None: one token at a time
 
     Raises UsageError for a limit that no engine supports.
     """
@@ -51,11 +54,13 @@ class EngineOptions:
     max_requests: int | None = None
     max_prompt_chars: int | None = None
     num_threads: int | None = None
+    speculation: SpeculationOptions | Path | str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "speculation", speculation_options(self.speculation))
         for name, value in vars(self).items():
             if (
-                name != "prefix_cache"
+                name not in ("prefix_cache", "speculation")
                 and value is not None
                 and (isinstance(value, bool) or not isinstance(value, Integral))
             ):

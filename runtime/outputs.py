@@ -7,7 +7,7 @@ TTFT = first token - arrival        E2E = finish - arrival        TPOT = (E2E - 
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.errors import EngineError, RequestFailed
@@ -115,9 +115,10 @@ def raise_failure(completions: Sequence[Completion], kind: str = "choices") -> N
 class RequestOutput:
     """What one step added to one request, or the error that ended it.
 
-    `text` is the new text only. It may be empty while the end of the output could still become a stop string or is an
-    incomplete character. `tokens` are the new tokens. `index` is the choice that they belong to; the last output of a
-    choice has its `completion`. The last output of the request has its `result`: choice 0, with the others in `others`.
+    With speculation a step may add several tokens. `text` is the new text only. It may be empty while the end of the
+    output could still become a stop string or is an incomplete character. `tokens` are the new tokens. `index` is the
+    choice that they belong to; the last output of a choice has its `completion`. The last output of the request has its
+    `result`: choice 0, with the others in `others`.
     """
 
     request_id: int
@@ -141,6 +142,15 @@ class RequestOutput:
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.result is not None
+
+
+def joined(outputs: Sequence[RequestOutput]) -> RequestOutput:
+    """Outputs of one choice that one step made, in order, as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    text = "".join(output.text for output in outputs)
+    tokens = tuple(token for output in outputs for token in output.tokens)
+    return replace(outputs[-1], text=text, tokens=tokens)
 
 
 def require_success(outputs: list[RequestOutput]) -> list[RequestOutput]:

@@ -83,7 +83,7 @@ def _parts(
 ) -> Iterator[PromptLogits]:
     """Logits of each sequence of the step; EngineError when another step has overwritten them."""
     num_built, row = builder.num_built, 0
-    for sequence, start, num_tokens, _ in batch.entries:
+    for sequence, start, num_tokens, *_ in batch.entries:
         index = index_of[sequence.id]
         if builder.num_built != num_built:
             raise EngineError(

@@ -170,6 +170,7 @@ class Request:
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
+        self.speculate = options.speculate
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
         self.arrival_seconds = now
         self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)

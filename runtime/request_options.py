@@ -24,6 +24,7 @@ class RequestOptions:
     timeout_seconds
                    from the arrival; a request that takes longer ends with the reason "timeout" and its output so far.
                    Checked before every step. None: no limit
+    speculate      False: verify no drafts for this request, in an engine that speculates
     """
 
     cache_salt: str = ""
@@ -31,14 +32,16 @@ class RequestOptions:
     priority: int = 0
     group: str = ""
     timeout_seconds: float | None = None
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError(
                 f"cache_salt is {shown(self.cache_salt)}; it must be a text of at most {MAX_SALT_CHARS} characters"
             )
-        if not isinstance(self.prefix_cache, bool):
-            raise RequestError(f"prefix_cache is {shown(self.prefix_cache)}; it must be True or False")
+        for name in ("prefix_cache", "speculate"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
         if not _is_integer(self.priority) or abs(self.priority) > MAX_PRIORITY:
             raise RequestError(
                 f"priority is {shown(self.priority)}; it must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}:"

@@ -146,13 +146,17 @@ class BlockManager:
             copies += self.states.admit(sequence_id, hashes[-1] if hashes else None)
         return Admission(cached_tokens, copies)
 
-    def reserve(self, sequence_id: int, start: int, end: int) -> tuple[BlockCopy, ...] | None:
-        """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out."""
+    def reserve(self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0) -> tuple[BlockCopy, ...] | None:
+        """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out.
+
+        With `spare_blocks`, also when it takes a block and would leave fewer than these for other sequences.
+        """
         table = self._tables[sequence_id]
         num_wanted = self.blocks_for(end)
         indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
         shared = [i for i in indices if self._references[table.blocks[i]] > 1]
-        if max(0, num_wanted - len(table.blocks)) + len(shared) > self.num_available:
+        needed = max(0, num_wanted - len(table.blocks)) + len(shared)
+        if needed and needed + spare_blocks > self.num_available:
             return None
         copies = self._make_writable(table, indices)
         self._extend(table, num_wanted)
@@ -192,6 +196,14 @@ class BlockManager:
             self._references[block] += 1
         self._tables[child_id] = BlockTable(parent.root, parent.blocks[:], parent.hashes[:])
         return (self.states.fork(parent_id, child_id),) if self.states else ()
+
+    def shrink(self, sequence_id: int, num_tokens: int) -> None:
+        """Free the blocks after those of a sequence's first `num_tokens` tokens; they must not be committed."""
+        table = self._tables[sequence_id]
+        keep = self.blocks_for(num_tokens)
+        assert len(table.hashes) <= keep
+        while len(table.blocks) > keep:
+            self._drop(table.blocks.pop())
 
     def release(self, sequence_id: int) -> None:
         """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""

@@ -77,7 +77,7 @@ class BatchBuilder:
         row, num_logits = 0, 0
         tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
         block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)  # [sequences, max blocks]
-        for index, (sequence, start, num_tokens, samples) in enumerate(batch.entries):
+        for index, (sequence, start, num_tokens, samples, drafts) in enumerate(batch.entries):
             end = row + num_tokens
             if num_tokens == 1:
                 self._input_ids[row] = sequence.tokens[start] if start < len(sequence.tokens) else 0  # see `carried`
@@ -87,13 +87,18 @@ class BatchBuilder:
                 self._input_ids[row:end] = tokens
                 np.add(self._counting[:num_tokens], start, out=self._position_ids[row:end])
                 del tokens  # an array cannot grow while numpy holds its buffer
+            if drafts:  # they follow the newest token, and each gets logits
+                row, end = end, end + len(drafts)
+                self._input_ids[row:end] = drafts
+                np.add(self._counting[: len(drafts)], start + num_tokens, out=self._position_ids[row:end])
             row = end
             self._query_starts[index + 1] = row
-            self._context_lens[index] = start + num_tokens
+            self._context_lens[index] = start + num_tokens + len(drafts)
             block_tables[index, : len(tables[index])] = np.frombuffer(tables[index], np.int32)
             if samples:
-                self._logits_indices[num_logits] = row - 1
-                num_logits += 1
+                following = num_logits + 1 + len(drafts)
+                self._logits_indices[num_logits:following] = self._counting[row - 1 - len(drafts) : row]
+                num_logits = following
         return ForwardBatch(
             input_ids=self._input_ids[:row],
             position_ids=self._position_ids[:row],
@@ -117,8 +122,8 @@ class BatchBuilder:
         carried = self._carried[: batch.num_tokens]
         carried.fill(-1)
         row = 0
-        for sequence, start, num_tokens, _ in batch.entries:
-            if start >= len(sequence.tokens):
-                carried[row] = rows[sequence.id]
-            row += num_tokens
+        for entry in batch.entries:
+            if entry.start >= len(entry.sequence.tokens):
+                carried[row] = rows[entry.sequence.id]
+            row += entry.num_rows
         return carried

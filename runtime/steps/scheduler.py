@@ -6,6 +6,7 @@ A step has at most `max_batch_tokens` tokens:
     2. decode    one token for every running sequence that has all others in the pool, by rank
     3. prefill   the next chunk of prompts that are being computed, by rank
     4. admit     waiting sequences in the order of the waiting queue, as long as tokens, sequences and blocks are left
+    5. drafts    guesses to verify for sequences that decode, with what is left (`add_drafts`)
 
 Running sequences are ranked by level, then by the order in which they were first admitted; `waiting` describes levels
 and the order of admission. With one priority and one group all of it is first come, first served.
@@ -40,12 +41,27 @@ _AGING_POOLS = 16  # one level of aging is the work of filling the KV pool this 
 
 
 class ScheduledSequence(NamedTuple):
-    """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its newest token."""
+    """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its newest token.
+
+    `drafts` are guesses at the tokens that follow, which the step computes too, in order to verify them
+    (`ingot.runtime.speculation`). Only an entry that samples has any.
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the step computes for it, drafts included."""
+        return self.num_tokens + len(self.drafts)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that it takes: after its newest token and after each draft."""
+        return 1 + len(self.drafts) if self.samples else 0
 
 
 @dataclass(slots=True)
@@ -65,13 +81,18 @@ class ScheduledBatch:
         self.num_tokens += num_tokens
 
     def only(self, entry: ScheduledSequence) -> "ScheduledBatch":
-        """A step of one of the entries alone; its copies have been made."""
-        return ScheduledBatch([entry], num_tokens=entry.num_tokens)
+        """A step of one of the entries alone, without its drafts; its copies have been made."""
+        return ScheduledBatch([entry._replace(drafts=())], num_tokens=entry.num_tokens)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the step verifies drafts."""
+        return any(entry.drafts for entry in self.entries)
 
     def drop_ended(self) -> None:
         """Remove the sequences that have ended since this was scheduled."""
         self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
-        self.num_tokens = sum(entry.num_tokens for entry in self.entries)
+        self.num_tokens = sum(entry.num_rows for entry in self.entries)
 
 
 class Scheduler:
@@ -123,7 +144,7 @@ class Scheduler:
         self._prefill(batch)
         if len(batch.preempted) == num_yielded:
             self._admit(batch)
-        for sequence, start, num_tokens, _ in batch.entries:
+        for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
         return batch
 
@@ -151,25 +172,55 @@ class Scheduler:
                 self.waiting.put_back(child)
         return copies
 
+    def add_drafts(self, batch: ScheduledBatch, index: int, drafts: tuple[int, ...]) -> None:
+        """Let the step verify as many leading drafts for an entry that decodes as tokens and blocks are left for.
+
+        Drafts come last: call this once all else is scheduled. They preempt nothing, and leave each running sequence a
+        block to grow into.
+        """
+        entry = batch.entries[index]
+        sequence, end = entry.sequence, entry.start + entry.num_tokens
+        most = min(self.max_batch_tokens - batch.num_tokens, sequence.max_stored_tokens - end)
+        held = len(self.blocks.table(sequence.id)) * self.blocks.block_tokens - end
+        for count in {min(len(drafts), most): None, min(len(drafts), most, held): None}:
+            if count <= 0:
+                return
+            copies = self.blocks.reserve(sequence.id, end, end + count, spare_blocks=len(self.running))
+            if copies is not None:
+                batch.entries[index] = entry._replace(drafts=drafts[:count])
+                batch.copies.extend(copies)
+                batch.num_tokens += count
+                return
+
+    def accept(self, sequence: Sequence) -> None:
+        """Record that the newest token of a sequence is the one that was drafted: it is in the pool already."""
+        self.waiting.serve(sequence, sequence.num_computed, 1)
+        sequence.num_computed += 1
+
+    def drop_rejected(self, sequence: Sequence) -> None:
+        """Free the blocks that hold rejected drafts alone. Others are overwritten by the tokens that come."""
+        if sequence.state is SequenceState.RUNNING:
+            self.blocks.shrink(sequence.id, sequence.num_computed)
+
     def complete(self, batch: ScheduledBatch) -> None:
-        """Record that the step was computed: its tokens are in the pool now."""
-        for sequence, start, num_tokens, _ in batch.entries:
+        """Record that the step was computed: its tokens are in the pool now. Drafts count once they are accepted."""
+        for sequence, start, num_tokens, *_ in batch.entries:
             sequence.num_computed = start + num_tokens
 
     def queue(self, batch: ScheduledBatch) -> None:
         """Record that the step was queued on the device: the next one continues where it will end."""
-        for sequence, start, num_tokens, samples in batch.entries:
+        for sequence, start, num_tokens, samples, _ in batch.entries:
             sequence.num_computed = start + num_tokens
             sequence.num_in_flight += samples
 
     def retire(self, batch: ScheduledBatch) -> None:
         """Record that a queued step was computed, before the tokens that it sampled are added to their sequences."""
-        for sequence, _, _, samples in batch.entries:
+        for sequence, _, _, samples, _ in batch.entries:
             sequence.num_in_flight -= samples
 
     def undo(self, batch: ScheduledBatch) -> None:
         """Record that a queued step failed: its sequences continue where it began. Undo the newest step first."""
-        for sequence, start, _, samples in batch.entries:
+        for sequence, start, _, samples, _ in batch.entries:
             sequence.num_in_flight -= samples
             if sequence.state is SequenceState.RUNNING:
                 sequence.num_computed = start
@@ -183,15 +234,18 @@ class Scheduler:
             if entry.sequence.state is SequenceState.RUNNING and entry.sequence.id not in others:
                 self._preempt(entry.sequence, batch)
 
-    def share(self, entry: ScheduledSequence) -> None:
+    def share(self, entry: ScheduledSequence, num_accepted: int = 0) -> None:
         """Add the full blocks of a sequence to the prefix index, before the token sampled from `entry` is added to it.
+
+        `num_accepted` of the entry's drafts were accepted so far: the logits came after the last of them.
 
         Only finite logits show that keys and values are, so the blocks of a prompt enter the index when its first token
         is sampled, and no request depends on a block that turns out to be damaged. A sequence that has ended or been
         preempted since has no blocks any more.
         """
         if entry.sequence.state is SequenceState.RUNNING:
-            self.blocks.commit(entry.sequence.id, entry.sequence.tokens, entry.start + entry.num_tokens)
+            num_computed = entry.start + entry.num_tokens + num_accepted
+            self.blocks.commit(entry.sequence.id, entry.sequence.tokens, num_computed)
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence whose keys and values are damaged, and cached blocks that may have damaged them."""

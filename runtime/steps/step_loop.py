@@ -4,13 +4,17 @@ A step is a transaction. What fails in it ends the requests that caused the fail
 
     one request    its logits are not finite, or its sampler, detokenizer or stop check raises. It ends alone. So does
                    one choice of a request with several, once they are forked (`families`).
-    executor       nothing of the step counts. Its sequences are computed again one by one, which by batch invariance
-                   gives the same tokens, and those that fail again end.
+    executor       nothing of the step counts. Its sequences are computed again one by one and without drafts, which
+                   by batch invariance gives the same tokens, and those that fail again end.
     all            an executor that cannot compute one token of a fresh sequence is broken: all requests end, and
                    `error` says why.
 
 A block enters the prefix index once finite logits were computed from it. A request whose logits are not finite shares
 none, and what it reused leaves the index with all that continues it, in case a cached block is damaged.
+
+A step may verify drafts (`ingot.runtime.speculation`). Their rows are sampled in order, each with the parameters and
+the random number of its place in the output, up to the first token that differs from its draft or ends the request. So
+they are the tokens of plain decoding, and rows after that one are never looked at.
 """
 
 import logging
@@ -18,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 import numpy as np
 
@@ -26,10 +31,11 @@ from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecuto
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.metrics import MetricsRegistry
-from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput
+from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput, joined
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import NonFiniteLogits
+from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray
 from ingot.runtime.steps.families import Family
 from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
@@ -53,6 +59,7 @@ class StepLoop:
         *,
         max_sequences: int,
         clock: Callable[[], float] = time.perf_counter,
+        speculator: Speculator | None = None,
     ) -> None:
         self._executor = executor
         self._blocks = blocks
@@ -66,6 +73,10 @@ class StepLoop:
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
+        if speculator and self._side_state:
+            _log.warning("no drafts are verified: this model has side state, which cannot drop the rejected ones")
+            speculator = None
+        self._speculator = speculator
         self.requests: dict[int, Request] = {}  # by sequence id
         self.families: dict[int, Family] = {}  # by request id
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
@@ -110,7 +121,7 @@ class StepLoop:
 
     def _end(self, request: Request, reason: EarlyEnd) -> RequestOutput:
         self.requests.pop(request.sequence.id, None)
-        self.scheduler.remove(request.sequence)
+        self._remove(request)
         now = self.clock()
         try:
             return self._counted(request.abort(now, reason))
@@ -129,16 +140,29 @@ class StepLoop:
         return self._pipeline.in_flight if self._pipeline else None
 
     def advance(self) -> None:
-        """Make one step. One that the host samples first waits for the step in flight.
+        """Make one step. One that the host samples, and one with drafts, first waits for the step in flight.
 
         EngineError, with nothing changed, when an open iteration over prompt logits holds the blocks that it needs.
         """
         self._end_expired()
+        if self._speculator is None:
+            self._advance()
+            return
+        started = time.perf_counter()
+        if self.in_flight and self._speculator.may_draft(self._drafting()):
+            self.finish_in_flight()  # a draft continues the newest token
+        batch = self._advance(self._speculator)
+        self._speculator.stepped(batch, time.perf_counter() - started)
+
+    def _advance(self, speculator: Speculator | None = None) -> ScheduledBatch:
         batch = self.scheduler.schedule()
         self._require_progress(batch)
-        if self._pipeline and not self._needs_logits(batch):
+        if speculator:
+            with self._aborting(batch):
+                speculator.add_drafts(batch, self.scheduler, self.requests)
+        if self._pipeline and not batch.has_drafts and not self._needs_logits(batch):
             self._queue(self._pipeline, batch)
-            return
+            return batch
         with self._aborting(batch):
             self._copy_blocks(batch)
         self.finish_in_flight()
@@ -146,6 +170,7 @@ class StepLoop:
         if batch.entries:
             with self._aborting(batch):
                 self._execute(batch)
+        return batch
 
     def _end_expired(self) -> None:
         """End the requests whose time is over, whatever state they are in; their outputs have the text so far."""
@@ -231,7 +256,7 @@ class StepLoop:
         self._finish(batch, rows)
 
     def _compute(self, batch: ScheduledBatch) -> Iterable[FloatArray | int]:
-        """Logits [vocab], or a token sampled on the device, for each entry that samples."""
+        """Logits [vocab], or a token sampled on the device, for each row of the entries that sample."""
         if self._pipeline and not self._needs_logits(batch):
             return self._pipeline.run(batch, self._sampling(batch))
         return self._executor.forward(self.builder.build(batch))
@@ -286,12 +311,14 @@ class StepLoop:
         """Sample, append the tokens to their requests and queue the outputs."""
         now = self.clock()
         self.metrics.count(batch.num_tokens, num_discarded)
-        for entry, row in zip((entry for entry in batch.entries if entry.samples), rows, strict=True):
+        unread = iter(rows)
+        for entry in batch.entries:
+            its_rows = list(islice(unread, entry.num_logits))
             request = self.requests.get(entry.sequence.id)
-            if request:  # it has not ended since
+            if its_rows and request:  # it has not ended since
                 for choice in [request, *self._fork(request)]:
                     if choice.sequence.id in self.requests:  # the copy of its side state did not fail
-                        self._finish_entry(entry._replace(sequence=choice.sequence), choice, row, now)
+                        self._finish_entry(entry._replace(sequence=choice.sequence), choice, its_rows, now)
 
     def _fork(self, request: Request) -> list[Request]:
         """The other choices of a request whose prompt was just computed: they sample from the same logits."""
@@ -309,25 +336,55 @@ class StepLoop:
         family = self.families.get(request.id)
         return family if family and not family.is_forked else None
 
-    def _finish_entry(self, entry: ScheduledSequence, request: Request, row: FloatArray | int, now: float) -> None:
+    def _finish_entry(
+        self, entry: ScheduledSequence, request: Request, rows: list[FloatArray | int], now: float
+    ) -> None:
         """Finish one request's share of a step. Whatever it raises ends this request alone."""
+        outputs: list[RequestOutput] = []
+        error: Exception | None = None
+        previous = request.last_token_seconds
         try:
-            token = request.sample(row)
-            self.scheduler.share(entry)
-            previous = request.last_token_seconds
-            output = self._counted(request.push(token, now))
-        except Exception as error:  # noqa: BLE001 (the request's output has it)
+            self._read_rows(entry, request, rows, outputs, now)
+        except Exception as raised:  # noqa: BLE001 (the request's output has it)
+            error = raised
+        if entry.drafts and self._speculator:
+            self._speculator.verified(entry, [output.token_ids[0] for output in outputs])
+        if outputs:  # also those before an error
+            self._measure(request, previous, len(outputs), now)
+            self._put(joined(outputs))
+        if error:
             self._fail(request, error)
-            return
-        self.metrics.output_tokens += 1
+        elif outputs[-1].completion:
+            del self.requests[request.sequence.id]
+            self._remove(request)
+        elif entry.drafts:
+            self.scheduler.drop_rejected(request.sequence)
+
+    def _read_rows(
+        self,
+        entry: ScheduledSequence,
+        request: Request,
+        rows: list[FloatArray | int],
+        outputs: list[RequestOutput],
+        now: float,
+    ) -> None:
+        """Sample the rows of an entry up to the first token that differs from its draft or ends the request."""
+        drafts: tuple[int | None, ...] = (*entry.drafts, None)
+        for num_accepted, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            token = request.sample(row)
+            self.scheduler.share(entry, num_accepted)
+            outputs.append(self._counted(request.push(token, now)))
+            if outputs[-1].completion or token.token_id != draft:
+                return
+            self.scheduler.accept(entry.sequence)
+
+    def _measure(self, request: Request, previous: float | None, num_tokens: int, now: float) -> None:
+        """Add tokens of a request to the metrics; `previous` is when it had the one before."""
+        self.metrics.output_tokens += num_tokens
         if previous is None:
             self.metrics.first_token(now - request.arrival_seconds, request.num_own_prompt_tokens)
         else:
             self.metrics.itl_seconds.observe(now - previous)
-        if output.completion:
-            del self.requests[request.sequence.id]
-            self.scheduler.remove(request.sequence)
-        self._put(output)
 
     def _put(self, output: RequestOutput) -> None:
         family = self.families.get(output.request_id)
@@ -339,13 +396,18 @@ class StepLoop:
         if family.is_finished:
             del self.families[family.id]
 
+    def _remove(self, request: Request) -> None:
+        """Free what the scheduler and the drafter keep for a request that has ended."""
+        self.scheduler.remove(request.sequence)
+        if self._speculator:
+            self._speculator.forget(request.sequence.id)
+
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that failed by itself."""
         del self.requests[request.sequence.id]
         if isinstance(error, NonFiniteLogits):
             self.scheduler.discard(request.sequence)
-        else:
-            self.scheduler.remove(request.sequence)
+        self._remove(request)
         self._put(self._counted(request.fail(error, self.clock())))
 
     def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
@@ -369,7 +431,7 @@ class StepLoop:
     def _take_out(self, requests: list[Request]) -> None:
         for request in requests:
             del self.requests[request.sequence.id]
-            self.scheduler.remove(request.sequence)
+            self._remove(request)
 
     def _computes_one_token(self) -> bool:
         fresh = [(_FRESH, np.zeros(1, np.int64))]
@@ -391,8 +453,13 @@ class StepLoop:
             raise
 
     def _sampling(self, batch: ScheduledBatch) -> list[Request]:
-        """Requests that the step samples a token for, one for each row of its logits."""
-        return [self.requests[entry.sequence.id] for entry in batch.entries if entry.samples]
+        """Requests that the step samples tokens for, one for each row of its logits."""
+        return [self.requests[entry.sequence.id] for entry in batch.entries for _ in range(entry.num_logits)]
+
+    def _drafting(self) -> list[Request]:
+        """Running requests that decode: a step may verify drafts for them."""
+        running = self.scheduler.running.values()
+        return [self.requests[sequence.id] for sequence in running if sequence.num_pending == 1]
 
     def _needs_logits(self, batch: ScheduledBatch) -> bool:
         return any(request.needs_logits or self._unforked(request) for request in self._sampling(batch))

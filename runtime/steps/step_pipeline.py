@@ -71,7 +71,10 @@ class StepPipeline:
         return previous
 
     def run(self, batch: ScheduledBatch, requests: Sequence[Request]) -> list[int]:
-        """Compute a step and wait for it, while none is in flight; returns a token for each of `requests`."""
+        """Compute a step and wait for it, while none is in flight; returns a token for each of `requests`.
+
+        A request whose drafts are verified is in `requests` once for each of its rows.
+        """
         assert self.in_flight is None
         return StepInFlight(batch, requests, self._submit(batch, requests, {})).tokens()
 
@@ -82,9 +85,19 @@ class StepPipeline:
 
     def _submit(self, batch: ScheduledBatch, requests: Sequence[Request], rows: Mapping[int, int]) -> SubmittedStep:
         carried = self._builder.carried(batch, rows)
-        indices = [request.sequence.num_generated + request.sequence.num_in_flight for request in requests]
+        indices = _output_indices(requests)
         sampling = sampling_arrays([request.sampler for request in requests], indices)
         return self._executor.submit(self._builder.build(batch), sampling, carried)
+
+
+def _output_indices(requests: Sequence[Request]) -> list[int]:
+    """Index in the output of the token that each row samples; a request's rows follow each other."""
+    indices: list[int] = []
+    for row, request in enumerate(requests):
+        follows = row and requests[row - 1] is request
+        sequence = request.sequence
+        indices.append(indices[-1] + 1 if follows else sequence.num_generated + sequence.num_in_flight)
+    return indices
 
 
 def _ended(state: SequenceState) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
@@ -22,10 +23,12 @@ def demo_tokenizer() -> Tokenizer:
     return Tokenizer.load(DEMO_MODEL)
 
 
-def token_engine(*, max_sequences: int = 64, prefix_cache: bool = True, **executor: Any) -> Engine:
+def token_engine(
+    *, max_sequences: int = 64, prefix_cache: bool = True, speculator: Speculator | None = None, **executor: Any
+) -> Engine:
     """An engine for token ids only."""
     fake = FakeExecutor(**{"vocab_size": VOCAB_SIZE, **executor})
-    return Engine(fake, max_sequences=max_sequences, prefix_cache=prefix_cache)
+    return Engine(fake, max_sequences=max_sequences, prefix_cache=prefix_cache, speculator=speculator)
 
 
 def text_engine(**executor: Any) -> Engine:

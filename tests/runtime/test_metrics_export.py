@@ -10,13 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingot.runtime.metrics import EngineMetrics, HistogramSnapshot
 from ingot.runtime.metrics_export import METRICS, prometheus_text
 from ingot.runtime.sampling import SamplingParams
-from tests.runtime.engines import token_engine
+from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.speculator import Speculator
+from tests.runtime.engines import VOCAB_SIZE, token_engine
+from tests.simulators.fake_drafters import RandomDrafter
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 
 
 def metrics() -> EngineMetrics:
-    with token_engine(block_tokens=4) as engine:
+    speculator = Speculator(RandomDrafter(VOCAB_SIZE), vocab_size=VOCAB_SIZE, control=LengthControl(adapts=False))
+    with token_engine(block_tokens=4, speculator=speculator) as engine:
         engine.generate([[1, 2, 3], [4] * 50, [1, 2, 3, 4, 5]], SamplingParams(max_tokens=9))
         return engine.metrics()
 

@@ -23,6 +23,7 @@ from tests.runtime.engines import token_engine
         ({"timeout_seconds": 0}, "timeout_seconds is 0; it must be a finite number above 0, or None for no limit"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds is nan; it must be a finite number above 0"),
         ({"timeout_seconds": "1"}, "timeout_seconds is '1'; it must be"),
+        ({"speculate": None}, "speculate is None; it must be True or False"),
     ],
 )
 def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from statistics import quantiles
 
 from ingot.cli.console import print_note
 from ingot.runtime import Completion, Engine
+from ingot.runtime.speculation.counters import SpeculationMetrics
 
 
 def pace(done: Completion) -> str:
@@ -45,6 +46,18 @@ def print_stats(engine: Engine) -> None:
         f"engine: {found.num_steps} steps, {found.computed_tokens} tokens computed, {found.prefix_hit_tokens} from the "
         f"prefix cache, {found.output_tokens} generated; {found.num_preemptions} preemptions; {found.blocks_total} KV "
         f"blocks, {found.blocks_cached} cached"
+    )
+    if found.speculation and found.speculation.num_drafts:
+        print_note(_speculation(found.speculation))
+
+
+def _speculation(found: SpeculationMetrics) -> str:
+    """Drafts and what became of them."""
+    share = found.num_accepted_tokens / found.num_draft_tokens
+    return (
+        f"speculation: {found.num_draft_tokens} drafts, {share:.0%} accepted; {found.mean_accepted_length:.2f} tokens "
+        f"per verification, {found.expected_accepted_length:.2f} expected at an acceptance of "
+        f"{found.acceptance_rate:.2f}"
     )
 
 

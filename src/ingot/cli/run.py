@@ -24,6 +24,7 @@ def run_command(
     chat: bool | None,
     system: str | None,
     stats: bool,
+    speculate: str | None,
     no_history: bool,
     no_verify: bool,
     as_json: bool,
@@ -36,18 +37,18 @@ def run_command(
     if prompts_file is not None:
         _refuse_second_source(prompt)
         prompts = read_prompts(prompts_file, params, bool(chat), system)
-        with _load(artifact, no_verify) as engine:
+        with _load(artifact, no_verify, speculate) as engine:
             return 1 if write_results(engine, prompts, output, stats) else 0
     if prompt is None and _is_terminal(sys.stdin):
         _require_terminal_for_answers(as_json)
         _require_one_choice(params)
-        with _load(artifact, no_verify) as engine:
+        with _load(artifact, no_verify, speculate) as engine:
             PromptLoop(engine, params, chat, system, shows_stats=stats).run(keeps_history=not no_history)
         return 0
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
     text = _standard_input() if prompt in (None, "-") else str(prompt)
-    with _load(artifact, no_verify) as engine:
+    with _load(artifact, no_verify, speculate) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
             print_json(completion_facts(engine.generate(request, params)))
@@ -58,12 +59,12 @@ def run_command(
     return 0
 
 
-def _load(artifact: str, no_verify: bool) -> Engine:
+def _load(artifact: str, no_verify: bool, speculate: str | None) -> Engine:
     """Open and load the artifact; one that no gate has passed is named as such first."""
     opened = open_artifact(artifact, verify=not no_verify)
     if opened.manifest.warning:
         print_note(opened.manifest.warning)
-    return Engine.load(opened)
+    return Engine.load(opened, speculation=speculate)
 
 
 def _refuse_second_source(prompt: str | None) -> None:

@@ -1,0 +1,65 @@
+"""Drafters: where guesses at the next tokens come from.
+
+A drafter may propose anything. Each token is sampled from the model's own logits with the random number of its place in
+the output, and a draft counts only if it equals that token, so a bad drafter costs time and never changes a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ingot.runtime.sampler import Sampler
+from ingot.runtime.steps import sequence as steps
+
+NUM_GRADES = 8
+
+
+class Proposal(NamedTuple):
+    """Drafts for one sequence, and for each of them a grade: how sure the drafter is, from 0 to NUM_GRADES - 1.
+
+    What a grade is worth is measured while the drafts are verified (`length_control`).
+    """
+
+    tokens: tuple[int, ...] = ()
+    grades: tuple[int, ...] = ()
+
+    def cut(self, count: int) -> "Proposal":
+        """The first `count` drafts."""
+        return Proposal(self.tokens[:count], self.grades[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A request for at most `num_tokens` drafts that continue all tokens of a sequence."""
+
+    sequence: steps.Sequence
+    sampler: Sampler
+    num_tokens: int
+
+
+class Drafter(Protocol):
+    """Proposes drafts. It reads the tokens of a sequence itself, so it needs no report of which were accepted.
+
+    When a call raises, the step runs without drafts; a drafter that keeps raising is not called again (`speculator`).
+    """
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a proposal costs next to nothing, so that it pays to choose among more drafts than are verified."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """A proposal for each request, which may be empty."""
+        ...
+
+    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
+        """Tokens that it must compute before its first draft for a sequence; 0 if that costs next to nothing."""
+        ...
+
+    def forget(self, sequence_id: int) -> None:
+        """Free what is kept for a sequence that has ended; it may be unknown."""
+        ...
+
+    def close(self) -> None:
+        """Free memory and threads. Idempotent."""
+        ...

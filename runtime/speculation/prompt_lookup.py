@@ -1,0 +1,115 @@
+"""Prompt lookup: drafts copied from where the last tokens occurred before, in the prompt or in the output.
+
+It costs no model and pays where text repeats itself: edits, summaries, code, structured output. The method is Saxena's
+"Prompt Lookup Decoding" (2023); the index is that of LZ77 compressors. All places with the same MATCH_TOKENS tokens
+before them are in one chain, newest first:
+
+    heads   tokens -> newest place that follows them
+    links   place  -> the place before it in its chain, -1 at the end
+
+A draft is looked for along the chain, at most MOST_PLACES places back, and is copied from the place where the longest
+run of tokens before it is the same; of several such places, from the newest. A token costs one entry in each table, so
+memory is proportional to the sequence and goes with it.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from ingot.runtime.kv.blocks import TokenArray
+from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
+from ingot.runtime.steps import sequence as steps
+
+MATCH_TOKENS = 2
+MOST_PLACES = 16
+LONGEST_MATCH = 32
+
+
+class PromptLookup:
+    """A drafter. Grades are lengths of the match: MATCH_TOKENS has grade 0, each further token one more."""
+
+    is_free = True
+
+    def __init__(self) -> None:
+        self._indexes: dict[int, NGramIndex] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """Copies of what followed the longest earlier occurrence of each sequence's last tokens."""
+        return [self._propose(request.sequence, request.num_tokens) for request in requests]
+
+    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
+        """Always 0."""
+        return 0
+
+    def forget(self, sequence_id: int) -> None:
+        """Drop a sequence's index."""
+        self._indexes.pop(sequence_id, None)
+
+    def close(self) -> None:
+        """Drop all indexes."""
+        self._indexes.clear()
+
+    def _propose(self, sequence: steps.Sequence, num_tokens: int) -> Proposal:
+        index = self._indexes.get(sequence.id)
+        if index is None:
+            index = self._indexes[sequence.id] = NGramIndex()
+        tokens = sequence.tokens
+        index.extend(tokens)
+        found = index.find(tokens)
+        if found is None:
+            return Proposal()
+        place, matched = found
+        drafts = copied(tokens, place, num_tokens)
+        first = matched - MATCH_TOKENS
+        return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
+
+
+class NGramIndex:
+    """Places of one sequence by the MATCH_TOKENS tokens before them. Tokens are only ever appended to a sequence."""
+
+    __slots__ = ("_heads", "_links")
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[int, ...], int] = {}
+        self._links = array("i", [-1] * MATCH_TOKENS)  # [place]; no full match ends before the first places
+
+    def extend(self, tokens: TokenArray) -> None:
+        """Add the places up to the last token: the place after it has no token to copy yet."""
+        heads, links = self._heads, self._links
+        for place in range(len(links), len(tokens)):
+            key = tuple(tokens[place - MATCH_TOKENS : place])
+            links.append(heads.get(key, -1))
+            heads[key] = place
+
+    def find(self, tokens: TokenArray) -> tuple[int, int] | None:
+        """The place to copy from and the length of its match; None when the last tokens occur nowhere before."""
+        end = len(tokens)
+        if end < MATCH_TOKENS:
+            return None
+        place = self._heads.get(tuple(tokens[end - MATCH_TOKENS :]), -1)
+        best, longest = -1, 0
+        for _ in range(MOST_PLACES):
+            if place < 0 or longest == LONGEST_MATCH:
+                break
+            length = _matched(tokens, place, end)
+            if length > longest:
+                best, longest = place, length
+            place = self._links[place]
+        return (best, longest) if longest else None
+
+
+def copied(tokens: TokenArray, place: int, count: int) -> tuple[int, ...]:
+    """The `count` tokens from `place` on; past the end of the sequence the copy repeats itself, as in LZ77."""
+    drafts = tokens[place : place + count].tolist()
+    period = len(tokens) - place
+    while len(drafts) < count:
+        drafts.append(drafts[len(drafts) - period])
+    return tuple(drafts)
+
+
+def _matched(tokens: TokenArray, place: int, end: int) -> int:
+    """Number of equal tokens before `place` and before `end`, at least MATCH_TOKENS; the last of these are known."""
+    length = MATCH_TOKENS
+    most = min(LONGEST_MATCH, place)
+    while length < most and tokens[place - 1 - length] == tokens[end - 1 - length]:
+        length += 1
+    return length

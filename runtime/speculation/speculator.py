@@ -1,0 +1,137 @@
+"""Speculation as the step loop sees it: adds drafts to a scheduled step, and learns from what became of them.
+
+    add_drafts   ask the drafter, choose by `length_control`, extend the step as far as tokens and blocks reach
+    verified     count accepted drafts, per position
+    stepped      measure the step
+
+A proposal is cut before its first token outside the vocabulary and at the length that was asked for. A drafter that
+raises costs its step the drafts; after MOST_FAILURES in a row it is not called again. The log has the first failure,
+and the one that turns it off.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from ingot.runtime.request import Request
+from ingot.runtime.speculation.counters import SpeculationCounters
+from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, Proposal
+from ingot.runtime.speculation.length_control import Candidates, LengthControl
+from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
+
+_log = logging.getLogger(__name__)
+
+MOST_FAILURES = 3
+
+
+class Speculator:
+    """Speculation of one engine. It owns the drafter.
+
+    num_draft_tokens   most drafts of a sequence in a step
+    """
+
+    def __init__(
+        self, drafter: Drafter, *, vocab_size: int, num_draft_tokens: int = 8, control: LengthControl | None = None
+    ) -> None:
+        assert num_draft_tokens > 0
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self._num_draft_tokens = num_draft_tokens
+        self._control = control or LengthControl()
+        self._num_failures = 0  # in a row
+        self._grades: dict[int, tuple[int, ...]] = {}  # of the drafts in the step, by sequence
+        self._num_tokens = 0  # that the step's drafts gave, beyond one for each sequence
+        self.counters = SpeculationCounters()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the drafter is called."""
+        return self._num_failures < MOST_FAILURES
+
+    def may_draft(self, requests: Sequence[Request]) -> bool:
+        """Whether the next step may have drafts for these requests, which decode."""
+        return self.is_on and any(request.speculate for request in requests)
+
+    def add_drafts(self, batch: ScheduledBatch, scheduler: Scheduler, requests: Mapping[int, Request]) -> None:
+        """Extend a scheduled step by drafts for the sequences that decode. One short of blocks gets none."""
+        self._grades, self._num_tokens = {}, 0
+        room = scheduler.max_batch_tokens - batch.num_tokens
+        if batch.preempted or room <= 0 or not self.is_on:
+            return
+        places = [index for index, entry in enumerate(batch.entries) if _decodes(entry)]
+        wanted = {index: self._request(requests[batch.entries[index].sequence.id]) for index in places}
+        asked = {index: request for index, request in wanted.items() if request}
+        if not asked:
+            return
+        proposals = self._propose([*asked.values()])
+        candidates = [
+            Candidates(request.sequence.id, proposal.grades)
+            for request, proposal in zip(asked.values(), proposals, strict=True)
+        ]
+        counts = self._control.choose(candidates, len(places), room)
+        for index, proposal, count in zip(asked, proposals, counts, strict=True):
+            if count:
+                scheduler.add_drafts(batch, index, proposal.tokens[:count])
+                self._grades[batch.entries[index].sequence.id] = proposal.grades
+
+    def verified(self, entry: ScheduledSequence, tokens: Sequence[int]) -> None:
+        """Record the tokens that an entry with drafts gave its request."""
+        pairs = [*zip(entry.drafts, tokens, strict=False)]  # one more token than drafts when all were accepted
+        num_accepted = sum(draft == token for draft, token in pairs)
+        self.counters.count(len(entry.drafts), len(pairs), num_accepted)
+        self._control.verified(entry.sequence.id, self._grades[entry.sequence.id][: len(pairs)], num_accepted)
+        self._num_tokens += max(0, len(tokens) - 1)
+
+    def stepped(self, batch: ScheduledBatch, seconds: float) -> None:
+        """Record the time of a step, if it decoded and did nothing else."""
+        if batch.entries and all(_decodes(entry) for entry in batch.entries):
+            num_drafts = sum(len(entry.drafts) for entry in batch.entries)
+            self._control.stepped(len(batch.entries), num_drafts, len(batch.entries) + self._num_tokens, seconds)
+
+    def forget(self, sequence_id: int) -> None:
+        """Free what is kept for a sequence that has ended."""
+        self._drafter.forget(sequence_id)
+        self._control.forget(sequence_id)
+
+    def close(self) -> None:
+        """Close the drafter. Idempotent."""
+        self._drafter.close()
+
+    def _request(self, request: Request) -> DraftRequest | None:
+        """What to ask the drafter for; None when no draft could be used. A prompt's step has none (`families`)."""
+        sequence = request.sequence
+        most = min(self._num_draft_tokens, sequence.max_stored_tokens - len(sequence.tokens))
+        if most <= 0 or not request.speculate or sequence.num_in_flight or not sequence.num_generated:
+            return None
+        return DraftRequest(sequence, request.sampler, most)
+
+    def _propose(self, asked: Sequence[DraftRequest]) -> list[Proposal]:
+        """What the drafter proposes, as far as it can be verified."""
+        try:
+            proposals = self._drafter.propose(asked)
+            usable = [self._usable(p, request) for p, request in zip(proposals, asked, strict=True)]
+        except Exception as error:  # noqa: BLE001 (drafts are optional; it is logged)
+            self._failed(error)
+            return [Proposal()] * len(asked)
+        self._num_failures = 0
+        return usable
+
+    def _failed(self, error: Exception) -> None:
+        self._num_failures += 1
+        self.counters.num_failures += 1
+        if not self.is_on or self.counters.num_failures == 1:
+            state = "goes on without drafts for this step" if self.is_on else "makes no more drafts"
+            _log.warning("the drafter failed, the engine %s: %s: %s", state, type(error).__name__, error)
+
+    def _usable(self, proposal: Proposal, request: DraftRequest) -> Proposal:
+        tokens, grades = proposal
+        if len(tokens) != len(grades):
+            raise ValueError(f"{len(tokens)} drafts have {len(grades)} grades")
+        count = min(len(tokens), request.num_tokens)
+        for index in range(count):
+            if not (0 <= tokens[index] < self._vocab_size and 0 <= grades[index] < NUM_GRADES):
+                return proposal.cut(index)
+        return proposal.cut(count)
+
+
+def _decodes(entry: ScheduledSequence) -> bool:
+    return entry.samples and entry.num_tokens == 1
