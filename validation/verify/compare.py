@@ -42,6 +42,14 @@ def difference(answer: Answer, logits_bound: float) -> Difference | None:
     )
 
 
+def apart_difference(answer: Answer, logits_bound: float) -> Difference | None:
+    """The first difference of an answer that must not come from the cache of others."""
+    cached = answer.completion.cached_tokens
+    if cached:
+        return _of(answer, "cached tokens of another tenant", -1, 0, cached)
+    return difference(answer, logits_bound)
+
+
 def beginning_difference(answer: Answer) -> Difference | None:
     """The first difference of a cancelled answer, whose tokens are the beginning of the plain path's."""
     if answer.completion.error:

@@ -11,7 +11,7 @@ from ingot.errors import IngotError, UsageError, unknown
 from ingot.progress import Stage
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
-from ingot.validation.verify.compare import beginning_difference, difference
+from ingot.validation.verify.compare import apart_difference, beginning_difference, difference
 from ingot.validation.verify.features import FEATURES, Feature
 from ingot.validation.verify.plan import Observed, Plan
 from ingot.validation.verify.requests import Expected, Lengths, make_requests, model_tokens, with_outputs
@@ -175,6 +175,7 @@ def _run(plan: Plan, subject: Subject, expected: Sequence[Expected], keep_logits
 
 def _differences(observed: Observed, expected: Sequence[Expected], bound: float) -> list[str]:
     found = [difference(answer, bound) for answer in (*observed.before, *observed.answers)]
+    found += [apart_difference(answer, bound) for answer in observed.apart]
     found += [beginning_difference(answer) for answer in observed.cancelled]
     answered = {answer.expected.request.name for answer in observed.answers}
     missing = [one.request.name for one in expected if one.request.name not in answered]

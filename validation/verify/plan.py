@@ -51,6 +51,7 @@ class Observed:
 
     answers       to the requests of the run itself, which are complete
     before        answers to what ran before to fill the cache
+    apart         answers to requests that must find nothing in the cache, though their blocks are there
     cancelled     answers to cancelled mates: the beginnings of what the plain path answered
     shared_steps  steps that gave tokens to two requests or more
     full_steps    steps after which no block of the pool was free
@@ -60,6 +61,7 @@ class Observed:
     max_batch_tokens: int
     answers: list[Answer] = field(default_factory=list)
     before: list[Answer] = field(default_factory=list)
+    apart: list[Answer] = field(default_factory=list)
     cancelled: list[Answer] = field(default_factory=list)
     shared_steps: int = 0
     full_steps: int = 0

@@ -10,6 +10,7 @@ from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.outputs import Completion
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import Expected, VerifiedRequest
@@ -43,23 +44,40 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
         if plan.warm:
             observed.before = _served_before(engine, warm_up(expected))
         before = engine.metrics()
-        cancellations = _cancellations(expected) if plan.cancels else []
-        if plan.together:
-            ordered = expected if plan.pool == "ample" else _shortest_first(expected)
-            _serve(engine, ordered, observed, cancellations, keep_logits=keep_logits)
-        else:
-            for one in expected:
-                _serve(engine, [one], observed, keep_logits=keep_logits)
+        _serve_by_plan(engine, plan, expected, observed, keep_logits)
         observed.counters = _since(before, engine.metrics())
+        if plan.warm:
+            observed.apart = _served_apart(engine, expected[0])
         _require_no_leak(engine)
     return observed
+
+
+def _serve_by_plan(
+    engine: Engine, plan: Plan, expected: Sequence[Expected], observed: Observed, keep_logits: bool
+) -> None:
+    if plan.together:
+        ordered = expected if plan.pool == "ample" else _shortest_first(expected)
+        cancellations = _cancellations(expected) if plan.cancels else []
+        _serve(engine, ordered, observed, cancellations, keep_logits=keep_logits)
+        return
+    for one in expected:
+        _serve(engine, [one], observed, keep_logits=keep_logits)
 
 
 def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[Answer]:
     """Answers to requests that fill the cache; of those whose end was changed only errors are kept."""
     warm = Observed(engine.max_batch_tokens)
-    _serve(engine, expected, warm, keep_logits=False)
+    for one in expected:
+        _serve(engine, [one], warm, keep_logits=False)
     return [answer for answer in warm.answers if answer.expected is expected[0] or answer.completion.error]
+
+
+def _served_apart(engine: Engine, expected: Expected) -> list[Answer]:
+    """Answers to a request whose blocks are cached, from a tenant with another salt and from one that opted out."""
+    apart = Observed(engine.max_batch_tokens)
+    for options in (RequestOptions(cache_salt="another"), RequestOptions(prefix_cache=False)):
+        _serve(engine, [expected], apart, options=options, keep_logits=False)
+    return apart.answers
 
 
 def warm_up(expected: Sequence[Expected]) -> list[Expected]:
@@ -108,11 +126,12 @@ def _serve(
     observed: Observed,
     cancellations: Sequence[Cancellation] = (),
     *,
+    options: RequestOptions | None = None,
     keep_logits: bool,
 ) -> None:
     """Run requests to their ends, with mates that are cancelled; every other mate arrives before the requests."""
     waiting = {_add(engine, one.expected, keep_logits): one for one in cancellations[::2]}
-    open_requests = {_add(engine, one, keep_logits): one for one in expected}
+    open_requests = {_add(engine, one, keep_logits, options): one for one in expected}
     waiting |= {_add(engine, one.expected, keep_logits): one for one in cancellations[1::2]}
     stall = _StallWatch()
     for step in count():
@@ -138,9 +157,9 @@ def _shortest_first(expected: Sequence[Expected]) -> list[Expected]:
     return sorted(expected, key=lambda one: len(one.request.prompt))
 
 
-def _add(engine: Engine, expected: Expected, keep_logits: bool) -> int:
+def _add(engine: Engine, expected: Expected, keep_logits: bool, options: RequestOptions | None = None) -> int:
     request = expected.request
-    return engine.add(list(request.prompt), request.params, keep_logits=keep_logits)
+    return engine.add(list(request.prompt), request.params, options=options, keep_logits=keep_logits)
 
 
 def _record(observed: Observed, expected: Expected | None, completion: Completion) -> None:

@@ -1,0 +1,280 @@
+"""The faults: each replaces one function of the runtime by one that is wrong in the way of its class.
+
+A fault is planted before the plain path runs, as an error in the source would be. `features` are those that the fault
+breaks: a verification finds it when a pair with one of them differs. `pair` is one that does, for short runs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from ingot.artifact.kv_geometry import KVLayer
+from ingot.runtime import engine as engine_module
+from ingot.runtime.kv.blocks import Admission, BlockManager
+from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.prefix_index import PrefixIndex
+from ingot.runtime.kv.states import StateCopy, StateManager
+from ingot.runtime.request import Request
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.steps.scheduler import Scheduler
+from ingot.runtime.steps.sequence import Sequence as EngineSequence
+from tests.simulators.layered_executor import LayeredExecutor
+
+Plant = Callable[[type], AbstractContextManager[object]]
+"""Plants a fault for the life of the context; gets the class of the executor."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault of a class of the table in docs/verify.md."""
+
+    number: int
+    kind: str
+    planted: str
+    features: tuple[str, ...]
+    pair: str
+    plant: Plant
+    layout: str = ""  # of the simulated model, for what not every model has
+
+
+def patched(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
+    """Replace an attribute by what `make` returns for it."""
+    return lambda _: patch.object(owner, name, make(getattr(owner, name)))
+
+
+# Class 3: the key forgets something
+
+
+def _without_salt(right: Callable[..., Any]) -> Callable[..., Any]:
+    def scope(root: bytes, *, cache_salt: str = "", **others: Any) -> Any:
+        return right(root, cache_salt="", **others)
+
+    return scope
+
+
+# Class 4: the hash is equal, the tokens are not
+
+
+@contextmanager
+def _truncated_hashes(_: type) -> Iterator[None]:
+    """Hashes of three bits, and a hit does not compare tokens."""
+
+    def weak(parent: bytes, tokens: bytes) -> bytes:
+        return bytes([sum(tokens) % 8]) * 32
+
+    def find(self: PrefixIndex, content: BlockContent, *more: Any) -> Any:
+        return self._block_of.get(content.hash)
+
+    with patch("ingot.runtime.kv.blocks.block_hash", weak), patch.object(PrefixIndex, "find", find):
+        yield
+
+
+# Class 5 and 15: other numbers
+
+
+def _nudged(logits: FloatArray, rows: Sequence[int]) -> FloatArray:
+    """The logits with the largest of each of these rows one step lower."""
+    for row in rows:
+        best = int(logits[row].argmax())
+        logits[row, best] = np.nextafter(logits[row, best], np.float32(-np.inf))
+    return logits
+
+
+def _rows_where(batch: ForwardBatch, wrong: Callable[[int, int], bool]) -> list[int]:
+    """Rows of logits of the sequences for which `wrong(tokens in the step, tokens before it)`."""
+    counts = np.diff(batch.query_starts)
+    sequences = np.searchsorted(batch.query_starts, batch.logits_indices, side="right") - 1
+    before = batch.context_lens - counts
+    return [row for row, s in enumerate(sequences) if wrong(int(counts[s]), int(before[s]))]
+
+
+def _other_numbers_after_hits(executor: type) -> AbstractContextManager[object]:
+    """A prompt whose beginning is in the pool already gets logits that differ in the last bit."""
+    right = executor.forward  # type: ignore[attr-defined]
+
+    def forward(self: Any, batch: ForwardBatch) -> FloatArray:
+        logits: FloatArray = right(self, batch)
+        return _nudged(logits, _rows_where(batch, lambda tokens, before: tokens > 1 and before > 0))
+
+    return patch.object(executor, "forward", forward)
+
+
+def _decode_changed_by_chunks(executor: type) -> AbstractContextManager[object]:
+    """A decoding sequence gets other logits while a prompt is computed in the same step."""
+    right = executor.forward  # type: ignore[attr-defined]
+
+    def forward(self: Any, batch: ForwardBatch) -> FloatArray:
+        logits: FloatArray = right(self, batch)
+        if np.diff(batch.query_starts).max() == 1:
+            return logits
+        return _nudged(logits, _rows_where(batch, lambda tokens, before: tokens == 1 and before > 0))
+
+    return patch.object(executor, "forward", forward)
+
+
+# Class 6: at a block boundary
+
+
+def _one_token_too_many(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A hit that ends at a block boundary counts one token more than its blocks have."""
+
+    def admit(self: BlockManager, sequence_id: int, tokens: Any, *args: Any, **others: Any) -> Admission | None:
+        found: Admission | None = right(self, sequence_id, tokens, *args, **others)
+        if found and found.cached_tokens and found.cached_tokens + 1 < len(tokens):
+            return found._replace(cached_tokens=found.cached_tokens + 1)
+        return found
+
+    return admit
+
+
+# Class 7 and 8: side state
+
+
+def _state_not_restored(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A prefix hit starts from whatever the slot of its side state has."""
+
+    def admit(self: StateManager, sequence_id: int, last_block: bytes | None) -> tuple[StateCopy, ...]:
+        right(self, sequence_id, last_block)
+        return ()
+
+    return admit
+
+
+def _state_shorter_than_blocks(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A prefix hit takes all its blocks, with the state after the first of them that has one."""
+
+    def admit(self: StateManager, sequence_id: int, last_block: bytes | None) -> tuple[StateCopy, ...]:
+        copies: tuple[StateCopy, ...] = right(self, sequence_id, last_block)
+        oldest = next(iter(self._snapshots.values()), None)
+        return tuple(copy._replace(source=oldest) for copy in copies if oldest is not None)
+
+    return admit
+
+
+# Class 9: windows
+
+
+def _window_of_the_whole_chunk(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The first tokens of a chunk see only what the window of its last token shows."""
+
+    def read(self: LayeredExecutor, layer: KVLayer, table: Any, start: int, context: int) -> Any:
+        seen = right(self, layer, table, start, context)
+        lost = max(0, context - start - layer.window) if layer.window else 0
+        seen[:lost] ^= np.uint64(start)
+        return seen
+
+    return read
+
+
+# Class 14: the output of a preempted request
+
+
+def _loses_its_newest_token(right: Callable[..., Any]) -> Callable[..., Any]:
+    def preempt(self: Scheduler, sequence: EngineSequence, *args: Any) -> Any:
+        if len(sequence.tokens) > sequence.num_prompt_tokens and not sequence.num_in_flight:
+            del sequence.tokens[-1]
+        return right(self, sequence, *args)
+
+    return preempt
+
+
+def _incomplete_when_preempted(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The answer has only what was generated since the last preemption but one token."""
+
+    def complete(self: Request, *args: Any) -> Any:
+        if self.sequence.num_preemptions:
+            del self._tokens[0]
+        return right(self, *args)
+
+    return complete
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        3,
+        "key forgets dtype, adapter, salt, rank, weights",
+        "keys of blocks leave out the cache salt",
+        ("prefix-hit",),
+        "prefix-hit+chunked-prefill",
+        patched(engine_module, "prefix_scope", _without_salt),
+    ),
+    Fault(
+        4,
+        "hash equal, tokens not",
+        "block hashes have three bits, and tokens are not compared",
+        ("prefix-hit",),
+        "prefix-hit+chunked-prefill",
+        _truncated_hashes,
+    ),
+    Fault(
+        5,
+        "hit path computes other numbers than miss path",
+        "logits of a prompt that continues in the pool differ in the last bit",
+        ("prefix-hit", "chunked-prefill", "preemption"),
+        "prefix-hit+chunked-prefill",
+        _other_numbers_after_hits,
+    ),
+    Fault(
+        6,
+        "exactly at a block boundary; stale partial block",
+        "a hit counts one token more than its blocks have",
+        ("prefix-hit",),
+        "prefix-hit+chunked-prefill",
+        patched(BlockManager, "admit", _one_token_too_many),
+    ),
+    Fault(
+        7,
+        "side state with prefix, speculation, restore",
+        "a prefix hit does not restore its side state",
+        ("prefix-hit", "preemption"),
+        "prefix-hit+chunked-prefill",
+        patched(StateManager, "admit", _state_not_restored),
+        layout="side state",
+    ),
+    Fault(
+        8,
+        "side state restored shorter than KV",
+        "a prefix hit gets the side state of an earlier block",
+        ("prefix-hit", "preemption"),
+        "prefix-hit+chunked-prefill",
+        patched(StateManager, "admit", _state_shorter_than_blocks),
+        layout="side state",
+    ),
+    Fault(
+        9,
+        "window with a chunk larger than it; shared KV; unequal heads",
+        "a chunk longer than the window loses keys of its first tokens",
+        ("chunked-prefill", "prefix-hit", "preemption"),
+        "prefix-hit+chunked-prefill",
+        patched(LayeredExecutor, "_read", _window_of_the_whole_chunk),
+        layout="windows",
+    ),
+    Fault(
+        14,
+        "output of a preempted request incomplete",
+        "the answer of a preempted request lacks a token",
+        ("preemption", "minimal-pool"),
+        "prefix-hit+preemption",
+        patched(Request, "_complete", _incomplete_when_preempted),
+    ),
+    Fault(
+        14,
+        "output of a preempted request incomplete",
+        "a preempted sequence loses its newest token",
+        ("preemption", "minimal-pool"),
+        "prefix-hit+preemption",
+        patched(Scheduler, "_preempt", _loses_its_newest_token),
+    ),
+    Fault(
+        15,
+        "decode changed by another request's chunk",
+        "logits of a decoding sequence differ in the last bit while a prompt is computed",
+        ("batch-mates", "preemption", "cancelled-mate", "minimal-pool"),
+        "prefix-hit+batch-mates",
+        _decode_changed_by_chunks,
+    ),
+)

@@ -1,0 +1,40 @@
+"""`ingot verify` finds every planted fault, each by one of its pairs; without faults it finds nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.validation.verify import FEATURES, VerifyOptions, verify
+from tests.mutations.faults import FAULTS, Fault
+from tests.mutations.score import score, subject_for
+from tests.simulators.layered_executor import VARIANTS
+from tests.validation.verify.subjects import fake_subject
+
+CELLS = ("prefix-hit+chunked-prefill", "batch-mates+preemption", "prefix-hit+minimal-pool")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.number} {fault.planted}")
+def test_a_planted_fault_is_found_by_a_pair_with_its_feature(fault: Fault, tmp_path: Path) -> None:
+    assert set(fault.features) <= set(FEATURES)
+    found = score(fault, *subject_for(fault, tmp_path), only=(fault.pair,))
+    assert found.is_named, list(found.result.cells)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.number} {fault.planted}")
+def test_the_same_pair_passes_without_the_fault(fault: Fault, tmp_path: Path) -> None:
+    subject, _ = subject_for(fault, tmp_path)
+    assert verify(subject, VerifyOptions(quick=True, only=(fault.pair,))).verdict == "PASS"
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("layout", VARIANTS)
+def test_models_of_every_layout_pass(layout: str, pipelined: bool, tmp_path: Path) -> None:
+    subject = fake_subject(tmp_path, layout=layout, pipelined=pipelined)
+    result = verify(subject, VerifyOptions(quick=True, only=CELLS))
+    assert result.failures == ()
+    assert result.num_checked == len(CELLS)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_clean_runs_with_other_seeds_raise_no_alarm(seed: int, tmp_path: Path) -> None:
+    assert verify(fake_subject(tmp_path), VerifyOptions(quick=True, seed=seed)).failures == ()
