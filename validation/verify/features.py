@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.validation.verify.plan import Observed, Plan
+from ingot.validation.verify.requests import NUM_CHOICES
 from ingot.validation.verify.subject import Subject
 
 _LEAST_BLOCKS = 12  # of a context, for requests that share blocks and collide
@@ -121,6 +122,17 @@ def _shown_by_cancelled(observed: Observed) -> str:
     return f"{len(ran)} of {len(observed.cancelled)} cancelled mates had run" if ran else ""
 
 
+# Several choices of a prompt
+
+
+def _choices(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, choices=NUM_CHOICES)
+
+
+def _shown_by_choices(observed: Observed) -> str:
+    return _counted(sum(one.completion.index > 0 for one in observed.answers), "choices forked from their prompts")
+
+
 # KV pool of minimal size
 
 
@@ -149,6 +161,7 @@ _ROWS = (
         _shown_by_preemptions,
         unavailable=_needs_full_blocks,
     ),
+    Feature("choices", "requests have three choices each, which share their prompt", _choices, _shown_by_choices),
     Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),
     Feature(
         "minimal-pool",

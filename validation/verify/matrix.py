@@ -1,6 +1,7 @@
 """The matrix: each feature alone, every pair, and every triple that contains speculation, against the plain path."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -146,7 +147,7 @@ def _attempt(
     exercised = {feature.name: "" for feature in features}
     for keep_logits in subject.keeps_logits:
         observed, problem = _run(plan, subject, expected, keep_logits)
-        differences = [problem] if problem else _differences(observed, expected, subject.logits_bound)
+        differences = [problem] if problem else _differences(observed, subject.logits_bound)
         exercised = {feature.name: feature.shown_by(observed) for feature in features}
         if differences or not all(exercised.values()):
             return exercised, differences
@@ -173,10 +174,9 @@ def _run(plan: Plan, subject: Subject, expected: Sequence[Expected], keep_logits
         return Observed(0), f"the engine failed: {type(error).__name__}: {error}"
 
 
-def _differences(observed: Observed, expected: Sequence[Expected], bound: float) -> list[str]:
+def _differences(observed: Observed, bound: float) -> list[str]:
     found = [difference(answer, bound) for answer in (*observed.before, *observed.answers)]
     found += [apart_difference(answer, bound) for answer in observed.apart]
     found += [beginning_difference(answer) for answer in observed.cancelled]
-    answered = {answer.expected.request.name for answer in observed.answers}
-    missing = [one.request.name for one in expected if one.request.name not in answered]
+    missing = Counter(observed.asked) - Counter(answer.expected.request.name for answer in observed.answers)
     return [*(str(one) for one in found if one), *(f"request {name}: it was not answered" for name in missing)]

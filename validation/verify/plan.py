@@ -22,6 +22,7 @@ class Plan:
     together  all requests at once, instead of one after another
     warm      other requests with the same beginnings run first
     cancels   mates of the requests are cancelled before, while and after their prompts are computed
+    choices   choices of each request
     """
 
     options: EngineOptions = field(default_factory=lambda: EngineOptions(prefix_cache=False))
@@ -30,6 +31,7 @@ class Plan:
     together: bool = False
     warm: bool = False
     cancels: bool = False
+    choices: int = 1
 
     @property
     def attempts(self) -> "tuple[Plan, ...]":
@@ -49,20 +51,30 @@ class Answer:
 class Observed:
     """What a run did: the answers, and the figures that show which features took part.
 
-    answers       to the requests of the run itself, which are complete
+    asked         names of the requests and choices of the run itself
+    answers       to these
     before        answers to what ran before to fill the cache
     apart         answers to requests that must find nothing in the cache, though their blocks are there
     cancelled     answers to cancelled mates: the beginnings of what the plain path answered
     shared_steps  steps that gave tokens to two requests or more
     full_steps    steps after which no block of the pool was free
-    counters      the engine's own, of the run itself without what warmed it up
+    before_run, after_run   the engine's own figures before and after the run itself
     """
 
     max_batch_tokens: int
+    asked: list[str] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     before: list[Answer] = field(default_factory=list)
     apart: list[Answer] = field(default_factory=list)
     cancelled: list[Answer] = field(default_factory=list)
     shared_steps: int = 0
     full_steps: int = 0
-    counters: EngineMetrics | None = None
+    before_run: EngineMetrics | None = None
+    after_run: EngineMetrics | None = None
+
+    def counted(self, name: str) -> int:
+        """How much one of the engine's counters grew in the run itself."""
+        if self.before_run is None or self.after_run is None:
+            return 0
+        grown: int = getattr(self.after_run, name) - getattr(self.before_run, name)
+        return grown

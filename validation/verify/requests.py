@@ -13,9 +13,11 @@ import numpy as np
 from ingot.errors import DataError
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
+from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
 from ingot.validation.verify.subject import Subject
 
+NUM_CHOICES = 3
 _LEAST_OUTPUT, _MOST_OUTPUT = 24, 96
 _OUTPUT_BLOCKS = 3
 _LONG_BLOCKS = 10
@@ -41,10 +43,17 @@ class VerifiedRequest:
 
 @dataclass(frozen=True)
 class Expected:
-    """A request and what the plain path answered."""
+    """A request and what the plain path answered; `others` to the same with the seeds of choices 1 and following."""
 
     request: VerifiedRequest
     completion: Completion
+    others: tuple[Completion, ...] = ()
+
+    def choice(self, index: int) -> "Expected":
+        """What choice `index` of the request must be."""
+        if index == 0:
+            return Expected(self.request, self.completion)
+        return Expected(replace(self.request, name=f"{self.request.name} choice {index}"), self.others[index - 1])
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
     continued    the first prompt with its answer, as the next turn of a conversation
     stop-string  a request that ends at a text from the middle of its answer; left out without a tokenizer
     """
-    expected = [Expected(one, engine.generate(list(one.prompt), one.params, keep_logits=True)) for one in requests]
+    expected = [_answered(one, engine) for one in requests]
     first = expected[0]
     output = first.completion.token_ids
     prompt = (*first.request.prompt, *output, *first.request.prompt[:3])
@@ -126,7 +135,19 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
     stop = _stop_string(expected[1].completion)
     if stop:
         added.append(replace(expected[1].request, name="stop-string", params=_stopping(expected[1], stop)))
-    return expected + [Expected(one, engine.generate(list(one.prompt), one.params, keep_logits=True)) for one in added]
+    return expected + [_answered(one, engine) for one in added]
+
+
+def _answered(request: VerifiedRequest, engine: Engine) -> Expected:
+    """Answer a request, and again for each further choice; greedy choices are all equal."""
+
+    def generate(params: SamplingParams) -> Completion:
+        return engine.generate(list(request.prompt), params, keep_logits=True)
+
+    first = generate(request.params)
+    params = choice_params(replace(request.params, n=NUM_CHOICES))[1:]
+    others = (first if one.is_greedy else generate(replace(one, n=1)) for one in params)
+    return Expected(request, first, tuple(others))
 
 
 def _stopping(expected: Expected, stop: str) -> SamplingParams:

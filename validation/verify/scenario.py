@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from ingot.errors import EngineError
@@ -43,9 +43,9 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
         observed = Observed(engine.max_batch_tokens)
         if plan.warm:
             observed.before = _served_before(engine, warm_up(expected))
-        before = engine.metrics()
+        observed.before_run = engine.metrics()
         _serve_by_plan(engine, plan, expected, observed, keep_logits)
-        observed.counters = _since(before, engine.metrics())
+        observed.after_run = engine.metrics()
         if plan.warm:
             observed.apart = _served_apart(engine, expected[0])
         _require_no_leak(engine)
@@ -55,28 +55,30 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
 def _serve_by_plan(
     engine: Engine, plan: Plan, expected: Sequence[Expected], observed: Observed, keep_logits: bool
 ) -> None:
+    how = _How(plan.choices, keep_logits)
     if plan.together:
         ordered = expected if plan.pool == "ample" else _shortest_first(expected)
-        cancellations = _cancellations(expected) if plan.cancels else []
-        _serve(engine, ordered, observed, cancellations, keep_logits=keep_logits)
+        _serve(engine, ordered, observed, how, _cancellations(expected) if plan.cancels else [])
         return
     for one in expected:
-        _serve(engine, [one], observed, keep_logits=keep_logits)
+        _serve(engine, [one], observed, how)
 
 
 def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[Answer]:
     """Answers to requests that fill the cache; of those whose end was changed only errors are kept."""
     warm = Observed(engine.max_batch_tokens)
     for one in expected:
-        _serve(engine, [one], warm, keep_logits=False)
-    return [answer for answer in warm.answers if answer.expected is expected[0] or answer.completion.error]
+        _serve(engine, [one], warm, _How())
+    return [
+        answer for answer in warm.answers if answer.expected.request is expected[0].request or answer.completion.error
+    ]
 
 
 def _served_apart(engine: Engine, expected: Expected) -> list[Answer]:
     """Answers to a request whose blocks are cached, from a tenant with another salt and from one that opted out."""
     apart = Observed(engine.max_batch_tokens)
     for options in (RequestOptions(cache_salt="another"), RequestOptions(prefix_cache=False)):
-        _serve(engine, [expected], apart, options=options, keep_logits=False)
+        _serve(engine, [expected], apart, _How(options=options))
     return apart.answers
 
 
@@ -120,36 +122,48 @@ def _cancellations(expected: Sequence[Expected]) -> list[Cancellation]:
     return [Cancellation(one, step) for one, step in zip(longest, _CANCELLED_AT, strict=False)]
 
 
+@dataclass(frozen=True)
+class _How:
+    """How requests are added."""
+
+    choices: int = 1
+    keep_logits: bool = False
+    options: RequestOptions | None = None
+
+    def add(self, engine: Engine, expected: Expected) -> int:
+        """Add a request; returns its number."""
+        request = expected.request
+        params = replace(request.params, n=self.choices)
+        return engine.add(list(request.prompt), params, options=self.options, keep_logits=self.keep_logits)
+
+
 def _serve(
     engine: Engine,
     expected: Sequence[Expected],
     observed: Observed,
+    how: _How,
     cancellations: Sequence[Cancellation] = (),
-    *,
-    options: RequestOptions | None = None,
-    keep_logits: bool,
 ) -> None:
     """Run requests to their ends, with mates that are cancelled; every other mate arrives before the requests."""
-    waiting = {_add(engine, one.expected, keep_logits): one for one in cancellations[::2]}
-    open_requests = {_add(engine, one, keep_logits, options): one for one in expected}
-    waiting |= {_add(engine, one.expected, keep_logits): one for one in cancellations[1::2]}
+    waiting = {how.add(engine, one.expected): one for one in cancellations[::2]}
+    left = {how.add(engine, one): one for one in expected}
+    waiting |= {how.add(engine, one.expected): one for one in cancellations[1::2]}
+    observed.asked += [one.choice(index).request.name for one in expected for index in range(how.choices)]
     stall = _StallWatch()
     for step in count():
-        for number in [number for number, mate in waiting.items() if mate.step <= step and open_requests]:
-            mate = waiting.pop(number)
-            completion = engine.abort(number)
-            if completion:
-                observed.cancelled.append(Answer(mate.expected, completion))
+        for number in [number for number, mate in waiting.items() if mate.step <= step and left]:
+            observed.cancelled += _answers(waiting.pop(number).expected, engine.abort(number))
         if not engine.has_unfinished():
             break
         outputs = engine.step()
         observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1
         observed.full_steps += _is_full(engine.metrics())
         for output in outputs:
-            if output.completion:
+            if output.result:
                 waiting.pop(output.request_id, None)
-                _record(observed, open_requests.pop(output.request_id, None), output.completion)
-        stall.check(bool(outputs), open_requests.values())
+                if output.request_id in left:
+                    observed.answers += _answers(left.pop(output.request_id), output.result)
+        stall.check(bool(outputs), left.values())
 
 
 def _shortest_first(expected: Sequence[Expected]) -> list[Expected]:
@@ -157,28 +171,14 @@ def _shortest_first(expected: Sequence[Expected]) -> list[Expected]:
     return sorted(expected, key=lambda one: len(one.request.prompt))
 
 
-def _add(engine: Engine, expected: Expected, keep_logits: bool, options: RequestOptions | None = None) -> int:
-    request = expected.request
-    return engine.add(list(request.prompt), request.params, options=options, keep_logits=keep_logits)
-
-
-def _record(observed: Observed, expected: Expected | None, completion: Completion) -> None:
-    if expected is not None and completion.finish_reason != "abort":
-        observed.answers.append(Answer(expected, completion))
+def _answers(expected: Expected, result: Completion | None) -> list[Answer]:
+    """The answers of all choices of a result; none for a mate that ended before it was cancelled."""
+    choices = result.choices if result else ()
+    return [Answer(expected.choice(choice.index), choice) for choice in choices]
 
 
 def _is_full(metrics: EngineMetrics) -> bool:
     return metrics.blocks_in_use == metrics.blocks_total
-
-
-def _since(before: EngineMetrics, after: EngineMetrics) -> EngineMetrics:
-    """Counters of the run itself; what is no counter keeps its last value."""
-    counted = {
-        field.name: getattr(after, field.name) - getattr(before, field.name)
-        for field in fields(EngineMetrics)
-        if field.name.startswith("num_") or field.name.endswith("_tokens")
-    }
-    return replace(after, **counted)
 
 
 def _require_no_leak(engine: Engine) -> None:
