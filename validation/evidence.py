@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_
 from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, invalid_file, quantization_text
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
+from ingot.validation.generation import GenerationOptions, GenerationResult, generation_metrics, measure_generations
 from ingot.validation.latency import LatencyLoad, LatencyResult, latency_metrics, measure_latency
 from ingot.validation.machine_load import LoadMeter
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
@@ -46,12 +48,16 @@ __all__ = [
 ]
 
 
+_GENERATED_AT_ONCE = 2  # EngineSubject doubles it
+
+
 @dataclass(frozen=True)
 class MeasureOptions:
     """What to measure; None disables a part. `text` is the evaluation text's file, which accuracy requires."""
 
     text: Path | None = None
     accuracy: AccuracyOptions | None = None
+    generation: GenerationOptions | None = None
     latency: LatencyLoad | None = None
     memory: MemoryOptions | None = None
     verify: VerifyOptions | None = None
@@ -59,7 +65,7 @@ class MeasureOptions:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.accuracy and self.text is None:
+        if (self.accuracy or self.generation) and self.text is None:
             raise UsageError("accuracy requires an evaluation text, but none is named; name a UTF-8 text file")
 
     @property
@@ -67,7 +73,9 @@ class MeasureOptions:
         """Maximum tokens in the KV pool at the same time."""
         window = self.accuracy.window_tokens + 1 if self.accuracy else 1
         load = self.latency.sequence_tokens * max(self.latency.concurrency) if self.latency else 1
-        return max(window, load)
+        each = self.generation.prompt_tokens + self.generation.output_tokens if self.generation else 1
+        generation = _GENERATED_AT_ONCE * each
+        return max(window, load, generation)
 
 
 def measure(
@@ -84,15 +92,16 @@ def measure(
     artifacts = open_artifact(candidate), open_artifact(baseline)
     sizes = SizeResult(*(artifact_size(artifact) for artifact in artifacts))
     memory = measure_memory(candidate, baseline, options.memory) if options.memory else None
-    accuracy, latency, device = _run_engines(*artifacts, options)
+    accuracy, generation, latency, device = _run_engines(*artifacts, options)
     verification = _verify(artifacts[0], options)
-    measured = collect(sizes, accuracy, latency, memory, verification)
+    measured = collect(sizes, accuracy, latency, memory, verification, generation)
     return Evidence(
         candidate=SubjectFacts.of(artifacts[0]),
         baseline=SubjectFacts.of(artifacts[1]),
         environment=environment(options.num_threads, device),
         sizes=sizes,
         accuracy=accuracy,
+        generation=generation,
         latency=latency,
         memory=memory,
         verification=verification,
@@ -109,9 +118,11 @@ def collect(
     latency: LatencyResult | None,
     memory: MemoryResult | None,
     verification: VerifyResult | None = None,
+    generation: GenerationResult | None = None,
 ) -> dict[str, Measured]:
     """All metrics of the results by key, in the order of the report."""
     found = accuracy_metrics(accuracy) if accuracy else []
+    found += generation_metrics(generation) if generation else []
     found += latency_metrics(latency) if latency else []
     found += size_metrics(sizes)
     found += memory_metrics(memory) if memory else []
@@ -170,22 +181,31 @@ def sealed_quantization(artifact: Artifact) -> Quantization:
         raise invalid_file(file, "statistics of quantized weights", error) from error
 
 
-def _run_engines(
-    candidate: Artifact, baseline: Artifact, options: MeasureOptions
-) -> tuple[AccuracyResult | None, LatencyResult | None, DeviceFacts | None]:
-    if options.accuracy is None and options.latency is None:
-        return None, None, None
+class _Runs(NamedTuple):
+    """What the loaded engines measured."""
+
+    accuracy: AccuracyResult | None = None
+    generation: GenerationResult | None = None
+    latency: LatencyResult | None = None
+    device: DeviceFacts | None = None
+
+
+def _run_engines(candidate: Artifact, baseline: Artifact, options: MeasureOptions) -> _Runs:
+    if options.accuracy is None and options.generation is None and options.latency is None:
+        return _Runs()
     with (
         EngineSubject.load(candidate, options.sequence_tokens, options.num_threads) as new,
         EngineSubject.load(baseline, options.sequence_tokens, options.num_threads) as old,
     ):
-        accuracy = _accuracy(new, old, options)
+        text = _evaluation_text(old, options)
+        accuracy = measure_accuracy(new, old, text, options.accuracy) if text and options.accuracy else None
+        generation = measure_generations(new, old, text, options.generation) if text and options.generation else None
         meter = LoadMeter(options.num_threads or num_threads())
         decided = _decided_by(options.gates)
         latency = (
             measure_latency(new, old, options.latency, meter=meter, is_decided=decided) if options.latency else None
         )
-        return accuracy, latency, new.device
+        return _Runs(accuracy, generation, latency, new.device)
 
 
 def _verify(candidate: Artifact, options: MeasureOptions) -> VerifyResult | None:
@@ -211,10 +231,10 @@ def _decided_by(gates: Sequence[GateSpec]) -> Callable[[LatencyResult], bool] | 
     return is_decided
 
 
-def _accuracy(candidate: EngineSubject, baseline: EngineSubject, options: MeasureOptions) -> AccuracyResult | None:
-    if options.accuracy is None or options.text is None:
+def _evaluation_text(baseline: EngineSubject, options: MeasureOptions) -> EvaluationText | None:
+    """The text that accuracy and generations read; None where neither is measured."""
+    if options.text is None or (options.accuracy is None and options.generation is None):
         return None
     text, sha256 = read_text(options.text)
     tokens, bos = baseline.encode(text)
-    evaluation = EvaluationText(options.text.name, sha256, tuple(tokens), bos)
-    return measure_accuracy(candidate, baseline, evaluation, options.accuracy)
+    return EvaluationText(options.text.name, sha256, tuple(tokens), bos)

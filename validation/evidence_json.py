@@ -2,6 +2,7 @@
 
 summary.json       artifacts, every metric with its interval, gates, sizes, memory
 accuracy.json      one item per window
+generation.json    one item per prompt of the greedy generations
 latency.json       one record per request
 verify.json        one record per feature, pair and triple of the runtime's features
 quantization.json  one record per quantized weight
@@ -35,6 +36,8 @@ def evidence_files(evidence: Evidence) -> dict[str, str]:
     values: dict[str, Any] = {"summary.json": summary(evidence), "environment.json": evidence.environment}
     if evidence.accuracy:
         values["accuracy.json"] = _accuracy(evidence.accuracy)
+    if evidence.generation:
+        values["generation.json"] = asdict(evidence.generation)
     if evidence.latency:
         values["latency.json"] = _latency(evidence.latency)
     if evidence.notes.quantization.weights:

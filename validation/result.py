@@ -8,6 +8,7 @@ from ingot.artifact import Artifact, GateOutcome
 from ingot.artifact.calibration_record import CalibrationRecord, read_calibration
 from ingot.artifact.reader import is_evidence
 from ingot.validation.accuracy import AccuracyResult
+from ingot.validation.generation import GenerationResult
 from ingot.validation.latency import LatencyResult
 from ingot.validation.machine_load import MachineLoad
 from ingot.validation.memory import MemoryResult
@@ -124,6 +125,7 @@ class Evidence:
     measured: dict[str, Measured]
     gates: tuple[GateOutcome, ...]
     verification: VerifyResult | None = None
+    generation: GenerationResult | None = None
     notes: BuildNotes = field(default_factory=BuildNotes)
     measured_at: str = ""
 

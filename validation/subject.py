@@ -1,4 +1,4 @@
-"""The subjects of a measurement, candidate and baseline: two small protocols, and the engine that implements them.
+"""The subjects of a measurement, candidate and baseline: small protocols, and the engine that implements them.
 
 Tests implement the protocols with known logits and with a clock that they set.
 """
@@ -52,6 +52,19 @@ class AccuracySubject(Protocol):
         ...
 
 
+class GreedySubject(Protocol):
+    """Continues prompts with its likeliest tokens."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Maximum length of a sequence, prompt and output together."""
+        ...
+
+    def continue_greedily(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[list[int]]:
+        """Exactly `output_tokens` tokens for each prompt."""
+        ...
+
+
 class LatencySubject(Protocol):
     """Serves requests step by step; the caller measures time."""
 
@@ -75,7 +88,7 @@ class LatencySubject(Protocol):
 
 
 class EngineSubject:
-    """Implements both protocols with an engine that it owns, without prefix cache: every prompt is computed in full."""
+    """Implements all protocols with an engine that it owns, without prefix cache: every prompt is computed in full."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -123,6 +136,12 @@ class EngineSubject:
     def prompt_logits(self, token_ids: Sequence[int]) -> Iterator[LogitsArray]:
         """Logits of every position in chunks [n, vocab]; the scheduler splits only by token counts."""
         return (chunk.logits for chunk in self._engine.iterate_prompt_logits([token_ids]))
+
+    def continue_greedily(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[list[int]]:
+        """Exactly `output_tokens` likeliest tokens for each prompt. RequestFailed when a request fails."""
+        params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+        done = self._engine.generate([list(prompt) for prompt in prompts], params)
+        return [list(completion.token_ids) for completion in done]
 
     def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
         """Queue a greedy request of exactly `output_tokens` tokens."""

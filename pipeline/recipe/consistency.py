@@ -23,7 +23,7 @@ def consistency_problems(recipe: Located, entries: Sequence[PassEntry]) -> Itera
     """Every contradiction between keys, at the line of one of them. `entries` are the valid passes of the recipe."""
     passes = [entry.make() for entry in entries]
     yield from _target_problems(recipe, passes)
-    yield from _gate_problems(recipe)
+    yield from _gate_problems(recipe, passes)
     messages = (*_calibration_messages(recipe, passes), *_unapplied_bits(passes), *_rounded_twice(passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
 
@@ -95,7 +95,7 @@ def _float8_messages(recipe: Located, target: Target, passes: Sequence[Pass]) ->
             )
 
 
-def _gate_problems(recipe: Located) -> Iterator[Problem]:
+def _gate_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Problem]:
     gates = recipe.entries.get("gates")
     for metric, gate in gates.entries.items() if gates else ():
         name, separator, level = metric.partition("@")
@@ -103,6 +103,7 @@ def _gate_problems(recipe: Located) -> Iterator[Problem]:
             yield gate.problem(f"gates: {unknown('metric', name, METRICS, 'metrics')}")
         else:
             yield from _limit_problems(recipe, METRICS[name], _cut(level) if separator else None, gate)
+            yield from _count_problems(recipe, METRICS[name], passes, gate)
 
 
 def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate: Located) -> Iterator[Problem]:
@@ -123,6 +124,19 @@ def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate
         )
     elif level is not None:
         yield from _level_problems(recipe, facts, level, gate)
+
+
+def _count_problems(recipe: Located, facts: MetricFacts, passes: Sequence[Pass], gate: Located) -> Iterator[Problem]:
+    """A metric whose count is 0, or null where no pass rounds the KV cache."""
+    if facts.count is None or facts.section is None or not _has(recipe, facts.section) or _is_set(gate, "if_measured"):
+        return
+    given = recipe.entries[facts.section].entries.get(facts.count)
+    value = None if given is None else given.value
+    if value == 0 or (value is None and all(made.kv_precision is None for made in passes)):
+        yield gate.problem(
+            f"gates: {facts.name} requires {facts.section}.{facts.count} of 2 or more; set it, or remove the gate with "
+            "null"
+        )
 
 
 def _is_set(gate: Located, key: str) -> bool:

@@ -65,6 +65,7 @@ MOST_SEED = (1 << 63) - 1
 MOST_PASSES = 100
 Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_whole)]
 ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(_whole)]
+Generations = Annotated[int, Field(ge=0, le=MOST_TOKENS), BeforeValidator(_whole)]
 TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(_whole)]
 Concurrency = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(_whole)]
@@ -171,6 +172,13 @@ class EvaluationOptions(_Frozen):
     layer_kl_tokens: TextTokens | None = Field(
         default=None,
         description="tokens for the KL of each weight quantized alone; 0: not measured, null: at most 2048",
+    )
+    generations: Generations | None = Field(
+        default=None,
+        description="prompts that both continue greedily; 0: none, null: 16 if a pass rounds keys and values",
+    )
+    generation_tokens: ContextTokens = Field(
+        default=512, description="tokens that each of these prompts is continued by, up to the context's end"
     )
 
     @model_validator(mode="after")

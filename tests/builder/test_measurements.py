@@ -15,6 +15,7 @@ from ingot.errors import DataError, EngineError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.gates import GateSpec
+from ingot.validation.generation import GenerationOptions
 from ingot.validation.latency import ServiceLevel
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.windows import AccuracyOptions
@@ -78,6 +79,14 @@ def test_sections_of_the_recipe_become_options_of_validation() -> None:
     assert (options.latency.concurrency, options.latency.rounds, options.latency.seed) == ((1, 4), 3, 7)
     assert options.latency.slo == ServiceLevel(0.5, 0.1)
     assert options.memory == MemoryOptions()
+
+
+def test_generations_are_compared_by_default_where_the_kv_cache_is_rounded() -> None:
+    assert measure_options(recipe(*MEASURED)).generation is None
+    assert measure_options(load_recipe("int4-kv8-cpu", MEASURED)).generation == GenerationOptions(16, 64, 512)
+    assert measure_options(load_recipe("int4-kv8-cpu", [*MEASURED, "evaluation.generations=0"])).generation is None
+    fewer = ("evaluation.generations=4", "evaluation.generation_tokens=32")
+    assert measure_options(recipe(*MEASURED, *fewer)).generation == GenerationOptions(4, 64, 32)
 
 
 def test_memory_probes_follow_the_recipe() -> None:

@@ -17,6 +17,7 @@ _TITLES = {
     "kl_mean": "KL divergence, mean",
     "kl_p99": "KL divergence, p99",
     "top1_agreement": "Top-1 agreement",
+    "greedy_agreement": "Greedy agreement",
     "ttft_ratio": "Time to first token",
     "tpot_ratio": "Time per output token",
     "e2e_ratio": "End-to-end time",
@@ -26,7 +27,7 @@ _TITLES = {
     "verify": "Feature pairs that change an answer",
 }
 
-_SHARES = frozenset({"top1_agreement"})  # shown in percent
+_SHARES = frozenset({"top1_agreement", "greedy_agreement"})  # shown in percent
 _EXACT_DIGITS = 4
 _INTERVAL_DIGITS = 2  # significant digits of half an interval's width
 _MOST_DIGITS = 6  # of a value whose interval is very narrow

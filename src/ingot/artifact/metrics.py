@@ -16,6 +16,7 @@ class MetricFacts:
 
     comparison  ratio: candidate over baseline; absolute: a value of the candidate, or of the pair
     section     recipe section that requests it; None: always measured
+    count       key of the section without which, or with 0, the metric is not measured; None: always with the section
     least, most limits that a gate may have: below, none can be met, or all are; above, the limit decides nothing
     advice      what to do when a gate on it fails
     """
@@ -28,6 +29,7 @@ class MetricFacts:
     section: Section | None
     least: float = 0.001
     most: float = 1000
+    count: str | None = None
     advice: str = "Use more bits, a smaller block or another recipe, or loosen the limit if the value is acceptable"
 
     @property
@@ -84,6 +86,28 @@ _ROWS = (
         section="evaluation",
         least=0,
         most=1,
+    ),
+    MetricFacts(
+        "greedy_agreement",
+        "Share of greedily generated tokens that candidate and baseline have at the same place, on the same prompts.",
+        unit="",
+        better="higher",
+        comparison="absolute",
+        section="evaluation",
+        least=0,
+        most=1,
+        count="generations",
+    ),
+    MetricFacts(
+        "greedy_common_tokens",
+        "Mean number of greedily generated tokens before candidate and baseline first differ.",
+        unit="tokens",
+        better="higher",
+        comparison="absolute",
+        section="evaluation",
+        least=0,
+        most=1_000_000,
+        count="generations",
     ),
     MetricFacts(
         "ttft_ratio",

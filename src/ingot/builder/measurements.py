@@ -14,6 +14,7 @@ from ingot.runtime.prompts import checked_prompt
 from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
+from ingot.validation.generation import GenerationOptions
 from ingot.validation.latency import LatencyLoad, ServiceLevel
 from ingot.validation.memory import MemoryOptions
 from ingot.validation.result import Origin
@@ -27,6 +28,7 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
     return MeasureOptions(
         text=recipe.evaluation_text(),
         accuracy=AccuracyOptions(evaluation.tokens, evaluation.window_tokens, recipe.seed) if evaluation else None,
+        generation=_generation(recipe),
         latency=_load(recipe.latency, recipe.seed) if recipe.latency else None,
         memory=MemoryOptions(**recipe.memory.model_dump()) if recipe.memory else None,
         verify=VerifyOptions(quick=recipe.verify.quick, seed=recipe.seed) if recipe.verify else None,
@@ -43,6 +45,17 @@ def origin_of(recipe: Recipe, source: ModelSource) -> Origin:
 def gate_specs(gates: Mapping[str, GateLimit]) -> tuple[GateSpec, ...]:
     """Return the recipe's gates as validation's."""
     return tuple(GateSpec(metric, gate.bound, gate.limit, gate.advisory) for metric, gate in gates.items())
+
+
+def _generation(recipe: Recipe) -> GenerationOptions | None:
+    """What to generate; by default only where keys and values are rounded, which adds up over a generation."""
+    if recipe.evaluation is None:
+        return None
+    prompts = recipe.evaluation.generations
+    if prompts is None:
+        rounds = any(made.kv_precision is not None for made in recipe.make_passes())
+        prompts = GenerationOptions.prompts if rounds else 0
+    return GenerationOptions(prompts, output_tokens=recipe.evaluation.generation_tokens) if prompts else None
 
 
 def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:

@@ -207,6 +207,16 @@ def test_a_limit_within_the_metrics_range_is_accepted(tmp_path: Path, gate: str)
     load_recipe(written(tmp_path, f"evaluation: {{text: t}}\ngates: {{{gate}}}"))
 
 
+def test_a_gate_on_generations_requires_some(tmp_path: Path) -> None:
+    gate = "gates: {greedy_agreement: {min: 0.9}}"
+    for generations in ("", ", generations: 0"):
+        found = problems(written(tmp_path, f"evaluation: {{text: t{generations}}}\n{gate}"))
+        assert len(found) == 1
+        assert "greedy_agreement requires evaluation.generations of 2 or more; set it, or remove the gate" in found[0]
+    load_recipe(written(tmp_path, f"evaluation: {{text: t, generations: 4}}\n{gate}"))
+    load_recipe(written(tmp_path, f"evaluation: {{text: t}}\npasses: [quantize-kv-cache]\n{gate}"))
+
+
 @pytest.mark.parametrize("key", ["seed", "generate.temperature", "gates.size_ratio.max", "passes.gptq.damping"])
 def test_an_integer_of_thousands_of_digits_is_refused(key: str) -> None:
     assert len(problems("int4-gptq-cpu", "generate.prompt=a", f"{key}=0x{'f' * 5000}")[0]) < 400
