@@ -27,7 +27,7 @@ from typing import Self, TypeVar
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
-from ingot.runtime.engine import Engine, busy
+from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
@@ -123,7 +123,7 @@ class AsyncEngine:
         """Yield a request's outputs as they arrive; the last has the result. See `Engine.stream` for several choices.
 
         Leaving the iteration, by `aclose` or cancellation, aborts the request and frees its blocks. The first output
-        raises RequestError and EngineBusy as `Engine.add` does; any may raise RequestFailed, and EngineError when the
+        raises RequestError and Overloaded as `Engine.add` does; any may raise RequestFailed, and EngineError when the
         engine is closed or broken.
         """
         return self._stream(partial(self.engine.encode, prompt), params, options, keep_logits)
@@ -251,7 +251,7 @@ class AsyncEngine:
             if self._ended:
                 raise EngineError(self._ended)
             if most is not None and self._num_open >= most:
-                raise busy(most)
+                raise self.engine.too_many_requests(most)
             self._num_open += 1
 
     def _leave(self) -> None:

@@ -11,6 +11,7 @@ many callers.
 """
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,10 +21,11 @@ from typing import Self, overload
 import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import EngineBusy, EngineError, UsageError
+from ingot.errors import EngineError, Overloaded, UsageError
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
+from ingot.runtime.load import bounded_retry
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
@@ -46,6 +48,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.loading import load_speculator
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.side_state import state_manager
 from ingot.runtime.steps.step_loop import StepLoop
 from ingot.runtime.text.messages import Message
@@ -61,8 +64,9 @@ class Engine:
     identity        identifies the artifact in the hashes of cached blocks
     clock           monotonic seconds: of metrics and timeouts
     speculator      drafts tokens and is closed with the engine; None: one token at a time
+    policy          how it schedules
 
-    `max_requests` and `max_prompt_chars` are those of EngineOptions.
+    `max_requests`, `max_waiting_tokens`, `reject_late` and `max_prompt_chars` are those of EngineOptions.
     """
 
     def __init__(
@@ -73,6 +77,9 @@ class Engine:
         max_sequences: int | None = None,
         prefix_cache: bool = True,
         max_requests: int | None = None,
+        max_waiting_tokens: int | None = None,
+        reject_late: bool = False,
+        policy: SchedulingPolicy | None = None,
         max_prompt_chars: int | None = None,
         identity: str = "",
         clock: Callable[[], float] = time.perf_counter,
@@ -85,6 +92,9 @@ class Engine:
         self.model = executor.model
         self.max_batch_tokens = executor.max_batch_tokens
         self.max_requests = max_requests
+        self._max_waiting_tokens = max_waiting_tokens
+        self._rejects_late = reject_late
+        self._refusals = threading.Lock()  # AsyncEngine refuses in other threads
         self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
         kv = executor.kv_geometry
         self._root = root_hash(identity, kv.format_digest, kernels=executor.kernel_version)
@@ -93,7 +103,9 @@ class Engine:
         self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, states=state_manager(executor))
         self.clock = clock
         self._speculator = speculator
-        self._loop = StepLoop(executor, self._blocks, max_sequences=max_sequences, clock=clock, speculator=speculator)
+        self._loop = StepLoop(
+            executor, self._blocks, max_sequences=max_sequences, policy=policy, clock=clock, speculator=speculator
+        )
         self._outputs = self._loop.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
@@ -121,6 +133,9 @@ class Engine:
             tokenizer,
             prefix_cache=options.prefix_cache,
             max_requests=options.max_requests,
+            max_waiting_tokens=options.max_waiting_tokens,
+            reject_late=options.reject_late,
+            policy=options.scheduling,
             max_prompt_chars=options.max_prompt_chars,
             identity=opened.manifest.identity,
             speculator=speculator,
@@ -174,10 +189,12 @@ class Engine:
         `arrival_seconds` is when it arrived, by the engine's `clock`; None: now. Output that would exceed the context
         ends there, with the reason "length". Raises RequestError when the request can never be served: an empty prompt,
         one that fills the model's context, a token outside the vocabulary, or more KV blocks than the pool has.
-        EngineBusy when the engine has `max_requests` already.
+        Overloaded when the engine has `max_requests` or `max_waiting_tokens` already, and with `reject_late` when there
+        is too much work before the request for its timeout.
         """
         self._require_open()
-        self._require_room()
+        if self.max_requests is not None and self._loop.num_requests >= self.max_requests:
+            raise self.too_many_requests(self.max_requests)
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
         now = self.clock() if arrival_seconds is None else arrival_seconds
@@ -200,6 +217,7 @@ class Engine:
             )
             for index, each in enumerate(choice_params(checked_params(params)))
         ]
+        self._require_room(choices[0])
         if len(choices) > 1:
             self._loop.add_choices(choices)
         else:
@@ -210,9 +228,44 @@ class Engine:
         shared = self._prefix_cache and options.prefix_cache
         return prefix_scope(self._root, cache_salt=options.cache_salt, shared=shared)
 
-    def _require_room(self) -> None:
-        if self.max_requests is not None and self._loop.num_requests >= self.max_requests:
-            raise busy(self.max_requests)
+    def _require_room(self, request: Request) -> None:
+        """Raise Overloaded when too many tokens wait for a request to wait too, or for it to end in time."""
+        waiting, rates = self._loop.scheduler.waiting, self._loop.rates
+        num_tokens = request.sequence.num_prompt_tokens
+        most, excess = self._max_waiting_tokens, 0
+        if most is not None:
+            excess = waiting.num_prompt_tokens + num_tokens - most
+        if excess > 0 and waiting:
+            raise self._overloaded(
+                f"{waiting.num_prompt_tokens} prompt tokens wait, and the request has {num_tokens};"
+                f" max_waiting_tokens is {most}",
+                rates.retry_seconds(num_tokens=excess),
+            )
+        if self._rejects_late and request.deadline_seconds is not None:
+            self._require_in_time(request, request.deadline_seconds - self.clock())
+
+    def _require_in_time(self, request: Request, seconds_left: float) -> None:
+        num_tokens = self._loop.scheduler.waiting.tokens_before(request.sequence.priority)
+        needed = self._loop.rates.seconds_to_admit(num_tokens)
+        if needed is not None and needed > seconds_left:
+            raise self._overloaded(
+                f"{num_tokens} prompt tokens wait before the request, about {needed:.1f} s of work; its timeout leaves"
+                f" {max(0.0, seconds_left):.1f} s",
+                needed - seconds_left,
+            )
+
+    def too_many_requests(self, max_requests: int) -> Overloaded:
+        """The refusal of a request while `max_requests` others are unfinished. Any thread may call it."""
+        return self._overloaded(
+            f"the engine has {max_requests} unfinished requests, as many as max_requests allows",
+            self._loop.rates.retry_seconds(num_requests=1),
+        )
+
+    def _overloaded(self, reason: str, seconds: float) -> Overloaded:
+        seconds = bounded_retry(seconds)
+        with self._refusals:
+            self._loop.metrics.num_refused += 1
+        return Overloaded(f"{reason}; try again in about {seconds:.1f} s", seconds)
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""
@@ -426,10 +479,3 @@ class Engine:
     def check(self) -> None:
         """Assert that no block is leaked, every request is scheduled, and exactly those in flight await a token."""
         self._loop.check()
-
-
-def busy(max_requests: int) -> EngineBusy:
-    """The refusal of a request while `max_requests` others are unfinished."""
-    return EngineBusy(
-        f"the engine has {max_requests} unfinished requests, as many as max_requests allows; try again later"
-    )

@@ -106,6 +106,8 @@ class MetricsRegistry:
     output_tokens: int = 0
     num_failed_steps: int = 0
     num_failed_requests: int = 0
+    num_refused: int = 0
+    num_finished: int = 0
     finished_by_reason: Counter[str] = field(default_factory=Counter)
     ttft_seconds: Histogram = field(default_factory=_seconds)
     itl_seconds: Histogram = field(default_factory=_seconds)
@@ -140,6 +142,7 @@ class MetricsRegistry:
     def finish(self, completion: "Completion") -> None:
         """Add a request, or a choice of one, that has ended, for whatever reason. The prompt counts with choice 0."""
         times = completion.metrics
+        self.num_finished += 1
         self.finished_by_reason[completion.finish_reason] += 1
         self.num_failed_requests += completion.finish_reason == "error"
         self.e2e_seconds.observe(times.e2e_seconds)
@@ -160,9 +163,10 @@ class EngineMetrics:
 
     Of the `computed_tokens` of `num_steps`, `discarded_tokens` were wasted: while they were computed, their request was
     aborted or ended with a token that had not been read yet. A step counts once its outcome is known. One that failed
-    counts in `num_failed_steps` alone; requests that ended with an error in `num_failed_requests`. Of all
-    `num_preemptions`, `num_yields` made room for a more urgent request. `prefix_hit_tokens` of the
-    `prefix_query_tokens` that requests were admitted with, again after a preemption, came from the prefix cache.
+    counts in `num_failed_steps` alone; requests that ended with an error in `num_failed_requests`; requests that were
+    not taken, because the engine was overloaded, in `num_refused`. Of all `num_preemptions`, `num_yields` made room for
+    a more urgent request. `prefix_hit_tokens` of the `prefix_query_tokens` that requests were admitted with, again
+    after a preemption, came from the prefix cache.
 
     A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
@@ -186,6 +190,8 @@ class EngineMetrics:
     output_tokens: int
     num_failed_steps: int
     num_failed_requests: int
+    num_finished: int
+    num_refused: int
     finished_by_reason: Mapping[str, int]
     ttft_seconds: HistogramSnapshot
     itl_seconds: HistogramSnapshot

@@ -55,6 +55,8 @@ METRICS = (
     Metric("num_yields", "counter", "preemptions", "num_yields", "Preemptions that made room for an urgent request."),
     _vllm("request_success", "counter", "requests", "finished_by_reason", "Requests that ended, by finish reason.",
           "finished_reason"),
+    Metric("finished_requests", "counter", "requests", "num_finished", "Requests that ended, for whatever reason."),
+    Metric("refused_requests", "counter", "requests", "num_refused", "Requests refused because of overload."),
     Metric("failed_requests", "counter", "requests", "num_failed_requests", "Requests that ended with an error."),
 
     _vllm("kv_cache_usage_perc", "gauge", "1", "kv_usage", "Used share of the KV pool; 1 is 100 percent."),

@@ -13,9 +13,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError, shown
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
+from ingot.runtime.steps.policy import Batching, SchedulingPolicy
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
+_NOT_INTEGERS = ("prefix_cache", "reject_late", "batching", "batch_wait_seconds", "speculation")
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
 _MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
@@ -37,7 +39,13 @@ class EngineOptions:
     max_batch_tokens   most tokens in a step
     max_sequences      most sequences in a step
     prefix_cache       keep the KV blocks of finished requests, and share those of common prompts
-    max_requests       most unfinished requests, running and waiting; more are refused with EngineBusy. None: no limit
+    max_requests       most unfinished requests, running and waiting; more are refused with Overloaded. None: no limit
+    max_waiting_tokens most prompt tokens of requests that wait; a request that would exceed it while others wait is
+                       refused with Overloaded. None: no limit
+    reject_late        refuse with Overloaded a request that, by the rates measured, would not have a first token within
+                       its `timeout_seconds`, instead of letting it wait and end with "timeout"
+    batching, batch_wait_seconds, priority_aging_tokens
+                       see `SchedulingPolicy`; batching other than "continuous" is for comparison
     max_prompt_chars   most characters of a prompt's text; None: what can fit the model's context
     num_threads        threads of an engine on the CPU
     speculation        "lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in
@@ -52,6 +60,11 @@ class EngineOptions:
     max_sequences: int | None = None
     prefix_cache: bool = True
     max_requests: int | None = None
+    max_waiting_tokens: int | None = None
+    reject_late: bool = False
+    batching: Batching = "continuous"
+    batch_wait_seconds: float = 0.05
+    priority_aging_tokens: int | None = None
     max_prompt_chars: int | None = None
     num_threads: int | None = None
     speculation: SpeculationOptions | Path | str | None = None
@@ -60,7 +73,7 @@ class EngineOptions:
         object.__setattr__(self, "speculation", speculation_options(self.speculation))
         for name, value in vars(self).items():
             if (
-                name not in ("prefix_cache", "speculation")
+                name not in _NOT_INTEGERS
                 and value is not None
                 and (isinstance(value, bool) or not isinstance(value, Integral))
             ):
@@ -69,10 +82,18 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:
                 raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
-        for name in ("max_requests", "max_prompt_chars"):
+        for name in ("max_requests", "max_waiting_tokens", "max_prompt_chars"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1, or None")
+        if not isinstance(self.reject_late, bool):
+            raise UsageError(f"reject_late is {shown(self.reject_late)}; it must be True or False")
+        _ = self.scheduling  # checks its values
+
+    @property
+    def scheduling(self) -> SchedulingPolicy:
+        """What the scheduler takes of them."""
+        return SchedulingPolicy(self.batching, self.batch_wait_seconds, self.priority_aging_tokens)
 
 
 def takes_options(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineBusy, EngineError, RequestError, RequestFailed
+from ingot.errors import EngineError, Overloaded, RequestError, RequestFailed
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT
@@ -47,8 +47,9 @@ class Client:
         return status, json.loads(text)
 
     def metrics(self) -> dict[str, int]:
-        metrics: dict[str, int] = json.loads(self.send("GET", "/metrics")[1])
-        return metrics
+        """Values without labels, by name without prefix."""
+        found = re.findall(r"^ingot:(\w+) (\d+)", self.send("GET", "/metrics")[1], re.MULTILINE)
+        return {name: int(value) for name, value in found}
 
     def open_stream(self, request: dict[str, Any]) -> socket.socket:
         """Start a stream and read its beginning."""
@@ -109,7 +110,7 @@ def test_the_service_answers_streams_and_refuses(service: Client, artifact: Arti
         answers = list(threads.map(lambda _: service.generate(prompt=PROMPT, max_tokens=12), range(16)))
     assert answers == [plain] * 16
     assert service.send("GET", "/health") == (200, '{"error": null}')
-    assert service.metrics()["output_tokens"] == 21 * 12
+    assert service.metrics()["generation_tokens_total"] == 21 * 12
 
     refused: list[tuple[dict[str, Any], str]] = [
         ({"prompt": PROMPT, "temperature": -1}, "temperature is -1; it must be a finite number"),
@@ -134,10 +135,10 @@ def test_the_service_answers_streams_and_refuses(service: Client, artifact: Arti
 
 def test_a_client_that_leaves_ends_its_request(service: Client) -> None:
     service.open_stream(ENDLESS).close()
-    while service.metrics()["num_running"]:
+    while service.metrics()["num_requests_running"]:
         time.sleep(0.01)
-    assert service.metrics()["output_tokens"] < 900
-    assert service.metrics()["blocks_in_use"] == 0
+    assert service.metrics()["generation_tokens_total"] < 900
+    assert service.metrics()["kv_blocks_in_use"] == 0
     assert service.generate(prompt=PROMPT, max_tokens=3)[0] == 200
 
 
@@ -153,4 +154,4 @@ def test_the_table_of_exceptions_has_the_codes_of_the_service() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", TEXT, re.MULTILINE))
     in_service = dict(re.findall(r"ingot\.(\w+): (\d{3})", SOURCE))
     assert rows == in_service
-    assert set(rows) == {kind.__name__ for kind in (RequestError, EngineBusy, RequestFailed, EngineError)}
+    assert set(rows) == {kind.__name__ for kind in (RequestError, Overloaded, RequestFailed, EngineError)}

@@ -34,6 +34,7 @@ from typing import NamedTuple
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
 from ingot.runtime.kv.keys import PrefixScope
+from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.waiting import WaitingQueue, by_rank
 
@@ -98,11 +99,17 @@ class ScheduledBatch:
 class Scheduler:
     """Most urgent first, then fair to groups, then first come, under a budget of tokens, sequences and blocks.
 
-    `aging_tokens` are those that make a waiting level more urgent by one; None: 16 times the tokens of the KV pool.
+    With static and dynamic batching (`policy`), sequences are admitted in batches: the first step after a batch has
+    ended opens the next, and it is closed once no more fit or wait. Nothing yields then.
     """
 
     def __init__(
-        self, blocks: BlockManager, *, max_batch_tokens: int, max_sequences: int, aging_tokens: int | None = None
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_sequences: int,
+        policy: SchedulingPolicy | None = None,
     ) -> None:
         assert max_batch_tokens > 0
         assert max_sequences > 0
@@ -113,9 +120,12 @@ class Scheduler:
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self.num_yields = 0
-        self.waiting = WaitingQueue(aging_tokens or _AGING_POOLS * blocks.num_blocks * blocks.block_tokens)
+        self.policy = policy or SchedulingPolicy()
+        pool_tokens = blocks.num_blocks * blocks.block_tokens
+        self.waiting = WaitingQueue(self.policy.aging_tokens or _AGING_POOLS * pool_tokens)
         self.running: dict[int, Sequence] = {}
         self._num_in_scope: Counter[PrefixScope] = Counter()  # unfinished sequences of each private scope
+        self._is_batch_open = True
         self._refused: tuple[int, int] | None = None  # sequence last refused blocks, and the headroom then
 
     @property
@@ -138,12 +148,14 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. It is empty only when nothing is unfinished."""
         batch = ScheduledBatch()
-        self._yield(batch)
+        if self.policy.is_continuous:
+            self._yield(batch)
         num_yielded = len(batch.preempted)
         self._decode(batch)
         self._prefill(batch)
-        if len(batch.preempted) == num_yielded:
+        if len(batch.preempted) == num_yielded and self._opens_batch():
             self._admit(batch)
+            self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
         return batch
@@ -294,6 +306,10 @@ class Scheduler:
                 return
             if sequence.num_pending > 1:
                 batch.add(sequence, self._chunk_tokens(sequence, batch))
+
+    def _opens_batch(self) -> bool:
+        """Whether waiting sequences may join those that run."""
+        return self.policy.is_continuous or self._is_batch_open or not self.running
 
     def _admit(self, batch: ScheduledBatch) -> None:
         while len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:

@@ -30,6 +30,7 @@ from ingot.errors import EngineError
 from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.states import StateCopy
+from ingot.runtime.load import Served, ServingRates
 from ingot.runtime.metrics import MetricsRegistry
 from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput, joined
 from ingot.runtime.prompt_logits import iterate_prompt_logits
@@ -38,6 +39,7 @@ from ingot.runtime.sampler import NonFiniteLogits
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray
 from ingot.runtime.steps.families import Family
+from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
 from ingot.runtime.steps.sequence import SequenceState
 from ingot.runtime.steps.side_state import SideState
@@ -46,6 +48,7 @@ from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
 _log = logging.getLogger(__name__)
 _FRESH = -1  # id of a sequence that no request has
 _SPARE_DEADLINES = 64
+_LONGEST_SLEEP_SECONDS = 0.001  # while a batch waits for requests, which are added between steps
 _ATTEMPTS = 3  # to compute one token, before an executor counts as broken
 
 
@@ -58,17 +61,19 @@ class StepLoop:
         blocks: BlockManager,
         *,
         max_sequences: int,
+        policy: SchedulingPolicy | None = None,
         clock: Callable[[], float] = time.perf_counter,
         speculator: Speculator | None = None,
     ) -> None:
         self._executor = executor
         self._blocks = blocks
         self.clock = clock
+        self.sleep: Callable[[float], object] = time.sleep
         self._side_state: SideState | None = None
         if blocks.states and isinstance(executor, StatefulExecutor):
             self._side_state = SideState(executor, blocks.states)
         self._limits = {"max_batch_tokens": executor.max_batch_tokens, "max_sequences": max_sequences}
-        self.scheduler = self.new_scheduler()
+        self.scheduler = Scheduler(blocks, policy=policy, **self._limits)
         self.builder = BatchBuilder(blocks, **self._limits)
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
@@ -82,15 +87,19 @@ class StepLoop:
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.metrics = MetricsRegistry()
+        self.rates = ServingRates()
+        self._batch_waits_until: float | None = None  # of a dynamic batch that is not full
         self.error: EngineError | None = None  # why no further step is possible
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
-        return Scheduler(self._blocks, **self._limits)
+        return Scheduler(self._blocks, policy=None, **self._limits)
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError when the whole pool could not hold it."""
         self.scheduler.add(request.sequence)
+        if not self.requests:
+            self.rates.resume(self.clock())
         self.requests[request.sequence.id] = request
         if request.deadline_seconds is not None:
             heappush(self._deadlines, (request.deadline_seconds, request.sequence.id))
@@ -145,6 +154,8 @@ class StepLoop:
         EngineError, with nothing changed, when an open iteration over prompt logits holds the blocks that it needs.
         """
         self._end_expired()
+        if self._waits_for_batch():
+            return
         if self._speculator is None:
             self._advance()
             return
@@ -178,6 +189,21 @@ class StepLoop:
         while self._deadlines and self._deadlines[0][0] <= now:
             for output in self.end(heappop(self._deadlines)[1], "timeout"):
                 self.outputs.put(output)
+
+    def _waits_for_batch(self) -> bool:
+        """Wait a moment for more requests when a dynamic batch may not start yet; returns whether it did."""
+        scheduler, policy = self.scheduler, self.scheduler.policy
+        is_partial = not scheduler.running and 0 < len(scheduler.waiting) < scheduler.max_sequences
+        if policy.batching != "dynamic" or not is_partial:
+            self._batch_waits_until = None
+            return False
+        now = self.clock()
+        if self._batch_waits_until is None:
+            self._batch_waits_until = now + policy.batch_wait_seconds
+        left = self._batch_waits_until - now
+        if left > 0:
+            self.sleep(min(left, _LONGEST_SLEEP_SECONDS))
+        return left > 0
 
     def finish_in_flight(self) -> None:
         """Wait for the step in flight, if there is one, and finish it."""
@@ -319,6 +345,10 @@ class StepLoop:
                 for choice in [request, *self._fork(request)]:
                     if choice.sequence.id in self.requests:  # the copy of its side state did not fail
                         self._finish_entry(entry._replace(sequence=choice.sequence), choice, its_rows, now)
+        self.rates.record(
+            Served(self.metrics.computed_tokens, self.scheduler.waiting.num_admitted_tokens, self.metrics.num_finished),
+            now,
+        )
 
     def _fork(self, request: Request) -> list[Request]:
         """The other choices of a request whose prompt was just computed: they sample from the same logits."""

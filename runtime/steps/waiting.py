@@ -35,6 +35,7 @@ class _Level:
     def __init__(self, number: int) -> None:
         self.number = number
         self.reached = number
+        self.num_prompt_tokens = 0
         self.aged_tokens = 0
         self.resumed: list[Sequence] = []  # ascending rank
         self.groups: dict[str, deque[Sequence]] = {}
@@ -81,6 +82,7 @@ class WaitingQueue:
         self._num_places = 0
         self._num_sequences = 0
         self.num_prompt_tokens = 0  # of all that wait
+        self.num_admitted_tokens = 0  # of all prompts that no longer wait, without those that came back
 
     def __len__(self) -> int:
         return self._num_sequences
@@ -96,12 +98,13 @@ class WaitingQueue:
             self._lift(sequence.group)
         level.groups.setdefault(sequence.group, deque()).append(sequence)
         self._num_waiting[sequence.group] = self._num_waiting.get(sequence.group, 0) + 1
-        self._count(sequence, 1)
+        self._count(level, sequence, 1)
 
     def put_back(self, sequence: Sequence) -> None:
         """Add a sequence that was preempted: it is the first of its level, after those that were admitted before it."""
-        insort(self._level(sequence.level).resumed, sequence, key=by_rank)
-        self._count(sequence, 1)
+        level = self._level(sequence.level)
+        insort(level.resumed, sequence, key=by_rank)
+        self._count(level, sequence, 1)
 
     def first(self) -> Sequence | None:
         """The sequence to admit next; None when none waits."""
@@ -120,11 +123,12 @@ class WaitingQueue:
         if not sequence.place:
             self._leave(sequence.group)
             self._num_places += 1
+            self.num_admitted_tokens += sequence.num_prompt_tokens
         place = sequence.rank[1:] if sequence.place else (self._num_places,)
         sequence.rank = (min(level.reached, sequence.resume_level), *place)
         level.restart()
         self._drop_if_empty(level)
-        self._count(sequence, -1)
+        self._count(level, sequence, -1)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended; ValueError when it does not wait."""
@@ -135,14 +139,15 @@ class WaitingQueue:
         if not sequence.place:
             self._leave(sequence.group)
         self._drop_if_empty(level)
-        self._count(sequence, -1)
+        self._count(level, sequence, -1)
 
     def serve(self, sequence: Sequence, start: int, num_tokens: int) -> None:
         """Charge a step's tokens of a running sequence to its group, and age the levels that wait for it.
 
         A token is charged once, however often it is computed, and one from the prefix cache never.
         """
-        end, begin = start + num_tokens, max(start, sequence.num_charged)
+        end = start + num_tokens
+        begin = max(sequence.num_charged, min(start, sequence.num_prompt_tokens))  # drafts that were accepted count too
         if end > begin:
             num_prompt = max(0, min(end, sequence.num_prompt_tokens) - begin)
             charge = num_prompt + _GENERATED_WEIGHT * (end - begin - num_prompt)
@@ -150,6 +155,10 @@ class WaitingQueue:
             sequence.num_charged = end
         for level in self._levels.values():
             level.age(sequence.level, num_tokens, self._aging_tokens)
+
+    def tokens_before(self, priority: int) -> int:
+        """Prompt tokens of the sequences that wait at this level or a more urgent one."""
+        return sum(level.num_prompt_tokens for level in list(self._levels.values()) if level.number <= priority)
 
     def served(self, group: str) -> int:
         """The virtual counter of a group; 0 for one that is unknown."""
@@ -161,6 +170,8 @@ class WaitingQueue:
         assert len(waiting) == self._num_sequences
         assert sum(sequence.num_prompt_tokens for sequence in waiting) == self.num_prompt_tokens
         assert all(self._levels.values())
+        levels = self._levels.values()
+        assert all(level.num_prompt_tokens == sum(each.num_prompt_tokens for each in level) for level in levels)
         assert all(each.level == number for number, level in self._levels.items() for each in level)
         new = [sequence.group for sequence in waiting if not sequence.place]
         assert {group: new.count(group) for group in new} == self._num_waiting
@@ -201,6 +212,7 @@ class WaitingQueue:
         if not level:
             del self._levels[level.number]
 
-    def _count(self, sequence: Sequence, sign: int) -> None:
+    def _count(self, level: _Level, sequence: Sequence, sign: int) -> None:
+        level.num_prompt_tokens += sign * sequence.num_prompt_tokens
         self._num_sequences += sign
         self.num_prompt_tokens += sign * sequence.num_prompt_tokens

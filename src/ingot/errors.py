@@ -11,7 +11,8 @@
     ├── BuildError                the program cannot be compiled or written
     ├── ArtifactError             an artifact that must not be loaded
     ├── EngineError               the engine cannot start or continue
-    │   ├── EngineBusy            the engine has as many requests as it takes; try again later
+    │   ├── EngineBusy            the engine takes no more requests for now
+    │   │   └── Overloaded        its limits are reached; when to try again
     │   └── RequestFailed         one request failed while it was served; the engine and the other requests go on
     └── GateError                 a gate rejected the artifact
         ├── GateFailed            exit code 3
@@ -110,7 +111,19 @@ class EngineError(IngotError):
 
 
 class EngineBusy(EngineError):
-    """The engine has as many unfinished requests as `max_requests` allows; the same request may succeed later."""
+    """The engine takes no more requests for now; the same request may succeed later."""
+
+
+class Overloaded(EngineBusy):
+    """The engine has as much work as its options allow, or too much for the request's timeout.
+
+    `retry_after_seconds` is when there should be room, by the rates at which the engine served so far: above 0, and at
+    most 10 minutes. An HTTP service sends it, rounded up, as Retry-After.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class RequestFailed(EngineError):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from ingot.errors import EngineBusy, EngineError, RequestError, RequestFailed
+from ingot.errors import EngineError, Overloaded, RequestError, RequestFailed
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
@@ -319,8 +319,9 @@ def test_more_requests_than_max_requests_are_refused_until_one_ends() -> None:
             executor.gate.clear()
             tasks = [asyncio.create_task(engine.generate([number], LONG)) for number in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(EngineBusy, match="2 unfinished requests, as many as max_requests allows"):
+            with pytest.raises(Overloaded, match="2 unfinished requests, as many as max_requests allows; try again"):
                 await engine.generate([3])
+            assert engine.metrics().num_refused == 1
             tasks[0].cancel()
             await asyncio.wait([tasks[0]])
             executor.gate.set()

@@ -16,10 +16,10 @@ from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
+OTHERS = {"prefix_cache", "reject_late", "batching", "batch_wait_seconds", "speculation"}
 
-@pytest.mark.parametrize(
-    "name", [each.name for each in fields(EngineOptions) if each.name not in ("prefix_cache", "speculation")]
-)
+
+@pytest.mark.parametrize("name", [each.name for each in fields(EngineOptions) if each.name not in OTHERS])
 def test_every_number_must_be_a_whole_number(name: str) -> None:
     for value in ("4", 4.0, True):
         number: dict[str, Any] = {name: value}
@@ -27,11 +27,25 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
             EngineOptions(**number)
 
 
-@pytest.mark.parametrize("name", ["max_requests", "max_prompt_chars"])
+@pytest.mark.parametrize("name", ["max_requests", "max_waiting_tokens", "max_prompt_chars", "priority_aging_tokens"])
 def test_limits_of_requests_are_at_least_one(name: str) -> None:
     limits: dict[str, Any] = {name: 0}
     with pytest.raises(UsageError, match=f"{name} is 0; it must be at least 1, or None"):
         EngineOptions(**limits)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batching": "none"}, "batching is 'none'; it must be one of continuous, static, dynamic"),
+        ({"batch_wait_seconds": -1}, "batch_wait_seconds is -1; it must be a number from 0 to 60"),
+        ({"batch_wait_seconds": "1"}, "batch_wait_seconds is '1'; it must be"),
+        ({"reject_late": 1}, "reject_late is 1; it must be True or False"),
+    ],
+)
+def test_options_of_scheduling_are_checked(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EngineOptions(**values)
 
 
 def test_the_pool_is_sized_by_options_or_by_memory_and_context(caplog: pytest.LogCaptureFixture) -> None:

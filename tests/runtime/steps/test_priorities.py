@@ -5,6 +5,7 @@ import random
 import pytest
 
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from tests.runtime.steps.test_scheduler import BLOCK_TOKENS, expected_tokens, shape, step
@@ -14,7 +15,8 @@ def scheduler(
     num_blocks: int = 64, budget: int = 8, max_sequences: int = 8, aging_tokens: int | None = None
 ) -> Scheduler:
     blocks = BlockManager(num_blocks, BLOCK_TOKENS)
-    return Scheduler(blocks, max_batch_tokens=budget, max_sequences=max_sequences, aging_tokens=aging_tokens)
+    policy = SchedulingPolicy(aging_tokens=aging_tokens)
+    return Scheduler(blocks, max_batch_tokens=budget, max_sequences=max_sequences, policy=policy)
 
 
 def sequence(
