@@ -162,6 +162,18 @@ def test_a_manifest_with_right_digests_and_wrong_content_is_refused(
         Engine.load(folder)
 
 
+def test_an_artifact_of_schema_2_loads_whose_kv_geometry_has_no_windows(artifact: Artifact, tmp_path: Path) -> None:
+    folder = shutil.copytree(artifact.path, tmp_path / "a")
+
+    def as_before(raw: dict[str, Any]) -> None:
+        raw["schema_version"] = 2
+        raw["program"]["steps"][1]["window"] = 4
+
+    reseal(folder, as_before)
+    with Engine.load(folder) as engine:
+        assert len(engine.generate([1, 2, 3]).token_ids) > 0
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"a": 1, "a": 2}', "1" * 5000, "5", '"x"'])
 def test_json_that_costs_a_stack_or_a_choice_is_refused_wherever_it_is(
     artifact: Artifact, tmp_path: Path, text: str

@@ -11,6 +11,7 @@ import pytest
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
+from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.engines import random_pool, random_requests
@@ -135,8 +136,25 @@ def test_requests_wait_for_a_state_slot(executor: type[LayeredExecutor]) -> None
         assert done[request_id].token_ids == alone("side state", (number, 1), params).token_ids
 
 
+@EXECUTORS
+@pytest.mark.parametrize("layout", VARIANTS)
+@pytest.mark.parametrize("num_states", [1, 2, 9])
+def test_choices_of_a_prompt_fork_its_state_and_equal_requests_with_their_seeds(
+    executor: type[LayeredExecutor], layout: str, num_states: int
+) -> None:
+    params = SamplingParams(max_tokens=9, temperature=1.5, seed=4, n=3)
+    prompts = [[1, 2, 3, 4] * number + [number] for number in range(4)]
+    with Engine(executor(layout, vocab_size=VOCAB, block_tokens=4, num_states=num_states)) as engine:
+        completions = engine.generate(prompts, params)
+        engine.check()
+    for prompt, completion in zip(prompts, completions, strict=True):
+        for choice in completion.choices:
+            single = replace(params, n=1, seed=choice_seed(4, choice.index))
+            assert choice.token_ids == alone(layout, tuple(prompt), single).token_ids
+
+
 class FailingExecutor(LayeredExecutor):
-    """Fails steps after it has computed them, so that their states have advanced, and copies of states."""
+    """Fails steps, which leaves their states undefined, and copies of states."""
 
     failed_steps: frozenset[int] = frozenset()
     failed_copies: frozenset[int] = frozenset()
@@ -147,6 +165,7 @@ class FailingExecutor(LayeredExecutor):
         logits = super().logits(batch)
         self.num_computed += 1
         if self.num_computed - 1 in self.failed_steps:
+            self._state_pool[batch.state_slots] += np.uint64(1)
             raise RuntimeError("the step failed")
         return logits
 
