@@ -14,6 +14,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
@@ -25,6 +27,7 @@ from ingot.errors import EngineError, Overloaded, UsageError
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
+from ingot.runtime.kv_tiers import OpenTiers, open_tiers
 from ingot.runtime.load import bounded_retry
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
@@ -65,6 +68,7 @@ class Engine:
     clock           monotonic seconds: of metrics and timeouts
     speculator      drafts tokens and is closed with the engine; None: one token at a time
     policy          how it schedules
+    tiers           host memory and disk for its blocks; see `runtime/kv_tiers.py`
 
     `max_requests`, `max_waiting_tokens`, `reject_late` and `max_prompt_chars` are those of EngineOptions.
     """
@@ -84,6 +88,7 @@ class Engine:
         identity: str = "",
         clock: Callable[[], float] = time.perf_counter,
         speculator: Speculator | None = None,
+        tiers: OpenTiers | None = None,
     ) -> None:
         max_sequences = executor.max_sequences if max_sequences is None else max_sequences
         if max_sequences < 1:
@@ -103,8 +108,15 @@ class Engine:
         self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, states=state_manager(executor))
         self.clock = clock
         self._speculator = speculator
+        self._tiers = tiers(executor, self._blocks, self._root) if tiers else None
         self._loop = StepLoop(
-            executor, self._blocks, max_sequences=max_sequences, policy=policy, clock=clock, speculator=speculator
+            executor,
+            self._blocks,
+            max_sequences=max_sequences,
+            policy=policy,
+            clock=clock,
+            speculator=speculator,
+            tiers=self._tiers,
         )
         self._outputs = self._loop.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
@@ -121,25 +133,27 @@ class Engine:
         opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         files = opened.files_below("tokenizer")
         tokenizer = Tokenizer.load(opened.path / "tokenizer", files) if TOKENIZER in files else None
-        speculator = load_speculator(options, opened)
-        try:
-            executor = load_executor(opened, options)
-        except BaseException:
+        with ExitStack() as opened_parts:
+            speculator = load_speculator(options, opened)
             if speculator:
-                speculator.close()
-            raise
-        return cls(
-            executor,
-            tokenizer,
-            prefix_cache=options.prefix_cache,
-            max_requests=options.max_requests,
-            max_waiting_tokens=options.max_waiting_tokens,
-            reject_late=options.reject_late,
-            policy=options.scheduling,
-            max_prompt_chars=options.max_prompt_chars,
-            identity=opened.manifest.identity,
-            speculator=speculator,
-        )
+                opened_parts.callback(speculator.close)
+            executor = load_executor(opened, options)
+            opened_parts.callback(executor.close)
+            engine = cls(
+                executor,
+                tokenizer,
+                prefix_cache=options.prefix_cache,
+                max_requests=options.max_requests,
+                max_waiting_tokens=options.max_waiting_tokens,
+                reject_late=options.reject_late,
+                policy=options.scheduling,
+                max_prompt_chars=options.max_prompt_chars,
+                identity=opened.manifest.identity,
+                speculator=speculator,
+                tiers=partial(open_tiers, options=options),
+            )
+            opened_parts.pop_all()  # the engine closes them
+            return engine
 
     def __enter__(self) -> Self:
         return self
@@ -449,9 +463,7 @@ class Engine:
         self._require_open()
         numbered = ((next(self._ids), checked_prompt(prompt, self.model, room=0)) for prompt in prompts)
         loop = self._loop
-        return iterate_prompt_logits(
-            self._executor, loop.new_scheduler(), loop.builder, numbered, loop.finish_in_flight
-        )
+        return iterate_prompt_logits(self._executor, loop.new_scheduler(), loop.builder, numbered, loop.quiesce)
 
     @property
     def device(self) -> DeviceFacts | None:
@@ -471,8 +483,10 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_yields=scheduler.num_yields,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
-            prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
             speculation=self._speculator.counters.snapshot() if self._speculator else None,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens.total(),
+            prefix_hit_tokens_by_tier=dict(scheduler.prefix_hit_tokens),
+            kv_tiers=self._tiers.metrics() if self._tiers else None,
             **self._loop.metrics.snapshot(),
         )
 

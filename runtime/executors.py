@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
+from ingot.runtime.kv.transfers import HostBlocks
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
@@ -118,6 +119,15 @@ class StatefulExecutor(Executor, Protocol):
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy one slot onto another, in the order of the calls and steps."""
+        ...
+
+
+@runtime_checkable
+class TieredExecutor(Executor, Protocol):
+    """An executor whose blocks can move to and from host memory while steps run; see `runtime/kv/tiers.py`."""
+
+    def host_blocks(self, num_slots: int) -> HostBlocks:
+        """Make the slots in host memory; may be called once. EngineError when there is too little of it."""
         ...
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from ingot.runtime.kv.tiers import TierMetrics
 from ingot.runtime.speculation.counters import SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ class EngineMetrics:
     prompt_lengths: HistogramSnapshot
     output_lengths: HistogramSnapshot
     step_lengths: HistogramSnapshot
+    prefix_hit_tokens_by_tier: Mapping[str, int]
+    kv_tiers: TierMetrics | None = None  # None without tiers
     speculation: SpeculationMetrics | None = None
 
     @property

@@ -12,12 +12,21 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError, shown
+from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.steps.policy import Batching, SchedulingPolicy
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
-_NOT_INTEGERS = ("prefix_cache", "reject_late", "batching", "batch_wait_seconds", "speculation")
+_NOT_INTEGERS = (
+    "prefix_cache",
+    "reject_late",
+    "batching",
+    "batch_wait_seconds",
+    "speculation",
+    "kv_disk_path",
+    "kv_policy",
+)
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
 _MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
@@ -36,6 +45,10 @@ class EngineOptions:
 
     kv_blocks          blocks in the KV pool
     kv_bytes           size of the KV pool, instead of `kv_blocks`
+    kv_host_bytes      memory for blocks that leave the pool, to be restored instead of computed; 0: none
+    kv_disk_path       folder for blocks that outlive host memory and the process; see docs/kv-cache.md
+    kv_disk_bytes      most bytes of blocks in that folder
+    kv_policy          which blocks host memory gives up first
     max_batch_tokens   most tokens in a step
     max_sequences      most sequences in a step
     prefix_cache       keep the KV blocks of finished requests, and share those of common prompts
@@ -56,6 +69,10 @@ class EngineOptions:
 
     kv_blocks: int | None = None
     kv_bytes: int | None = None
+    kv_host_bytes: int = 0
+    kv_disk_path: str | os.PathLike[str] | None = None
+    kv_disk_bytes: int = 0
+    kv_policy: str = DEFAULT_POLICY
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
     prefix_cache: bool = True
@@ -72,11 +89,9 @@ class EngineOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "speculation", speculation_options(self.speculation))
         for name, value in vars(self).items():
-            if (
-                name not in _NOT_INTEGERS
-                and value is not None
-                and (isinstance(value, bool) or not isinstance(value, Integral))
-            ):
+            if name in _NOT_INTEGERS or value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral):
                 raise UsageError(f"{name} is {shown(value)}; it must be a whole number, or None for the default")
         for name in ("max_batch_tokens", "max_sequences"):
             value = getattr(self, name)
@@ -89,11 +104,26 @@ class EngineOptions:
         if not isinstance(self.reject_late, bool):
             raise UsageError(f"reject_late is {shown(self.reject_late)}; it must be True or False")
         _ = self.scheduling  # checks its values
+        self._check_tiers()
 
     @property
     def scheduling(self) -> SchedulingPolicy:
         """What the scheduler takes of them."""
         return SchedulingPolicy(self.batching, self.batch_wait_seconds, self.priority_aging_tokens)
+
+    def _check_tiers(self) -> None:
+        require_policy(self.kv_policy)
+        for name in ("kv_host_bytes", "kv_disk_bytes"):
+            value = getattr(self, name)
+            if value is None or value < 0:
+                raise UsageError(f"{name} is {value}; it must be a number of bytes, or 0 for none")
+        if self.kv_disk_path is not None and not isinstance(self.kv_disk_path, str | os.PathLike):
+            raise UsageError(f"kv_disk_path is {shown(self.kv_disk_path)}; it must be the path of a folder")
+        if (self.kv_disk_path is None) != (self.kv_disk_bytes == 0):
+            raise UsageError(
+                f"kv_disk_path is {shown(self.kv_disk_path)} and kv_disk_bytes is {self.kv_disk_bytes}; a disk tier"
+                " takes a folder and the most bytes in it, so give both or neither"
+            )
 
 
 def takes_options(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.errors import EngineError, RequestFailed
+from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.sampler import SampledToken
 from ingot.runtime.steps.batch import FloatArray
 
@@ -64,7 +65,8 @@ class Completion:
     finish_reason   "stop" (end token or stop string), "length" (max_tokens or the model's context),
                     "timeout" (`RequestOptions.timeout_seconds`), "abort", "error"
     stop_reason     the stop string or the end token's id; None otherwise
-    prompt_tokens   tokens of the prompt; the first `cached_tokens` of them came from the prefix cache
+    prompt_tokens   tokens of the prompt; the first `cached_tokens` of them came from the prefix cache, in the tiers of
+                    `cached_tokens_by_tier` (device, host, disk) when the request was admitted first
     seed            reproduces the output, also when the parameters had no seed; unused by greedy decoding
     logprobs        one entry per generated token when `SamplingParams.logprobs` was set, else None
     logits          [generated tokens, vocab] float32 when `keep_logits` was set, else None
@@ -80,7 +82,7 @@ class Completion:
     finish_reason: FinishReason
     stop_reason: str | int | None
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens_by_tier: CachedTokens
     seed: int
     metrics: RequestMetrics
     logprobs: tuple[SampledToken, ...] | None = None
@@ -94,6 +96,11 @@ class Completion:
     def choices(self) -> "tuple[Completion, ...]":
         """All choices in order of index: this one and the others."""
         return (self, *self.others)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from the prefix cache."""
+        return self.cached_tokens_by_tier.total
 
 
 def raise_failure(completions: Sequence[Completion], kind: str = "choices") -> None:

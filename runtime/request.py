@@ -14,6 +14,7 @@ import numpy as np
 from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
 from ingot.runtime.kv.keys import PrefixScope
+from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.outputs import Completion, EarlyEnd, FinishReason, RequestMetrics, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_on_device
@@ -252,7 +253,7 @@ class Request:
             finish_reason=reason,
             stop_reason=matched,
             prompt_tokens=self.sequence.num_prompt_tokens,
-            cached_tokens=self.sequence.cached_tokens or 0,
+            cached_tokens_by_tier=self.sequence.cached_tokens or CachedTokens(),
             seed=self.sampler.seed,
             metrics=RequestMetrics(
                 self.arrival_seconds,

@@ -16,6 +16,7 @@ from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.attention_operands import Rotations, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
 from ingot.runtime.cpu.buffers import ValueBuffers
+from ingot.runtime.cpu.host_blocks import ArenaBlocks
 from ingot.runtime.cpu.kernel_version import kernel_version
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import make_attention
@@ -51,7 +52,7 @@ def load(artifact: Artifact, options: EngineOptions) -> "OnnxRuntimeExecutor":
 
 
 class OnnxRuntimeExecutor:
-    """Runs an artifact on the CPU. Implements `ingot.runtime.executors.Executor`; one thread may call it at a time.
+    """Runs an artifact on the CPU. Implements `executors.TieredExecutor`; one thread may call it at a time.
 
     num_blocks         blocks in the KV pool
     max_batch_tokens   most tokens of one `forward`
@@ -108,6 +109,10 @@ class OnnxRuntimeExecutor:
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool (copy on write)."""
         self._pool.copy_block(source, target)
+
+    def host_blocks(self, num_slots: int) -> ArenaBlocks:
+        """Make slots in host memory that blocks of the pool move to and from."""
+        return ArenaBlocks(self._pool, num_slots)
 
     def close(self) -> None:
         """Drop sessions, buffers and the KV pool, even if the caller keeps the executor. Idempotent.

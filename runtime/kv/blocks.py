@@ -7,24 +7,22 @@ Ints only; the executor owns the memory. A block is in one of three states:
     idle        in no table, but indexed: a prefix that may be hit again; evicted oldest first when blocks run out
 
 A shared block is never written: `admit` and `reserve` copy it first. An indexed one leaves the index before it is
-written (after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
+written. A block that a transfer reads or writes is pinned: it is not evicted, not freed, and copied like a shared one
+(after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
 """
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from ingot.runtime.kv.keys import BlockContent, PrefixScope, block_hash
+from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
 
 # int64 tokens that numpy reads in place. Quoted: the class cannot be subscripted at run time before Python 3.12.
 TokenArray: TypeAlias = "array[int]"
 
-
-# Called with a block and its content before the block is reused, so that a tier can save it.
-EvictionHook = Callable[[int, BlockContent], None]
 
 SHARED = PrefixScope(b"")  # of sequences that say nothing else
 
@@ -49,10 +47,10 @@ class Admission(NamedTuple):
 class BlockTable:
     """Blocks of one sequence (int32, readable in place by numpy) and the keys of its leading computed full ones."""
 
-    __slots__ = ("blocks", "hashes", "root")
+    __slots__ = ("blocks", "hashes", "scope")
 
-    def __init__(self, root: bytes, blocks: TokenArray, hashes: list[bytes]) -> None:
-        self.root = root
+    def __init__(self, scope: PrefixScope, blocks: TokenArray, hashes: list[bytes]) -> None:
+        self.scope = scope
         self.blocks = blocks
         self.hashes = hashes
 
@@ -60,35 +58,37 @@ class BlockTable:
 class BlockManager:
     """Allocates blocks to sequences. A call that needs blocks gets all of them or changes nothing."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_tokens: int,
-        *,
-        states: StateManager | None = None,
-        on_evict: EvictionHook | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int, *, states: StateManager | None = None) -> None:
         assert num_blocks > 0
         assert block_tokens > 0
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.states = states  # None for models without side state
-        self._on_evict = on_evict
+        self.on_cached: Callable[[int], None] = lambda block: None  # a block is worth saving: indexed, or idle now
+        self.on_shortage: Callable[[], None] = lambda: None  # blocks run out: unpin what can be
+        self.on_forgotten: Callable[[bytes, list[BlockContent]], None] = lambda first, contents: None
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
+        self._pins: Counter[int] = Counter()
         self._tables: dict[int, BlockTable] = {}
         self._index = PrefixIndex()
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated now: free ones and idle ones."""
-        return len(self._free) + len(self._idle)
+        """Blocks that can be allocated now: free ones, and idle ones without a transfer."""
+        return len(self._free) + len(self._idle) - sum(block in self._idle for block in self._pins)
 
     @property
     def num_in_use(self) -> int:
         """Blocks in some sequence's table."""
-        return self.num_blocks - self.num_available
+        limbo = sum(not self._references[block] and block not in self._idle for block in self._pins)
+        return self.num_blocks - len(self._free) - len(self._idle) - limbo
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks with a transfer."""
+        return len(self._pins)
 
     @property
     def num_cached(self) -> int:
@@ -130,16 +130,13 @@ class BlockManager:
             hits, hashes = hits[:count], hashes[:count]
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
-        num_idle_hits = sum(self._references[block] == 0 for block in hits)
-        needed = self.blocks_for(len(tokens)) - len(hits) + (rewrites and self._references[hits[-1]] > 0)
-        if needed + spare_blocks > self.num_available - num_idle_hits or (
-            self.states and not self.states.num_available
-        ):
+        needed = self.blocks_for(len(tokens)) - len(hits) + (rewrites and not self._is_writable(hits[-1], 0))
+        if (self.states and not self.states.num_available) or not self._have(needed + spare_blocks, hits):
             return None
         for block in hits:
             self._idle.pop(block, None)
             self._references[block] += 1
-        table = self._tables[sequence_id] = BlockTable(scope.root, array("i", hits), hashes)
+        table = self._tables[sequence_id] = BlockTable(scope, array("i", hits), hashes)
         copies: tuple[Copy, ...] = self._make_writable(table, [len(hits) - 1] if rewrites else [])
         self._extend(table, self.blocks_for(len(tokens)))
         if self.states:
@@ -154,9 +151,9 @@ class BlockManager:
         table = self._tables[sequence_id]
         num_wanted = self.blocks_for(end)
         indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
-        shared = [i for i in indices if self._references[table.blocks[i]] > 1]
+        shared = [i for i in indices if not self._is_writable(table.blocks[i], 1)]
         needed = max(0, num_wanted - len(table.blocks)) + len(shared)
-        if needed and needed + spare_blocks > self.num_available:
+        if needed and not self._have(needed + spare_blocks):
             return None
         copies = self._make_writable(table, indices)
         self._extend(table, num_wanted)
@@ -167,23 +164,75 @@ class BlockManager:
         table, size = self._tables[sequence_id], self.block_tokens
         while (len(table.hashes) + 1) * size <= num_computed:
             index = len(table.hashes)
-            content = self._content(table.root, table.hashes, tokens, index)
-            table.hashes.append(content.hash)
-            self._index.insert(table.blocks[index], content, table.hashes[0])
+            content = self._content(table.scope.root, table.hashes, tokens, index)
+            self._add(table, content)
         if self.states:
             self.states.commit(sequence_id, table.hashes)
 
+    def contents(self, tokens: TokenArray, scope: PrefixScope) -> Iterator[BlockContent]:
+        """Contents of the full blocks of a sequence's tokens."""
+        hashes: list[bytes] = []
+        for index in range(len(tokens) // self.block_tokens):
+            content = self._content(scope.root, hashes, tokens, index)
+            hashes.append(content.hash)
+            yield content
+
+    def following(self, sequence_id: int, tokens: TokenArray) -> Iterator[BlockContent]:
+        """Contents of the full blocks after those of a sequence that are cached; the last token is in none of them."""
+        table = self._tables[sequence_id]
+        hashes = table.hashes[:]
+        for index in range(len(hashes), (len(tokens) - 1) // self.block_tokens):
+            content = self._content(table.scope.root, hashes, tokens, index)
+            hashes.append(content.hash)
+            yield content
+
+    def tree(self, sequence_id: int, following: BlockContent) -> Tree:
+        """The tree of the blocks of a sequence, of which this content follows those that are cached."""
+        table = self._tables[sequence_id]
+        return Tree(table.hashes[0] if table.hashes else following.hash, table.scope.private)
+
+    def has(self, content: BlockContent) -> bool:
+        """Whether the prefix index has a block with exactly this content."""
+        return self._index.find(content) is not None
+
+    def adopt(self, sequence_id: int, contents: Iterable[BlockContent]) -> None:
+        """Add blocks of a sequence to the prefix index, after those that are cached: they were restored."""
+        for content in contents:
+            self._add(self._tables[sequence_id], content)
+
+    def cached(self, block: int) -> tuple[BlockContent, Tree] | None:
+        """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
+        return (self._index.content(block), self._index.tree(block)) if block in self._index else None
+
+    def hashes(self, sequence_id: int) -> list[bytes]:
+        """Keys of a sequence's leading blocks that are cached."""
+        return self._tables[sequence_id].hashes
+
+    def pin(self, block: int) -> None:
+        """Keep a block's content and place while a transfer reads or writes it."""
+        self._pins[block] += 1
+
+    def unpin(self, block: int) -> None:
+        """Undo one `pin`."""
+        self._pins[block] -= 1
+        if not self._pins[block]:
+            del self._pins[block]
+            if not self._references[block] and block not in self._idle:
+                self._settle(block)
+
     def forget(self, tokens: TokenArray, scope: PrefixScope = SHARED) -> None:
         """Remove from the prefix index the blocks of these tokens, and all that share the first of them."""
-        if len(tokens) < self.block_tokens:
+        contents = list(self.contents(tokens, scope))
+        if not contents:
             return
-        forgotten = self._index.remove_tree(self._content(scope.root, [], tokens, 0).hash)
+        forgotten = self._index.remove_tree(contents[0].hash)
         for block in forgotten.keys() & self._idle.keys():
             del self._idle[block]
-            self._free.append(block)
+            self._settle(block)
         if self.states:
             for content in forgotten.values():
                 self.states.forget(content.hash)
+        self.on_forgotten(contents[0].hash, [] if scope.private else contents)
 
     def fork(self, parent_id: int, child_id: int) -> tuple[StateCopy, ...]:
         """Start a sequence that shares all blocks of another; the first to write to a block copies it.
@@ -194,7 +243,7 @@ class BlockManager:
         parent = self._tables[parent_id]
         for block in parent.blocks:
             self._references[block] += 1
-        self._tables[child_id] = BlockTable(parent.root, parent.blocks[:], parent.hashes[:])
+        self._tables[child_id] = BlockTable(parent.scope, parent.blocks[:], parent.hashes[:])
         return (self.states.fork(parent_id, child_id),) if self.states else ()
 
     def shrink(self, sequence_id: int, num_tokens: int) -> None:
@@ -216,10 +265,14 @@ class BlockManager:
         """Assert that no block is leaked or allocated twice and that counts equal the tables' references."""
         counts = Counter(block for table in self._tables.values() for block in table.blocks)
         assert all(self._references[block] == counts[block] for block in range(self.num_blocks))
+        assert all(pins > 0 for pins in self._pins.values())
         in_use, idle, free = set(counts), set(self._idle), set(self._free)
+        held = {*self._pins} - in_use - idle  # a transfer of a sequence that has ended
         assert len(free) == len(self._free), "a block was freed twice"
-        assert in_use | idle | free == set(range(self.num_blocks)), "a block leaked"
-        assert len(in_use) + len(idle) + len(free) == self.num_blocks, "a block is in two states"
+        assert in_use | idle | free | held == set(range(self.num_blocks)), "a block leaked"
+        assert len(in_use) + len(idle) + len(free) + len(held) == self.num_blocks, "a block is in two states"
+        assert self.num_in_use == len(in_use)
+        assert self.num_available == len(free) + len(idle - {*self._pins})
         assert all(block in self._index for block in idle)
         assert not any(block in self._index for block in free)
         self._index.check()
@@ -250,7 +303,7 @@ class BlockManager:
         copies = []
         for index in indices:
             block = table.blocks[index]
-            if self._references[block] > 1:
+            if not self._is_writable(block, 1):
                 table.blocks[index] = self._allocate()
                 copies.append(BlockCopy(block, table.blocks[index]))
                 self._drop(block)
@@ -269,10 +322,9 @@ class BlockManager:
         return block
 
     def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
-        content = self._unindex(block)
-        if self._on_evict:
-            self._on_evict(block, content)
+        block = next(block for block in self._idle if block not in self._pins)
+        del self._idle[block]
+        self._unindex(block)
         return block
 
     def _unindex(self, block: int) -> BlockContent:
@@ -283,9 +335,35 @@ class BlockManager:
 
     def _drop(self, block: int) -> None:
         self._references[block] -= 1
-        if self._references[block]:
-            return
+        if not self._references[block]:
+            self._settle(block)
+
+    def _settle(self, block: int) -> None:
+        """Put a block that no table has where it belongs. One that is pinned and not cached stays until `unpin`."""
         if block in self._index:
             self._idle[block] = None
-        else:
+            self.on_cached(block)
+        elif block not in self._pins:
             self._free.append(block)
+
+    def _add(self, table: BlockTable, content: BlockContent) -> None:
+        """Index the next block of a table."""
+        block = table.blocks[len(table.hashes)]
+        table.hashes.append(content.hash)
+        tree = Tree(table.hashes[0], table.scope.private)
+        if self._index.insert(block, content, tree) and not table.scope.private:
+            self.on_cached(block)
+
+    def _is_writable(self, block: int, own_references: int) -> bool:
+        """Whether a block that is in `own_references` tables of its writer may be written in place."""
+        return self._references[block] <= own_references and block not in self._pins
+
+    def _have(self, num_blocks: int, hits: Iterable[int] = ()) -> bool:
+        """Whether so many blocks can be allocated while the hits stay, after unpinning what can be if need be."""
+        for last in (False, True):
+            idle_hits = sum(block in self._idle and block not in self._pins for block in hits)
+            if num_blocks <= self.num_available - idle_hits:
+                return True
+            if not last and self._pins:
+                self.on_shortage()
+        return False

@@ -24,6 +24,13 @@ class BlockContent(NamedTuple):
     tokens: bytes
 
 
+class Tree(NamedTuple):
+    """All blocks whose chains start with the same block; `first` is its key."""
+
+    first: bytes
+    private: bool
+
+
 class PrefixScope(NamedTuple):
     """First parent of a sequence's blocks; sequences share blocks if it is equal. A private one is one sequence's."""
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.keys import BlockContent, block_hash
+from ingot.runtime.kv.keys import BlockContent, Tree, block_hash
 
 
 class PrefixIndex:
@@ -13,8 +13,8 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
         self._content_of: dict[int, BlockContent] = {}
-        self._first_of: dict[int, bytes] = {}  # key of the first block of each block's chain
-        self._trees: defaultdict[bytes, set[int]] = defaultdict(set)  # and the way back
+        self._tree_of: dict[int, Tree] = {}
+        self._trees: defaultdict[bytes, set[int]] = defaultdict(set)  # blocks by the key of their tree's first one
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -31,6 +31,10 @@ class PrefixIndex:
         """Content of an indexed block."""
         return self._content_of[block]
 
+    def tree(self, block: int) -> Tree:
+        """The tree that an indexed block belongs to."""
+        return self._tree_of[block]
+
     def find(self, content: BlockContent) -> int | None:
         """Block with exactly this content, or None."""
         block = self._block_of.get(content.hash)
@@ -38,8 +42,8 @@ class PrefixIndex:
             raise EngineError(f"two contents have the block hash {content.hash.hex()}; turn off the prefix cache")
         return block
 
-    def insert(self, block: int, content: BlockContent, first: bytes) -> bool:
-        """Add a full, computed block of the chain that starts with the key `first`.
+    def insert(self, block: int, content: BlockContent, tree: Tree) -> bool:
+        """Add a full, computed block.
 
         False when another block with the same content is in the index already.
         """
@@ -47,30 +51,30 @@ class PrefixIndex:
             return False
         self._block_of[content.hash] = block
         self._content_of[block] = content
-        self._first_of[block] = first
-        self._trees[first].add(block)
+        self._tree_of[block] = tree
+        self._trees[tree.first].add(block)
         return True
 
     def remove(self, block: int) -> BlockContent:
         """Remove a block and return its content."""
         content = self._content_of.pop(block)
         del self._block_of[content.hash]
-        first = self._first_of.pop(block)
+        first = self._tree_of.pop(block).first
         self._trees[first].remove(block)
         if not self._trees[first]:
             del self._trees[first]
         return content
 
     def remove_tree(self, first: bytes) -> dict[int, BlockContent]:
-        """Remove all blocks of the chains that start with the block `first`, and return them."""
+        """Remove all blocks of the tree whose first block has this key, and return them."""
         return {block: self.remove(block) for block in [*self._trees.get(first, ())]}
 
     def check(self) -> None:
         """Assert that both directions agree and that every key is that of its content."""
         assert {content.hash: block for block, content in self._content_of.items()} == self._block_of
-        assert self._first_of.keys() == self._content_of.keys()
+        assert self._tree_of.keys() == self._content_of.keys()
         assert all(self._trees.values()), "an empty tree was kept"
-        trees = {block: first for first, blocks in self._trees.items() for block in blocks}
-        assert trees == self._first_of
+        firsts = {block: first for first, blocks in self._trees.items() for block in blocks}
+        assert firsts == {block: tree.first for block, tree in self._tree_of.items()}
         for content in self._content_of.values():
             assert content.hash == block_hash(content.parent, content.tokens)

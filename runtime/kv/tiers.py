@@ -1,147 +1,469 @@
-"""Tiers for blocks that the device evicts: host memory, then disk. Policy only: moves are data, with their cost.
+"""Tiers below the device: host memory, then disk. Blocks move down before they are evicted, and up for a prompt.
 
-Blocks are identified by content hash, so a stored block serves any sequence with that history, and no other. Every tier
-evicts its least recently used block first, to the next tier; the last tier drops it. A block is in at most one tier; a
-restored one keeps its copy there, so that evicting it again is free. To add a kind of tier, add a row to the list that
-the manager is made with.
+    device ──save──► host ──write──► disk        in the background, as soon as a block is cached
+    device ◄restore─ host ◄──read─── disk        for a sequence that is LOADING, or ahead for one that waits
+
+The engine's thread calls `poll` before a step is scheduled and `start` once its copies are made; neither waits. What a
+transfer uses is pinned until it has ended. One that fails moves nothing: its block is computed, leaves the tier, and
+the failure is counted, and logged once. One lock guards all state, because a background thread passes on what is
+complete while the engine has no steps.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from typing import NamedTuple
 
-DEVICE = "device"
+from ingot.errors import EngineError
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.cost_model import CostModel, TierName
+from ingot.runtime.kv.disk_tier import BlockStore, DiskTier
+from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
+from ingot.runtime.kv.keys import BlockContent, Tree
+from ingot.runtime.kv.loads import Load, LoadingBlock
+from ingot.runtime.kv.policies import DEFAULT_POLICY, make_policy
+from ingot.runtime.kv.transfers import Cancelled, HostBlocks, TaskQueue, Transfer, Workers
+
+MakeThreads = Callable[[str, int], TaskQueue]
+"""Makes threads from their name and number."""
+
+_log = logging.getLogger(__name__)
+_IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
+_READERS = 2
+_POLL_SECONDS = 0.002  # of the background thread, while something moves
+_FLUSH_SECONDS = 30.0  # that closing waits for blocks on their way to disk
 
 
-@dataclass(frozen=True)
-class Tier:
-    """One store, with its capacity and speed. Bandwidths are bytes per second, to and from the device."""
+@dataclass(slots=True)
+class TierCounters:
+    """Totals since the engine was made."""
 
-    name: str
-    capacity_blocks: int
-    write_bandwidth: float
-    read_bandwidth: float
-    latency_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        assert self.name != DEVICE
-        assert self.capacity_blocks > 0
-        assert self.write_bandwidth > 0
-        assert self.read_bandwidth > 0
-
-    def write_seconds(self, num_bytes: int) -> float:
-        """Seconds to store `num_bytes`."""
-        return self.latency_seconds + num_bytes / self.write_bandwidth
-
-    def read_seconds(self, num_bytes: int) -> float:
-        """Seconds to load `num_bytes`."""
-        return self.latency_seconds + num_bytes / self.read_bandwidth
+    saved_blocks: int = 0
+    dropped_saves: int = 0  # a step needed the block before it was saved
+    restored_blocks: int = 0
+    failed_transfers: int = 0
+    restored_prefixes: int = 0
+    recomputed_prefixes: int = 0  # stored, but faster to compute
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Copy a block from `source` to `target`, or drop it if `target` is None.
+class TierMetrics:
+    """What the tiers hold, and totals since the engine was made, in blocks unless named otherwise."""
 
-    A source other than the device loses the block, unless the target is the device.
-    """
+    host_blocks: int
+    host_blocks_total: int
+    saved_blocks: int
+    dropped_saves: int
+    restored_blocks: int
+    disk_read_blocks: int
+    disk_written_blocks: int
+    failed_transfers: int
+    restored_prefixes: int
+    recomputed_prefixes: int
+    block_bytes: int
 
-    hash: bytes
-    source: str
-    target: str | None
-    num_bytes: int
-    seconds: float
+    @property
+    def moved_bytes(self) -> Mapping[str, int]:
+        """Bytes by kind of move."""
+        blocks = {
+            "save": self.saved_blocks,
+            "restore": self.restored_blocks,
+            "disk_read": self.disk_read_blocks,
+            "disk_write": self.disk_written_blocks,
+        }
+        return {move: count * self.block_bytes for move, count in blocks.items()}
 
 
-@dataclass(frozen=True)
-class RestorePlan:
-    """The leading blocks that load faster than they compute; `saved_seconds` is the difference."""
-
-    moves: tuple[Move, ...]
-    saved_seconds: float
+class _Save(NamedTuple):
+    transfer: Transfer
+    block: int
+    target: HostBlock
 
 
 class TierManager:
-    """Records which block is in which tier, fastest tier first. Moves must be made in the order given."""
+    """Moves blocks between a pool, host memory and, with a `store`, disk. Owns and closes both.
 
-    def __init__(self, tiers: Sequence[Tier], *, block_bytes: int) -> None:
-        assert tiers
-        assert len({tier.name for tier in tiers}) == len(tiers)
-        self.tiers = tuple(tiers)
-        self.block_bytes = block_bytes
-        self._blocks: tuple[OrderedDict[bytes, None], ...] = tuple(OrderedDict() for _ in tiers)
+    block_bytes   size of a block, which bounds how many move at a time
+    policy        which blocks host memory gives up, by its name in `policies`
+    threads       where disk transfers run; tests have their own, and poll themselves
+    """
 
-    def locate(self, block: bytes) -> Tier | None:
-        """The tier that the block is in; None if it is in none."""
-        level = self._level(block)
-        return None if level is None else self.tiers[level]
+    def __init__(
+        self,
+        blocks: BlockManager,
+        host_blocks: HostBlocks,
+        costs: CostModel,
+        *,
+        block_bytes: int,
+        policy: str = DEFAULT_POLICY,
+        store: BlockStore | None = None,
+        threads: MakeThreads | None = None,
+    ) -> None:
+        self.costs = costs
+        self.host = HostTier(host_blocks.num_slots, make_policy(policy, host_blocks.num_slots))
+        self._blocks, self._host_blocks, self._block_bytes = blocks, host_blocks, block_bytes
+        self._most = max(1, min(_IN_FLIGHT_BYTES // block_bytes, host_blocks.num_slots // 2))
+        self._lock = threading.RLock()
+        self._changed = threading.Event()
+        self._counters = TierCounters()
+        make = threads or partial(Workers, when_done=self._changed.set)
+        self._disk = self._make_disk(store, make) if store is not None else None
+        self._to_save: dict[int, None] = {}  # blocks of the pool, oldest first
+        self._saves: list[_Save] = []
+        self._unpinned: list[int] = []  # by transfers that have ended, until the engine's thread unpins them
+        self._loads: list[Load] = []
+        self._was_failure_logged = False
+        self._closed = False
+        self._background = None if threads else _Background(self)
+        blocks.on_cached = self._offer
+        blocks.on_shortage = self._relieve
+        blocks.on_forgotten = self._forget
 
-    def save(self, block: bytes) -> tuple[Move, ...]:
-        """Store a block that the device evicts in the fastest tier, after making room there.
+    def _make_disk(self, store: BlockStore, make: MakeThreads) -> DiskTier:
+        return DiskTier(
+            store,
+            self.host,
+            self._host_blocks.view,
+            self.costs,
+            most_in_flight=self._most,
+            readers=make("ingot-kv-read", _READERS),
+            writer=make("ingot-kv-write", 1),
+        )
 
-        No move when it is there already. A block in a slower tier was used again, and moves up.
-        """
-        level = self._level(block)
-        if level == 0:
-            self._blocks[0].move_to_end(block)
-            return ()
-        moves = []
-        if level is not None:
-            moves.append(self._drop(level, block))
-        moves += self._make_room(0)
-        self._blocks[0][block] = None
-        moves.append(Move(block, DEVICE, self.tiers[0].name, self.block_bytes, self._write_seconds(0)))
-        return tuple(moves)
+    def poll(self) -> None:
+        """Take note of what has ended. EngineError if a thread that moves blocks has died."""
+        self._host_blocks.check()
+        if self._disk:
+            self._disk.check()
+        if self._background:
+            self._background.check()
+        with self._lock:
+            self._pass_on()
+            self._advance_loads(may_start=False)
+            self._unpin()
 
-    def restore(self, chain: Sequence[bytes], *, compute_seconds: float) -> RestorePlan:
-        """Plan to load the leading blocks of a prompt's chain of hashes instead of computing them.
+    def start(self) -> None:
+        """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
+        with self._lock:
+            self._start_saves()
+            self._advance_loads(may_start=True)
+        if self._background and self.is_moving:
+            self._background.wake()
 
-        `compute_seconds` is the time to compute one block. A prefix must be whole, so a slow block is loaded only
-        where the blocks after it make up for it. Planned blocks count as used.
-        """
-        moves = tuple(self._loads(chain))
-        saved = [0.0, *accumulate(compute_seconds - move.seconds for move in moves)]
-        best = max(range(len(saved)), key=saved.__getitem__)
-        for move in moves[:best]:
-            level = self._level(move.hash)
-            assert level is not None
-            self._blocks[level].move_to_end(move.hash)
-        return RestorePlan(moves[:best], saved[best])
+    @property
+    def is_loading(self) -> bool:
+        """Whether blocks are on their way to the pool."""
+        return bool(self._loads)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether any transfer is in flight."""
+        disk = self._disk
+        return bool(self._saves or self._loads or (disk and (disk.is_reading or disk.is_writing)))
+
+    def wait(self, seconds: float = _POLL_SECONDS) -> None:
+        """Wait for a transfer to end, for a step that has nothing to compute."""
+        self._changed.clear()
+        self._changed.wait(min(seconds, _POLL_SECONDS))
+
+    def settle(self) -> None:
+        """Wait for the blocks that are being saved, which are pinned."""
+        self._relieve()
+        while self._saves:
+            self.wait()
+            self._relieve()
+
+    def plan(self, following: Iterable[BlockContent], num_cached_tokens: int) -> list[BlockContent]:
+        """Choose the blocks to restore of those that follow a prefix on the device; logs the reason."""
+        with self._lock:
+            found = list(self._find(following))
+        if not found:
+            return []
+        decision = self.costs.decide([tier for _, tier in found], num_cached_tokens)
+        if decision.num_blocks:
+            self._counters.restored_prefixes += 1
+        else:
+            self._counters.recomputed_prefixes += 1
+        _log.debug(
+            "%d of %d stored blocks are restored after %d tokens on the device: %s",
+            decision.num_blocks,
+            len(found),
+            num_cached_tokens,
+            decision.reason,
+        )
+        return [content for content, _ in found[: decision.num_blocks]]
+
+    def load(self, contents: Iterable[BlockContent], targets: Iterable[int], tree: Tree) -> Load:
+        """Restore blocks to blocks of the pool, which are pinned until they have arrived. `start` begins it."""
+        load = Load([LoadingBlock(content, tree, target) for content, target in zip(contents, targets, strict=True)])
+        with self._lock:
+            for block in load.blocks:
+                self._blocks.pin(block.target)
+                self._take_source(block, self.host.find(block.content))
+            self._loads.append(load)
+        return load
+
+    def cancel(self, load: Load) -> None:
+        """Restore no more of these blocks; what is being copied stays pinned until it has arrived."""
+        with self._lock:
+            load.cancelled = True
+            for block in load.blocks:
+                if block.transfer:
+                    block.transfer.cancel()
+            self._advance_loads(may_start=False)
+            self._unpin()
+
+    def read_ahead(self, contents: Iterable[BlockContent]) -> None:
+        """Begin to read what a waiting sequence will need from disk, as far as room is left."""
+        if not self._disk:
+            return
+        with self._lock:
+            contents = list(contents)
+            on_device = next((i for i, each in enumerate(contents) if not self._blocks.has(each)), len(contents))
+            tree = Tree(contents[0].hash, private=False) if contents else None
+            for content in self.plan(contents[on_device:], on_device * self._blocks.block_tokens):
+                if not self._disk.has_room:
+                    return
+                if tree and self.host.find(content) is None:
+                    self._disk.read(content, tree)
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Record that blocks on the device were used again: they are worth more in host memory too."""
+        with self._lock:
+            for key in keys:
+                self.host.touch(key)
+
+    def metrics(self) -> TierMetrics:
+        """What the tiers hold and have moved."""
+        disk, counters = self._disk, self._counters
+        return TierMetrics(
+            host_blocks=len(self.host),
+            host_blocks_total=self.host.num_slots,
+            saved_blocks=counters.saved_blocks,
+            dropped_saves=counters.dropped_saves,
+            restored_blocks=counters.restored_blocks,
+            disk_read_blocks=disk.num_read if disk else 0,
+            disk_written_blocks=disk.num_written if disk else 0,
+            failed_transfers=counters.failed_transfers + (disk.num_failed if disk else 0),
+            restored_prefixes=counters.restored_prefixes,
+            recomputed_prefixes=counters.recomputed_prefixes,
+            block_bytes=self._block_bytes,
+        )
+
+    def close(self) -> None:
+        """Cancel loads, let what is on its way to disk arrive, and end all threads. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for load in self._loads[:]:
+            self.cancel(load)
+        self._flush()
+        if self._background:
+            self._background.close()
+        self._host_blocks.close()
+        if self._disk:
+            self._disk.close()
+        self._pass_on()
+        self._unpin()
 
     def check(self) -> None:
-        """Assert the invariants: no tier over its capacity, no block in two of them."""
-        for tier, blocks in zip(self.tiers, self._blocks, strict=True):
-            assert len(blocks) <= tier.capacity_blocks
-        assert len(set().union(*self._blocks)) == sum(map(len, self._blocks))
+        """Assert that slots and pins are those of the transfers in flight."""
+        with self._lock:
+            self.host.check()
+            targets = [block.target for load in self._loads for block in load.blocks if block.arrived is None]
+            pinned = len({*targets, *(save.block for save in self._saves), *self._unpinned})
+            assert self._blocks.num_pinned == pinned, "a block is pinned without a transfer"
 
-    def _level(self, block: bytes) -> int | None:
-        return next((level for level, blocks in enumerate(self._blocks) if block in blocks), None)
+    # Moving down.
 
-    def _loads(self, chain: Sequence[bytes]) -> Iterator[Move]:
-        for block in chain:
-            tier = self.locate(block)
-            if tier is None:
+    def _offer(self, block: int) -> None:
+        self._to_save[block] = None
+
+    def _start_saves(self, most: int | None = None) -> None:
+        while self._to_save and len(self._saves) < (most or self._most):
+            block = next(iter(self._to_save))
+            cached = self._blocks.cached(block)
+            if cached and self.host.find(cached[0]) is None:
+                target = self.host.reserve(*cached, "host")
+                if target is None:
+                    return  # every slot is pinned
+                self._blocks.pin(block)
+                self._saves.append(_Save(self._host_blocks.save(block, target.slot), block, target))
+            del self._to_save[block]
+
+    def pass_on(self) -> None:
+        """Take note of saves and disk transfers that have ended, and pass saved blocks on to the disk. Any thread."""
+        with self._lock:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        saves, self._saves = self._saves, []
+        for save in saves:
+            if not save.transfer.done:
+                self._saves.append(save)
+                continue
+            self._unpinned.append(save.block)
+            if save.transfer.error:
+                self._note_failure(save.transfer.error)
+                self.host.lose(save.target)
+                self.host.unpin(save.target)
+                continue
+            self._counters.saved_blocks += 1
+            self.host.fill(save.target)
+            if self._disk:
+                self._disk.offer(save.target)
+        if self._disk:
+            self._disk.advance()
+
+    def _relieve(self) -> None:
+        """Unpin blocks whose save has not begun: a step needs them."""
+        with self._lock:
+            for save in self._saves:
+                self._counters.dropped_saves += save.transfer.cancel()
+            self._pass_on()
+            self._unpin()
+
+    def _unpin(self) -> None:
+        unpinned, self._unpinned = self._unpinned, []
+        for block in unpinned:
+            self._blocks.unpin(block)
+
+    def _forget(self, first: bytes, contents: Iterable[BlockContent]) -> None:
+        """Remove a tree from host memory, and its blocks that are named from disk."""
+        with self._lock:
+            lost = self.host.lose_tree(first)
+            if self._disk:
+                for content in {*lost, *contents}:
+                    self._disk.remove(content)
+
+    def _flush(self) -> None:
+        """Save what is cached and let it reach the disk."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while time.monotonic() < deadline:
+            with self._lock:
+                if self._disk and self._disk.has_room_to_write:
+                    self._start_saves(most=1)
+                self._pass_on()
+                self._unpin()
+                if not self._saves and not (self._disk and (self._disk.is_writing or self._to_save)):
+                    return
+            self.wait()
+        _log.warning("blocks were still on their way to disk after %d seconds, and are lost", _FLUSH_SECONDS)
+
+    # Moving up.
+
+    def _find(self, following: Iterable[BlockContent]) -> Iterator[tuple[BlockContent, TierName]]:
+        """The leading blocks that are in a tier."""
+        for content in following:
+            held = self.host.find(content)
+            if held:
+                yield content, held.origin
+            elif self._disk and self._disk.contains(content):
+                yield content, "disk"
+            else:
                 return
-            yield Move(block, tier.name, DEVICE, self.block_bytes, tier.read_seconds(self.block_bytes))
 
-    def _make_room(self, level: int) -> list[Move]:
-        """Moves that free a place in a tier: its oldest block moves to the next tier, which makes room first."""
-        blocks = self._blocks[level]
-        if len(blocks) < self.tiers[level].capacity_blocks:
-            return []
-        oldest = next(iter(blocks))
-        if level + 1 == len(self.tiers):
-            return [self._drop(level, oldest)]
-        moves = self._make_room(level + 1)
-        del blocks[oldest]
-        self._blocks[level + 1][oldest] = None
-        seconds = self.tiers[level].read_seconds(self.block_bytes) + self._write_seconds(level + 1)
-        source, target = self.tiers[level].name, self.tiers[level + 1].name
-        return [*moves, Move(oldest, source, target, self.block_bytes, seconds)]
+    def _take_source(self, block: LoadingBlock, source: HostBlock | None) -> None:
+        if source:
+            self.host.pin(source)
+            self.host.touch(block.content.hash)
+            block.source, block.tier = source, source.origin
+            source.origin = "host"
 
-    def _drop(self, level: int, block: bytes) -> Move:
-        del self._blocks[level][block]
-        return Move(block, self.tiers[level].name, None, 0, 0.0)
+    def _advance_loads(self, *, may_start: bool) -> None:
+        loads, self._loads = self._loads, []
+        for load in loads:
+            is_whole = not load.cancelled
+            for block in load.blocks:
+                if block.arrived is None:
+                    block.arrived = self._advance(block, is_wanted=is_whole, may_start=may_start)
+                    if block.arrived is not None:
+                        self._unpinned.append(block.target)
+                is_whole = is_whole and block.arrived is not False
+            if not load.done:
+                self._loads.append(load)
 
-    def _write_seconds(self, level: int) -> float:
-        return self.tiers[level].write_seconds(self.block_bytes)
+    def _advance(self, block: LoadingBlock, *, is_wanted: bool, may_start: bool) -> bool | None:
+        """Bring a block one move nearer; returns whether it arrived, None while it is on its way."""
+        if block.transfer:
+            return self._end_restore(block, block.transfer) if block.transfer.done else None
+        if is_wanted and block.source is None:
+            self._take_source(block, self.host.find(block.content) or self._read(block))
+        source = block.source
+        if source is None:
+            is_coming = is_wanted and self._disk is not None and self._disk.contains(block.content)
+            return None if is_coming else False  # no slot is free yet
+        if not is_wanted or source.state is SlotState.LOST:
+            self.host.unpin(source)
+            return False
+        if may_start and source.state is SlotState.READY:
+            block.transfer = self._host_blocks.restore(source.slot, block.target)
+        return None
+
+    def _read(self, block: LoadingBlock) -> HostBlock | None:
+        if self._disk and self._disk.has_room and self._disk.contains(block.content):
+            return self._disk.read(block.content, block.tree)
+        return None
+
+    def _end_restore(self, block: LoadingBlock, transfer: Transfer) -> bool:
+        assert block.source is not None
+        if transfer.error:
+            self._note_failure(transfer.error)
+            if not isinstance(transfer.error, Cancelled):
+                self.host.lose(block.source)
+        else:
+            self._counters.restored_blocks += 1
+            self.costs.observe_block("host", transfer.seconds)
+        self.host.unpin(block.source)
+        return transfer.error is None
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, Cancelled):
+            return
+        self._counters.failed_transfers += 1
+        if not self._was_failure_logged:
+            self._was_failure_logged = True
+            _log.warning("a KV block was not copied, and is computed instead (%s); more of these are counted", error)
+
+
+class _Background:
+    """Passes on what is complete while the engine has no steps. Sleeps while nothing moves."""
+
+    def __init__(self, tiers: TierManager) -> None:
+        self._tiers = tiers
+        self._wake = threading.Event()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the transfers until none is in flight."""
+        self._wake.set()
+
+    def check(self) -> None:
+        """Raise EngineError if the thread has died."""
+        if self._failure or not (self._closed or self._thread.is_alive()):
+            raise EngineError(f"the thread that passes KV blocks on has died ({self._failure}); load the engine again")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._wake.wait()
+                self._wake.clear()
+                while not self._closed and self._tiers.is_moving:
+                    self._tiers.pass_on()
+                    time.sleep(_POLL_SECONDS)
+                if self._closed:
+                    return
+        except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
+            self._failure = error

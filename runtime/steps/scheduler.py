@@ -24,21 +24,29 @@ age, no sequence starves.
 Scheduling needs positions only, so the newest token of a sequence may still be in flight (`step_pipeline`). Blocks are
 freed and reused at once, even if a step in flight writes to them: the executor runs steps and copies in order, so
 whatever it still writes there is overwritten before it is read.
+
+With tiers, an admitted sequence whose prefix is stored there is LOADING while it is restored: it has its blocks, and
+steps go on without it. A preempted one finds its own blocks on the device, in a tier, or computes them again.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
 from ingot.runtime.kv.keys import PrefixScope
+from ingot.runtime.kv.loads import CachedTokens
+from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.waiting import WaitingQueue, by_rank
 
 _AGING_POOLS = 16  # one level of aging is the work of filling the KV pool this often
+_WATERMARK = 0.01  # share of the pool that admission leaves to running sequences, besides a block for each
+_READ_AHEAD = 4  # waiting sequences whose blocks are read from disk
 
 
 class ScheduledSequence(NamedTuple):
@@ -110,15 +118,17 @@ class Scheduler:
         max_batch_tokens: int,
         max_sequences: int,
         policy: SchedulingPolicy | None = None,
+        tiers: TierManager | None = None,
     ) -> None:
         assert max_batch_tokens > 0
         assert max_sequences > 0
         self.blocks = blocks
+        self.tiers = tiers
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self.num_preemptions = 0
         self.num_prefix_query_tokens = 0
-        self.num_prefix_hit_tokens = 0
+        self.prefix_hit_tokens = Counter(CachedTokens()._asdict())  # by tier
         self.num_yields = 0
         self.policy = policy or SchedulingPolicy()
         pool_tokens = blocks.num_blocks * blocks.block_tokens
@@ -146,8 +156,10 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def schedule(self) -> ScheduledBatch:
-        """Choose the next step. It is empty only when nothing is unfinished."""
+        """Choose the next step. It is empty only when nothing is unfinished, or all that is waits for transfers."""
         batch = ScheduledBatch()
+        if self.tiers:
+            self._finish_loads()
         if self.policy.is_continuous:
             self._yield(batch)
         num_yielded = len(batch.preempted)
@@ -158,6 +170,8 @@ class Scheduler:
             self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
+        if self.tiers and self.waiting:
+            self._read_ahead(self.tiers)
         return batch
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> list[Copy]:
@@ -266,12 +280,11 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or aborted sequence and free its blocks."""
-        if sequence.state is SequenceState.RUNNING:
-            del self.running[sequence.id]
-            self.blocks.release(sequence.id)
+        if sequence.id in self.running:
+            self._release(sequence)
         elif sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
-        if sequence.state in (SequenceState.RUNNING, SequenceState.WAITING):
+        if sequence.state in (SequenceState.RUNNING, SequenceState.LOADING, SequenceState.WAITING):
             self._leave_scope(sequence)
         sequence.state = SequenceState.FINISHED
 
@@ -304,7 +317,7 @@ class Scheduler:
         for sequence in sorted(self.running.values(), key=by_rank):
             if batch.num_tokens == self.max_batch_tokens:
                 return
-            if sequence.num_pending > 1:
+            if sequence.num_pending > 1 and sequence.state is SequenceState.RUNNING:
                 batch.add(sequence, self._chunk_tokens(sequence, batch))
 
     def _opens_batch(self) -> bool:
@@ -319,7 +332,10 @@ class Scheduler:
             copies = self._start(sequence)
             if copies is None:
                 return
-            batch.add(sequence, self._chunk_tokens(sequence, batch), copies)
+            if sequence.state is SequenceState.LOADING:
+                batch.copies.extend(copies)
+            else:
+                batch.add(sequence, self._chunk_tokens(sequence, batch), copies)
 
     def _chunk_tokens(self, sequence: Sequence, batch: ScheduledBatch) -> int:
         """Tokens of a sequence that the step has room for; fewer, to end where side state is to be kept."""
@@ -333,12 +349,11 @@ class Scheduler:
         """Allocate blocks for the first waiting sequence, leaving each running one a block to grow into."""
         if self._is_refused(sequence):
             return None  # do not hash the prompt again at every step
-        spare_blocks = len(self.running)
         admission = self.blocks.admit(
             sequence.id,
             sequence.tokens,
             scope=sequence.scope,
-            spare_blocks=spare_blocks,
+            spare_blocks=self._spare_blocks,
             reuse_prefix=sequence.reuse_prefix,
         )
         self._refused = None if admission else (sequence.id, self._headroom)
@@ -347,18 +362,21 @@ class Scheduler:
         assert not sequence.num_in_flight, "a sequence was preempted and admitted during one step"
         self.waiting.take(sequence)
         self.running[sequence.id] = sequence
-        sequence.state = SequenceState.RUNNING
         sequence.num_computed = admission.cached_tokens
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = admission.cached_tokens
         self.num_prefix_query_tokens += len(sequence.tokens) if sequence.reuse_prefix else 0
-        self.num_prefix_hit_tokens += admission.cached_tokens
+        if not (self.tiers and sequence.reuse_prefix and self._load(self.tiers, sequence)):
+            self._run(sequence, CachedTokens(admission.cached_tokens))
         return admission.copies
 
     @property
     def _headroom(self) -> int:
-        """Blocks that an admission may take: each running sequence keeps one to grow into."""
-        return self.blocks.num_available - len(self.running)
+        """Blocks that an admission may take."""
+        return self.blocks.num_available - self._spare_blocks
+
+    @property
+    def _spare_blocks(self) -> int:
+        """Blocks that an admission leaves: one for each running sequence to grow into, and a share of the pool."""
+        return len(self.running) + (int(self.blocks.num_blocks * _WATERMARK) if self.running else 0)
 
     def _is_refused(self, sequence: Sequence) -> bool:
         """Whether the pool refused blocks to a sequence, and none was freed since; or no state slot is left."""
@@ -385,6 +403,41 @@ class Scheduler:
         blocks = sum(len(self.blocks.table(each.id)) for each in less_urgent)
         return self.blocks.blocks_for(len(sequence.tokens)) <= self._headroom + len(less_urgent) + blocks
 
+    def _load(self, tiers: TierManager, sequence: Sequence) -> bool:
+        """Begin to restore what tiers have of a sequence's prefix; False if that is nothing, or slower to restore."""
+        on_device = self.blocks.hashes(sequence.id)
+        tiers.touch(on_device)
+        contents = tiers.plan(self.blocks.following(sequence.id, sequence.tokens), sequence.num_computed)
+        if not contents:
+            return False
+        targets = self.blocks.table(sequence.id)[len(on_device) : len(on_device) + len(contents)]
+        sequence.load = tiers.load(contents, targets, self.blocks.tree(sequence.id, contents[0]))
+        sequence.state = SequenceState.LOADING
+        return True
+
+    def _finish_loads(self) -> None:
+        for sequence in self.running.values():
+            load = sequence.load
+            if load and load.done:
+                cached = load.cached_tokens(sequence.num_computed, self.blocks.block_tokens)
+                self.blocks.adopt(sequence.id, load.contents())
+                sequence.num_computed = cached.total
+                sequence.load = None
+                self._run(sequence, cached)
+
+    def _run(self, sequence: Sequence, cached: CachedTokens) -> None:
+        """Let a sequence compute what is not cached."""
+        sequence.state = SequenceState.RUNNING
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = cached
+        self.prefix_hit_tokens.update(cached._asdict())
+
+    def _read_ahead(self, tiers: TierManager) -> None:
+        for sequence in islice(self.waiting, _READ_AHEAD):
+            if not sequence.is_read_ahead and sequence.reuse_prefix and not sequence.scope.private:
+                sequence.is_read_ahead = True
+                tiers.read_ahead(self.blocks.contents(sequence.tokens, sequence.scope))
+
     def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
         """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
@@ -395,9 +448,16 @@ class Scheduler:
                 return None
         return copies
 
-    def _preempt(self, sequence: Sequence, batch: ScheduledBatch) -> None:
+    def _release(self, sequence: Sequence) -> None:
+        """Take a sequence from the running ones and free its blocks."""
         del self.running[sequence.id]
+        if self.tiers and sequence.load:
+            self.tiers.cancel(sequence.load)
+            sequence.load = None
         self.blocks.release(sequence.id)
+
+    def _preempt(self, sequence: Sequence, batch: ScheduledBatch) -> None:
+        self._release(sequence)
         sequence.state = SequenceState.WAITING
         sequence.num_computed = 0
         sequence.num_preemptions += 1

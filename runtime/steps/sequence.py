@@ -7,13 +7,19 @@ from enum import Enum
 
 from ingot.runtime.kv.blocks import SHARED, TokenArray
 from ingot.runtime.kv.keys import PrefixScope
+from ingot.runtime.kv.loads import CachedTokens, Load
 
 
 class SequenceState(Enum):
-    """State of a sequence. A preempted one waits again; an unforked one waits for a prompt that it will share."""
+    """State of a sequence.
+
+    An unforked one waits for a prompt that it will share. A loading one has its blocks, which are being restored. A
+    preempted one waits again.
+    """
 
     UNFORKED = "unforked"
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -38,7 +44,9 @@ class Sequence:
     scope: PrefixScope = SHARED  # of its blocks in the prefix index
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
-    cached_tokens: int | None = None
+    cached_tokens: CachedTokens | None = None  # when it was admitted first
+    load: Load | None = None
+    is_read_ahead: bool = False
     num_preemptions: int = 0
     num_in_flight: int = 0
     priority: int = 0  # lower numbers are served first

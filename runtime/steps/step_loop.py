@@ -29,7 +29,9 @@ import numpy as np
 from ingot.errors import EngineError
 from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager, Copy
+from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.states import StateCopy
+from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.load import Served, ServingRates
 from ingot.runtime.metrics import MetricsRegistry
 from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput, joined
@@ -64,6 +66,7 @@ class StepLoop:
         policy: SchedulingPolicy | None = None,
         clock: Callable[[], float] = time.perf_counter,
         speculator: Speculator | None = None,
+        tiers: TierManager | None = None,
     ) -> None:
         self._executor = executor
         self._blocks = blocks
@@ -72,8 +75,12 @@ class StepLoop:
         self._side_state: SideState | None = None
         if blocks.states and isinstance(executor, StatefulExecutor):
             self._side_state = SideState(executor, blocks.states)
-        self._limits = {"max_batch_tokens": executor.max_batch_tokens, "max_sequences": max_sequences}
-        self.scheduler = Scheduler(blocks, policy=policy, **self._limits)
+        self._tiers = tiers
+        self._limits: dict[str, int] = {
+            "max_batch_tokens": executor.max_batch_tokens,
+            "max_sequences": max_sequences,
+        }
+        self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, **self._limits)
         self.builder = BatchBuilder(blocks, **self._limits)
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
@@ -93,7 +100,7 @@ class StepLoop:
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
-        return Scheduler(self._blocks, policy=None, **self._limits)
+        return Scheduler(self._blocks, policy=None, tiers=None, **self._limits)
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError when the whole pool could not hold it."""
@@ -156,16 +163,34 @@ class StepLoop:
         self._end_expired()
         if self._waits_for_batch():
             return
-        if self._speculator is None:
+        if not self._tiers:
             self._advance()
-            return
+        elif self._poll(self._tiers):
+            batch = self._advance()
+            self._tiers.start()
+            if not batch.entries and not self.in_flight:
+                self._tiers.wait()
+
+    def _poll(self, tiers: TierManager) -> bool:
+        """Take note of transfers that have ended; False when that ends the engine."""
+        try:
+            tiers.poll()
+        except EngineError as error:
+            self._break(error)
+            return False
+        return True
+
+    def _advance(self) -> ScheduledBatch:
+        if self._speculator is None:
+            return self._step()
         started = time.perf_counter()
         if self.in_flight and self._speculator.may_draft(self._drafting()):
             self.finish_in_flight()  # a draft continues the newest token
-        batch = self._advance(self._speculator)
+        batch = self._step(self._speculator)
         self._speculator.stepped(batch, time.perf_counter() - started)
+        return batch
 
-    def _advance(self, speculator: Speculator | None = None) -> ScheduledBatch:
+    def _step(self, speculator: Speculator | None = None) -> ScheduledBatch:
         batch = self.scheduler.schedule()
         self._require_progress(batch)
         if speculator:
@@ -211,6 +236,11 @@ class StepLoop:
         if step:
             self._finish_in_flight(step)
 
+    def quiesce(self) -> None:
+        """Finish the step in flight, and wait for transfers that hold blocks which other sequences need."""
+        self.finish_in_flight()
+        self._settle()
+
     def close(self) -> None:
         """End all requests, and forget the step in flight and outputs that were not read."""
         for request in list(self.requests.values()):
@@ -220,10 +250,14 @@ class StepLoop:
         self.outputs.take()
         if self._pipeline:
             self._pipeline.take()
+        if self._tiers:
+            self._tiers.close()
 
     def check(self) -> None:
         """Assert that no block is leaked, every request is scheduled, and exactly those in flight await a token."""
         self._blocks.check()
+        if self._tiers:
+            self._tiers.check()
         scheduled = {*self.scheduler.running, *(sequence.id for sequence in self.scheduler.waiting)}
         assert scheduled == {*self.requests}
         assert all(family.first.sequence.id in self.requests or family.is_forked for family in self.families.values())
@@ -269,13 +303,18 @@ class StepLoop:
                 running = [self.requests[number] for number in self.scheduler.running]
                 owners = [request for request in running if self._blocks.holds(request.sequence.id, copy)]
                 self._fail_in_executor(owners, error)
+        if self._tiers:
+            self._tiers.start()
 
     def _execute(self, batch: ScheduledBatch) -> None:
+        started = time.perf_counter()
         try:
             rows = self._compute(batch)
         except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
             self._execute_apart(batch, error)
             return
+        if self._tiers:
+            observe_prefill(self._tiers.costs, batch, time.perf_counter() - started)
         self.scheduler.complete(batch)
         if self._side_state:
             self._side_state.keep(batch)
@@ -444,14 +483,21 @@ class StepLoop:
         """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
         self._take_out(failed)
         if not any(self._computes_one_token() for _ in range(_ATTEMPTS)):
-            self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
-            self.error.__cause__ = error
-            failed = [*failed, *self.requests.values()]
-            self._take_out(list(self.requests.values()))
+            self._break(error, failed)
+            return
         now = self.clock()
         for request in [choice for one in failed for choice in self._with_unforked(one)]:
-            output = request.end_with(self.error, now) if self.error else request.fail(error, now)
-            self._put(self._counted(output))
+            self._put(self._counted(request.fail(error, now)))
+
+    def _break(self, error: Exception, failed: Iterable[Request] = ()) -> None:
+        """End all requests: no further step is possible. Those that `failed` were taken out before."""
+        self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
+        self.error.__cause__ = error
+        failed = [*failed, *self.requests.values()]
+        self._take_out(list(self.requests.values()))
+        now = self.clock()
+        for request in [choice for one in failed for choice in self._with_unforked(one)]:
+            self._put(self._counted(request.end_with(self.error, now)))
 
     def _with_unforked(self, request: Request) -> list[Request]:
         """A request and the choices that fail with it, because they depend on its prompt."""
@@ -466,10 +512,14 @@ class StepLoop:
     def _computes_one_token(self) -> bool:
         fresh = [(_FRESH, np.zeros(1, np.int64))]
         with suppress(Exception):  # that of the step is the one to report
-            for _ in iterate_prompt_logits(self._executor, self.new_scheduler(), self.builder, fresh, lambda: None):
+            for _ in iterate_prompt_logits(self._executor, self.new_scheduler(), self.builder, fresh, self._settle):
                 pass
             return True
         return False
+
+    def _settle(self) -> None:
+        if self._tiers:
+            self._tiers.settle()
 
     @contextmanager
     def _aborting(self, batch: ScheduledBatch) -> Iterator[None]:
@@ -495,9 +545,18 @@ class StepLoop:
         return any(request.needs_logits or self._unforked(request) for request in self._sampling(batch))
 
     def _require_progress(self, batch: ScheduledBatch) -> None:
-        """Raise EngineError when nothing can run and no step in flight could change that."""
-        if self.requests and not batch.entries and not self.in_flight:
+        """Raise EngineError when nothing can run and neither a step in flight nor a transfer could change that."""
+        is_moving = self._tiers is not None and self._tiers.is_moving
+        if self.requests and not batch.entries and not self.in_flight and not is_moving:
             raise EngineError(
                 f"no block is free for the next step: an open iteration over prompt logits holds"
                 f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
             )
+
+
+def observe_prefill(costs: CostModel, batch: ScheduledBatch, seconds: float) -> None:
+    """Record the time of a step most of which was prompts, at the context of its longest prompt."""
+    prompts = [entry for entry in batch.entries if entry.num_tokens > 1]
+    num_tokens = sum(entry.num_tokens for entry in prompts)
+    if num_tokens * 2 > batch.num_tokens:
+        costs.observe_prefill(max(entry.start + entry.num_tokens for entry in prompts), num_tokens, seconds)

@@ -12,7 +12,8 @@ from ingot.runtime.metrics_export import METRICS, prometheus_text
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
-from tests.runtime.engines import VOCAB_SIZE, token_engine
+from tests.runtime.engines import VOCAB_SIZE
+from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.simulators.fake_drafters import RandomDrafter
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
@@ -20,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 
 def metrics() -> EngineMetrics:
     speculator = Speculator(RandomDrafter(VOCAB_SIZE), vocab_size=VOCAB_SIZE, control=LengthControl(adapts=False))
-    with token_engine(block_tokens=4, speculator=speculator) as engine:
+    with tiered_engine(speculator=speculator) as engine:
         engine.generate([[1, 2, 3], [4] * 50, [1, 2, 3, 4, 5]], SamplingParams(max_tokens=9))
         return engine.metrics()
 
@@ -90,7 +91,7 @@ def leaves(kind: Any, value: Any, path: str = "") -> set[str]:
 
 
 def test_every_value_of_the_snapshot_is_exported() -> None:
-    sources = {metric.source for metric in METRICS} | {"blocks_in_use"}
+    sources = {metric.source for metric in METRICS} | {"blocks_in_use", "kv_tiers.block_bytes"}
     assert leaves(EngineMetrics, metrics()) <= sources
 
 

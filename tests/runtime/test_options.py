@@ -16,7 +16,7 @@ from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
-OTHERS = {"prefix_cache", "reject_late", "batching", "batch_wait_seconds", "speculation"}
+OTHERS = {"prefix_cache", "reject_late", "batching", "batch_wait_seconds", "speculation", "kv_disk_path", "kv_policy"}
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(EngineOptions) if each.name not in OTHERS])
@@ -25,6 +25,22 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
         number: dict[str, Any] = {name: value}
         with pytest.raises(UsageError, match=f"{name} is {value!r}; it must be a whole number, or None"):
             EngineOptions(**number)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_host_bytes": -1}, "kv_host_bytes is -1; it must be a number of bytes, or 0 for none"),
+        ({"kv_host_bytes": None}, "kv_host_bytes is None; it must be"),
+        ({"kv_disk_path": "kv"}, "kv_disk_path is 'kv' and kv_disk_bytes is 0; .* give both or neither"),
+        ({"kv_disk_bytes": 5}, "kv_disk_path is None and kv_disk_bytes is 5; .* give both or neither"),
+        ({"kv_disk_path": 5, "kv_disk_bytes": 5}, "kv_disk_path is 5; it must be the path of a folder"),
+        ({"kv_policy": "lro"}, "unknown kv_policy 'lro'.*lru"),
+    ],
+)
+def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EngineOptions(**options)
 
 
 @pytest.mark.parametrize("name", ["max_requests", "max_waiting_tokens", "max_prompt_chars", "priority_aging_tokens"])

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import EngineError
 from ingot.runtime.kv.blocks import BlockCopy, Copy
+from ingot.runtime.kv.transfers import Bytes
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
+from tests.simulators.fake_host_blocks import FakeHostBlocks, Transfers
 
 _UInt64Array = NDArray[np.uint64]
 _EMPTY = np.uint64(0)
@@ -31,6 +33,7 @@ class FakeExecutor:
         vocab_size: int = 256,
         context_tokens: int = 512,
         eos_token_ids: tuple[int, ...] = (),
+        transfers: Transfers | None = None,
     ) -> None:
         self._model = ModelFacts(
             family="fake",
@@ -49,6 +52,8 @@ class FakeExecutor:
         self._weights = mix(np.arange(1, context_tokens + 1, dtype=np.uint64)) | np.uint64(1)  # odd: loses no bit
         self._vocab = mix(np.arange(vocab_size, dtype=np.uint64) * _GOLDEN)  # [vocab]
         self.kernel_version = "fake"
+        self.transfers = transfers or Transfers()
+        self.num_queued = self.num_worked = 0  # steps and copies, if they are queued
         self.num_forwards = 0
         self.closed = False
 
@@ -109,6 +114,16 @@ class FakeExecutor:
         """Make a copy at once."""
         source, target, size = copy.source, copy.target, self._geometry.block_tokens
         self._pool[target * size : (target + 1) * size] = self._pool[source * size : (source + 1) * size]
+
+    def host_blocks(self, num_slots: int) -> FakeHostBlocks:
+        """Slots that blocks move to and from as `transfers` has it."""
+        return FakeHostBlocks(self, num_slots, self.transfers)
+
+    def block_bytes(self, block: int) -> Bytes:
+        """The bytes of a block, writable."""
+        size = self._geometry.block_tokens
+        view: Bytes = self._pool[block * size : (block + 1) * size].view(np.uint8)
+        return view
 
     def close(self) -> None:
         """Set `closed`."""

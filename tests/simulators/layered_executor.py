@@ -170,3 +170,4 @@ class LayeredPipelinedExecutor(LayeredExecutor, FakePipelinedExecutor):
     def copy_state(self, source: int, target: int) -> None:
         """Queue the copy."""
         self._queue.append(StateCopy(source, target))
+        self.num_queued += 1

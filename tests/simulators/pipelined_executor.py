@@ -38,6 +38,7 @@ class FakePipelinedExecutor(FakeExecutor):
         _check_carried(batch, carried, self._newest)
         step = FakeStep(self, self.num_submitted, _copied(batch), _copied(sampling), carried.copy(), self._newest)
         self._queue.append(step)
+        self.num_queued += 1
         self._newest = step
         self.num_submitted += 1
         return step
@@ -53,6 +54,7 @@ class FakePipelinedExecutor(FakeExecutor):
     def copy_block(self, source: int, target: int) -> None:
         """Queue the copy."""
         self._queue.append(BlockCopy(source, target))
+        self.num_queued += 1
 
     def compute(self, step: "FakeStep") -> None:
         """Do the queued work up to and including a step."""
@@ -66,6 +68,7 @@ class FakePipelinedExecutor(FakeExecutor):
             work.compute()
         else:
             self.move(work)
+        self.num_worked += 1
 
 
 @dataclass(eq=False)

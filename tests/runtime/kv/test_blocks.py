@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy, TokenArray
-from ingot.runtime.kv.keys import BlockContent, prefix_scope
+from ingot.runtime.kv.blocks import SHARED, BlockCopy, BlockManager, Copy, TokenArray
+from ingot.runtime.kv.keys import prefix_scope
 
 BLOCK_TOKENS = 4
 
@@ -120,15 +120,81 @@ def test_admission_allocates_all_blocks_or_none() -> None:
     manager.check()
 
 
-def test_the_end_of_the_least_recently_used_prefix_is_evicted_first_and_the_hook_is_called() -> None:
-    evicted: list[BlockContent] = []
-    manager = BlockManager(4, BLOCK_TOKENS, on_evict=lambda block, content: evicted.append(content))
+def test_the_end_of_the_least_recently_used_prefix_is_evicted_first() -> None:
+    manager = BlockManager(4, BLOCK_TOKENS)
     filled(manager, 1, tokens_of(range(8)))
     manager.release(1)
     filled(manager, 2, tokens_of(range(100, 109)))
-    assert [content.tokens for content in evicted] == [tokens_of(range(4, 8)).tobytes()]
     manager.release(2)
     assert filled(manager, 3, tokens_of(range(8))) == 4
+
+
+def test_blocks_are_offered_to_tiers_when_they_are_cached_and_when_they_become_idle() -> None:
+    manager, offered = BlockManager(8, BLOCK_TOKENS), list[int]()
+    manager.on_cached = offered.append
+    for number, scope in enumerate([prefix_scope(b"root"), prefix_scope(b"root", shared=False)]):
+        manager.admit(number, tokens_of(range(9)), scope=scope)
+        table = list(manager.table(number))
+        manager.commit(number, tokens_of(range(9)), 9)
+        assert offered == ([] if scope.private else table[:2])
+        offered.clear()
+        manager.release(number)
+        assert offered == table[1::-1]
+        offered.clear()
+
+
+def test_a_pinned_block_is_neither_evicted_nor_freed_nor_written() -> None:
+    manager = BlockManager(3, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(8)))
+    first, second = manager.table(1)
+    manager.pin(second)
+    assert manager.reserve(1, 7, 8) == (BlockCopy(second, manager.table(1)[1]),), "written in place while it is read"
+    manager.release(1)
+    manager.pin(first)
+    manager.check()
+    assert manager.num_available == 1
+    assert manager.admit(2, tokens_of(range(50, 56))) is None
+    manager.unpin(first)
+    manager.check()
+    assert manager.admit(2, tokens_of(range(50, 56))) is not None
+    assert second not in manager.table(2)
+    manager.forget(tokens_of(range(8)))
+    manager.check()
+    assert manager.num_available == 0, "it is not cached any more, and a transfer still reads it"
+    manager.unpin(second)
+    manager.check()
+    assert manager.num_available == 1
+
+
+def test_a_shortage_is_reported_before_a_request_is_refused() -> None:
+    manager = BlockManager(2, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(8)))
+    table = list(manager.table(1))
+    manager.release(1)
+    for block in table:
+        manager.pin(block)
+
+    def give_up() -> None:
+        for block in table:
+            manager.unpin(block)
+
+    manager.on_shortage = give_up
+    assert manager.admit(2, tokens_of(range(100, 105))) is not None
+    manager.check()
+
+
+def test_restored_blocks_are_cached_like_computed_ones() -> None:
+    manager, tokens = BlockManager(8, BLOCK_TOKENS), tokens_of(range(13))
+    manager.admit(1, tokens)
+    following = list(manager.following(1, tokens))
+    assert [content.tokens for content in following] == [tokens[i : i + 4].tobytes() for i in (0, 4, 8)]
+    assert manager.tree(1, following[0]) == (following[0].hash, False)
+    manager.adopt(1, following[:2])
+    manager.check()
+    assert manager.hashes(1) == [content.hash for content in following[:2]]
+    assert manager.tree(1, following[2]) == (following[0].hash, False)
+    assert [manager.has(content) for content in manager.contents(tokens, SHARED)] == [True, True, False]
+    assert filled(manager, 2, tokens) == 8
 
 
 def test_a_fork_shares_everything_until_one_side_writes() -> None:
@@ -151,6 +217,8 @@ class BlockOperations(RuleBasedStateMachine):
         self.sequences: dict[int, TokenArray] = {}
         self.memory: dict[tuple[int, int], bytes] = {}
         self.next_id = 0
+        self.pinned: list[int] = []
+        self.contents: dict[int, list[bytes | None]] = {}
 
     def write(self, sequence_id: int, start: int, copies: Iterable[Copy]) -> None:
         tokens = self.sequences[sequence_id]
@@ -206,6 +274,29 @@ class BlockOperations(RuleBasedStateMachine):
         if sequence_id is not None:
             self.manager.release(sequence_id)
             del self.sequences[sequence_id]
+
+    @rule(number=st.integers(0, 6))
+    def pin(self, number: int) -> None:
+        """A transfer reads a cached block until it ends."""
+        if self.manager.cached(number) and len(self.pinned) < 3:
+            self.manager.pin(number)
+            self.pinned.append(number)
+
+    @rule(number=st.integers(0, 100))
+    def unpin(self, number: int) -> None:
+        if self.pinned:
+            self.manager.unpin(self.pinned.pop(number % len(self.pinned)))
+
+    @rule(values=st.lists(st.integers(0, 1), min_size=4, max_size=14))
+    def forget(self, values: list[int]) -> None:
+        self.manager.forget(tokens_of(values))
+
+    @invariant()
+    def a_pinned_block_keeps_its_content(self) -> None:
+        for block in self.pinned:
+            content = [self.memory.get((block, offset)) for offset in range(BLOCK_TOKENS)]
+            assert self.contents.setdefault(block, content) == content
+        self.contents = {block: self.contents[block] for block in self.pinned}
 
     @invariant()
     def bookkeeping_is_consistent(self) -> None:

@@ -1,117 +1,266 @@
-"""Tiers: examples of the policy, then random use, with the moves made on model stores."""
+"""Tiers under an engine with the fake executor: what is restored, what fails, what a shortage does."""
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ingot.runtime.kv.tiers import DEVICE, Move, Tier, TierManager
+from ingot.errors import EngineError
+from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion
+from ingot.runtime.request_options import RequestOptions
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.scheduler import ScheduledBatch
+from tests.runtime.engines import token_engine
+from tests.runtime.kv.tiered_engines import tiered_engine
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.fake_host_blocks import FakeStore, Transfers
+from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
-BLOCK_BYTES = 1000
-HOST = Tier("host", 2, write_bandwidth=1e6, read_bandwidth=2e6)
-DISK = Tier("disk", 2, write_bandwidth=1e4, read_bandwidth=1e5, latency_seconds=0.001)
-
-
-def name(number: int) -> bytes:
-    return bytes([number])
-
-
-def places(moves: tuple[Move, ...]) -> list[tuple[int, str, str | None]]:
-    return [(move.hash[0], move.source, move.target) for move in moves]
-
-
-def test_evicted_blocks_move_to_the_host_then_to_disk_and_are_dropped_last() -> None:
-    manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
-    assert places(manager.save(name(1))) == [(1, DEVICE, "host")]
-    manager.save(name(2))
-    assert places(manager.save(name(3))) == [(1, "host", "disk"), (3, DEVICE, "host")]
-    manager.save(name(4))
-    assert places(manager.save(name(5))) == [(1, "disk", None), (3, "host", "disk"), (5, DEVICE, "host")]
+EXECUTORS = pytest.mark.parametrize("kind", [FakeExecutor, FakePipelinedExecutor])
+FEW = SamplingParams(max_tokens=3)
 
 
-def test_saving_a_stored_block_again_only_makes_it_the_newest() -> None:
-    manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
-    manager.save(name(1))
-    manager.save(name(2))
-    assert manager.save(name(1)) == ()
-    assert places(manager.save(name(3)))[0] == (2, "host", "disk")
+def tokens_alone(prompt: list[int], params: SamplingParams = FEW) -> tuple[int, ...]:
+    with token_engine() as engine:
+        return engine.generate(prompt, params).token_ids
 
 
-def test_a_block_that_was_restored_from_disk_moves_up_when_it_is_evicted_again() -> None:
-    manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
-    for number in (1, 2, 3):
-        manager.save(name(number))
-    assert manager.locate(name(1)) is DISK
-    assert places(manager.save(name(1))) == [(1, "disk", None), (2, "host", "disk"), (1, DEVICE, "host")]
+def run(engine: Engine, prompt: Sequence[int], **options: Any) -> Completion:
+    completion = engine.generate(list(prompt), FEW, **options)
+    engine.check()
+    return completion
 
 
-def test_costs_follow_bandwidth_and_latency() -> None:
-    manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
-    for number in (1, 2):
-        manager.save(name(number))
-    down, write = manager.save(name(3))
-    assert write.seconds == pytest.approx(0.001)
-    assert down.seconds == pytest.approx(0.0005 + 0.001 + 0.1)
-    (load,) = manager.restore([name(1)], compute_seconds=1).moves
-    assert (load.source, load.num_bytes) == ("disk", BLOCK_BYTES)
-    assert load.seconds == pytest.approx(0.011)
+def fill_pool(engine: Engine, num_blocks: int = 12, start: int = 100) -> None:
+    """Evict what other requests left on the device."""
+    run(engine, [start + number % 50 for number in range(num_blocks * 4 - 3)])
 
 
-def test_only_a_whole_prefix_that_loads_faster_than_it_computes_is_restored() -> None:
-    manager = TierManager([HOST, DISK], block_bytes=BLOCK_BYTES)
-    for number in (1, 2, 3):
-        manager.save(name(number))  # 1 on disk, 2 and 3 in host memory
-    chain = [name(1), name(2), name(3)]
-    assert manager.restore(chain, compute_seconds=0.002).moves == ()
-    plan = manager.restore(chain, compute_seconds=0.005)
-    assert [move.hash for move in plan.moves] == chain
-    assert plan.saved_seconds == pytest.approx(3 * 0.005 - 0.011 - 2 * 0.0005)
-    assert manager.restore([name(9), *chain], compute_seconds=1).moves == ()
+def by_tier(completion: Completion) -> tuple[int, int, int]:
+    return completion.cached_tokens_by_tier
 
 
-TIERS = st.lists(
-    st.tuples(st.integers(1, 4), st.floats(1, 1e6), st.floats(1, 1e6), st.floats(0, 1)), min_size=1, max_size=3
-)
-SAVE = st.tuples(st.just("save"), st.lists(st.integers(0, 12), min_size=1, max_size=1))
-RESTORE = st.tuples(st.just("restore"), st.lists(st.integers(0, 12), unique=True, max_size=6))
+@EXECUTORS
+def test_an_evicted_prefix_is_restored_from_host_memory(kind: type[FakeExecutor]) -> None:
+    prompt = list(range(22))
+    with tiered_engine(kind, num_blocks=12) as engine:
+        assert by_tier(run(engine, prompt)) == (0, 0, 0)
+        assert by_tier(run(engine, prompt)) == (20, 0, 0)
+        fill_pool(engine)
+        again = run(engine, prompt)
+        assert by_tier(again) == (0, 20, 0)
+        assert again.cached_tokens == 20
+        assert again.token_ids == tokens_alone(prompt)
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert (metrics.restored_blocks, metrics.restored_prefixes, metrics.failed_transfers) == (5, 1, 0)
 
 
-@settings(max_examples=200, deadline=None)
-@given(TIERS, st.lists(st.one_of(SAVE, RESTORE), max_size=40), st.floats(0, 1))
-def test_moves_made_in_order_never_overfill_a_store_nor_miss_a_block(
-    rows: list[tuple[int, float, float, float]], operations: list[tuple[str, list[int]]], compute_seconds: float
-) -> None:
-    tiers = [Tier(f"tier {index}", *row) for index, row in enumerate(rows)]
-    manager = TierManager(tiers, block_bytes=BLOCK_BYTES)
-    stores: dict[str, set[bytes]] = {tier.name: set() for tier in tiers}
-    for operation, numbers in operations:
-        chain = [name(number) for number in numbers]
-        if operation == "save":
-            moves = manager.save(chain[0])
+@EXECUTORS
+def test_a_prefix_is_restored_from_disk_by_the_next_engine(kind: type[FakeExecutor]) -> None:
+    prompt, store = list(range(22)), FakeStore()
+    with tiered_engine(kind, store=store) as engine:
+        run(engine, prompt)
+    assert len(store.blocks) == 6, "closing the engine lets what is cached reach the disk"
+    with tiered_engine(kind, store=store) as engine:
+        again = run(engine, prompt)
+        assert by_tier(again) == (0, 0, 20)
+        assert again.token_ids == tokens_alone(prompt)
+
+
+def test_a_prefix_may_be_in_all_three_tiers() -> None:
+    prompt, store = list(range(42)), FakeStore()
+    with tiered_engine(store=store) as engine:
+        run(engine, prompt)
+    with tiered_engine(store=store, num_blocks=16) as engine:
+        run(engine, prompt[:21])
+        fill_pool(engine, 16)
+        run(engine, prompt[:9])
+        again = run(engine, prompt)
+        assert by_tier(again) == (8, 12, 20)
+        assert again.token_ids == tokens_alone(prompt)
+
+
+def test_a_chain_longer_than_host_memory_is_restored_through_few_slots() -> None:
+    prompt, store = list(range(62)), FakeStore()
+    with tiered_engine(store=store, num_slots=4) as engine:
+        run(engine, prompt)
+    assert len(store.blocks) == 16
+    with tiered_engine(store=store, num_slots=2) as engine:
+        again = run(engine, prompt)
+        assert by_tier(again) == (0, 0, 60)
+        assert again.token_ids == tokens_alone(prompt)
+
+
+@EXECUTORS
+def test_a_preempted_sequence_resumes_from_its_own_blocks(kind: type[FakeExecutor]) -> None:
+    """Both grow until one must give its blocks to the other."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    prompts = [list(range(16)), list(range(50, 66))]
+    for shared in (True, False):
+        with tiered_engine(kind, num_blocks=12, prefix_cache=shared) as engine:
+            completions = engine.generate(prompts, params)
+            metrics = engine.metrics()
+            assert metrics.num_preemptions > 0
+            assert metrics.kv_tiers is not None
+            assert metrics.kv_tiers.restored_blocks > 0
+            assert [each.token_ids for each in completions] == [tokens_alone(prompt, params) for prompt in prompts]
+            assert (metrics.blocks_cached > 0) == shared
+            assert (metrics.kv_tiers.host_blocks > 0) == shared, "a request that shares nothing left blocks"
+            engine.check()
+
+
+def test_requests_without_the_prefix_cache_leave_nothing_in_any_tier() -> None:
+    store = FakeStore()
+    with tiered_engine(store=store) as engine:
+        for _ in range(2):
+            assert by_tier(run(engine, range(22), options=RequestOptions(prefix_cache=False))) == (0, 0, 0)
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert metrics.host_blocks == 0
+    assert not store.blocks
+
+
+def test_another_salt_restores_nothing() -> None:
+    store = FakeStore()
+    with tiered_engine(store=store) as engine:
+        run(engine, range(22), options=RequestOptions(cache_salt="a"))
+    with tiered_engine(store=store) as engine:
+        assert by_tier(run(engine, range(22), options=RequestOptions(cache_salt="b"))) == (0, 0, 0)
+        assert by_tier(run(engine, range(22), options=RequestOptions(cache_salt="a"))) == (0, 0, 20)
+
+
+def test_blocks_of_a_failed_copy_are_computed_and_the_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    prompt, transfers = list(range(22)), Transfers()
+    with tiered_engine(num_blocks=12, transfers=transfers) as engine, caplog.at_level(logging.WARNING):
+        run(engine, prompt)
+        fill_pool(engine)
+        transfers.fails = 1.0
+        again = run(engine, prompt)
+        assert by_tier(again) == (0, 0, 0)
+        assert again.token_ids == tokens_alone(prompt)
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert metrics.failed_transfers >= 1
+    assert len([record for record in caplog.records if "was not copied" in record.message]) == 1
+
+
+def test_a_block_that_is_damaged_on_disk_is_computed_with_all_that_follow_it() -> None:
+    prompt, store = list(range(22)), FakeStore()
+    with tiered_engine(store=store) as engine:
+        run(engine, prompt)
+    third = [content for content, _ in store.blocks.values()][2]
+    other = next(iter(store.blocks.values()))
+    store.blocks[third.hash] = other  # another prompt's block under this key
+    with tiered_engine(store=store) as engine:
+        again = run(engine, prompt)
+        assert by_tier(again) == (0, 0, 8)
+        assert again.token_ids == tokens_alone(prompt)
+
+
+def test_a_dead_thread_ends_all_requests_and_the_engine() -> None:
+    transfers = Transfers()
+    with tiered_engine(transfers=transfers) as engine:
+        request_id = engine.add(list(range(22)), FEW)
+        transfers.is_dead = True
+        (output,) = engine.step()
+        assert output.request_id == request_id
+        assert isinstance(output.error, EngineError)
+        assert "thread that copies has died" in str(engine.error)
+        with pytest.raises(EngineError, match="died"):
+            engine.add([1], FEW)
+
+
+def test_decoding_goes_on_while_another_request_is_loading() -> None:
+    transfers = Transfers()
+    long = SamplingParams(max_tokens=40, ignore_eos=True)
+    with tiered_engine(num_blocks=32, transfers=transfers) as engine:
+        run(engine, range(30))
+        fill_pool(engine, 32)
+        first = engine.add([7] * 5, long)
+        engine.step()
+        transfers.moves = 0.0
+        second = engine.add(list(range(30)), FEW)
+        outputs = [output for _ in range(10) for output in engine.step()]
+        assert [output.request_id for output in outputs] == [first] * 10
+        assert engine.metrics().num_running == 2
+        engine.check()
+        transfers.moves = 1.0
+        done: dict[int, Completion] = {}
+        while engine.has_unfinished():
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+        assert by_tier(done[second]) == (0, 28, 0)
+        assert done[second].token_ids == tokens_alone(list(range(30)))
+        assert done[first].token_ids == tokens_alone([7] * 5, long)
+
+
+@pytest.mark.parametrize("ends", ["abort", "preempt"])
+def test_a_loading_request_that_ends_leaves_its_blocks_pinned_until_the_copies_have_ended(ends: str) -> None:
+    transfers = Transfers()
+    with tiered_engine(num_blocks=12, transfers=transfers) as engine:
+        run(engine, range(22))
+        fill_pool(engine)
+        transfers.moves = 0.5
+        request_id = engine.add(list(range(22)), FEW)
+        for _ in range(3):
+            engine.step()
+            engine.check()
+        if ends == "abort":
+            engine.abort(request_id)
         else:
-            plan = manager.restore(chain, compute_seconds=compute_seconds)
-            moves = plan.moves
-            assert [move.hash for move in moves] == chain[: len(moves)]
-            assert plan.saved_seconds >= 0
-        for move in moves:
-            carry_out(move, stores)
-            assert all(len(stores[tier.name]) <= tier.capacity_blocks for tier in tiers)
-        manager.check()
-        for number in range(13):
-            tier = manager.locate(name(number))
-            assert [other.name for other in tiers if name(number) in stores[other.name]] == (
-                [tier.name] if tier else []
-            )
-        if operation == "save":
-            assert manager.locate(chain[0]) is tiers[0]
+            scheduler = engine._loop.scheduler
+            scheduler._preempt(scheduler.running[request_id], ScheduledBatch())
+        engine.check()
+        other = run(engine, range(60, 80))
+        assert other.token_ids == tokens_alone(list(range(60, 80)))
+        transfers.moves = 1.0
+        while engine.has_unfinished():
+            engine.step()
+            engine.check()
+        assert engine.metrics().blocks_in_use == 0
 
 
-def carry_out(move: Move, stores: dict[str, set[bytes]]) -> None:
-    assert move.seconds >= 0
-    if move.source != DEVICE:
-        assert move.hash in stores[move.source], "the block is not where the move says"
-    if move.target == DEVICE:
-        return
-    if move.source != DEVICE:
-        stores[move.source].remove(move.hash)
-    if move.target is not None:
-        stores[move.target].add(move.hash)
+def test_a_queued_save_gives_way_to_a_step_that_needs_its_block() -> None:
+    transfers = Transfers(moves=0.0)
+    with tiered_engine(num_blocks=6, transfers=transfers) as engine:
+        for start in (0, 50, 100):
+            prompt = [start + number for number in range(18)]
+            assert run(engine, prompt).token_ids == tokens_alone(prompt)
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert metrics.dropped_saves > 0
+        assert metrics.saved_blocks == 0
+        transfers.moves = 1.0
+
+
+def test_waiting_requests_are_read_ahead_from_disk() -> None:
+    store, transfers = FakeStore(), Transfers()
+    prompts = [[start + number for number in range(22)] for start in (0, 50)]
+    with tiered_engine(store=store) as engine:
+        for prompt in prompts:
+            run(engine, prompt)
+    with tiered_engine(store=store, transfers=transfers, max_sequences=1) as engine:
+        ids = [engine.add(prompt, SamplingParams(max_tokens=8, ignore_eos=True)) for prompt in prompts]
+        while engine.metrics().num_waiting == 2:
+            engine.step()
+        for _ in range(4):
+            engine.step()
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert metrics.disk_read_blocks == 10, "the second request still waits"
+        done: dict[int, Completion] = {}
+        while engine.has_unfinished():
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+        assert [by_tier(done[number]) for number in ids] == [(0, 0, 20)] * 2
+
+
+def test_prompt_logits_wait_for_blocks_that_are_being_saved() -> None:
+    transfers = Transfers(rng=random.Random(1), moves=0.2)
+    with tiered_engine(num_blocks=6, transfers=transfers) as engine, token_engine() as plain:
+        run(engine, range(18))
+        prompt = [9] * 24
+        assert (engine.prompt_logits(prompt) == plain.prompt_logits(prompt)).all()
+        engine.check()

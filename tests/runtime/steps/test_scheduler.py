@@ -121,8 +121,8 @@ def test_a_common_prefix_is_computed_once() -> None:
     second = sequence(2, [*range(8), 60, 61])
     under_test.add(second)
     step(under_test)
-    assert second.cached_tokens == 8
-    assert under_test.num_prefix_hit_tokens == 8
+    assert second.cached_tokens == (8, 0, 0)
+    assert under_test.prefix_hit_tokens.total() == 8
 
 
 def test_a_queued_step_is_followed_by_the_next_and_its_blocks_are_found_once_they_are_shared() -> None:

@@ -1,0 +1,98 @@
+"""Whether to restore stored blocks or to compute them: measured seconds of both, for one engine on one machine.
+
+A restored prefix must be whole, so the leading blocks are restored for which the sum of what they save is largest. A
+slow block is restored where the blocks after it make up for it. Seconds are running averages of real transfers and
+steps; those of the tiers begin with a short measurement at load. Until a prompt was computed, restoring is assumed to
+be faster.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+TierName = Literal["host", "disk"]
+_KEPT = 0.9  # share of the old sums in a running average
+
+
+@dataclass(slots=True)
+class _Average:
+    """A running average of seconds per unit, weighted by units."""
+
+    units: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, units: float, seconds: float) -> None:
+        self.units = self.units * _KEPT + units
+        self.seconds = self.seconds * _KEPT + seconds
+
+    @property
+    def seconds_per_unit(self) -> float:
+        return self.seconds / self.units
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Restore the first `num_blocks` of the stored ones; `saved_seconds` is estimated, None before a measurement."""
+
+    num_blocks: int
+    saved_seconds: float | None
+    reason: str
+
+
+class CostModel:
+    """Seconds to restore a block from each tier, and to compute a prompt's tokens at each length of context."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._block_seconds: dict[TierName, _Average] = {}
+        self._token_seconds: dict[int, _Average] = {}  # by the number of bits of the context's length
+
+    def observe_block(self, tier: TierName, seconds: float) -> None:
+        """Record how long it took to read one block from a tier; from disk, to host memory."""
+        self._block_seconds.setdefault(tier, _Average()).add(1, seconds)
+
+    def observe_prefill(self, context_tokens: int, num_tokens: int, seconds: float) -> None:
+        """Record a step that computed prompt tokens up to a context's length; shorter ones than a block are ignored."""
+        if num_tokens >= self._block_tokens:
+            self._token_seconds.setdefault(context_tokens.bit_length(), _Average()).add(num_tokens, seconds)
+
+    def block_seconds(self, tier: TierName) -> float:
+        """Seconds to restore a block to the device; 0 before the first one. One on disk passes through host memory."""
+        tiers: tuple[TierName, ...] = ("disk", "host") if tier == "disk" else ("host",)
+        return sum(self._block_seconds[each].seconds_per_unit for each in tiers if each in self._block_seconds)
+
+    def token_seconds(self, context_tokens: int) -> float | None:
+        """Seconds to compute a prompt's token, from the nearest length that was measured; None before any was."""
+        if not self._token_seconds:
+            return None
+        bits = context_tokens.bit_length()
+        nearest = min(self._token_seconds, key=lambda each: (abs(each - bits), each))
+        return self._token_seconds[nearest].seconds_per_unit
+
+    def decide(self, tiers: Sequence[TierName], num_cached_tokens: int) -> Decision:
+        """Choose how many blocks to restore of those that continue a prefix on the device, given the tier of each."""
+        if not tiers:
+            return Decision(0, None, "no tier has a block that continues the prefix")
+        if self.token_seconds(num_cached_tokens) is None:
+            return Decision(len(tiers), None, "no prompt was computed yet, so restoring is assumed to be faster")
+        saved = [0.0, *accumulate(self._saved_seconds(tiers, num_cached_tokens))]
+        best = max(range(len(saved)), key=lambda count: (saved[count], count))
+        restore, compute = self._totals(tiers[: best or len(tiers)], num_cached_tokens)
+        verb = "restoring" if best else "computing"
+        reason = f"{verb} is faster: {restore * 1e3:.2f} ms to restore, {compute * 1e3:.2f} ms to compute"
+        return Decision(best, saved[best], reason)
+
+    def _saved_seconds(self, tiers: Sequence[TierName], start: int) -> Iterable[float]:
+        return (compute - restore for restore, compute in self._block_costs(tiers, start))
+
+    def _totals(self, tiers: Sequence[TierName], start: int) -> tuple[float, float]:
+        restore, compute = zip(*self._block_costs(tiers, start), strict=True)
+        return sum(restore), sum(compute)
+
+    def _block_costs(self, tiers: Sequence[TierName], start: int) -> Iterable[tuple[float, float]]:
+        """Seconds to restore and to compute each block."""
+        restore = {tier: self.block_seconds(tier) for tier in set(tiers)}
+        for index, tier in enumerate(tiers):
+            context_tokens = start + (index + 1) * self._block_tokens
+            yield restore[tier], self._block_tokens * (self.token_seconds(context_tokens) or 0.0)

@@ -1,0 +1,183 @@
+"""Transfers of blocks between the device, host memory and disk: the protocols, and threads that carry them out.
+
+A step never waits for a transfer: it polls `done`. Both ends of a transfer that has begun are pinned by the caller, so
+that nothing else uses them.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import EngineError
+
+Bytes = NDArray[np.uint8]
+
+
+class Transfer(Protocol):
+    """A copy that was queued."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended: complete, failed or cancelled. Never waits."""
+        ...
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it moved nothing, or not all. Only then is its target's content undefined."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long the copy itself took, once it is done."""
+        ...
+
+    def cancel(self) -> bool:
+        """Drop it if it has not begun: it is done then, with an error. Returns whether it was dropped."""
+        ...
+
+
+class HostBlocks(Protocol):
+    """Slots in host memory, each as large as a block of the pool."""
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        ...
+
+    def save(self, block: int, slot: int) -> Transfer:
+        """Queue a copy of a block to a slot. Nothing writes to the block until it is done."""
+        ...
+
+    def restore(self, slot: int, block: int) -> Transfer:
+        """Queue a copy of a slot to a block. Steps that were queued before may still write to the block; later ones
+        do not use it until the copy is done."""
+        ...
+
+    def view(self, slot: int) -> Bytes:
+        """The slot's bytes [block_bytes], writable. Only for slots without a transfer."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineError if a thread that copies has died."""
+        ...
+
+    def close(self) -> None:
+        """Wait for queued copies, end threads and free the memory. Idempotent."""
+        ...
+
+
+class Cancelled(EngineError):
+    """The error of a transfer that was dropped before it began."""
+
+
+class Task:
+    """One call in a thread of `Workers`. Implements `Transfer`."""
+
+    __slots__ = ("_begun", "_run", "done", "error", "seconds")
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run: Callable[[], object] | None = run
+        self._begun = threading.Lock()  # taken by the thread that runs it, or by who cancels it
+        self.done = False
+        self.error: Exception | None = None
+        self.seconds = 0.0
+
+    def cancel(self) -> bool:
+        """Drop it if no thread has begun it."""
+        if not self._begun.acquire(blocking=False):
+            return False
+        self._run = None
+        self.error = Cancelled("the transfer was cancelled before it began")
+        self.done = True
+        return True
+
+    def run(self) -> None:
+        """Make the call, unless it was cancelled, and keep the exception that it raises."""
+        if not self._begun.acquire(blocking=False):
+            return
+        assert self._run is not None
+        started = time.perf_counter()
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 (the owner of the transfer handles it)
+            self.error = error
+        finally:
+            self._run = None
+            self.seconds = time.perf_counter() - started
+        self.done = True
+
+
+class TaskQueue(Protocol):
+    """Where tasks run: `Workers`."""
+
+    def submit(self, run: Callable[[], object]) -> Transfer:
+        """Queue a call."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineError if a thread has died."""
+        ...
+
+    def close(self) -> None:
+        """Run what is queued, and end the threads. Idempotent."""
+        ...
+
+
+class Workers:
+    """Threads that run tasks in order of arrival. One that dies is reported by `check`. Implements `TaskQueue`."""
+
+    def __init__(self, name: str, num_threads: int, *, when_done: Callable[[], object] = lambda: None) -> None:
+        self._name = name
+        self._when_done = when_done
+        self._tasks: deque[Task | None] = deque()
+        self._arrived = threading.Semaphore(0)
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, run: Callable[[], object]) -> Task:
+        """Queue a call."""
+        assert not self._closed
+        task = Task(run)
+        self._tasks.append(task)
+        self._arrived.release()
+        return task
+
+    def check(self) -> None:
+        """Raise EngineError if a thread has died: what is queued would never be done."""
+        if self._closed or (self._failure is None and all(thread.is_alive() for thread in self._threads)):
+            return
+        reason = f"{type(self._failure).__name__}: {self._failure}" if self._failure else "it ended"
+        raise EngineError(f"a thread that moves KV blocks ({self._name}) has died ({reason}); load the engine again")
+
+    def close(self) -> None:
+        """Run what is queued, and end the threads. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for _ in self._threads:
+            self._tasks.append(None)
+            self._arrived.release()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self._arrived.acquire()
+                task = self._tasks.popleft()
+                if task is None:
+                    return
+                task.run()
+                self._when_done()
+        except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
+            self._failure = error

@@ -1,0 +1,72 @@
+"""Tiers made from options: sizes, refusals, first measurements, and a disk tier across engines."""
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ingot.errors import UsageError
+from ingot.runtime.engine import Engine
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv_tiers import open_tiers
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.sampling import SamplingParams
+from tests.runtime.engines import token_engine
+from tests.simulators.fake_executor import FakeExecutor
+
+BLOCK_BYTES = 32  # of the fake executor, with 4 tokens in a block
+
+
+def fake() -> FakeExecutor:
+    return FakeExecutor(block_tokens=4)
+
+
+def test_an_engine_has_no_tiers_by_default() -> None:
+    executor = fake()
+    assert open_tiers(executor, BlockManager(8, 4), bytes(32), EngineOptions()) is None
+
+
+def test_host_memory_is_sized_by_its_option_and_measured(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tiers = open_tiers(fake(), BlockManager(8, 4), bytes(32), EngineOptions(kv_host_bytes=10 * BLOCK_BYTES + 5))
+    assert tiers is not None
+    assert tiers.metrics().host_blocks_total == 10
+    assert tiers.costs.block_seconds("host") > 0
+    assert "KV tiers: 10 blocks in host memory" in caplog.text
+    tiers.close()
+    tiers.close()
+
+
+def test_host_memory_smaller_than_a_block_is_refused() -> None:
+    with pytest.raises(UsageError, match="kv_host_bytes is 31; one block takes 32 bytes"):
+        open_tiers(fake(), BlockManager(8, 4), bytes(32), EngineOptions(kv_host_bytes=31))
+
+
+def test_a_disk_tier_without_host_memory_has_slots_to_pass_through(tmp_path: Path) -> None:
+    options = EngineOptions(kv_disk_path=tmp_path / "kv", kv_disk_bytes=10_000)
+    tiers = open_tiers(fake(), BlockManager(8, 4), bytes(32), options)
+    assert tiers is not None
+    assert tiers.metrics().host_blocks_total > 8
+    tiers.close()
+
+
+def test_a_folder_that_cannot_be_used_is_refused_and_nothing_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    executor = fake()
+    options = EngineOptions(kv_disk_path=tmp_path / "file", kv_disk_bytes=10_000)
+    with pytest.raises(UsageError, match="file"):
+        open_tiers(executor, BlockManager(8, 4), bytes(32), options)
+
+
+def test_a_prefix_is_restored_from_a_folder_by_the_next_engine_with_threads(tmp_path: Path) -> None:
+    prompt, params = list(range(42)), SamplingParams(max_tokens=3)
+    options = EngineOptions(kv_disk_path=tmp_path / "kv", kv_disk_bytes=100_000)
+    with token_engine(block_tokens=4) as plain:
+        expected = plain.generate(prompt, params).token_ids
+    for cached in [(0, 0, 0), (0, 0, 40)]:
+        with Engine(fake(), tiers=partial(open_tiers, options=options)) as engine:
+            completion = engine.generate(prompt, params)
+            assert completion.cached_tokens_by_tier == cached
+            assert completion.token_ids == expected
+            engine.check()
