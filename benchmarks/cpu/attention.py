@@ -1,11 +1,13 @@
-"""Ingot's attention kernel next to onnxruntime's Attention op and numpy, in one run, with the same threads.
+"""Ingot's attention kernel in every KV precision, next to onnxruntime's and llama.cpp's attention, in one run.
 
-    python -m benchmarks.cpu.attention --threads 1 --threads 2 --output benchmarks/results/attention.json
+    python -m benchmarks.cpu.attention --threads 1 --threads 2 --ggml .venv-bench --output attention.json
 
-Paged contenders read keys and values from shuffled blocks of 16 tokens. The contiguous contender gets them in one
-piece, which an engine with a paged pool does not have: its best case. Contenders take turns, and 64 MiB are read before
-each call, as the next layers' weights would be in an engine: keys and values come from memory, not from cache. The
-table shows medians in ms, the best in brackets. Every result is compared with the first contender's.
+Ingot reads keys and values from shuffled blocks of 16 tokens, the others in one piece: onnxruntime's
+GroupQueryAttention (float32) and, where --ggml names a folder that holds llama.cpp's libggml, its flash attention
+with a KV cache of f16, q8_0 and q4_0. Contenders take turns, and 64 MiB are read before each call, as the next
+layers' weights would be in an engine: keys and values come from memory, not from cache. Figures are of the best call:
+on a busy machine the median shows the other processes. GB/s count the stored bytes of keys and values, GFLOP/s the
+multiplications and additions of scores and weighted sums.
 """
 
 import json
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import click
 import numpy as np
@@ -24,12 +27,14 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
+from benchmarks.cpu.ggml_attention import GGML_TYPES, GgmlAttention
 from benchmarks.device import device_facts
 from ingot.artifact import AttentionStep, KVGeometry
+from ingot.artifact.kv_geometry import KVType, key_type, value_type
 from ingot.runtime.cpu.attention_operands import Operands
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.attention import attention_backend, make_attention
-from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+from ingot.runtime.cpu.kv_precision import encode
+from ingot.runtime.cpu.native.attention import make_attention
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
 BLOCK_TOKENS = 16
@@ -47,198 +52,233 @@ class Problem:
     tokens: int = 1
     sequences: int = 1
 
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions of causal attention."""
+        visible = self.tokens * self.context - self.tokens * (self.tokens - 1) / 2
+        return 4 * self.sequences * self.heads * self.dim * visible
+
 
 PROBLEMS = (
-    Problem("decode, 4096 tokens", 32, 4, 64, 4096),
-    Problem("decode, 512 tokens", 32, 4, 64, 512),
-    Problem("decode, 8 x 1024 tokens", 32, 4, 64, 1024, sequences=8),
-    Problem("decode, 4096 tokens, no groups", 8, 8, 64, 4096),
-    Problem("decode, 4096 tokens, dim 128", 32, 8, 128, 4096),
-    Problem("prefill, 512 tokens", 32, 4, 64, 512, tokens=512),
+    *(Problem(f"TinyLlama, decode, {n // 1024}k", 32, 4, 64, n) for n in (4096, 16384, 32768)),
+    *(Problem(f"Llama 3 8B, decode, {n // 1024}k", 32, 8, 128, n) for n in (4096, 16384, 32768)),
+    Problem("Llama 2 7B, decode, 4k", 32, 32, 128, 4096),
+    Problem("TinyLlama, decode, 8 x 4k", 32, 4, 64, 4096, sequences=8),
+    Problem("TinyLlama, 512 tokens of a prompt at 4k", 32, 4, 64, 4096, tokens=512),
 )
 
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds of one contender on one problem."""
+    """One contender on one problem. `error` is the largest difference from float32."""
 
     problem: str
     contender: str
     threads: int
-    median_ms: float
     best_ms: float
-    max_difference: float
-
-
-class Data:
-    """Make random queries, keys and values of a problem, in a shuffled pool."""
-
-    def __init__(self, problem: Problem) -> None:
-        rng, p = np.random.default_rng(0), problem
-        self.problem = p
-        blocks = -(-p.context // BLOCK_TOKENS)
-        geometry = KVGeometry(num_layers=1, num_kv_heads=p.kv_heads, head_dim=p.dim, block_tokens=BLOCK_TOKENS)
-        self.pool = KVPool(geometry, blocks * p.sequences)
-        self.pool.blocks[:] = rng.standard_normal(self.pool.blocks.shape, dtype=np.float32)
-        self.table = rng.permutation(blocks * p.sequences).astype(np.int32).reshape(p.sequences, blocks)
-        rows = p.sequences * p.tokens
-        self.query = rng.standard_normal((rows, p.heads * p.dim), dtype=np.float32)
-        keys, values = self.gather()  # [sequences, kv heads, context, dim]
-        self.key, self.value = (
-            np.ascontiguousarray(x[:, :, -p.tokens :].transpose(0, 2, 1, 3)).reshape(rows, -1) for x in (keys, values)
-        )
-
-    def gather(self) -> tuple[FloatArray, FloatArray]:
-        """Keys and values [sequences, kv heads, context, dim], copied out of the pool."""
-        p = self.problem
-        blocks = self.pool.blocks[self.table, 0]  # [sequences, blocks, 2, kv heads, block tokens, dim]
-        both = blocks.transpose(2, 0, 3, 1, 4, 5).reshape(2, p.sequences, p.kv_heads, -1, p.dim)
-        return both[0, :, :, : p.context], both[1, :, :, : p.context]
-
-    @property
-    def batch(self) -> ForwardBatch:
-        p = self.problem
-        nothing = np.zeros(p.sequences * p.tokens, np.int64)
-        starts = (np.arange(p.sequences + 1) * p.tokens).astype(np.int32)
-        return ForwardBatch(nothing, nothing, nothing, starts, np.full(p.sequences, p.context, np.int32), self.table)
-
-    @property
-    def step(self) -> AttentionStep:
-        p = self.problem
-        return AttentionStep(
-            layer=0, query="q", key="k", value="v", output="o", num_heads=p.heads, num_kv_heads=p.kv_heads,
-            head_dim=p.dim, scale=p.dim**-0.5,
-        )  # fmt: skip
+    median_ms: float
+    gigabytes_per_second: float
+    gigaflops: float
+    error: float
 
 
 Run = Callable[[], FloatArray]
 
 
-def contenders(data: Data, threads: int) -> dict[str, Run]:
-    """Name -> a call that attends once and returns [tokens, heads * dim]."""
-    session = _attention_session(data.problem, threads)
-    return {
-        f"ingot ({attention_backend()})": _ours(data, threads),
-        "ingot (numpy form)": _reference(data),
-        "numpy: gather, matmul, softmax": lambda: _numpy(data),
-        "onnxruntime Attention: gather": lambda: _ort(session, data, *data.gather()),
-        "onnxruntime Attention: contiguous": _contiguous(session, data),
-    }
+@dataclass(frozen=True)
+class Contender:
+    """A call that attends once and returns [tokens, heads * dim], and the bytes of keys and values that it reads."""
+
+    run: Run
+    kv_bytes: int
 
 
-def _ours(data: Data, threads: int) -> Run:
-    attention, output = make_attention(data.pool, threads), np.zeros_like(data.query)
+class Data:
+    """Random queries [rows, heads * dim], keys and values [sequences, kv heads, context, dim] of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        rng, p = np.random.default_rng(0), problem
+        self.problem = p
+        self.query = rng.standard_normal((p.sequences * p.tokens, p.heads * p.dim), dtype=np.float32)
+        self.keys, self.values = (
+            rng.standard_normal((p.sequences, p.kv_heads, p.context, p.dim), dtype=np.float32) for _ in range(2)
+        )
+        blocks = -(-p.context // BLOCK_TOKENS)
+        self.table = rng.permutation(blocks * p.sequences).astype(np.int32).reshape(p.sequences, blocks)
+
+    def rows(self, vectors: FloatArray) -> FloatArray:
+        """The step's own keys or values [rows, kv heads * dim]."""
+        p = self.problem
+        return np.ascontiguousarray(vectors[:, :, -p.tokens :].transpose(0, 2, 1, 3)).reshape(len(self.query), -1)
+
+    def pool(self, dtype: KVType) -> KVPool:
+        """A pool that holds the keys and values."""
+        p = self.problem
+        geometry = KVGeometry(
+            num_layers=1, num_kv_heads=p.kv_heads, head_dim=p.dim, block_tokens=BLOCK_TOKENS, dtype=dtype
+        )
+        pool = KVPool(geometry, self.table.size)
+        views = pool.layer(0)
+        for vectors, kind, codes, scales in (
+            (self.keys, key_type(dtype), views.keys, views.key_scales),
+            (self.values, value_type(dtype), views.values, views.value_scales),
+        ):
+            blocks = vectors.reshape(p.sequences, p.kv_heads, -1, BLOCK_TOKENS, p.dim).swapaxes(1, 2)
+            codes[self.table], made = encode(blocks, kind, p.dim)
+            if scales is not None:
+                scales[self.table] = made
+        return pool
+
+    @property
+    def batch(self) -> ForwardBatch:
+        """The step's sequences."""
+        p = self.problem
+        nothing = np.zeros(len(self.query), np.int64)
+        starts = (np.arange(p.sequences + 1) * p.tokens).astype(np.int32)
+        return ForwardBatch(nothing, nothing, nothing, starts, np.full(p.sequences, p.context, np.int32), self.table)
+
+
+def contenders(data: Data, threads: int, ggml: Path | None) -> Iterator[tuple[str, Contender]]:
+    """Name and contender, the reference first."""
+    for dtype in get_args(KVType):
+        yield f"Ingot {dtype}", _ours(data, dtype, threads)
+    yield "onnxruntime float32", _onnxruntime(data, threads)
+    for name in GGML_TYPES if ggml is not None and data.problem.sequences == 1 else ():
+        assert ggml is not None
+        made = GgmlAttention(ggml, name, data.query, data.keys[0], data.values[0], threads)
+        yield f"llama.cpp {name}", Contender(made.attend, made.kv_bytes)
+
+
+def _ours(data: Data, dtype: KVType, threads: int) -> Contender:
+    p, pool, output = data.problem, data.pool(dtype), np.zeros_like(data.query)
+    attention = make_attention(pool, threads)
     attention.begin(data.batch)
-    attend = attention.bind(data.step, Operands(data.query, data.key, data.value), output)
-    return lambda: (attend(), output)[1]
+    step = AttentionStep(
+        layer=0, query="q", key="k", value="v", output="o", num_heads=p.heads, num_kv_heads=p.kv_heads,
+        head_dim=p.dim, scale=p.dim**-0.5,
+    )  # fmt: skip
+    operands = Operands(data.query, data.rows(data.keys), data.rows(data.values))
+    attend = attention.bind(step, operands, output)
+    token_bytes = pool.geometry.block_bytes // BLOCK_TOKENS
+    return Contender(lambda: (attend(), output)[1], token_bytes * p.context * p.sequences)
 
 
-def _reference(data: Data) -> Run:
-    attention, output = NumpyAttention(data.pool), np.zeros_like(data.query)
-    attention.begin(data.batch)
-    attend = attention.bind(data.step, Operands(data.query, data.key, data.value), output)
-    return lambda: (attend(), output)[1]
-
-
-def _numpy(data: Data) -> FloatArray:
-    p = data.problem
-    keys, values = data.gather()
-    group = p.heads // p.kv_heads
-    q = data.query.reshape(p.sequences, p.tokens, p.kv_heads, group, p.dim).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(p.sequences, p.kv_heads, group * p.tokens, p.dim) * np.float32(p.dim**-0.5)
-    scores = q @ keys.transpose(0, 1, 3, 2)  # [sequences, kv heads, group * tokens, context]
-    if p.tokens > 1:
-        future = np.triu(np.full((p.tokens, p.context), -np.inf, np.float32), 1 + p.context - p.tokens)
-        scores += np.tile(future, (group, 1))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    output = (weights @ values).reshape(p.sequences, p.kv_heads, group, p.tokens, p.dim)
-    result: FloatArray = output.transpose(0, 3, 1, 2, 4).reshape(len(data.query), -1)
-    return result
-
-
-def _contiguous(session: onnxruntime.InferenceSession, data: Data) -> Run:
-    keys, values = (np.ascontiguousarray(x) for x in data.gather())
-    return lambda: _ort(session, data, keys, values)
-
-
-def _ort(session: onnxruntime.InferenceSession, data: Data, keys: FloatArray, values: FloatArray) -> FloatArray:
-    p = data.problem
-    query = data.query.reshape(p.sequences, p.tokens, p.heads, p.dim).transpose(0, 2, 1, 3)
-    (output,) = session.run(None, {"q": np.ascontiguousarray(query), "k": keys, "v": values})
-    result: FloatArray = output.transpose(0, 2, 1, 3).reshape(len(data.query), -1)
-    return result
-
-
-def _attention_session(p: Problem, threads: int) -> onnxruntime.InferenceSession:
-    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], scale=p.dim**-0.5, is_causal=int(p.tokens > 1))
-    names = {"q": p.heads, "k": p.kv_heads, "v": p.kv_heads, "o": p.heads}
-    values = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, heads, None, p.dim])
-        for name, heads in names.items()
+def _onnxruntime(data: Data, threads: int) -> Contender:
+    """GroupQueryAttention, whose past and present are one buffer."""
+    p, session = data.problem, _session(data.problem, threads)
+    binding = session.io_binding()
+    past = [onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x)) for x in (data.keys, data.values)]
+    shape = (p.sequences, p.tokens, -1)
+    inputs = {
+        "query": data.query.reshape(shape),
+        "key": data.rows(data.keys).reshape(shape),
+        "value": data.rows(data.values).reshape(shape),
+        "seqlens_k": np.full(p.sequences, p.context - 1, np.int32),
+        "total": np.array(p.context, np.int32),
     }
-    graph = helper.make_graph([node], "attention", [values["q"], values["k"], values["v"]], [values["o"]])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
-    onnx.checker.check_model(model)
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    for name, value in zip(("past_key", "past_value"), past, strict=True):
+        binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_output(name.replace("past", "present"), value)
+    binding.bind_output("output")
+
+    def run() -> FloatArray:
+        session.run_with_iobinding(binding)
+        result: FloatArray = binding.get_outputs()[2].numpy().reshape(len(data.query), -1)
+        return result
+
+    return Contender(run, data.keys.nbytes + data.values.nbytes)
+
+
+def _session(p: Problem, threads: int) -> onnxruntime.InferenceSession:
+    kv = [None, p.kv_heads, p.context, p.dim]
+    types: dict[str, tuple[int, list[int | None]]] = {
+        "query": (TensorProto.FLOAT, [None, None, p.heads * p.dim]),
+        "key": (TensorProto.FLOAT, [None, None, p.kv_heads * p.dim]),
+        "value": (TensorProto.FLOAT, [None, None, p.kv_heads * p.dim]),
+        "past_key": (TensorProto.FLOAT, kv),
+        "past_value": (TensorProto.FLOAT, kv),
+        "seqlens_k": (TensorProto.INT32, [None]),
+        "total": (TensorProto.INT32, []),
+        "present_key": (TensorProto.FLOAT, kv),
+        "present_value": (TensorProto.FLOAT, kv),
+        "output": (TensorProto.FLOAT, [None, None, p.heads * p.dim]),
+    }
+    values = {name: helper.make_tensor_value_info(name, *kind) for name, kind in types.items()}
+    names = list(types)
+    node = helper.make_node(
+        "GroupQueryAttention", names[:7], ["output", "present_key", "present_value"], domain="com.microsoft",
+        num_heads=p.heads, kv_num_heads=p.kv_heads, scale=p.dim**-0.5,
+    )  # fmt: skip
+    graph = helper.make_graph([node], "attention", [values[n] for n in names[:7]], [values[n] for n in names[7:]])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def measure(problem: Problem, threads: int, seconds: float) -> Iterator[Result]:
+def measure(problem: Problem, threads: int, seconds: float, ggml: Path | None) -> Iterator[Result]:
     """Time all contenders in turns for about `seconds` each."""
     data = Data(problem)
-    runs = contenders(data, threads)
-    expected = next(iter(runs.values()))().copy()
-    differences = {name: float(np.abs(run() - expected).max()) for name, run in runs.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    made = dict(contenders(data, threads, ggml))
+    expected = next(iter(made.values())).run().copy()
+    errors = {name: float(np.abs(one.run() - expected).max()) for name, one in made.items()}
+    times: dict[str, list[float]] = {name: [] for name in made}
     everything_else = np.ones(16 << 20, np.float32)  # 64 MiB
-    end = time.perf_counter() + seconds * len(runs)
+    end = time.perf_counter() + seconds * len(made)
     while time.perf_counter() < end:
-        for name, run in runs.items():
+        for name, one in made.items():
             everything_else.max()
             start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    for name, ms in times.items():
-        yield Result(problem.name, name, threads, statistics.median(ms), min(ms), differences[name])
+            one.run()
+            times[name].append(time.perf_counter() - start)
+    for name, taken in times.items():
+        best = min(taken)
+        rates = (made[name].kv_bytes / best / 1e9, problem.operations / best / 1e9)
+        yield Result(problem.name, name, threads, best * 1e3, statistics.median(taken) * 1e3, *rates, errors[name])
 
 
 def make_table(results: list[Result]) -> str:
-    """A Markdown table: a row per problem and thread count, a column per contender; medians, best in brackets."""
-    names = list(dict.fromkeys(result.contender for result in results))
-    lines = ["| | threads | " + " | ".join(names) + " |", "|---|---" + "|---" * len(names) + "|"]
-    cells = {(r.problem, r.threads, r.contender): f"{r.median_ms:.2f} ({r.best_ms:.2f})" for r in results}
-    for problem, threads in dict.fromkeys((r.problem, r.threads) for r in results):
-        row = [cells[problem, threads, name] for name in names]
-        lines.append(f"| {problem} | {threads} | " + " | ".join(row) + " |")
+    """A Markdown table: a row per contender, a column per problem and thread count: best ms, GB/s, GFLOP/s."""
+    columns = list(dict.fromkeys((r.problem, r.threads) for r in results))
+    titles = [f"{problem}, {threads} thread{'s' if threads > 1 else ''}" for problem, threads in columns]
+    lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
+    cells = {
+        (r.contender, r.problem, r.threads): f"{r.best_ms:.2f} ms, {r.gigabytes_per_second:.1f}, {r.gigaflops:.0f}"
+        for r in results
+    }
+    for name in dict.fromkeys(r.contender for r in results):
+        lines.append(f"| {name} | " + " | ".join(cells.get((name, *column), "") for column in columns) + " |")
     return "\n".join(lines)
 
 
-def _in_process_of_its_own(threads: int, seconds: float) -> list[Result]:
+def _in_process_of_its_own(threads: int, seconds: float, ggml: Path | None) -> list[Result]:
     """Measure in a child process: numpy reads its number of threads from the environment at import."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.cpu.attention", "--child", "--threads", str(threads)]
-    command += ["--seconds", str(seconds)]
+    command += ["--seconds", str(seconds), *(("--ggml", str(ggml)) if ggml else ())]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
     return [Result(**record) for record in json.loads(output)]
 
 
 @click.command(help=__doc__)
 @click.option("--threads", multiple=True, type=click.IntRange(min=1), default=(1,), help="May be given more than once.")
-@click.option("--seconds", default=2.0, show_default=True, help="Per contender and problem.")
+@click.option("--seconds", default=1.0, show_default=True, help="Per contender and problem.")
+@click.option("--ggml", type=click.Path(path_type=Path), help="Folder that holds libggml-cpu.so; without, left out.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 @click.option("--child", is_flag=True, hidden=True)
-def main(threads: tuple[int, ...], seconds: float, output: Path | None, child: bool) -> None:
+def main(threads: tuple[int, ...], seconds: float, ggml: Path | None, output: Path | None, child: bool) -> None:
     """Measure, print the table, write the JSON."""
     if child:
-        results = [result for problem in PROBLEMS for result in measure(problem, threads[0], seconds)]
+        results = [result for problem in PROBLEMS for result in measure(problem, threads[0], seconds, ggml)]
         click.echo(json.dumps([asdict(result) for result in results]))
         return
-    results = [result for count in threads for result in _in_process_of_its_own(count, seconds)]
+    results = [result for count in threads for result in _in_process_of_its_own(count, seconds, ggml)]
     click.echo(make_table(results))
     if output is not None:
-        versions = {"numpy": np.__version__, "onnxruntime": onnxruntime.__version__}
+        versions = {"numpy": np.__version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
         record = {"device": device_facts(), "versions": versions, "results": [asdict(result) for result in results]}
         output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

@@ -1,8 +1,8 @@
 """The pass quantize-kv-cache: stores keys and values in 16, 8 or 4 bits.
 
     Matched         the model's KV geometry
-    Replacement     the same in float16, bfloat16, fp8 (e4m3), int8 or int4; in 8 and 4 bits each vector is divided by a
-                    float16 scale that maps its largest element to the format's largest number
+    Replacement     the same in float16, bfloat16, fp8 (e4m3), int8, int4, or k8v4 (keys int8, values int4); in 8 and 4
+                    bits each vector is divided by a float16 scale that maps its largest element to the type's largest
 
 No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block of float32
 becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus a scale per vector.
@@ -19,12 +19,14 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.model_facts import KV
 
-_Precision = Literal["float16", "bfloat16", "fp8", "int8", "int4"]
+_Precision = Literal["float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]
 
 
 @dataclass(frozen=True)
 class QuantizeKVCache(Pass):
-    """precision    float16 or bfloat16, for the CPU; fp8: e4m3, for the CPU and GPUs from SM 89 on; int8; int4"""
+    """precision    float16 or bfloat16, for the CPU; k8v4, keys in 8 bits and values in 4, likewise;
+    fp8: e4m3, for the CPU and GPUs from SM 89 on; int8; int4
+    """
 
     name: ClassVar[str] = "quantize-kv-cache"
     kind: ClassVar[PassKind] = "quantization"
@@ -43,7 +45,7 @@ class QuantizeKVCache(Pass):
         """Set the precision in the model's KV geometry."""
         before = KV.of(model)
         odd = next((dim for layer in before.layers for dim in (layer.key_dim, layer.value_dim) if dim % 2), None)
-        if self.precision == "int4" and odd:
+        if self.precision in ("int4", "k8v4") and odd:
             raise PassError(f"heads have {odd} dims, and two share a byte of int4; use int8")
         after = before.model_copy(update={"dtype": self.precision})
         KV.record(model, after)

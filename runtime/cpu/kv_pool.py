@@ -59,8 +59,7 @@ class KVPool:
     def layer(self, index: int) -> "LayerViews":
         """Views of the keys and values that a layer reads, in all blocks."""
         layer, tokens = self.geometry.layers[index], self.geometry.block_tokens
-        element = np.dtype(ELEMENT[layer.dtype])
-        widths = (layer.key_bytes // element.itemsize, layer.value_bytes // element.itemsize)
+        key, value = np.dtype(ELEMENT[layer.key_type]), np.dtype(ELEMENT[layer.value_type])
 
         def view(at: int, kind: np.dtype[Any], *shape: int) -> NDArray[Any]:
             size = layer.num_kv_heads * math.prod(shape) * kind.itemsize
@@ -69,8 +68,8 @@ class KVPool:
         half = np.dtype(np.float16)
         scaled = self.geometry.is_quantized
         return LayerViews(
-            view(layer.keys, element, widths[0], tokens).swapaxes(2, 3),
-            view(layer.values, element, tokens, widths[1]),
+            view(layer.keys, key, layer.key_bytes // key.itemsize, tokens).swapaxes(2, 3),
+            view(layer.values, value, tokens, layer.value_bytes // value.itemsize),
             view(layer.key_scales, half, 1, tokens).swapaxes(2, 3) if scaled else None,
             view(layer.value_scales, half, tokens, 1) if scaled else None,
         )

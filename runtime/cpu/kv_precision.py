@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.kv_geometry import ElementType
 from ingot.runtime.steps.batch import FloatArray
 
 Codes = NDArray[Any]  # of ELEMENT's type
 HalfArray = NDArray[np.float16]
 
-KINDS: tuple[KVType, ...] = ("float32", "float16", "bfloat16", "fp8", "int8", "int4")
+KINDS: tuple[ElementType, ...] = ("float32", "float16", "bfloat16", "fp8", "int8", "int4")
 """Numbers of the types in the C kernel."""
 
-ELEMENT: Mapping[KVType, type[np.generic]] = {
+ELEMENT: Mapping[ElementType, type[np.generic]] = {
     "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16,
     "fp8": np.uint8, "int8": np.int8, "int4": np.uint8,
 }  # fmt: skip
 """numpy's type of a stored element; bfloat16 and fp8 as their bits, int4 as a byte of two dims."""
 
-_LIMITS: Mapping[KVType, float] = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
+_LIMITS: Mapping[ElementType, float] = {"fp8": 448.0, "int8": 127.0, "int4": 7.0}
 _NAN = np.float16(np.nan)  # 0x7e00
 
 
-def encode(vectors: FloatArray, dtype: KVType, group: int) -> tuple[Codes, HalfArray | None]:
+def encode(vectors: FloatArray, dtype: ElementType, group: int) -> tuple[Codes, HalfArray | None]:
     """Codes [..., width] and scales [..., dim / group] of vectors [..., dim]; None for types without scales."""
     if dtype == "float32":
         return vectors, None
@@ -53,7 +53,7 @@ def encode(vectors: FloatArray, dtype: KVType, group: int) -> tuple[Codes, HalfA
     return _codes(scaled.reshape(vectors.shape), dtype), scales
 
 
-def decode(codes: Codes, scales: HalfArray | None, dtype: KVType) -> FloatArray:
+def decode(codes: Codes, scales: HalfArray | None, dtype: ElementType) -> FloatArray:
     """Vectors [..., dim] of codes [..., width] and scales [..., groups]."""
     values = _floats(codes, dtype)
     if scales is None:
@@ -72,7 +72,7 @@ def _scales(parts: FloatArray, limit: float) -> HalfArray:
     return np.where(scales == 0, np.float16(1), scales)
 
 
-def _codes(scaled: FloatArray, dtype: KVType) -> Codes:
+def _codes(scaled: FloatArray, dtype: ElementType) -> Codes:
     """Codes of numbers within the type's range."""
     if dtype == "fp8":
         return _e4m3(scaled)
@@ -84,7 +84,7 @@ def _codes(scaled: FloatArray, dtype: KVType) -> Codes:
     return packed
 
 
-def _floats(codes: Codes, dtype: KVType) -> FloatArray:
+def _floats(codes: Codes, dtype: ElementType) -> FloatArray:
     if dtype == "bfloat16":
         return (codes.astype(np.uint32) << 16).view(np.float32)
     if dtype == "fp8":

@@ -46,7 +46,8 @@ class _Layer(Structure):
         ("key_stride", c_int64),
         ("value_stride", c_int64),
         ("rotary_dim", c_int32),
-        ("kind", c_int32),
+        ("key_kind", c_int32),
+        ("value_kind", c_int32),
         ("group", c_int32),
         ("writes", c_int32),
         ("num_heads", c_int32),
@@ -183,7 +184,8 @@ def _place(layer: _Layer, geometry: KVGeometry, index: int) -> None:
     layer.keys, layer.values = own.keys, own.values
     layer.key_scales, layer.value_scales = own.key_scales, own.value_scales
     layer.block_bytes, layer.block_tokens = geometry.block_bytes, geometry.block_tokens
-    layer.kind, layer.group = KINDS.index(own.dtype), own.key_dim
+    layer.key_kind, layer.value_kind = KINDS.index(own.key_type), KINDS.index(own.value_type)
+    layer.group = own.key_dim
     layer.writes = own.source == index
 
 

@@ -56,12 +56,13 @@ class NumpyAttention:
     def _write(self, step: AttentionStep, s: int, key: FloatArray, value: FloatArray) -> None:
         block, slot = self._places(s, self._positions(s, len(key)))
         geometry, views = self._pool.geometry, self._pool.layer(step.layer)
-        for vectors, codes, scales in (
-            (key, views.keys, views.key_scales),
-            (value, views.values, views.value_scales),
+        layer = geometry.layers[step.layer]
+        for vectors, dtype, codes, scales in (
+            (key, layer.key_type, views.keys, views.key_scales),
+            (value, layer.value_type, views.values, views.value_scales),
         ):
             heads = vectors.reshape(-1, step.num_kv_heads, step.head_dim)  # [tokens, kv heads, dim]
-            codes[block, :, slot], made = encode(heads, geometry.dtype, step.head_dim)
+            codes[block, :, slot], made = encode(heads, dtype, step.head_dim)
             if scales is not None:
                 scales[block, :, slot] = made
 
@@ -96,10 +97,13 @@ class NumpyAttention:
         tile = np.zeros((2, step.num_kv_heads, TILE, step.head_dim), np.float32)
         positions = np.arange(max(start, oldest), min(start + TILE, stop))
         block, slot = self._places(s, positions)
-        views = self._pool.layer(step.layer)
-        for part, codes, scales in ((0, views.keys, views.key_scales), (1, views.values, views.value_scales)):
+        views, layer = self._pool.layer(step.layer), self._pool.geometry.layers[step.layer]
+        for part, dtype, codes, scales in (
+            (0, layer.key_type, views.keys, views.key_scales),
+            (1, layer.value_type, views.values, views.value_scales),
+        ):
             of_tokens = None if scales is None else scales[block, :, slot]  # [tokens, kv heads, groups]
-            rows = decode(codes[block, :, slot], of_tokens, self._pool.geometry.dtype)  # [tokens, kv heads, dim]
+            rows = decode(codes[block, :, slot], of_tokens, dtype)  # [tokens, kv heads, dim]
             tile[part, :, positions - start] = rows
         return tile[0], tile[1]
 

@@ -37,7 +37,8 @@ struct layer {
     const float *cos, *sin;           /* [positions, rotary_dim / 2] */
     int64_t query_stride, key_stride, value_stride;
     int32_t rotary_dim;               /* leading elements of a head that are rotated; 0 for none */
-    int32_t kind, group;              /* enum kind; dims that share a scale */
+    int32_t key_kind, value_kind;     /* enum kind; both FLOAT32, or neither */
+    int32_t group;                    /* dims that share a scale */
     int32_t writes;                   /* 0 for a layer that attends to another layer's keys and values */
     int32_t num_heads, num_kv_heads, dim, block_tokens, window;
     float scale, softcap;
@@ -70,15 +71,18 @@ struct tile {
     const struct places *codes;   /* instead of keys and values, if each is needed once: decoded in registers */
     const struct places *next;    /* the next tile, to be prefetched; NULL for none */
     int64_t key_stride;
-    int start, dim, group, columns, window, vector_bytes;
+    int start, dim, group, columns, window, key_bytes, value_bytes;
     float softcap, inverse_softcap;
 };
+
+/* Kinds of keys and values that are decoded in registers: equal ones by their kind, and keys of 8 bits with values of 4. */
+enum { K8V4 = NUM_KINDS, NUM_MIXES };
 
 struct isa {
     int vector_floats, rows;
     void (*keys[NUM_KINDS])(const struct stored *from, int dim, int group, float *target); /* NULL: floats already */
     void (*value[NUM_KINDS])(const uint8_t *codes, const uint16_t *scales, int dim, int group, float *target);
-    void (*attend[NUM_KINDS][4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
+    void (*attend[NUM_MIXES][4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
     void (*merge)(float *total, const float *added, int columns);
 };
 
@@ -175,10 +179,10 @@ static uint8_t *block_at(const struct job *job, int s, int position)
 /* The key of the token at `slot` of a block. */
 static struct stored key_in(const struct layer *l, uint8_t *block, int head, int slot)
 {
-    const int64_t unit = unit_bytes(l->kind), heads = (int64_t)head * l->block_tokens;
-    struct stored at = {block + l->keys + heads * vector_bytes(l->kind, l->dim) + slot * unit, NULL,
+    const int64_t unit = unit_bytes(l->key_kind), heads = (int64_t)head * l->block_tokens;
+    struct stored at = {block + l->keys + heads * vector_bytes(l->key_kind, l->dim) + slot * unit, NULL,
                         l->block_tokens * unit, l->block_tokens};
-    if (is_scaled(l->kind))
+    if (is_scaled(l->key_kind))
         at.scales = (uint16_t *)(block + l->key_scales) + heads * (l->dim / l->group) + slot;
     return at;
 }
@@ -186,8 +190,8 @@ static struct stored key_in(const struct layer *l, uint8_t *block, int head, int
 static struct stored value_in(const struct layer *l, uint8_t *block, int head, int slot)
 {
     const int64_t row = (int64_t)head * l->block_tokens + slot;
-    struct stored at = {block + l->values + row * vector_bytes(l->kind, l->dim), NULL, unit_bytes(l->kind), 1};
-    if (is_scaled(l->kind))
+    struct stored at = {block + l->values + row * vector_bytes(l->value_kind, l->dim), NULL, unit_bytes(l->value_kind), 1};
+    if (is_scaled(l->value_kind))
         at.scales = (uint16_t *)(block + l->value_scales) + row * (l->dim / l->group);
     return at;
 }
@@ -219,8 +223,8 @@ static void write_sequence(const struct job *job, int s, float *head)
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
             turn(l, l->key + i * l->key_stride + h * l->dim, position, 1.0f, 1, head);
-            store_vector(l->kind, head, l->dim, l->group, &key);
-            store_vector(l->kind, l->value + i * l->value_stride + h * l->dim, l->dim, l->group, &value);
+            store_vector(l->key_kind, head, l->dim, l->group, &key);
+            store_vector(l->value_kind, l->value + i * l->value_stride + h * l->dim, l->dim, l->group, &value);
         }
     }
 }
@@ -310,7 +314,8 @@ static void finish_rows(const struct job *job, float *results, int first_row, in
 static void find_tile(const struct job *job, int s, int head, int start, int first, int last, struct places *places)
 {
     const struct layer *l = job->layer;
-    const int64_t row_bytes = vector_bytes(l->kind, l->dim), groups = l->dim / l->group;
+    const int64_t key_bytes = vector_bytes(l->key_kind, l->dim), value_bytes = vector_bytes(l->value_kind, l->dim);
+    const int64_t groups = l->dim / l->group;
     int slot = (start + first) % l->block_tokens;
     uint8_t *block = block_at(job, s, start + first);
     for (int t = first; t < last; t++, slot++) {
@@ -319,8 +324,8 @@ static void find_tile(const struct job *job, int s, int head, int start, int fir
             block = block_at(job, s, start + t);
         }
         const int64_t row = (int64_t)head * l->block_tokens + slot;
-        places->keys[t] = block + l->keys + row * row_bytes;
-        places->values[t] = block + l->values + row * row_bytes;
+        places->keys[t] = block + l->keys + row * key_bytes;
+        places->values[t] = block + l->values + row * value_bytes;
         places->scales[t] = (const uint16_t *)(block + l->value_scales) + row * groups;
         if (t == first || t % 16 == 0)
             places->of_16[t / 16] = key_in(l, block, head, slot - t % 16);
@@ -338,10 +343,10 @@ static void find_tile(const struct job *job, int s, int head, int start, int fir
 /* Copy one token's key, where 16 tokens do not follow each other in a block. */
 static void copy_key(const struct layer *l, const struct stored *from, const struct stored *to)
 {
-    const int64_t unit = unit_bytes(l->kind);
-    for (int64_t d = 0; d < units_of(l->kind, l->dim); d++)
+    const int64_t unit = unit_bytes(l->key_kind);
+    for (int64_t d = 0; d < units_of(l->key_kind, l->dim); d++)
         memcpy(to->codes + d * to->stride, from->codes + d * from->stride, unit);
-    for (int g = 0; is_scaled(l->kind) && g < l->dim / l->group; g++)
+    for (int g = 0; is_scaled(l->key_kind) && g < l->dim / l->group; g++)
         to->scales[g * to->scale_stride] = from->scales[g * from->scale_stride];
 }
 
@@ -349,7 +354,7 @@ static void copy_key(const struct layer *l, const struct stored *from, const str
 static struct stored gather_keys(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last)
 {
     const struct layer *l = job->layer;
-    const int64_t unit = unit_bytes(l->kind), at = start % TILE * l->dim;
+    const int64_t unit = unit_bytes(l->key_kind), at = start % TILE * l->dim;
     const struct stored copy = {m->codes + at * 4, m->scales + at, 16 * unit, 16};
     for (int t = larger(0, first); t < smaller(16, last); t++) {
         const int position = start + t;
@@ -365,15 +370,15 @@ static void load_keys(const struct job *job, struct scratch *m, const struct pla
                       int last, struct tile *tile)
 {
     const struct layer *l = job->layer;
-    tile->key_stride = l->kind == FLOAT32 ? l->block_tokens % 16 ? 16 : l->block_tokens : TILE;
+    tile->key_stride = l->key_kind == FLOAT32 ? l->block_tokens % 16 ? 16 : l->block_tokens : TILE;
     for (int t = 0; t < TILE; t += 16) {
         const int is_used = t + 16 > first && t < last; /* what is not is masked: any number will do */
         struct stored keys = places->of_16[t / 16];
         if (l->block_tokens % 16 != 0)
             keys = gather_keys(job, m, s, head, tile->start + t, first - t, last - t);
-        tile->keys[t / 16] = l->kind == FLOAT32 ? (const float *)keys.codes : m->keys + t;
-        if (is_used && l->kind != FLOAT32)
-            job->isa->keys[l->kind](&keys, l->dim, l->group, m->keys + t);
+        tile->keys[t / 16] = l->key_kind == FLOAT32 ? (const float *)keys.codes : m->keys + t;
+        if (is_used && l->key_kind != FLOAT32)
+            job->isa->keys[l->key_kind](&keys, l->dim, l->group, m->keys + t);
     }
 }
 
@@ -385,8 +390,8 @@ static void load_values(const struct job *job, struct scratch *m, const struct p
     for (int t = first; t < last; t++) {
         float *row = m->values + t * tile->columns;
         tile->values[t] = row;
-        if (l->kind != FLOAT32) {
-            job->isa->value[l->kind](places->values[t], places->scales[t], l->dim, l->group, row);
+        if (l->value_kind != FLOAT32) {
+            job->isa->value[l->value_kind](places->values[t], places->scales[t], l->dim, l->group, row);
         } else if (tile->columns == l->dim) {
             tile->values[t] = (const float *)places->values[t];
         } else {
@@ -396,12 +401,16 @@ static void load_values(const struct job *job, struct scratch *m, const struct p
     }
 }
 
+/* Row of isa->attend for keys and values that are decoded in registers. */
+static int mix_of(const struct layer *l) { return l->key_kind == l->value_kind ? l->key_kind : K8V4; }
+
 /* Whether the rows can decode keys and values in registers: they fit into one group, and nothing needs padding. */
 static int decodes_in_registers(const struct job *job, int rows)
 {
     const struct layer *l = job->layer;
     const int lanes = job->isa->vector_floats;
-    return l->kind != FLOAT32 && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
+    const int has_functions = l->key_kind == l->value_kind || (l->key_kind == INT8 && l->value_kind == INT4);
+    return l->key_kind != FLOAT32 && has_functions && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
            l->group % lanes == 0;
 }
 
@@ -416,7 +425,7 @@ static void attend_tile(const struct job *job, const struct scratch *m, struct t
             g.first = larger(first, g.position[0] - tile->window + 1 - tile->start);
         g.last = smaller(last, g.position[size - 1] + 1 - tile->start);
         if (g.first < g.last) {
-            job->isa->attend[tile->codes != NULL ? job->layer->kind : FLOAT32][log2_of(size)](&g, tile);
+            job->isa->attend[tile->codes != NULL ? mix_of(job->layer) : FLOAT32][log2_of(size)](&g, tile);
             tile->next = NULL; /* fetched once */
         }
         packed += (size_t)size * job->layer->dim;
@@ -469,7 +478,8 @@ static void attend_split(const struct job *job, struct scratch *m, struct scratc
                         .group = l->group,
                         .columns = round_up(l->dim, job->isa->vector_floats),
                         .window = l->window,
-                        .vector_bytes = (int)vector_bytes(l->kind, l->dim),
+                        .key_bytes = (int)vector_bytes(l->key_kind, l->dim),
+                        .value_bytes = (int)vector_bytes(l->value_kind, l->dim),
                         .softcap = l->softcap,
                         .inverse_softcap = l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
     struct places places[2];

@@ -334,11 +334,12 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
         UNROLL for (int j = 0; j < vectors; j++)
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
     for (int t = g->first; t < g->last; t++) {
-        if (tile->next != NULL && column == 0)
-            for (int at = 0; at < tile->vector_bytes; at += 64) {
+        if (tile->next != NULL && column == 0) {
+            for (int at = 0; at < tile->key_bytes; at += 64)
                 __builtin_prefetch(tile->next->keys[t] + at, 0, 2);
+            for (int at = 0; at < tile->value_bytes; at += 64)
                 __builtin_prefetch(tile->next->values[t] + at, 0, 2);
-            }
+        }
         vec value[4];
         UNROLL for (int j = 0; j < vectors; j++) {
             const int d = column + j * VW;
@@ -362,18 +363,19 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             STORE(g->output + r * tile->columns + column + j * VW, sum[r][j]);
 }
 
-INLINE void NAME(attend_tile)(enum kind kind, struct rows *g, const struct tile *tile, int rows, int vectors)
+INLINE void NAME(attend_tile)(int mix, struct rows *g, const struct tile *tile, int rows, int vectors)
 {
+    const enum kind key_kind = mix == K8V4 ? INT8 : (enum kind)mix, value_kind = mix == K8V4 ? INT4 : (enum kind)mix;
     float scores[ROWS * TILE] __attribute__((aligned(64))), alpha[16];
     const int step = vectors * VW > 16 ? vectors * VW : 16;
     const int begin = g->first / step * step, end = (g->last + step - 1) / step * step;
-    NAME(score)(kind, g, tile, rows, vectors, begin, end, scores);
+    NAME(score)(key_kind, g, tile, rows, vectors, begin, end, scores);
     NAME(soften)(g, tile, rows, begin, end, scores, alpha);
     int column = 0;
     for (; column + vectors * VW <= tile->columns; column += vectors * VW)
-        NAME(weigh)(kind, g, tile, rows, vectors, column, scores, alpha);
+        NAME(weigh)(value_kind, g, tile, rows, vectors, column, scores, alpha);
     for (; column < tile->columns; column += VW)
-        NAME(weigh)(kind, g, tile, rows, 1, column, scores, alpha);
+        NAME(weigh)(value_kind, g, tile, rows, 1, column, scores, alpha);
 }
 
 /* Merge a row's result into the total of the splits before it: output and sums, then the maximum. */
@@ -405,6 +407,7 @@ ATTENDS(attend_bfloat16, BFLOAT16)
 ATTENDS(attend_fp8, FP8)
 ATTENDS(attend_int8, INT8)
 ATTENDS(attend_int4, INT4)
+ATTENDS(attend_k8v4, K8V4)
 
 static const struct isa NAME(isa) = {
     .vector_floats = VW,
@@ -412,7 +415,7 @@ static const struct isa NAME(isa) = {
     .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys)},
     .value = {NULL, NAME(float16_value), NAME(bfloat16_value), NAME(fp8_value), NAME(int8_value), NAME(int4_value)},
     .attend = {ROW_OF(attend_float32), ROW_OF(attend_float16), ROW_OF(attend_bfloat16), ROW_OF(attend_fp8),
-               ROW_OF(attend_int8), ROW_OF(attend_int4)},
+               ROW_OF(attend_int8), ROW_OF(attend_int4), ROW_OF(attend_k8v4)},
     .merge = NAME(merge),
 };
 

@@ -29,10 +29,13 @@ from pydantic import (
 from ingot.errors import BuildError, shown
 from ingot.sizes import round_up
 
-KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
-QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4")  # a vector is stored as codes and one scale
+ElementType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
+KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]  # k8v4: keys int8, values int4
+QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4", "k8v4")  # a vector is stored as codes and one scale
 
-_ELEMENT_BYTES: Mapping[KVType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1}
+_ELEMENT_BYTES: Mapping[KVType, int] = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1, "k8v4": 1
+}  # fmt: skip
 MAX_SIZE = 2**16  # of each axis of a block
 MAX_WINDOW = 2**31 - 1  # tokens
 MAX_STATE_BYTES = 2**40
@@ -55,6 +58,16 @@ def _sizes(least: int, most: int = MAX_SIZE) -> BeforeValidator:
         return tuple(value) if isinstance(value, list) else value
 
     return BeforeValidator(check)
+
+
+def key_type(dtype: KVType) -> ElementType:
+    """Type of the elements of keys."""
+    return "int8" if dtype == "k8v4" else dtype
+
+
+def value_type(dtype: KVType) -> ElementType:
+    """Type of the elements of values."""
+    return "int4" if dtype == "k8v4" else dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +95,22 @@ class KVLayer:
     @property
     def key_bytes(self) -> int:
         """Bytes of one key, without its scale."""
-        return _vector_bytes(self.key_dim, self.dtype)
+        return _vector_bytes(self.key_dim, self.key_type)
 
     @property
     def value_bytes(self) -> int:
         """Bytes of one value, without its scale; 0 if values are a part of the keys."""
-        return _vector_bytes(self.value_dim, self.dtype)
+        return _vector_bytes(self.value_dim, self.value_type)
+
+    @property
+    def key_type(self) -> ElementType:
+        """Type of the elements of keys."""
+        return key_type(self.dtype)
+
+    @property
+    def value_type(self) -> ElementType:
+        """Type of the elements of values."""
+        return value_type(self.dtype)
 
 
 class KVGeometry(BaseModel):
@@ -120,8 +143,7 @@ class KVGeometry(BaseModel):
         """Check the lists, and write what is equal in all layers as one number: equal layouts are equal values."""
         columns = _columns(self)
         _check_sharing(columns)
-        if self.dtype == "int4":
-            _check_whole_bytes(columns)
+        _check_whole_bytes(columns, self.dtype)
         self.__dict__.update(_shortest(columns))
         return self
 
@@ -295,10 +317,10 @@ def _check_sharing(columns: _Columns) -> None:
             )
 
 
-def _check_whole_bytes(columns: _Columns) -> None:
-    for name in ("head_dim", "value_dim"):
+def _check_whole_bytes(columns: _Columns, dtype: KVType) -> None:
+    for name, kind in (("head_dim", key_type(dtype)), ("value_dim", value_type(dtype))):
         odd = next((size for size in getattr(columns, name) if size % 2), None)
-        if odd is not None:
+        if kind == "int4" and odd is not None:
             raise ValueError(f"{name} is {odd}; int4 stores two dims in a byte, so it must be even")
 
 
@@ -327,7 +349,7 @@ def _layout(geometry: KVGeometry) -> _Layout:
             made.append(replace(made[source], window=window))
             continue
         vectors = heads * geometry.block_tokens
-        values = at + vectors * _vector_bytes(key_dim, dtype) if value_dim else at
+        values = at + vectors * _vector_bytes(key_dim, key_type(dtype)) if value_dim else at
         scales = vectors * _SCALE_BYTES if geometry.is_quantized else 0
         value_scales = scale + scales if value_dim else scale
         made.append(KVLayer(source, heads, key_dim, value_dim, window, dtype, at, values, scale, value_scales))
@@ -340,9 +362,10 @@ def _run_bytes(geometry: KVGeometry, columns: _Columns, layer: int) -> int:
     """Bytes of a layer's own keys and values; 0 if it shares another's."""
     if columns.shares[layer] != layer:
         return 0
-    widths = (_vector_bytes(dims[layer], geometry.dtype) for dims in (columns.head_dim, columns.value_dim))
-    return columns.num_kv_heads[layer] * geometry.block_tokens * sum(widths)
+    key_bytes = _vector_bytes(columns.head_dim[layer], key_type(geometry.dtype))
+    value_bytes = _vector_bytes(columns.value_dim[layer], value_type(geometry.dtype))
+    return columns.num_kv_heads[layer] * geometry.block_tokens * (key_bytes + value_bytes)
 
 
-def _vector_bytes(dims: int, dtype: KVType) -> int:
+def _vector_bytes(dims: int, dtype: ElementType) -> int:
     return dims // 2 if dtype == "int4" else dims * _ELEMENT_BYTES[dtype]

@@ -17,7 +17,7 @@ def test_a_block_is_contiguous_over_all_layers() -> None:
     assert pool.blocks[1].flags.c_contiguous
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4", "k8v4"])
 def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType) -> None:
     unequal = KVGeometry(
         num_layers=3, num_kv_heads=(2, 1, 2), head_dim=(8, 4, 8), shares=(0, 1, 0), block_tokens=4, dtype=dtype
@@ -29,7 +29,7 @@ def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType) -> None:
                 assert np.shares_memory(view, pool.blocks)
                 view.view(np.uint8 if view.itemsize == 1 else f"u{view.itemsize}")[1] += 1
     vectors = (2 * 8 + 1 * 4) * 4 * 2  # elements of both layers' keys and values
-    codes = vectors // 2 if dtype == "int4" else vectors
+    codes = {"int4": vectors // 2, "k8v4": vectors * 3 // 4}.get(dtype, vectors)
     scales = (2 + 1) * 4 * 2 if unequal.is_quantized else 0
     assert np.count_nonzero(pool.blocks[1]) == codes + scales
     assert not pool.blocks[0].any()

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.kv_geometry import ElementType, KVType, key_type, value_type
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode
@@ -95,13 +95,13 @@ class Case:
         return pool
 
 
-def stored(case: Case, vectors: FloatArray, rotated_by: Rotation | None = None) -> FloatArray:
+def stored(case: Case, dtype: ElementType, vectors: FloatArray, rotated_by: Rotation | None = None) -> FloatArray:
     """What the pool holds of keys or values [tokens, kv heads * dim]: [tokens, kv heads, dim], rotated and rounded."""
     heads = vectors.reshape(len(vectors), -1, case.dim)
     if rotated_by is not None:
         heads = rotated_by.apply(heads, np.arange(len(heads)))
-    codes, scales = encode(heads, case.dtype, case.dim)
-    return decode(codes, scales, case.dtype)
+    codes, scales = encode(heads, dtype, case.dim)
+    return decode(codes, scales, dtype)
 
 
 def expected(case: Case, sequence: Sequence) -> FloatArray:
@@ -112,7 +112,10 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
         q = rotated(case, q)
     k, v = (
         x.repeat(group, axis=1).astype(np.float64)
-        for x in (stored(case, sequence.key, case.rotation), stored(case, sequence.value))
+        for x in (
+            stored(case, key_type(case.dtype), sequence.key, case.rotation),
+            stored(case, value_type(case.dtype), sequence.value),
+        )
     )
     scores = np.einsum("ihd,jhd->hij", q, k) * case.dim**-0.5
     if case.softcap:
@@ -220,7 +223,7 @@ SHAPES = [
     Case(heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
     Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
 ]
-TYPES: tuple[KVType, ...] = ("float16", "bfloat16", "fp8", "int8", "int4")
+TYPES: tuple[KVType, ...] = ("float16", "bfloat16", "fp8", "int8", "int4", "k8v4")
 ROUNDED = [
     case
     for dtype in TYPES

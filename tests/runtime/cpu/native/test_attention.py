@@ -281,7 +281,7 @@ def test_codes_and_scales_are_written_to_their_layer_and_slot_only(dtype: KVType
     for pool in pools:
         run_alone(case, backend(pool))
     same = (pools[0].blocks == pools[1].blocks).sum()  # bytes that were written, as the pools began unequal
-    vector_bytes = case.dim * {"float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 0.5}[dtype]
+    vector_bytes = case.dim * {"float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "k8v4": 0.75}[dtype]
     scale_bytes = 2 if case.geometry.is_quantized else 0
     assert same == 5 * 2 * case.kv_heads * (vector_bytes + scale_bytes)
 

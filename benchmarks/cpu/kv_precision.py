@@ -1,0 +1,100 @@
+"""What each precision of the KV cache costs on real models: bytes, perplexity at the full context, generations.
+
+    python -m benchmarks.cpu.kv_precision MODEL=TEXT ... --output kv_precision.json
+
+Each model is built in 32-bit floats, with and without quantize-kv-cache, and measured as `ingot build` measures:
+windows of the whole context, and 16 prompts that both continue greedily by 512 tokens, or to a shorter context's end.
+Results are those of ingot.validation, with 95 % intervals. Prints a Markdown table; --output writes the figures.
+"""
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.device import device_facts
+from ingot.artifact import open_artifact
+from ingot.builder import build
+from ingot.validation.evidence import MeasureOptions, measure
+from ingot.validation.generation import GenerationOptions
+from ingot.validation.windows import AccuracyOptions
+
+PRECISIONS = ("float16", "bfloat16", "fp8", "int8", "k8v4", "int4")
+METRICS = ("perplexity_ratio", "kl_mean", "top1_agreement", "greedy_agreement", "greedy_common_tokens")
+_UNMEASURED = ("evaluation=null", "latency=null", "generate=null", "gates={}")
+_PASSES = "pack-projections, fuse-gated-activation, clean-up"
+
+
+def measured(model: Path, text: Path, precision: str, tokens: int, folder: Path) -> dict[str, Any]:
+    """The figures of one model and precision, against the same model with a KV cache of 32-bit floats."""
+    baseline, candidate = folder / f"{model.name}-float32", folder / f"{model.name}-{precision}"
+    overrides = [f"checkpoint={model}", *_UNMEASURED]
+    if not baseline.exists():
+        build("fp32-cpu", [*overrides, f"passes=[{_PASSES}]"], baseline)
+    build("fp32-cpu", [*overrides, f"passes=[{_PASSES}, {{quantize-kv-cache: {{precision: {precision}}}}}]"], candidate)
+    manifest = open_artifact(candidate).manifest
+    context = manifest.model.context_tokens
+    options = MeasureOptions(
+        text=text,
+        accuracy=AccuracyOptions(max(tokens, 2 * (context - 1)), context - 1),  # and a BOS token
+        generation=GenerationOptions(),
+    )
+    evidence = measure(candidate, baseline, options)
+    assert evidence.accuracy is not None
+    assert evidence.generation is not None
+    return {
+        "model": model.name,
+        "precision": precision,
+        "context_tokens": context,
+        "generated_tokens": evidence.generation.options.output_tokens,
+        "bytes_per_token": manifest.kv.block_bytes / manifest.kv.block_tokens,
+        "perplexity": evidence.accuracy.candidate_perplexity,
+        "baseline_perplexity": evidence.accuracy.baseline_perplexity,
+        **{name: asdict(evidence.measured[name].estimate) for name in METRICS},
+    }
+
+
+def make_table(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table with a row for each model and precision."""
+    lines = [
+        "| model, context | precision | bytes per token | perplexity | ratio | mean KL, nats | greedy agreement "
+        "| equal at first |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio, kl, agreement, common = (
+            row[name] for name in ("perplexity_ratio", "kl_mean", "greedy_agreement", "greedy_common_tokens")
+        )
+        lines.append(
+            f"| {row['model']}, {row['context_tokens']} | {row['precision']} | {row['bytes_per_token']:.0f} "
+            f"| {row['perplexity']:.4f} (float32 {row['baseline_perplexity']:.4f}) "
+            f"| {ratio['low']:.5f} to {ratio['high']:.5f} | {kl['value']:.1e} "
+            f"| {agreement['value']:.1%} ({agreement['low']:.1%} to {agreement['high']:.1%}) "
+            f"| {common['value']:.0f} of {row['generated_tokens']} |"
+        )
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL=TEXT...")
+@click.option("--precision", "precisions", multiple=True, default=PRECISIONS, show_default=True)
+@click.option("--tokens", default=15_000, show_default=True, help="Evaluation tokens.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+def main(models: tuple[str, ...], precisions: tuple[str, ...], tokens: int, output: Path | None) -> None:
+    """Measure, print the table, write the JSON."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for pair in models:
+            model, _, text = pair.partition("=")
+            rows += [measured(Path(model), Path(text), precision, tokens, Path(folder)) for precision in precisions]
+    click.echo(make_table(rows))
+    if output is not None:
+        record = {"device": device_facts(), "tokens": tokens, "results": rows}
+        output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
