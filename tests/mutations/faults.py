@@ -6,7 +6,7 @@ breaks: a verification finds it when a pair with one of them differs. `pair` is 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,8 +20,9 @@ from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
 from ingot.runtime.request import Request
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
-from ingot.runtime.steps.scheduler import Scheduler
+from ingot.runtime.steps.scheduler import ScheduledSequence, Scheduler
 from ingot.runtime.steps.sequence import Sequence as EngineSequence
+from ingot.runtime.steps.step_loop import StepLoop
 from tests.simulators.layered_executor import LayeredExecutor
 
 Plant = Callable[[type], AbstractContextManager[object]]
@@ -170,6 +171,37 @@ def _window_of_the_whole_chunk(right: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
+# Class 12 and 13: speculation
+
+
+def _past_the_stop(right: Callable[..., Any]) -> Callable[..., Any]:
+    """An answer that ends among accepted drafts keeps the draft after its end."""
+
+    def read(self: StepLoop, entry: ScheduledSequence, request: Request, rows: Any, outputs: Any, now: float) -> None:
+        right(self, entry, request, rows, outputs, now)
+        ended = outputs[-1].completion
+        if ended and len(outputs) < len(entry.drafts):
+            longer = replace(ended, token_ids=(*ended.token_ids, entry.drafts[len(outputs)]))
+            outputs[-1] = replace(outputs[-1], completion=longer, result=outputs[-1].result and longer)
+
+    return read
+
+
+def _without_matching(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Every draft counts as accepted, so that what follows it is sampled after a token that is not in the answer."""
+
+    def read(self: StepLoop, entry: ScheduledSequence, request: Request, rows: Any, outputs: Any, now: float) -> None:
+        for number, row in enumerate(rows):
+            token = request.sample(row)
+            self.scheduler.share(entry, number)
+            outputs.append(self._counted(request.push(token, now)))
+            if outputs[-1].completion or number == len(entry.drafts):
+                return
+            self.scheduler.accept(entry.sequence)
+
+    return read
+
+
 # Class 14: the output of a preempted request
 
 
@@ -252,6 +284,22 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-hit+chunked-prefill",
         patched(LayeredExecutor, "_read", _window_of_the_whole_chunk),
         layout="windows",
+    ),
+    Fault(
+        12,
+        "speculation with stop conditions and constraints",
+        "an answer that ends among accepted drafts keeps the draft after its end",
+        ("lookup",),
+        "prefix-hit+lookup",
+        patched(StepLoop, "_read_rows", _past_the_stop),
+    ),
+    Fault(
+        13,
+        "speculation differs from greedy",
+        "drafts are accepted without being compared with the sampled token",
+        ("lookup",),
+        "prefix-hit+lookup",
+        patched(StepLoop, "_read_rows", _without_matching),
     ),
     Fault(
         14,

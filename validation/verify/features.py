@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
 from ingot.validation.verify.plan import Observed, Plan
 from ingot.validation.verify.requests import NUM_CHOICES
 from ingot.validation.verify.subject import Subject
@@ -109,6 +110,28 @@ def _shown_by_preemptions(observed: Observed) -> str:
     return _counted(sum(one.completion.metrics.num_preemptions for one in observed.answers), "preemptions")
 
 
+# Speculation
+
+
+def _lookup(plan: Plan, subject: Subject) -> Plan:
+    return with_options(plan, speculation=SpeculationOptions(LOOKUP, num_draft_tokens=4, adaptive=False))
+
+
+def _does_not_speculate(subject: Subject) -> str:
+    return "a model with side state is not speculated on" if subject.kv.state_bytes else ""
+
+
+def _shown_by_drafts(observed: Observed) -> str:
+    """Drafts must have been accepted and rejected: both change what is in the pool."""
+    before = observed.before_run.speculation if observed.before_run else None
+    after = observed.after_run.speculation if observed.after_run else None
+    if before is None or after is None:
+        return ""
+    tested = after.num_tested_tokens - before.num_tested_tokens
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    return f"{accepted} drafts accepted, {tested - accepted} rejected" if 0 < accepted < tested else ""
+
+
 # Cancellation of a mate
 
 
@@ -141,7 +164,12 @@ def _minimal(plan: Plan, subject: Subject) -> Plan:
 
 
 def _shown_by_full_pool(observed: Observed) -> str:
-    return _counted(observed.full_steps, "steps with a full pool")
+    """An answer whose tokens need every block of the pool had all of them in its last step."""
+    assert observed.after_run is not None
+    total = observed.after_run.blocks_total
+    stored = [one.completion.prompt_tokens + len(one.completion.token_ids) - 1 for one in observed.answers]
+    filled = sum(-(-num_tokens // observed.block_tokens) == total for num_tokens in stored)
+    return f"{filled} answers needed all {total} blocks" if filled else ""
 
 
 _ROWS = (
@@ -160,6 +188,14 @@ _ROWS = (
         _preempted,
         _shown_by_preemptions,
         unavailable=_needs_full_blocks,
+    ),
+    Feature(
+        "lookup",
+        "drafts copied from prompt and output are verified, several in a step",
+        _lookup,
+        _shown_by_drafts,
+        unavailable=_does_not_speculate,
+        speculates=True,
     ),
     Feature("choices", "requests have three choices each, which share their prompt", _choices, _shown_by_choices),
     Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),

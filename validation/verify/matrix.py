@@ -148,6 +148,8 @@ def _attempt(
     for keep_logits in subject.keeps_logits:
         observed, problem = _run(plan, subject, expected, keep_logits)
         differences = [problem] if problem else _differences(observed, subject.logits_bound)
+        if problem:
+            return exercised, differences
         exercised = {feature.name: feature.shown_by(observed) for feature in features}
         if differences or not all(exercised.values()):
             return exercised, differences

@@ -56,19 +56,19 @@ class Observed:
     before        answers to what ran before to fill the cache
     apart         answers to requests that must find nothing in the cache, though their blocks are there
     cancelled     answers to cancelled mates: the beginnings of what the plain path answered
+    block_tokens  of the engine
     shared_steps  steps that gave tokens to two requests or more
-    full_steps    steps after which no block of the pool was free
     before_run, after_run   the engine's own figures before and after the run itself
     """
 
     max_batch_tokens: int
+    block_tokens: int = 0
     asked: list[str] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     before: list[Answer] = field(default_factory=list)
     apart: list[Answer] = field(default_factory=list)
     cancelled: list[Answer] = field(default_factory=list)
     shared_steps: int = 0
-    full_steps: int = 0
     before_run: EngineMetrics | None = None
     after_run: EngineMetrics | None = None
 

@@ -118,9 +118,10 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
 
 
 def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: Lengths) -> list[Expected]:
-    """Answer each request alone on the plain engine, with two more that are made of these answers.
+    """Answer each request alone on the plain engine, with three more that are made of these answers.
 
     continued    the first prompt with its answer, as the next turn of a conversation
+    stop-token   the repetitive one, ended by a token from the middle of its answer
     stop-string  a request that ends at a text from the middle of its answer; left out without a tokenizer
     """
     expected = [_answered(one, engine) for one in requests]
@@ -132,6 +133,10 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
         added = [VerifiedRequest("continued", prompt, params)]
     else:
         added = []
+    repetitive = next(one for one in expected if one.request.name == "repetitive")
+    middle = repetitive.completion.token_ids[len(repetitive.completion.token_ids) // 2]
+    params = replace(repetitive.request.params, stop_token_ids=(middle,))
+    added.append(replace(repetitive.request, name="stop-token", params=params))
     stop = _stop_string(expected[1].completion)
     if stop:
         added.append(replace(expected[1].request, name="stop-string", params=_stopping(expected[1], stop)))

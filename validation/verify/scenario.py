@@ -8,7 +8,6 @@ from itertools import count
 
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
-from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
@@ -40,7 +39,7 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
     Raises what the engine raises, Stalled, and AssertionError when the engine's own bookkeeping is inconsistent.
     """
     with _engine(plan, subject, expected) as engine:
-        observed = Observed(engine.max_batch_tokens)
+        observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens)
         if plan.warm:
             observed.before = _served_before(engine, warm_up(expected))
         observed.before_run = engine.metrics()
@@ -157,7 +156,6 @@ def _serve(
             break
         outputs = engine.step()
         observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1
-        observed.full_steps += _is_full(engine.metrics())
         for output in outputs:
             if output.result:
                 waiting.pop(output.request_id, None)
@@ -175,10 +173,6 @@ def _answers(expected: Expected, result: Completion | None) -> list[Answer]:
     """The answers of all choices of a result; none for a mate that ended before it was cancelled."""
     choices = result.choices if result else ()
     return [Answer(expected.choice(choice.index), choice) for choice in choices]
-
-
-def _is_full(metrics: EngineMetrics) -> bool:
-    return metrics.blocks_in_use == metrics.blocks_total
 
 
 def _require_no_leak(engine: Engine) -> None:

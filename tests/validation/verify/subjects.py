@@ -1,18 +1,26 @@
 """Subjects of verifications in tests: the fake executors with the demo model's tokenizer."""
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.options import SpeculationOptions
+from ingot.runtime.speculation.speculator import Speculator
 from ingot.validation.verify import Subject
 from tests.runtime.engines import demo_tokenizer
+from tests.simulators.fake_drafters import KnowingDrafter
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import LayeredExecutor, LayeredPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 MAX_BATCH_TOKENS = 256
 BLOCK_TOKENS = 8
+_WRONG_DRAFTS = 0.3
 
 
 def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **executor: Any) -> Subject:
@@ -21,16 +29,37 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
     layout   name of a variant of LayeredExecutor: layers that differ, windows, side state
     """
     fields: dict[str, Any] = {"vocab_size": demo_tokenizer().vocab_size, "block_tokens": BLOCK_TOKENS, **executor}
-    plain = FakePipelinedExecutor if pipelined else FakeExecutor
+    uniform = FakePipelinedExecutor if pipelined else FakeExecutor
     layered = LayeredPipelinedExecutor if pipelined else LayeredExecutor
 
     def make(**sizes: Any) -> FakeExecutor:
-        return layered(layout, **fields, **sizes) if layout else plain(**fields, **sizes)
+        return layered(layout, **fields, **sizes) if layout else uniform(**fields, **sizes)
 
     def load(options: EngineOptions) -> Engine:
         blocks, most = options.kv_blocks or 256, options.max_batch_tokens or MAX_BATCH_TOKENS
         fake = make(num_blocks=blocks, max_batch_tokens=most)
-        return Engine(fake, demo_tokenizer(), prefix_cache=options.prefix_cache, identity="fake")
+        return Engine(
+            fake,
+            demo_tokenizer(),
+            prefix_cache=options.prefix_cache,
+            identity="fake",
+            speculator=speculator(options.speculation),
+        )
+
+    @cache
+    def plain(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        fake = make(num_blocks=256, max_batch_tokens=MAX_BATCH_TOKENS)
+        with Engine(fake, demo_tokenizer(), prefix_cache=False) as engine:
+            endless = replace(params, n=1, stop=(), stop_token_ids=(), ignore_eos=True)  # drafts go past a stop
+            return engine.generate(list(prompt), endless).token_ids
+
+    def speculator(options: object) -> Speculator | None:
+        """A drafter with the right answer that is wrong now and then: real ones guess no hashes."""
+        if not isinstance(options, SpeculationOptions):
+            return None
+        drafter = KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS)
+        count, control = options.num_draft_tokens, LengthControl(adapts=False)
+        return Speculator(drafter, vocab_size=fields["vocab_size"], num_draft_tokens=count, control=control)
 
     facts = make(num_blocks=1)
     return Subject(
