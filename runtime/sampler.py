@@ -90,14 +90,17 @@ class Sampler:
 
         Raises NonFiniteLogits.
         """
+        token_id = self.choose(logits, generated)
+        count = 0 if self.params.logprobs is None and self.params.ranks_samples else self.params.logprobs
+        return _with_logprobs(logits, token_id, count)
+
+    def choose(self, logits: FloatArray, generated: Sequence[int]) -> int:
+        """The token of `sample` alone."""
         best = _finite_argmax(logits)
         scores = self._adjusted(logits, generated)
         if not self.params.is_greedy:
-            token_id = sample_token(scores, self.params, self.uniform(len(generated)))
-        else:
-            token_id = best if scores is logits else int(scores.argmax())
-        count = 0 if self.params.logprobs is None and self.params.ranks_samples else self.params.logprobs
-        return _with_logprobs(logits, token_id, count)
+            return sample_token(scores, self.params, self.uniform(len(generated)))
+        return best if scores is logits else int(scores.argmax())
 
     def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
         """Logits after penalties and biases; the same array without any."""

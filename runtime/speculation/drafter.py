@@ -4,14 +4,17 @@ A drafter may propose anything. Each token is sampled from the model's own logit
 the output, and a draft counts only if it equals that token, so a bad drafter costs time and never changes a token.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from ingot.runtime.sampler import Sampler
 from ingot.runtime.steps import sequence as steps
 
 NUM_GRADES = 8
+
+
+def _always(grades: Sequence[int]) -> bool:
+    return True
 
 
 class Proposal(NamedTuple):
@@ -28,13 +31,17 @@ class Proposal(NamedTuple):
         return Proposal(self.tokens[:count], self.grades[:count])
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """A request for at most `num_tokens` drafts that continue all tokens of a sequence."""
+class DraftRequest(NamedTuple):
+    """A request for at most `num_tokens` drafts that continue all tokens of a sequence.
+
+    `is_worth_more` decides, from the grades of the drafts so far, whether another one pays. A drafter whose drafts are
+    expensive stops when it is False.
+    """
 
     sequence: steps.Sequence
     sampler: Sampler
     num_tokens: int
+    is_worth_more: Callable[[Sequence[int]], bool] = _always
 
 
 class Drafter(Protocol):

@@ -1,24 +1,93 @@
 """Loads what the options of an engine say about speculation."""
 
-from ingot.artifact import Artifact
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from ingot.artifact import Artifact, open_artifact
 from ingot.errors import UsageError
-from ingot.runtime.options import EngineOptions
+from ingot.runtime.executors import load_executor
+from ingot.runtime.options import EngineOptions, free_memory_bytes
+from ingot.runtime.speculation.draft_model import DraftModel
+from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
-from ingot.runtime.speculation.options import speculation_options
+from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_POOL_CONTEXTS = 8  # of the draft model's KV pool, by default
+_POOL_SHARE = 1 / 16  # of the free memory, at most
 
 
 def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | None:
-    """The speculator of an engine that loads `target`; None when the options set none."""
+    """The speculator of an engine that loads `target`; None when the options set none.
+
+    Raises ArtifactError and EngineError for a draft artifact that cannot be loaded, and UsageError for one that cannot
+    draft for the target.
+    """
     chosen = speculation_options(options.speculation)
     if chosen is None:
         return None
-    if not chosen.is_lookup:
-        raise UsageError(f'speculation is {str(chosen.drafter)!r}; this version supports "lookup"')
+    drafter: Drafter = (
+        PromptLookup() if chosen.is_lookup else _load_draft(Path(chosen.drafter), chosen, options, target)
+    )
     return Speculator(
-        PromptLookup(),
+        drafter,
         vocab_size=target.manifest.model.vocab_size,
         num_draft_tokens=chosen.num_draft_tokens,
         control=LengthControl(adapts=chosen.adaptive),
+    )
+
+
+def _load_draft(path: Path, chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:
+    draft = open_artifact(path)
+    require_same_tokens(draft, target)
+    own = replace(options, speculation=None, kv_blocks=_pool_blocks(chosen, options, draft), kv_bytes=None)
+    executor = load_executor(draft, own)
+    _log.info("drafts come from %s, with %d KV blocks", draft.path, executor.num_blocks)
+    return DraftModel(executor, target_vocab_size=target.manifest.model.vocab_size)
+
+
+def _pool_blocks(chosen: SpeculationOptions, options: EngineOptions, draft: Artifact) -> int:
+    kv, context = draft.manifest.kv, draft.manifest.model.context_tokens
+    if chosen.draft_kv_bytes is not None:
+        if chosen.draft_kv_bytes < kv.block_bytes:
+            raise UsageError(
+                f"draft_kv_bytes is {chosen.draft_kv_bytes}; one KV block of the draft takes {kv.block_bytes} bytes"
+            )
+        return chosen.draft_kv_bytes // kv.block_bytes
+    contexts = min(_POOL_CONTEXTS, options.max_sequences or _POOL_CONTEXTS)
+    most = int(free_memory_bytes() * _POOL_SHARE) // kv.block_bytes
+    return max(1, min(contexts * -(-context // kv.block_tokens), most))
+
+
+def require_same_tokens(draft: Artifact, target: Artifact) -> None:
+    """Raise UsageError unless token ids mean the same to both: equal vocabularies; without tokenizers, equal sizes."""
+    one, other = _vocabulary(draft), _vocabulary(target)
+    if one is None or other is None:
+        sizes = draft.manifest.model.vocab_size, target.manifest.model.vocab_size
+        if one is not other or sizes[0] != sizes[1]:
+            raise _refusal(draft, target, f"vocabularies of {sizes[0]} and {sizes[1]} tokens, and not both a tokenizer")
+        return
+    if one != other:
+        token, first, second = next(
+            (token, one.get(token), other.get(token))
+            for token in sorted(one.keys() | other.keys())
+            if one.get(token) != other.get(token)
+        )
+        raise _refusal(draft, target, f"token {token!r} has the id {first} in the one and {second} in the other")
+
+
+def _vocabulary(artifact: Artifact) -> dict[str, int] | None:
+    files = artifact.files_below("tokenizer")
+    return Tokenizer.load(artifact.path / "tokenizer", files).vocabulary() if TOKENIZER in files else None
+
+
+def _refusal(draft: Artifact, target: Artifact, difference: str) -> UsageError:
+    return UsageError(
+        f"{draft.path} cannot draft for {target.path}: their tokenizers differ ({difference}); build the draft from a"
+        " model with the same tokenizer"
     )

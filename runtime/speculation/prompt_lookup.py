@@ -19,7 +19,7 @@ from ingot.runtime.kv.blocks import TokenArray
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
 from ingot.runtime.steps import sequence as steps
 
-MATCH_TOKENS = 2
+MATCH_TOKENS = 2  # `NGramIndex` has keys of two
 MOST_PLACES = 16
 LONGEST_MATCH = 32
 
@@ -69,14 +69,14 @@ class NGramIndex:
     __slots__ = ("_heads", "_links")
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[int, ...], int] = {}
+        self._heads: dict[tuple[int, int], int] = {}
         self._links = array("i", [-1] * MATCH_TOKENS)  # [place]; no full match ends before the first places
 
     def extend(self, tokens: TokenArray) -> None:
         """Add the places up to the last token: the place after it has no token to copy yet."""
         heads, links = self._heads, self._links
         for place in range(len(links), len(tokens)):
-            key = tuple(tokens[place - MATCH_TOKENS : place])
+            key = (tokens[place - 2], tokens[place - 1])
             links.append(heads.get(key, -1))
             heads[key] = place
 
@@ -85,7 +85,7 @@ class NGramIndex:
         end = len(tokens)
         if end < MATCH_TOKENS:
             return None
-        place = self._heads.get(tuple(tokens[end - MATCH_TOKENS :]), -1)
+        place = self._heads.get((tokens[end - 2], tokens[end - 1]), -1)
         best, longest = -1, 0
         for _ in range(MOST_PLACES):
             if place < 0 or longest == LONGEST_MATCH:

@@ -10,12 +10,14 @@ and the one that turns it off.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ingot.runtime.request import Request
 from ingot.runtime.speculation.counters import SpeculationCounters
 from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, Proposal
-from ingot.runtime.speculation.length_control import Candidates, LengthControl
+from ingot.runtime.speculation.length_control import SMALL_CATCH_UP, Candidates, Draftable, LengthControl
 from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
 
 _log = logging.getLogger(__name__)
@@ -33,12 +35,16 @@ class Speculator:
         self, drafter: Drafter, *, vocab_size: int, num_draft_tokens: int = 8, control: LengthControl | None = None
     ) -> None:
         assert num_draft_tokens > 0
+        self.clock: Callable[[], float] = time.perf_counter  # seconds; what the cost of drafts is measured with
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._num_draft_tokens = num_draft_tokens
         self._control = control or LengthControl()
         self._num_failures = 0  # in a row
         self._grades: dict[int, tuple[int, ...]] = {}  # of the drafts in the step, by sequence
+        self._num_decoding = 0  # sequences in the step
+        self._only_decodes = False
+        self._drafting_seconds = 0.0  # of the step
         self._num_tokens = 0  # that the step's drafts gave, beyond one for each sequence
         self.counters = SpeculationCounters()
 
@@ -53,25 +59,42 @@ class Speculator:
 
     def add_drafts(self, batch: ScheduledBatch, scheduler: Scheduler, requests: Mapping[int, Request]) -> None:
         """Extend a scheduled step by drafts for the sequences that decode. One short of blocks gets none."""
-        self._grades, self._num_tokens = {}, 0
+        self._grades, self._num_tokens, self._drafting_seconds = {}, 0, 0.0
+        decoding = [index for index, entry in enumerate(batch.entries) if entry.samples and entry.num_tokens == 1]
+        self._num_decoding = len(decoding)
+        self._only_decodes = len(decoding) == len(batch.entries)
         room = scheduler.max_batch_tokens - batch.num_tokens
         if batch.preempted or room <= 0 or not self.is_on:
             return
-        places = [index for index, entry in enumerate(batch.entries) if _decodes(entry)]
-        wanted = {index: self._request(requests[batch.entries[index].sequence.id]) for index in places}
-        asked = {index: request for index, request in wanted.items() if request}
+        asked = {
+            index: request
+            for index in decoding
+            if (request := self._request(requests[batch.entries[index].sequence.id])) is not None
+        }
+        proposals = self._proposals(asked)
+        if proposals:
+            self._choose(batch, scheduler, proposals, room)
+
+    def _proposals(self, asked: Mapping[int, DraftRequest]) -> dict[int, Proposal]:
+        """What the drafter proposes for entries of the step; only those that are not empty."""
+        if asked and not self._drafter.is_free:
+            asked = self._planned(asked, self._num_decoding)
         if not asked:
-            return
+            return {}
         proposals = self._propose([*asked.values()])
-        candidates = [
-            Candidates(request.sequence.id, proposal.grades)
-            for request, proposal in zip(asked.values(), proposals, strict=True)
-        ]
-        counts = self._control.choose(candidates, len(places), room)
-        for index, proposal, count in zip(asked, proposals, counts, strict=True):
+        return {index: proposal for index, proposal in zip(asked, proposals, strict=True) if proposal.tokens}
+
+    def _choose(
+        self, batch: ScheduledBatch, scheduler: Scheduler, proposals: Mapping[int, Proposal], room: int
+    ) -> None:
+        """Add to the step what is worth verifying."""
+        ids = {index: batch.entries[index].sequence.id for index in proposals}
+        candidates = [Candidates(ids[index], proposal.grades) for index, proposal in proposals.items()]
+        counts = self._control.choose(candidates, self._num_decoding, room)
+        for (index, proposal), count in zip(proposals.items(), counts, strict=True):
             if count:
                 scheduler.add_drafts(batch, index, proposal.tokens[:count])
-                self._grades[batch.entries[index].sequence.id] = proposal.grades
+                self._grades[ids[index]] = proposal.grades
 
     def verified(self, entry: ScheduledSequence, tokens: Sequence[int]) -> None:
         """Record the tokens that an entry with drafts gave its request."""
@@ -83,9 +106,11 @@ class Speculator:
 
     def stepped(self, batch: ScheduledBatch, seconds: float) -> None:
         """Record the time of a step, if it decoded and did nothing else."""
-        if batch.entries and all(_decodes(entry) for entry in batch.entries):
+        if batch.entries and self._only_decodes:
             num_drafts = sum(len(entry.drafts) for entry in batch.entries)
-            self._control.stepped(len(batch.entries), num_drafts, len(batch.entries) + self._num_tokens, seconds)
+            drafting = self._drafting_seconds
+            num_tokens = self._num_decoding + self._num_tokens
+            self._control.stepped(self._num_decoding, num_drafts, num_tokens, seconds - drafting, drafting)
 
     def forget(self, sequence_id: int) -> None:
         """Free what is kept for a sequence that has ended."""
@@ -104,16 +129,50 @@ class Speculator:
             return None
         return DraftRequest(sequence, request.sampler, most)
 
+    def _planned(self, asked: Mapping[int, DraftRequest], num_sequences: int) -> dict[int, DraftRequest]:
+        """The requests that a draft model is to make drafts for, and how many."""
+        draftable = [self._draftable(request) for request in asked.values()]
+        lengths = self._control.plan(draftable, num_sequences) if draftable else []
+        return {
+            index: request._replace(
+                num_tokens=length,
+                is_worth_more=partial(self._control.is_worth_more, request.sequence.id, num_sequences),
+            )
+            for (index, request), length in zip(asked.items(), lengths, strict=True)
+            if length
+        }
+
+    def _draftable(self, request: DraftRequest) -> Draftable:
+        sequence = request.sequence
+        return Draftable(
+            sequence.id,
+            request.num_tokens,
+            self._drafter.catch_up_tokens(sequence),
+            sequence.num_generated,
+            sequence.max_total_tokens - len(sequence.tokens),
+        )
+
     def _propose(self, asked: Sequence[DraftRequest]) -> list[Proposal]:
         """What the drafter proposes, as far as it can be verified."""
         try:
-            proposals = self._drafter.propose(asked)
+            proposals = self._drafter.propose(asked) if self._drafter.is_free else self._timed(asked)
             usable = [self._usable(p, request) for p, request in zip(proposals, asked, strict=True)]
         except Exception as error:  # noqa: BLE001 (drafts are optional; it is logged)
             self._failed(error)
             return [Proposal()] * len(asked)
         self._num_failures = 0
         return usable
+
+    def _timed(self, asked: Sequence[DraftRequest]) -> list[Proposal]:
+        """The proposals of a draft model, and how long they took."""
+        missing = [self._drafter.catch_up_tokens(request.sequence) for request in asked]
+        started = self.clock()
+        proposals = self._drafter.propose(asked)
+        self._drafting_seconds = self.clock() - started
+        num_steps = max(len(proposal.tokens) for proposal in proposals)
+        caught_up = sum(tokens for tokens in missing if tokens > SMALL_CATCH_UP)
+        self._control.drafting.observe(self._drafting_seconds, num_steps, caught_up)
+        return proposals
 
     def _failed(self, error: Exception) -> None:
         self._num_failures += 1
@@ -124,6 +183,8 @@ class Speculator:
 
     def _usable(self, proposal: Proposal, request: DraftRequest) -> Proposal:
         tokens, grades = proposal
+        if not tokens:
+            return proposal
         if len(tokens) != len(grades):
             raise ValueError(f"{len(tokens)} drafts have {len(grades)} grades")
         count = min(len(tokens), request.num_tokens)
@@ -131,7 +192,3 @@ class Speculator:
             if not (0 <= tokens[index] < self._vocab_size and 0 <= grades[index] < NUM_GRADES):
                 return proposal.cut(index)
         return proposal.cut(count)
-
-
-def _decodes(entry: ScheduledSequence) -> bool:
-    return entry.samples and entry.num_tokens == 1

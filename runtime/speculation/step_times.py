@@ -7,12 +7,28 @@ and each is the median of the last few.
 
 from collections import deque
 from itertools import pairwise
-from statistics import median
 
 _KEPT = 9
 _FEWEST = 3
 _PLAIN_EVERY = 64  # steps
 _FIRST_GUESS = 0.05  # of a plain step, for each draft, until there are measurements
+
+
+class _Recent:
+    """The median of the last few values; 0 without any."""
+
+    __slots__ = ("_values", "count", "median")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_KEPT)
+        self.count = 0
+        self.median = 0.0
+
+    def append(self, value: float) -> None:
+        """Add a value; the oldest leaves."""
+        self._values.append(value)
+        self.count = len(self._values)
+        self.median = sorted(self._values)[self.count // 2]
 
 
 class StepTimes:
@@ -21,7 +37,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._num_steps = 0
         self._last_plain: dict[int, int] = {}
-        self._plain: dict[int, deque[float]] = {}
+        self._plain: dict[int, _Recent] = {}
         self._costs: dict[int, _Costs] = {}
 
     def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
@@ -30,7 +46,7 @@ class StepTimes:
         self._num_steps += 1
         if num_drafts == 0:
             self._last_plain[group] = self._num_steps
-            self._plain.setdefault(group, deque(maxlen=_KEPT)).append(seconds)
+            self._plain.setdefault(group, _Recent()).append(seconds)
             return
         plain = self.plain_seconds(num_sequences)
         if plain:
@@ -38,25 +54,49 @@ class StepTimes:
 
     def plain_seconds(self, num_sequences: int) -> float | None:
         """Seconds of a step without drafts; None before there are enough measurements."""
-        seconds = self._plain.get(_group(num_sequences), ())
-        return median(seconds) if len(seconds) >= _FEWEST else None
+        seconds = self._plain.get(_group(num_sequences))
+        return (seconds.median or None) if seconds and seconds.count >= _FEWEST else None
 
     def needs_plain(self, num_sequences: int) -> bool:
         """Whether a plain step is due, because there are too few measurements, or none of the last steps."""
         group = _group(num_sequences)
         is_old = self._num_steps - self._last_plain.get(group, 0) >= _PLAIN_EVERY
-        return is_old or len(self._plain.get(group, ())) < _FEWEST
+        return is_old or group not in self._plain or self._plain[group].count < _FEWEST
 
     def costs(self, num_sequences: int, most: int) -> list[float]:
         """Cost of a step with 0 .. `most` drafts, in plain steps: 1 with none."""
         return self._costs.setdefault(_group(num_sequences), _Costs()).upto(most)
 
 
+class DraftTimes:
+    """Times of a draft model, from the calls that made drafts."""
+
+    def __init__(self) -> None:
+        self._steps = _Recent()
+        self._tokens = _Recent()
+
+    def observe(self, seconds: float, num_steps: int, catch_up_tokens: int) -> None:
+        """Record a call that took `num_steps` steps; the first of them also caught up with many tokens, if not 0."""
+        if num_steps and not catch_up_tokens:
+            self._steps.append(seconds / num_steps)
+        elif catch_up_tokens:
+            self._tokens.append(max(0.0, seconds - num_steps * self.step_seconds) / catch_up_tokens)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step that makes one draft for each sequence; 0 before it is measured."""
+        return self._steps.median
+
+    def catch_up_seconds(self, num_tokens: int) -> float:
+        """Seconds to compute this many tokens; 0 before it is measured."""
+        return self._tokens.median * num_tokens
+
+
 class _Costs:
     """Costs by number of drafts: medians where there are measurements, straight lines between them."""
 
     def __init__(self) -> None:
-        self._measured: dict[int, deque[float]] = {}
+        self._measured: dict[int, _Recent] = {}
         self._points: list[tuple[int, float]] = [(0, 1.0)]
         self._line: list[float] = []
 
@@ -64,10 +104,10 @@ class _Costs:
         """Add a measurement. The first of its kind is left out: an engine prepares for a new number of rows."""
         bucket = _bucket(num_drafts)
         if bucket not in self._measured:
-            self._measured[bucket] = deque(maxlen=_KEPT)
+            self._measured[bucket] = _Recent()
             return
         self._measured[bucket].append(cost)
-        measured = sorted((count, median(costs)) for count, costs in self._measured.items() if costs)
+        measured = sorted((drafts, costs.median) for drafts, costs in self._measured.items() if costs.count)
         self._points = [(0, 1.0), *measured]
         self._line = []
 

@@ -183,11 +183,11 @@ class StepLoop:
     def _advance(self) -> ScheduledBatch:
         if self._speculator is None:
             return self._step()
-        started = time.perf_counter()
+        started = self._speculator.clock()
         if self.in_flight and self._speculator.may_draft(self._drafting()):
             self.finish_in_flight()  # a draft continues the newest token
         batch = self._step(self._speculator)
-        self._speculator.stepped(batch, time.perf_counter() - started)
+        self._speculator.stepped(batch, self._speculator.clock() - started)
         return batch
 
     def _step(self, speculator: Speculator | None = None) -> ScheduledBatch:

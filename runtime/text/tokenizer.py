@@ -83,6 +83,10 @@ class Tokenizer:
         """Entries, including added tokens. A model may have more rows."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, added tokens included."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     @property
     def bos_token_id(self) -> int | None:
         """Id of the token that begins a sequence."""

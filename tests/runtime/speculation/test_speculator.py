@@ -14,6 +14,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
@@ -53,6 +54,7 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
     "random": lambda seed: RandomDrafter(VOCAB, seed),
     "hostile": lambda seed: HostileDrafter(VOCAB, seed),
     "lookup": lambda seed: PromptLookup(),
+    "model": lambda seed: draft_model(seed),
 }
 
 
@@ -74,6 +76,19 @@ def small_pool(rng: random.Random) -> dict[str, Any]:
         "num_blocks": -(-56 // block_tokens) + rng.choice([0, 1, 4]),
         "max_batch_tokens": rng.choice([1, 5, 16, 64]),
     }
+
+
+def draft_model(seed: int) -> DraftModel:
+    """A draft model that agrees with the target; its pool may be too small for all sequences, or for any."""
+    rng = random.Random(seed)
+    pool: dict[str, Any] = {
+        "num_blocks": rng.choice([3, 12, 60]),
+        "block_tokens": 4,
+        "max_batch_tokens": rng.choice([6, 64]),
+    }
+    return DraftModel(
+        FakeExecutor(vocab_size=VOCAB, max_sequences=rng.choice([2, 64]), **pool), target_vocab_size=VOCAB
+    )
 
 
 def random_request(rng: random.Random) -> tuple[tuple[int, ...], SamplingParams, bool, RequestOptions]:

@@ -1,0 +1,128 @@
+"""Speculation of real artifacts: equal tokens and logits, drafts that cannot draft, options that are refused."""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.errors import ArtifactError, UsageError
+from ingot.runtime.engine import Engine
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.loading import require_same_tokens
+from ingot.runtime.speculation.options import SpeculationOptions
+from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
+
+PROMPTS = [
+    "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n",
+    "import os\nimport",
+    "class A:\n    def __init__(self):",
+]
+PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def target(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("int4-cpu", DEMO_MODEL)
+
+
+@pytest.fixture(scope="module")
+def draft(build_unmeasured: BuildArtifact, two_layers: Path) -> Artifact:
+    return build_unmeasured("fp32-cpu", two_layers)
+
+
+@pytest.fixture(scope="module")
+def plain(target: Artifact) -> Iterator[Engine]:
+    with Engine.load(target, kv_blocks=64) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "draft"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_tokens_are_those_of_plain_decoding_and_logits_bit_for_bit(
+    target: Artifact, draft: Artifact, plain: Engine, drafter: str, adaptive: bool
+) -> None:
+    chosen = SpeculationOptions("lookup" if drafter == "lookup" else draft.path, adaptive=adaptive)
+    params = [PARAMS, replace(PARAMS, temperature=0.8, seed=1), replace(PARAMS, repetition_penalty=1.2, logprobs=2)]
+    with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
+        for _ in range(2):  # the second time from cached blocks
+            found = engine.generate(PROMPTS, params, keep_logits=True)
+            expected = plain.generate(PROMPTS, params, keep_logits=True)
+            for one, other in zip(found, expected, strict=True):
+                assert (one.token_ids, one.text, one.logprobs) == (other.token_ids, other.text, other.logprobs)
+                assert one.logits is not None
+                assert other.logits is not None
+                assert np.array_equal(one.logits, other.logits)
+        metrics = engine.metrics().speculation
+    assert metrics
+    if not adaptive:
+        assert metrics.num_accepted_tokens > 10
+
+
+def test_the_target_as_its_own_draft_is_accepted_everywhere(target: Artifact) -> None:
+    chosen = SpeculationOptions(target.path, num_draft_tokens=4, adaptive=False)
+    with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
+        engine.generate(PROMPTS, replace(PARAMS, temperature=1.0, seed=5))
+        metrics = engine.metrics().speculation
+    assert metrics
+    assert metrics.acceptance_rate == 1
+
+
+def test_a_draft_with_another_tokenizer_is_refused_by_name(target: Artifact, draft: Artifact, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(draft.path, other)
+    file = other / "tokenizer/tokenizer.json"
+    document = json.loads(file.read_text())
+    vocabulary = document["model"]["vocab"]
+    first, second = list(vocabulary)[1000:1002]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(document))
+    changed = Artifact(other, draft.manifest)
+    with pytest.raises(UsageError, match="their tokenizers differ") as caught:
+        require_same_tokens(changed, target)
+    assert str(other) in str(caught.value)
+    assert str(target.path) in str(caught.value)
+    require_same_tokens(draft, target)
+
+
+def test_the_drafts_pool_has_the_size_that_is_set(
+    target: Artifact, draft: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = 5 * draft.manifest.kv.block_bytes
+    with (
+        caplog.at_level(logging.INFO),
+        Engine.load(target, kv_blocks=64, speculation=SpeculationOptions(draft.path, draft_kv_bytes=size)),
+    ):
+        assert f"drafts come from {draft.path}, with 5 KV blocks" in caplog.text
+    with pytest.raises(UsageError, match="draft_kv_bytes is 1; one KV block of the draft takes"):
+        Engine.load(target, kv_blocks=64, speculation=SpeculationOptions(draft.path, draft_kv_bytes=1))
+
+
+@pytest.mark.parametrize(
+    ("speculation", "message"),
+    [
+        (5, 'speculation is 5; it must be None, "lookup", the folder of a draft artifact, or'),
+        ("", "drafter is ''; it must be"),
+    ],
+)
+def test_other_values_are_refused(speculation: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EngineOptions(speculation=speculation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [0, 65, 1.5, True])
+def test_a_number_of_drafts_out_of_range_is_refused(count: int) -> None:
+    with pytest.raises(UsageError, match=r"num_draft_tokens is .* it must be a whole number from 1 to 64"):
+        SpeculationOptions("lookup", num_draft_tokens=count)
+
+
+def test_a_folder_that_is_not_an_artifact_is_refused(target: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=str(tmp_path)):
+        Engine.load(target, speculation=tmp_path)
