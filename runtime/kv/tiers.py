@@ -267,6 +267,7 @@ class TierManager:
         if self._disk:
             self._disk.close()
         self._pass_on()
+        self._advance_loads(may_start=False)
         self._unpin()
 
     def check(self) -> None:

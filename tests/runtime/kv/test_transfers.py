@@ -1,0 +1,77 @@
+"""Threads that move blocks: order, failures, cancelling, and a thread that dies."""
+
+import threading
+
+import pytest
+
+from ingot.errors import EngineError
+from ingot.runtime.kv.transfers import Cancelled, Task, Workers
+
+
+def finished(task: Task) -> Task:
+    """Wait for a task, for at most a minute."""
+    moment = threading.Event()
+    for _ in range(60_000):
+        if task.done:
+            return task
+        moment.wait(0.001)
+    raise AssertionError("the task never ended")
+
+
+def test_tasks_run_in_order_and_report_their_end() -> None:
+    order: list[int] = []
+    ended = threading.Event()
+    workers = Workers("test", 1, when_done=ended.set)
+    tasks = [workers.submit(lambda number=number: order.append(number)) for number in range(5)]
+    workers.close()
+    assert order == [0, 1, 2, 3, 4]
+    assert all(task.done and task.error is None and task.seconds >= 0 for task in tasks)
+    assert ended.is_set()
+    workers.check()
+
+
+def test_an_exception_is_the_tasks_own() -> None:
+    workers = Workers("test", 1)
+    failed = finished(workers.submit(lambda: 1 // 0))
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert finished(workers.submit(lambda: None)).error is None
+    workers.check()
+    workers.close()
+    workers.close()
+
+
+def test_a_task_that_has_begun_is_not_cancelled_and_one_that_has_not_is() -> None:
+    begun, may_end, ran = threading.Event(), threading.Event(), list[int]()
+    workers = Workers("test", 1)
+
+    def run() -> None:
+        begun.set()
+        may_end.wait()
+
+    first, second = workers.submit(run), workers.submit(lambda: ran.append(1))
+    begun.wait()
+    assert not first.cancel()
+    assert second.cancel()
+    assert second.done
+    assert isinstance(second.error, Cancelled)
+    assert not second.cancel()
+    may_end.set()
+    workers.close()
+    assert first.error is None
+    assert not ran
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_is_reported() -> None:
+    def die() -> None:
+        raise SystemExit("killed")
+
+    died = threading.Event()
+    workers = Workers("reader", 1)
+    workers.submit(die)
+    for _ in range(60_000):
+        if not workers._threads[0].is_alive():
+            break
+        died.wait(0.001)
+    with pytest.raises(EngineError, match=r"thread that moves KV blocks \(reader\) has died \(SystemExit: killed\)"):
+        workers.check()
