@@ -102,7 +102,7 @@ class BlockManager:
     def holds(self, sequence_id: int, copy: Copy) -> bool:
         """Whether a sequence reads the target of a copy."""
         if isinstance(copy, StateCopy):
-            return self.states is not None and self.states.slot(sequence_id) == copy.target
+            return self.states is not None and self.states.holds(sequence_id, copy.target)
         return copy.target in self._tables[sequence_id].blocks
 
     def table(self, sequence_id: int) -> TokenArray:
@@ -253,6 +253,11 @@ class BlockManager:
         assert len(table.hashes) <= keep
         while len(table.blocks) > keep:
             self._drop(table.blocks.pop())
+
+    def checkpoint(self, sequence_id: int) -> tuple[StateCopy, ...]:
+        """The copy that keeps a sequence's side state while drafts are verified; none for models without."""
+        copy = self.states.checkpoint(sequence_id) if self.states else None
+        return (copy,) if copy else ()
 
     def release(self, sequence_id: int) -> None:
         """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""

@@ -6,6 +6,7 @@ has a pool of state slots, and a slot is one of:
     live        the state of a running sequence after its newest computed token
     pending     a copy of a live one, made when a step ended at a block's end; its block is not in the prefix index yet
     snapshot    a pending one whose block is indexed: a prefix that ends there may be reused
+    checkpoint  a live state before a step that verifies drafts, to return to when one is rejected
     free
 
 A prefix hit needs the snapshot of its last block, and is shortened to the longest prefix that has one. Snapshots are
@@ -40,13 +41,14 @@ class StateManager:
         self._interval = snapshot_blocks * block_tokens  # tokens
         self._free = list(range(num_slots - 1, -1, -1))
         self._live: dict[int, int] = {}
+        self._checkpoints: dict[int, int] = {}
         self._pending: OrderedDict[tuple[int, int], int] = OrderedDict()  # by sequence and its number of tokens
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # by the key of the last block
 
     @property
     def num_available(self) -> int:
         """Slots that running sequences can get."""
-        return self.num_slots - len(self._live)
+        return self.num_slots - len(self._live) - len(self._checkpoints)
 
     @property
     def num_snapshots(self) -> int:
@@ -56,6 +58,10 @@ class StateManager:
     def slot(self, sequence_id: int) -> int:
         """The live slot of a running sequence."""
         return self._live[sequence_id]
+
+    def holds(self, sequence_id: int, slot: int) -> bool:
+        """Whether a slot is the live one or the checkpoint of a sequence."""
+        return slot in (self._live[sequence_id], self._checkpoints.get(sequence_id))
 
     def longest(self, hashes: Sequence[bytes], num_tokens: int) -> int:
         """Number of leading blocks after which a sequence of `num_tokens` can start, given their keys; 0 for none.
@@ -86,9 +92,35 @@ class StateManager:
         return StateCopy(self._live[parent_id], self._live[child_id])
 
     def release(self, sequence_id: int) -> None:
-        """Free a sequence's live slot and its pending ones."""
+        """Free all slots of a sequence but its snapshots."""
         self._free.append(self._live.pop(sequence_id))
+        self.drop_checkpoint(sequence_id)
         self.rollback(sequence_id, 0)
+
+    def checkpoint(self, sequence_id: int) -> StateCopy | None:
+        """Keep the live state of a sequence before a step that verifies drafts; None when no slot is left."""
+        if not self.num_available:
+            return None
+        assert sequence_id not in self._checkpoints
+        self._checkpoints[sequence_id] = self._allocate()
+        return StateCopy(self._live[sequence_id], self._checkpoints[sequence_id])
+
+    def restore(self, sequence_id: int) -> StateCopy:
+        """Return to the checkpoint of a sequence, which frees its slot: make the copy before any other."""
+        slot = self._checkpoints[sequence_id]
+        self.drop_checkpoint(sequence_id)
+        return StateCopy(slot, self._live[sequence_id])
+
+    def drop_checkpoint(self, sequence_id: int) -> None:
+        """Free the checkpoint of a sequence, if it has one."""
+        slot = self._checkpoints.pop(sequence_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def num_drafts(self, start: int, most: int) -> int:
+        """Drafts that a step from `start` may verify, so that a later step ends at the next place for a snapshot."""
+        place = (start // self._interval + 1) * self._interval
+        return max(0, min(most, place - start - 2))
 
     def chunk_end(self, start: int, end: int, num_prompt_tokens: int) -> int:
         """Where a step that would compute start .. end - 1 ends, so that no place for a snapshot is inside of it."""
@@ -105,7 +137,7 @@ class StateManager:
         at_end = num_prompt_tokens - self._block_tokens <= num_tokens <= num_prompt_tokens
         if num_tokens % self._interval and (num_tokens % self._block_tokens or not at_end):
             return None
-        if len(self._live) == self.num_slots or (sequence_id, num_tokens) in self._pending:
+        if not self.num_available or (sequence_id, num_tokens) in self._pending:
             return None
         target = self._pending[sequence_id, num_tokens] = self._allocate()
         return StateCopy(self._live[sequence_id], target)
@@ -134,10 +166,11 @@ class StateManager:
 
     def check(self, sequences: Collection[int], indexed: Collection[bytes]) -> None:
         """Assert that no slot leaks or is used twice, that the sequences are live, and that snapshots have blocks."""
-        used = [*self._free, *self._live.values(), *self._pending.values(), *self._snapshots.values()]
+        kept = [*self._checkpoints.values(), *self._pending.values(), *self._snapshots.values()]
+        used = [*self._free, *self._live.values(), *kept]
         assert sorted(used) == list(range(self.num_slots)), "a state slot leaked or is used twice"
         assert self._live.keys() == set(sequences)
-        assert {sequence_id for sequence_id, _ in self._pending} <= self._live.keys()
+        assert {*self._checkpoints, *(sequence_id for sequence_id, _ in self._pending)} <= self._live.keys()
         assert self._snapshots.keys() <= set(indexed), "a snapshot outlived its block"
 
     def _allocate(self) -> int:

@@ -39,6 +39,7 @@ from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import CachedTokens
+from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.sequence import Sequence, SequenceState
@@ -207,6 +208,8 @@ class Scheduler:
         entry = batch.entries[index]
         sequence, end = entry.sequence, entry.start + entry.num_tokens
         most = min(self.max_batch_tokens - batch.num_tokens, sequence.max_stored_tokens - end)
+        if self.blocks.states:
+            most = self.blocks.states.num_drafts(entry.start, most) if self.blocks.states.num_available else 0
         held = len(self.blocks.table(sequence.id)) * self.blocks.block_tokens - end
         for count in {min(len(drafts), most): None, min(len(drafts), most, held): None}:
             if count <= 0:
@@ -215,6 +218,7 @@ class Scheduler:
             if copies is not None:
                 batch.entries[index] = entry._replace(drafts=drafts[:count])
                 batch.copies.extend(copies)
+                batch.copies.extend(self.blocks.checkpoint(sequence.id))
                 batch.num_tokens += count
                 return
 
@@ -223,10 +227,24 @@ class Scheduler:
         self.waiting.serve(sequence, sequence.num_computed, 1)
         sequence.num_computed += 1
 
-    def drop_rejected(self, sequence: Sequence) -> None:
-        """Free the blocks that hold rejected drafts alone. Others are overwritten by the tokens that come."""
-        if sequence.state is SequenceState.RUNNING:
+    def drop_rejected(self, entry: ScheduledSequence) -> tuple[StateCopy, ...]:
+        """Free the blocks that hold rejected drafts alone. Others are overwritten by the tokens that come.
+
+        Side state cannot drop a draft: where one was rejected, it returns to what it was before the step, by the copy
+        that this returns, and the next step computes the accepted tokens again.
+        """
+        sequence, states = entry.sequence, self.blocks.states
+        if sequence.state is not SequenceState.RUNNING:
+            return ()
+        if states is None:
             self.blocks.shrink(sequence.id, sequence.num_computed)
+            return ()
+        if sequence.num_computed == entry.start + entry.num_rows:
+            states.drop_checkpoint(sequence.id)
+            return ()
+        self.blocks.shrink(sequence.id, len(sequence.tokens))
+        sequence.num_computed = entry.start
+        return (states.restore(sequence.id),)
 
     def complete(self, batch: ScheduledBatch) -> None:
         """Record that the step was computed: its tokens are in the pool now. Drafts count once they are accepted."""

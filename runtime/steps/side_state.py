@@ -45,8 +45,8 @@ class SideState:
 
     def keep(self, batch: ScheduledBatch) -> None:
         """Make the snapshots that are due after a step was computed or queued. One that fails is left out."""
-        for sequence, start, num_tokens, *_ in batch.entries:
-            if sequence.state is not SequenceState.RUNNING:
+        for sequence, start, num_tokens, _, drafts in batch.entries:
+            if sequence.state is not SequenceState.RUNNING or drafts:  # a draft may be rejected
                 continue
             end = start + num_tokens
             copy = self._states.snapshot(sequence.id, end, sequence.num_prompt_tokens)
@@ -59,6 +59,7 @@ class SideState:
 
     def replay(self, entry: ScheduledSequence, max_batch_tokens: int) -> Iterator[ScheduledBatch]:
         """Steps that compute a sequence again up to where an entry starts; they sample nothing."""
+        self._states.drop_checkpoint(entry.sequence.id)  # the entry is computed without its drafts
         for start in range(0, entry.start, max_batch_tokens):
             count = min(max_batch_tokens, entry.start - start)
             yield ScheduledBatch([ScheduledSequence(entry.sequence, start, count, samples=False)], num_tokens=count)

@@ -85,9 +85,6 @@ class StepLoop:
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
-        if speculator and self._side_state:
-            _log.warning("no drafts are verified: this model has side state, which cannot drop the rejected ones")
-            speculator = None
         self._speculator = speculator
         self.requests: dict[int, Request] = {}  # by sequence id
         self.families: dict[int, Family] = {}  # by request id
@@ -427,7 +424,7 @@ class StepLoop:
             del self.requests[request.sequence.id]
             self._remove(request)
         elif entry.drafts:
-            self.scheduler.drop_rejected(request.sequence)
+            self._make_copies(self.scheduler.drop_rejected(entry))
 
     def _read_rows(
         self,

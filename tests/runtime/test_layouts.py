@@ -13,11 +13,16 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.engines import random_pool, random_requests
 from tests.runtime.steps.test_step_pipeline import Load, serve
 from tests.simulators.fake_executor import FakeExecutor
-from tests.simulators.layered_executor import VARIANTS, LayeredExecutor, LayeredPipelinedExecutor
+from tests.simulators.layered_executor import (
+    VARIANTS,
+    FailingExecutor,
+    FailingPipelinedExecutor,
+    LayeredExecutor,
+    LayeredPipelinedExecutor,
+)
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 VOCAB = 8
@@ -151,34 +156,6 @@ def test_choices_of_a_prompt_fork_its_state_and_equal_requests_with_their_seeds(
         for choice in completion.choices:
             single = replace(params, n=1, seed=choice_seed(4, choice.index))
             assert choice.token_ids == alone(layout, tuple(prompt), single).token_ids
-
-
-class FailingExecutor(LayeredExecutor):
-    """Fails steps, which leaves their states undefined, and copies of states."""
-
-    failed_steps: frozenset[int] = frozenset()
-    failed_copies: frozenset[int] = frozenset()
-    num_computed = num_copied = 0
-
-    def logits(self, batch: ForwardBatch) -> FloatArray:
-        """Compute, then fail."""
-        logits = super().logits(batch)
-        self.num_computed += 1
-        if self.num_computed - 1 in self.failed_steps:
-            self._state_pool[batch.state_slots] += np.uint64(1)
-            raise RuntimeError("the step failed")
-        return logits
-
-    def copy_state(self, source: int, target: int) -> None:
-        """Copy, or fail."""
-        self.num_copied += 1
-        if self.num_copied - 1 in self.failed_copies:
-            raise RuntimeError("the copy failed")
-        super().copy_state(source, target)
-
-
-class FailingPipelinedExecutor(FailingExecutor, LayeredPipelinedExecutor):
-    """The same with a step in flight."""
 
 
 FAILING = pytest.mark.parametrize("executor", [FailingExecutor, FailingPipelinedExecutor])

@@ -171,3 +171,31 @@ class LayeredPipelinedExecutor(LayeredExecutor, FakePipelinedExecutor):
         """Queue the copy."""
         self._queue.append(StateCopy(source, target))
         self.num_queued += 1
+
+
+class FailingExecutor(LayeredExecutor):
+    """Fails steps, which leaves their states undefined, and copies of states."""
+
+    failed_steps: frozenset[int] = frozenset()
+    failed_copies: frozenset[int] = frozenset()
+    num_computed = num_copied = 0
+
+    def logits(self, batch: ForwardBatch) -> FloatArray:
+        """Compute, then fail."""
+        logits = super().logits(batch)
+        self.num_computed += 1
+        if self.num_computed - 1 in self.failed_steps:
+            self._state_pool[batch.state_slots] += np.uint64(1)
+            raise RuntimeError("the step failed")
+        return logits
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy, or fail."""
+        self.num_copied += 1
+        if self.num_copied - 1 in self.failed_copies:
+            raise RuntimeError("the copy failed")
+        super().copy_state(source, target)
+
+
+class FailingPipelinedExecutor(FailingExecutor, LayeredPipelinedExecutor):
+    """The same with a step in flight."""

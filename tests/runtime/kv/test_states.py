@@ -135,6 +135,31 @@ def test_a_fork_copies_the_state() -> None:
     states.check([1, 2], [])
 
 
+def test_a_rejected_draft_returns_to_the_state_before_the_step() -> None:
+    states = manager(num_slots=3)
+    states.admit(1, None)
+    copy = states.checkpoint(1)
+    assert copy is not None
+    assert (copy.source, states.num_available) == (states.slot(1), 1)
+    assert states.holds(1, copy.target)
+    assert states.restore(1) == StateCopy(copy.target, states.slot(1))
+    assert states.num_available == 2
+    states.check([1], [])
+
+
+def test_drafts_are_verified_only_while_a_slot_is_left_and_stop_before_a_place_for_a_snapshot() -> None:
+    states = manager(num_slots=2)
+    states.admit(1, None)
+    states.admit(2, None)
+    assert states.checkpoint(1) is None
+    states.release(2)
+    assert states.checkpoint(1) is not None
+    states.release(1)
+    assert states.num_available == 2
+    states.check([], [])
+    assert [states.num_drafts(start, 8) for start in (0, 6, 12, 13, 14, 15, 16)] == [8, 8, 2, 1, 0, 0, 8]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_operations_leak_no_slot_and_never_lose_or_mix_up_a_state(seed: int) -> None:
     """A model of the pool's content: every slot holds the chain and length whose state it has."""

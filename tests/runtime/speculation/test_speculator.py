@@ -24,7 +24,7 @@ from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import FakeDrafter, HostileDrafter, KnowingDrafter, RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor
-from tests.simulators.layered_executor import VARIANTS, LayeredExecutor, LayeredPipelinedExecutor
+from tests.simulators.layered_executor import VARIANTS, FailingExecutor, LayeredExecutor, LayeredPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 VOCAB = 6  # few, so that sequences repeat themselves
@@ -396,19 +396,41 @@ class Slip(FakeDrafter):
 
 @pytest.mark.parametrize("executor", [LayeredExecutor, LayeredPipelinedExecutor])
 @pytest.mark.parametrize("layout", VARIANTS)
-def test_every_layout_of_the_cache_gives_plain_tokens_and_side_state_turns_drafts_off(
-    executor: type[LayeredExecutor], layout: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("num_states", "error_rate"), [(3, 0.3), (4, 0.3), (30, 0.0), (30, 0.3), (30, 1.0)])
+def test_every_layout_of_the_cache_and_side_state_give_plain_tokens(
+    executor: type[LayeredExecutor], layout: str, num_states: int, error_rate: float
 ) -> None:
     prompts = [[1, 2, 3] * 4, [5], [1, 2, 3] * 3]
+    params = replace(PARAMS, max_tokens=90)  # beyond the places where side state is kept
     with Engine(LayeredExecutor(layout, vocab_size=VOCAB)) as engine:
+        expected = {tuple(prompt): engine.generate(prompt, params).token_ids for prompt in prompts}
+    drafter = KnowingDrafter(lambda prompt, _: expected[prompt], VOCAB, error_rate)
+    under_test = executor(layout, vocab_size=VOCAB, block_tokens=4, num_states=num_states)
+    with Engine(under_test, speculator=speculator(drafter)) as engine:
+        ids = [engine.add(prompt, params) for prompt in prompts]
+        done: dict[int, Completion] = {}
+        while engine.has_unfinished():
+            done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+            engine.check()
+        has_room = not under_test.num_states or num_states > len(prompts)
+        assert (num_accepted(engine) > 0) == (has_room and error_rate < 1) or not has_room
+        again = engine.generate([*prompts[0], *done[ids[0]].token_ids], replace(params, max_tokens=1))
+        if not under_test.num_states or num_states == 30:
+            assert again.cached_tokens >= 64, "side state is kept where drafts would have passed"
+    assert [done[number].token_ids for number in ids] == [expected[tuple(prompt)] for prompt in prompts]
+
+
+def test_a_step_with_drafts_that_fails_leaves_no_trace_in_side_states() -> None:
+    prompts = [[1, 2, 3] * 4, [5]]
+    with Engine(FailingExecutor("side state", vocab_size=VOCAB)) as engine:
         expected = {tuple(prompt): engine.generate(prompt, PARAMS).token_ids for prompt in prompts}
-    drafter = KnowingDrafter(lambda prompt, _: expected[prompt], VOCAB, error_rate=0.2)
-    with (
-        caplog.at_level(logging.WARNING),
-        Engine(executor(layout, vocab_size=VOCAB, block_tokens=4), speculator=speculator(drafter)) as engine,
-    ):
-        done = engine.generate(prompts, PARAMS)
-        accepts, has_state = num_accepted(engine) > 0, executor(layout).num_states > 0
-    assert [one.token_ids for one in done] == [expected[tuple(prompt)] for prompt in prompts]
-    assert (not accepts) == has_state == ("side state" in caplog.text)
-    assert drafter.closed
+    for failed in range(14):
+        drafter = KnowingDrafter(lambda prompt, _: expected[prompt], VOCAB, error_rate=0.3)
+        executor = FailingExecutor("side state", vocab_size=VOCAB, block_tokens=4)
+        executor.failed_steps = frozenset({failed})
+        with Engine(executor, speculator=speculator(drafter)) as engine:
+            completions = engine.generate(prompts, PARAMS)
+            engine.check()
+            assert engine._blocks.states is not None
+            assert engine._blocks.states.num_available == executor.num_states
+        assert [one.token_ids for one in completions] == [expected[tuple(prompt)] for prompt in prompts]
