@@ -9,6 +9,7 @@ Another thread may take a snapshot while a step runs (`AsyncEngine.metrics`). Ev
 itself; two values may be one step apart.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
@@ -31,12 +32,14 @@ TOKENS_BUCKETS = (*(float(step * 10**power) for power in range(6) for step in (1
 class HistogramSnapshot:
     """Observations by bucket: counts[i] are those of at most bounds[i] and above the bound before; the last, all above.
 
-    `total` is the sum of the observed values.
+    `total` is the sum of the observed values, `least` and `most` are the extremes; 0 without any.
     """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+    least: float = 0.0
+    most: float = 0.0
 
     @property
     def num_observed(self) -> int:
@@ -49,43 +52,43 @@ class HistogramSnapshot:
         return self.total / self.num_observed if self.num_observed else None
 
     def quantile(self, share: float) -> float | None:
-        """Value that this share of observations does not exceed, interpolated in its bucket; None without any.
-
-        As histogram_quantile of Prometheus: one above the largest bound counts as that bound.
-        """
+        """Value that this share of observations does not exceed, interpolated in its bucket; None without any."""
         rank, below = share * self.num_observed, 0
         for index, count in enumerate(self.counts):
             if count and below + count >= rank:
-                if index == len(self.bounds):
-                    break
-                low = self.bounds[index - 1] if index else 0.0
-                return low + (self.bounds[index] - low) * max(0.0, rank - below) / count
+                low = max(self.least, self.bounds[index - 1] if index else self.least)
+                high = min(self.most, self.bounds[index] if index < len(self.bounds) else self.most)
+                return low + (high - low) * (rank - below) / count
             below += count
-        return self.bounds[-1] if self.num_observed else None
+        return None
 
 
 class Histogram:
     """Counts observations in fixed buckets. One thread observes, any may take a snapshot."""
 
-    __slots__ = ("_bounds", "_counts", "_last_index", "_last_value", "_total")
+    __slots__ = ("_bounds", "_counts", "_last_index", "_last_value", "_least", "_most", "_total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
-        self._last_value = bounds[0]  # requests of one batch have the same times: look for the bucket once
+        self._least, self._most = math.inf, -math.inf
+        self._last_value = math.nan  # requests of one batch have the same times: look for the bucket once
         self._last_index = 0
 
     def observe(self, value: float) -> None:
         """Add an observation."""
         if value != self._last_value:
             self._last_value, self._last_index = value, bisect_left(self._bounds, value)
+            self._least, self._most = min(self._least, value), max(self._most, value)
         self._counts[self._last_index] += 1
         self._total += value
 
     def snapshot(self) -> HistogramSnapshot:
         """The observations so far."""
-        return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)
+        counts = tuple(self._counts)
+        extremes = (self._least, self._most) if any(counts) else (0.0, 0.0)
+        return HistogramSnapshot(self._bounds, counts, self._total, *extremes)
 
 
 def _seconds() -> Histogram:

@@ -8,6 +8,7 @@ import pytest
 
 from ingot.artifact import Artifact, verdict_warning
 from ingot.cli.main import run
+from ingot.runtime import METRICS
 from tests.cli.refusals import assert_refused
 from tests.conftest import BuildArtifact
 
@@ -62,6 +63,25 @@ def test_text_is_streamed_after_the_prompt_with_a_summary_on_stderr(artifact: Ar
     )
     assert (len(facts["token_ids"]), facts["finish_reason"]) == (5, "length")
     assert facts["prompt_tokens"] > 0
+
+
+def test_stats_are_printed_on_stderr_and_every_metric_is_in_the_json(artifact: Artifact, capsys: Captured) -> None:
+    command = ["run", str(artifact.path), "def f", "--max-tokens", "5", "--stats"]
+    assert run(command) == 0
+    shown = capsys.readouterr().err
+    assert "engine: 1 requests ended (1 length), 5 steps" in shown
+    for text in ("first token p50 ", "between tokens p50 ", "queue p50 ", "prefix cache: 0 of ", "KV pool: "):
+        assert text in shown
+    assert "preemptions" not in shown, "nothing was preempted"
+    assert run([*command, "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)["engine"]
+    assert (found["generation_tokens"], found["request_success"], found["steps"]) == (5, {"length": 1}, 5)
+    latency = found["inter_token_latency_seconds"]
+    assert latency["count"] == 4
+    assert 0 < latency["p50"] <= latency["p99"]
+    assert {metric.name for metric in METRICS} >= found.keys() >= {"kv_cache_usage_perc", "num_preemptions"}
+    assert "engine:" not in printed.err
 
 
 def test_standard_input_is_the_prompt_if_none_is_given(

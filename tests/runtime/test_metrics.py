@@ -31,11 +31,12 @@ def test_an_empty_histogram_has_no_mean_and_no_quantile() -> None:
     assert (snapshot([]).mean, snapshot([]).quantile(0.5)) == (None, None)
 
 
-def test_quantiles_are_interpolated_in_their_bucket_and_end_at_the_largest_bound() -> None:
-    assert snapshot([1.5] * 4).quantile(0.5) == 1.5
+def test_quantiles_are_interpolated_in_their_bucket_within_what_was_observed() -> None:
+    for share in (0, 0.5, 0.99, 1):
+        assert snapshot([1.25]).quantile(share) == 1.25
     assert snapshot([0.5, 3]).quantile(0.5) == 1
-    assert snapshot([0.5, 3]).quantile(0.75) == 3
-    assert snapshot([0.5, 30]).quantile(1) == 4
+    assert snapshot([0.5, 3.5]).quantile(0.75) == 2.75
+    assert snapshot([0.5, 30]).quantile(1) == 30
     assert snapshot([3, 3]).mean == 3
 
 

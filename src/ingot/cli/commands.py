@@ -286,7 +286,11 @@ def recipes() -> None:
 @click.option("--best-of", type=int, help="Sample this many, keep the --n with the highest mean log-probability.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
 @click.option("--system", help="System message of a chat.")
-@click.option("--stats", is_flag=True, help="Print latencies, throughput and use of the caches to stderr.")
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
+)
 @click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
 @click.option("--no-history", is_flag=True, help="Neither read nor keep the history of what is typed.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")

@@ -1,10 +1,10 @@
 """Figures about generated text for `ingot run`: of one completion, of many, and of the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import quantiles
 
 from ingot.cli.console import print_note
-from ingot.runtime import Completion, Engine
+from ingot.runtime import METRICS, Completion, Engine, EngineMetrics, HistogramSnapshot
 from ingot.runtime.speculation.counters import SpeculationMetrics
 
 
@@ -41,14 +41,56 @@ def _choice_facts(done: Completion) -> dict[str, object]:
 
 def print_stats(engine: Engine) -> None:
     """Print what the engine computed so far, on stderr."""
-    found = engine.metrics()
-    print_note(
-        f"engine: {found.num_steps} steps, {found.computed_tokens} tokens computed, {found.prefix_hit_tokens} from the "
-        f"prefix cache, {found.output_tokens} generated; {found.num_preemptions} preemptions; {found.blocks_total} KV "
-        f"blocks, {found.blocks_cached} cached"
+    for line in stats_lines(engine.metrics()):
+        print_note(line)
+
+
+def stats_lines(found: EngineMetrics) -> list[str]:
+    """The most useful metrics in words: work, latencies, prefix cache and KV pool, preemptions, speculation."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.finished_by_reason.items()))
+    lines = [
+        f"engine: {found.num_finished} requests ended ({reasons or 'none yet'}), {found.num_steps} steps, "
+        f"{found.computed_tokens} tokens computed, {found.output_tokens} generated"
+    ]
+    latencies = (
+        ("first token", found.ttft_seconds),
+        ("between tokens", found.itl_seconds),
+        ("queue", found.queue_seconds),
     )
+    shown = [f"{title} {_quantiles(histogram)}" for title, histogram in latencies if histogram.num_observed]
+    if shown:
+        lines.append("; ".join(shown))
+    queries, hits = found.prefix_query_tokens, found.prefix_hit_tokens
+    lines.append(
+        f"prefix cache: {hits} of {queries} tokens ({hits / queries if queries else 0:.0%}); KV pool: "
+        f"{found.blocks_total} blocks, {found.blocks_cached} cached"
+    )
+    if found.num_preemptions or found.num_failed_requests or found.num_failed_steps:
+        lines.append(
+            f"{found.num_preemptions} preemptions, {found.num_yields} of them for urgent requests; "
+            f"{found.num_failed_requests} requests and {found.num_failed_steps} steps failed"
+        )
     if found.speculation and found.speculation.num_drafts:
-        print_note(_speculation(found.speculation))
+        lines.append(_speculation(found.speculation))
+    return lines
+
+
+def stats_facts(found: EngineMetrics) -> dict[str, object]:
+    """Every metric as JSON, by its name in docs/metrics.md; a histogram as count, mean and percentiles."""
+    values = {metric.name: metric.read(found) for metric in METRICS}
+    return {name: _value_facts(value) for name, value in values.items() if value is not None}
+
+
+def _value_facts(value: object) -> object:
+    if isinstance(value, HistogramSnapshot):
+        shares = {f"p{share}": value.quantile(share / 100) for share in (50, 90, 99)}
+        return {"count": value.num_observed, "mean": value.mean, **shares}
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _quantiles(histogram: HistogramSnapshot) -> str:
+    """Median and 99th percentile in milliseconds."""
+    return ", ".join(f"p{share} {(histogram.quantile(share / 100) or 0) * 1e3:.1f} ms" for share in (50, 99))
 
 
 def _speculation(found: SpeculationMetrics) -> str:

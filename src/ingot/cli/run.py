@@ -9,7 +9,7 @@ import click
 
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
-from ingot.cli.generation_stats import completion_facts, pace, print_stats
+from ingot.cli.generation_stats import completion_facts, pace, print_stats, stats_facts
 from ingot.cli.prompt_loop import PromptLoop
 from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
@@ -51,11 +51,12 @@ def run_command(
     with _load(artifact, no_verify, speculate) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
-            print_json(completion_facts(engine.generate(request, params)))
+            facts = completion_facts(engine.generate(request, params))
+            print_json(facts | ({"engine": stats_facts(engine.metrics())} if stats else {}))
         else:
             _stream(engine, request, params)
-        if stats:
-            print_stats(engine)
+            if stats:
+                print_stats(engine)
     return 0
 
 
