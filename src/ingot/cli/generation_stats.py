@@ -6,6 +6,7 @@ from statistics import quantiles
 from ingot.cli.console import print_note
 from ingot.runtime import METRICS, Completion, Engine, EngineMetrics, HistogramSnapshot
 from ingot.runtime.speculation.counters import SpeculationMetrics
+from ingot.sizes import format_bytes
 
 
 def pace(done: Completion) -> str:
@@ -33,6 +34,7 @@ def _choice_facts(done: Completion) -> dict[str, object]:
         **mean,
         "prompt_tokens": done.prompt_tokens,
         "cached_tokens": done.cached_tokens,
+        "cached_tokens_by_tier": done.cached_tokens_by_tier._asdict(),
         "ttft_seconds": done.metrics.ttft_seconds,
         "tpot_seconds": done.metrics.tpot_seconds,
         "e2e_seconds": done.metrics.e2e_seconds,
@@ -61,10 +63,15 @@ def stats_lines(found: EngineMetrics) -> list[str]:
     if shown:
         lines.append("; ".join(shown))
     queries, hits = found.prefix_query_tokens, found.prefix_hit_tokens
+    by_tier = ", ".join(f"{count} from {tier}" for tier, count in found.prefix_hit_tokens_by_tier.items())
     lines.append(
-        f"prefix cache: {hits} of {queries} tokens ({hits / queries if queries else 0:.0%}); KV pool: "
-        f"{found.blocks_total} blocks, {found.blocks_cached} cached"
+        f"prefix cache: {hits} of {queries} tokens ({hits / queries if queries else 0:.0%}"
+        f"{f'; {by_tier}' if found.kv_tiers else ''}); KV pool: {found.blocks_total} blocks, "
+        f"{found.blocks_cached} cached"
     )
+    if found.kv_tiers:
+        moved = ", ".join(f"{move} {format_bytes(count)}" for move, count in found.kv_tiers.moved_bytes.items())
+        lines.append(f"host memory: {found.kv_tiers.host_blocks} of {found.kv_tiers.host_blocks_total} blocks; {moved}")
     if found.num_preemptions or found.num_failed_requests or found.num_failed_steps:
         lines.append(
             f"{found.num_preemptions} preemptions, {found.num_yields} of them for urgent requests; "
