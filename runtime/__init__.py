@@ -4,6 +4,7 @@ The engine and everything that all executors share are here, executors in cpu/ a
 """
 
 from ingot.runtime.async_engine import AsyncEngine
+from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
 from ingot.runtime.metrics import EngineMetrics, HistogramSnapshot
@@ -20,6 +21,7 @@ from ingot.runtime.text.tokenizer import Tokenizer
 __all__ = [
     "METRICS",
     "AsyncEngine",
+    "BeamParams",
     "Completion",
     "Engine",
     "EngineMetrics",

@@ -27,6 +27,7 @@ from typing import Self, TypeVar
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, IngotError
+from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
@@ -47,7 +48,7 @@ class _Stream:
     """One reader: its request, and the queue that it reads in its event loop."""
 
     prompt: Int64Array
-    params: SamplingParams
+    params: SamplingParams | BeamParams
     options: RequestOptions
     keep_logits: bool
     arrival_seconds: float
@@ -153,6 +154,13 @@ class AsyncEngine:
         """Complete one prompt. Cancelling the task aborts the request."""
         return await _completion(self.stream(prompt, params, options=options, keep_logits=keep_logits))
 
+    async def beam_search(
+        self, prompt: Prompt, params: BeamParams | None = None, *, options: RequestOptions | None = None
+    ) -> Completion:
+        """As `Engine.beam_search`. Cancelling the task aborts the request."""
+        encode = partial(self.engine.encode, prompt)
+        return await _completion(self._stream(encode, checked_beam_params(params), options, keep_logits=False))
+
     async def generate_chat(
         self,
         messages: Sequence[Message],
@@ -210,11 +218,12 @@ class AsyncEngine:
     async def _stream(
         self,
         encode: Callable[[], TokenIds],
-        params: SamplingParams | None,
+        params: SamplingParams | BeamParams | None,
         options: RequestOptions | None,
         keep_logits: bool,
     ) -> AsyncGenerator[RequestOutput, None]:
-        arrival, params, options = self.engine.clock(), checked_params(params), checked_options(options)
+        arrival, options = self.engine.clock(), checked_options(options)
+        params = params if isinstance(params, BeamParams) else checked_params(params)
         self._enter()
         try:
             prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))

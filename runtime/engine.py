@@ -24,6 +24,7 @@ import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import EngineError, Overloaded, UsageError
+from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
@@ -50,7 +51,8 @@ from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.loading import load_speculator
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.steps.beams import BeamGroup
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.side_state import state_manager
 from ingot.runtime.steps.step_loop import StepLoop
@@ -192,7 +194,7 @@ class Engine:
     def add(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | BeamParams | None = None,
         *,
         options: RequestOptions | None = None,
         keep_logits: bool = False,
@@ -204,7 +206,8 @@ class Engine:
         ends there, with the reason "length". Raises RequestError when the request can never be served: an empty prompt,
         one that fills the model's context, a token outside the vocabulary, or more KV blocks than the pool has.
         Overloaded when the engine has `max_requests` or `max_waiting_tokens` already, and with `reject_late` when there
-        is too much work before the request for its timeout.
+        is too much work before the request for its timeout. With BeamParams it is a beam search, whose outputs come at
+        its end, one for each sequence that it returns.
         """
         self._require_open()
         if self.max_requests is not None and self._loop.num_requests >= self.max_requests:
@@ -212,13 +215,33 @@ class Engine:
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
         now = self.clock() if arrival_seconds is None else arrival_seconds
+        new = self._request_factory(tokens, options, keep_logits, now)
+        if isinstance(params, BeamParams):
+            group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
+            self._require_room(group.first)
+            self._loop.add_search(group)
+            return group.id
+        choices = [new(each, index) for index, each in enumerate(choice_params(checked_params(params)))]
+        self._require_room(choices[0])
+        if len(choices) > 1:
+            self._loop.add_choices(choices)
+        else:
+            self._loop.add(choices[0])
+        return choices[0].id
+
+    def _request_factory(
+        self, tokens: Int64Array, options: RequestOptions, keep_logits: bool, now: float
+    ) -> Callable[..., Request]:
+        """Makes the choices or beams of one request from parameters and index. The first has the request's id."""
         request_id = next(self._ids)
-        scope = self._scope(options)  # of all choices, so that they find the prompt's blocks
-        choices = [
-            Request(
+        sequence_ids = itertools.chain([request_id], self._ids)
+        scope = self._scope(options)  # of all of them, so that they find the prompt's blocks
+
+        def new(params: SamplingParams, index: int = 0) -> Request:
+            return Request(
                 request_id,
                 tokens,
-                each,
+                params,
                 self.model,
                 self.tokenizer,
                 self._eos_token_ids,
@@ -227,16 +250,10 @@ class Engine:
                 keep_logits=keep_logits,
                 now=now,
                 index=index,
-                sequence_id=next(self._ids) if index else request_id,
+                sequence_id=next(sequence_ids),
             )
-            for index, each in enumerate(choice_params(checked_params(params)))
-        ]
-        self._require_room(choices[0])
-        if len(choices) > 1:
-            self._loop.add_choices(choices)
-        else:
-            self._loop.add(choices[0])
-        return request_id
+
+        return new
 
     def _scope(self, options: RequestOptions) -> PrefixScope:
         shared = self._prefix_cache and options.prefix_cache
@@ -385,6 +402,22 @@ class Engine:
         checked = checked_prompt(self.encode(prompt), self.model)
         return self._stream(checked, checked_params(params), checked_options(options), keep_logits)
 
+    def beam_search(
+        self, prompt: Prompt, params: BeamParams | None = None, *, options: RequestOptions | None = None
+    ) -> Completion:
+        """Search for the likeliest sequences after a prompt, a text or token ids. RequestFailed when it fails.
+
+        The completion is the best; its `choices` are all that `params.num_return` asks for, each with its `score`. With
+        a width of 1 it is greedy decoding.
+        """
+        request_id = self._open_queue(prompt, checked_beam_params(params), options, keep_logits=False)
+        try:
+            result = self._complete(request_id)
+        finally:
+            self._close_queue(request_id)
+        raise_failure([result])
+        return result
+
     def generate_chat(
         self,
         messages: Sequence[Message],
@@ -429,7 +462,11 @@ class Engine:
             self._close_queue(request_id)
 
     def _open_queue(
-        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, keep_logits: bool
+        self,
+        prompt: Prompt,
+        params: SamplingParams | BeamParams | None,
+        options: RequestOptions | None,
+        keep_logits: bool,
     ) -> int:
         request_id = self.add(prompt, params, options=options, keep_logits=keep_logits)
         self._outputs.open(request_id)

@@ -73,6 +73,7 @@ class Completion:
     error           why the request failed, when `finish_reason` is "error"; text and tokens are those before
     index           number of this choice among those of its request, from 0
     mean_logprob    mean log-probability of the tokens, when `logprobs` or a `best_of` above n was set, else None
+    score           of a beam search, by which its sequences are ranked, else None
     others          choices 1 and following of a request with n above 1; only the result of the whole request has them
     """
 
@@ -90,6 +91,7 @@ class Completion:
     error: EngineError | None = None
     index: int = 0
     mean_logprob: float | None = None
+    score: float | None = None
     others: "tuple[Completion, ...]" = ()
 
     @property
@@ -164,6 +166,17 @@ def require_success(outputs: list[RequestOutput]) -> list[RequestOutput]:
     """Return the outputs of a step; raises the error of a choice that failed in it."""
     raise_failure([output.completion for output in outputs if output.completion])
     return outputs
+
+
+def ranked_outputs(ranked: Sequence[tuple[Completion, tuple[SampledToken, ...]]]) -> list[RequestOutput]:
+    """One output for each completion, with its whole text and its tokens. Its rank becomes its index."""
+    completions = [replace(completion, index=rank) for rank, (completion, _) in enumerate(ranked)]
+    result = replace(completions[0], others=tuple(completions[1:]))
+    last = len(ranked) - 1
+    return [
+        RequestOutput(one.request_id, one.text, tokens, one, result if one.index == last else None, one.index)
+        for one, (_, tokens) in zip(completions, ranked, strict=True)
+    ]
 
 
 class OutputQueues:

@@ -173,6 +173,7 @@ class Request:
         self._logits: list[FloatArray] | None = [] if keep_logits else None
         self.speculate = options.speculate
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
+        self.is_beam = False  # of a search, whose result has its output
         self.arrival_seconds = now
         self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)
         self._first_scheduled_seconds: float | None = None

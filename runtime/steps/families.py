@@ -9,7 +9,7 @@ by itself. So each gets the tokens of a request of its own with its seed, and a 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.outputs import Completion, RequestOutput, ranked_outputs
 from ingot.runtime.request import Request
 from ingot.runtime.steps.sequence import SequenceState
 
@@ -56,24 +56,20 @@ class Family:
         if output.completion:
             self._completions[output.index] = output.completion
         if not self._params.ranks_samples:
-            return [replace(output, result=self._result(self._in_order()) if self.is_finished else None)]
+            return [replace(output, result=self._result() if self.is_finished else None)]
         return self._best() if self.is_finished else []
 
     def _in_order(self) -> list[Completion]:
         return [self._completions[index] for index in range(len(self._choices))]
 
-    def _result(self, completions: Sequence[Completion]) -> Completion:
-        return replace(completions[0], others=tuple(completions[1:]))
+    def _result(self) -> Completion:
+        first, *others = self._in_order()
+        return replace(first, others=tuple(others))
 
     def _best(self) -> list[RequestOutput]:
         """One output for each of the n best choices: its whole text and tokens. Their rank is their index."""
         found = sorted(self._in_order(), key=_rank)[: self._params.n]
-        ranked = [replace(completion, index=rank) for rank, completion in enumerate(found)]
-        outputs = [
-            RequestOutput(self.id, one.text, self._choices[before.index].tokens, one, index=one.index)
-            for before, one in zip(found, ranked, strict=True)
-        ]
-        return [*outputs[:-1], replace(outputs[-1], result=self._result(ranked))]
+        return ranked_outputs([(completion, self._choices[completion.index].tokens) for completion in found])
 
 
 def _rank(completion: Completion) -> tuple[bool, float, int]:

@@ -169,6 +169,8 @@ class Scheduler:
         if len(batch.preempted) == num_yielded and self._opens_batch():
             self._admit(batch)
             self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
+        if not batch.entries:
+            self._park_idle(batch)
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
         if self.tiers and self.waiting:
@@ -176,28 +178,36 @@ class Scheduler:
         return batch
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> list[Copy]:
-        """Start sequences that share the prompt of another, which is computed. They rank after it, in order.
+        """Start sequences that begin with all tokens of another, which are computed. They rank after it, in order.
 
         Forking allocates no block, but as in `_start` each running sequence must have one to grow into. One that waits,
-        now or later, finds the prompt in the prefix index. Returns the copies to make before any other step.
+        now or later, finds the other's full blocks in the prefix index. Returns the copies to make before another step.
         """
-        assert parent.num_computed == parent.num_prompt_tokens
-        room = min(self.max_sequences, self.blocks.num_available) - len(self.running)
-        if self.blocks.states:
-            room = min(room, self.blocks.states.num_available)
+        room = 0
+        if parent.state is SequenceState.RUNNING:
+            assert parent.num_computed == len(parent.tokens)
+            room = min(self.max_sequences, self.blocks.num_available) - len(self.running)
+            if self.blocks.states:
+                room = min(room, self.blocks.states.num_available)
         copies: list[Copy] = []
         for number, child in enumerate(children):
-            child.follow(parent, number + 1)
+            child.follow(parent)
             self._enter_scope(child)
             if number < room:
                 copies += self.blocks.fork(parent.id, child.id)
-                child.num_computed = parent.num_prompt_tokens
+                child.num_computed = parent.num_computed
                 child.state = SequenceState.RUNNING
                 self.running[child.id] = child
             else:
                 child.state = SequenceState.WAITING
                 self.waiting.put_back(child)
         return copies
+
+    def resume(self, sequence: Sequence) -> None:
+        """Record that a sequence without tokens to compute has its next one; a parked one waits for blocks."""
+        if sequence.state is SequenceState.PARKED:
+            sequence.state = SequenceState.WAITING
+            self.waiting.put_back(sequence)
 
     def add_drafts(self, batch: ScheduledBatch, index: int, drafts: tuple[int, ...]) -> None:
         """Let the step verify as many leading drafts for an entry that decodes as tokens and blocks are left for.
@@ -302,7 +312,7 @@ class Scheduler:
             self._release(sequence)
         elif sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
-        if sequence.state in (SequenceState.RUNNING, SequenceState.LOADING, SequenceState.WAITING):
+        if sequence.state not in (SequenceState.UNFORKED, SequenceState.FINISHED):
             self._leave_scope(sequence)
         sequence.state = SequenceState.FINISHED
 
@@ -456,6 +466,15 @@ class Scheduler:
                 sequence.is_read_ahead = True
                 tiers.read_ahead(self.blocks.contents(sequence.tokens, sequence.scope))
 
+    def _park_idle(self, batch: ScheduledBatch) -> None:
+        """Preempt sequences that wait for others of their group to be computed, the last first, until one can start."""
+        idle = [each for each in self.running.values() if not each.num_pending]
+        for sequence in sorted(idle, key=by_rank, reverse=True):
+            if batch.entries or any(each.state is SequenceState.LOADING for each in self.running.values()):
+                return
+            self._preempt(sequence, batch)
+            self._admit(batch)
+
     def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
         """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
@@ -476,9 +495,12 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, batch: ScheduledBatch) -> None:
         self._release(sequence)
-        sequence.state = SequenceState.WAITING
+        if sequence.num_pending:
+            sequence.state = SequenceState.WAITING
+            self.waiting.put_back(sequence)
+        else:
+            sequence.state = SequenceState.PARKED
         sequence.num_computed = 0
         sequence.num_preemptions += 1
-        self.waiting.put_back(sequence)
         self.num_preemptions += 1
         batch.preempted.append(sequence)

@@ -14,10 +14,11 @@ class SequenceState(Enum):
     """State of a sequence.
 
     An unforked one waits for a prompt that it will share. A loading one has its blocks, which are being restored. A
-    preempted one waits again.
+    preempted one waits again; a parked one gave up its blocks while it had no token to compute, until its next one.
     """
 
     UNFORKED = "unforked"
+    PARKED = "parked"
     WAITING = "waiting"
     LOADING = "loading"
     RUNNING = "running"
@@ -33,7 +34,7 @@ class Sequence:
 
     `rank` orders running sequences, the most urgent first: level and place. The level is the priority at first, and
     gets lower by waiting (`waiting`). Places count first admissions from 1; 0 before. Sequences that were forked from
-    another have its place, and their own number after it.
+    another have its place, and their id after it.
     """
 
     id: int
@@ -78,12 +79,12 @@ class Sequence:
         most = len(tokens) + max_tokens
         return cls(sequence_id, tokens, len(tokens), most, reuse_prefix, scope, priority=priority, group=group)
 
-    def follow(self, parent: "Sequence", number: int) -> None:
-        """Take the rank after a sequence with the same prompt, which computed and was charged for it."""
-        self.rank = (parent.level, parent.place, number)
+    def follow(self, parent: "Sequence") -> None:
+        """Take the rank after a sequence that computed, and was charged for, the tokens that both begin with."""
+        self.rank = (parent.level, parent.place, self.id)
         self.resume_level = parent.resume_level
         self.cached_tokens = parent.cached_tokens
-        self.num_charged = parent.num_prompt_tokens
+        self.num_charged = parent.num_charged
 
     @property
     def level(self) -> int:

@@ -40,6 +40,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.sampler import NonFiniteLogits
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray
+from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.families import Family
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
@@ -88,6 +89,7 @@ class StepLoop:
         self._speculator = speculator
         self.requests: dict[int, Request] = {}  # by sequence id
         self.families: dict[int, Family] = {}  # by request id
+        self.searches: dict[int, BeamGroup] = {}  # by request id
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.metrics = MetricsRegistry()
@@ -108,7 +110,8 @@ class StepLoop:
         if request.deadline_seconds is not None:
             heappush(self._deadlines, (request.deadline_seconds, request.sequence.id))
         if len(self._deadlines) > 2 * len(self.requests) + _SPARE_DEADLINES:  # most are of requests that have ended
-            self._deadlines = [each for each in self._deadlines if each[1] in self.requests or each[1] in self.families]
+            open_ids = self.requests.keys() | self.families.keys() | self.searches.keys()
+            self._deadlines = [each for each in self._deadlines if each[1] in open_ids]
             heapify(self._deadlines)
 
     def add_choices(self, choices: list[Request]) -> None:
@@ -117,10 +120,16 @@ class StepLoop:
         self.add(family.first)
         self.families[family.id] = family
 
+    def add_search(self, group: BeamGroup) -> None:
+        """Queue a beam search; RequestError when the whole pool could not hold one of its beams."""
+        self.add(group.first)
+        self.searches[group.id] = group
+
     @property
     def num_requests(self) -> int:
-        """Requests that are unfinished; one with several choices counts once."""
-        return len({request.id for request in self.requests.values()}) if self.families else len(self.requests)
+        """Requests that are unfinished; one with several choices or beams counts once."""
+        has_groups = self.families or self.searches
+        return len({request.id for request in self.requests.values()}) if has_groups else len(self.requests)
 
     def end(self, request_id: int, reason: EarlyEnd = "abort") -> list[RequestOutput]:
         """End a request early and free its blocks; returns the last output of each choice that had not ended."""
@@ -129,6 +138,11 @@ class StepLoop:
             outputs = [shown for choice in family.open for shown in family.collect(self._end(choice, reason))]
             del self.families[request_id]
             return outputs
+        group = self.searches.get(request_id)
+        if group:
+            self._take_out(group.beams)
+            del self.searches[request_id]
+            return self._searched(group, reason)
         request = self.requests.get(request_id)
         return [self._end(request, reason)] if request and request.id == request_id else []
 
@@ -256,7 +270,8 @@ class StepLoop:
         if self._tiers:
             self._tiers.check()
         scheduled = {*self.scheduler.running, *(sequence.id for sequence in self.scheduler.waiting)}
-        assert scheduled == {*self.requests}
+        parked = {number for number, each in self.requests.items() if each.sequence.state is SequenceState.PARKED}
+        assert scheduled | parked == {*self.requests}
         assert all(family.first.sequence.id in self.requests or family.is_forked for family in self.families.values())
         assert not any(family.is_finished for family in self.families.values())
         rows = self.in_flight.rows if self.in_flight else {}
@@ -377,7 +392,10 @@ class StepLoop:
         for entry in batch.entries:
             its_rows = list(islice(unread, entry.num_logits))
             request = self.requests.get(entry.sequence.id)
-            if its_rows and request:  # it has not ended since
+            group = self.searches.get(request.id) if request else None
+            if its_rows and request and group:
+                self._finish_beam(entry, group, request, its_rows[0], now)
+            elif its_rows and request:  # it has not ended since
                 for choice in [request, *self._fork(request)]:
                     if choice.sequence.id in self.requests:  # the copy of its side state did not fail
                         self._finish_entry(entry._replace(sequence=choice.sequence), choice, its_rows, now)
@@ -385,6 +403,43 @@ class StepLoop:
             Served(self.metrics.computed_tokens, self.scheduler.waiting.num_admitted_tokens, self.metrics.num_finished),
             now,
         )
+
+    def _finish_beam(
+        self, entry: ScheduledSequence, group: BeamGroup, beam: Request, row: FloatArray | int, now: float
+    ) -> None:
+        """Read the logits after a beam; after the last of a search, choose its next beams."""
+        assert not isinstance(row, int), "beams are chosen on the host"
+        try:
+            group.read(beam, row)
+            self.scheduler.share(entry)
+            if group.is_complete:
+                if not group.num_steps:
+                    self.metrics.first_token(now - beam.arrival_seconds, beam.sequence.num_prompt_tokens)
+                self._advance_beams(group, group.advance(now))
+        except Exception as error:  # noqa: BLE001 (the request's output has it)
+            self._fail(beam, error)
+
+    def _advance_beams(self, group: BeamGroup, moves: BeamMoves) -> None:
+        self._take_out(moves.removed)
+        self.metrics.output_tokens += 1
+        copies: list[Copy] = []
+        for parent, children in moves.forked:
+            copies += self.scheduler.fork(parent.sequence, [child.sequence for child in children])
+            self.requests |= {child.sequence.id: child for child in children}
+        for beam, token in moves.continued:
+            beam.sequence.tokens.append(token)
+            self.scheduler.resume(beam.sequence)
+        self._make_copies(copies)
+        if group.is_done:
+            del self.searches[group.id]
+            for output in self._searched(group):
+                self.outputs.put(output)
+
+    def _searched(self, group: BeamGroup, reason: EarlyEnd = "abort") -> list[RequestOutput]:
+        """The outputs of a search that has ended."""
+        outputs = group.result(self.clock(), reason)
+        self._counted(outputs[0])
+        return outputs
 
     def _fork(self, request: Request) -> list[Request]:
         """The other choices of a request whose prompt was just computed: they sample from the same logits."""
@@ -470,11 +525,9 @@ class StepLoop:
 
     def _fail(self, request: Request, error: Exception) -> None:
         """End a request that failed by itself."""
-        del self.requests[request.sequence.id]
         if isinstance(error, NonFiniteLogits):
             self.scheduler.discard(request.sequence)
-        self._remove(request)
-        self._put(self._counted(request.fail(error, self.clock())))
+        self._end_failed([request], error)
 
     def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
         """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
@@ -482,28 +535,33 @@ class StepLoop:
         if not any(self._computes_one_token() for _ in range(_ATTEMPTS)):
             self._break(error, failed)
             return
-        now = self.clock()
-        for request in [choice for one in failed for choice in self._with_unforked(one)]:
-            self._put(self._counted(request.fail(error, now)))
+        self._end_failed(failed, error)
 
     def _break(self, error: Exception, failed: Iterable[Request] = ()) -> None:
         """End all requests: no further step is possible. Those that `failed` were taken out before."""
         self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
         self.error.__cause__ = error
-        failed = [*failed, *self.requests.values()]
-        self._take_out(list(self.requests.values()))
+        self._end_failed([*failed, *self.requests.values()], error)
+
+    def _end_failed(self, failed: list[Request], error: Exception) -> None:
+        """End requests with an error, and what depends on them: choices without a prompt, other beams of a search."""
         now = self.clock()
-        for request in [choice for one in failed for choice in self._with_unforked(one)]:
-            self._put(self._counted(request.end_with(self.error, now)))
+        self._take_out(failed)
+        for request in failed:
+            if request.id in self.searches:
+                group = self.searches.pop(request.id)
+                self._take_out([*group.beams, *(each for each in self.requests.values() if each.id == group.id)])
+                ended = [group.replayed()]
+            else:
+                family = self._unforked(request)
+                ended = family.open if family else [] if request.is_beam else [request]
+            for each in ended:
+                output = each.end_with(self.error, now) if self.error else each.fail(error, now)
+                self._put(self._counted(output))
 
-    def _with_unforked(self, request: Request) -> list[Request]:
-        """A request and the choices that fail with it, because they depend on its prompt."""
-        family = self._unforked(request)
-        return family.open if family else [request]
-
-    def _take_out(self, requests: list[Request]) -> None:
+    def _take_out(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            del self.requests[request.sequence.id]
+            self.requests.pop(request.sequence.id, None)
             self._remove(request)
 
     def _computes_one_token(self) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ingot.errors import EngineError
+from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
@@ -40,6 +41,14 @@ OPTIONS = st.builds(
     priority=st.sampled_from([0, 0, 1, 5]),
     group=st.sampled_from(["", "a"]),
     timeout_seconds=st.sampled_from([None, None, None, 1, 7, 30]),
+)
+
+
+BEAM_PARAMS = st.builds(
+    BeamParams,
+    width=st.integers(1, 4),
+    max_tokens=st.integers(1, 11),
+    stop_token_ids=st.sampled_from([(), (2,)]),
 )
 
 
@@ -79,6 +88,12 @@ def tokens_alone(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, 
 
 
 @cache
+def searched_alone(prompt: tuple[int, ...], params: BeamParams) -> list[tuple[int, ...]]:
+    with token_engine(vocab_size=3) as engine:
+        return [choice.token_ids for choice in engine.beam_search(list(prompt), params).choices]
+
+
+@cache
 def logits_of_ones() -> FloatArray:
     with token_engine(vocab_size=3) as engine:
         return engine.prompt_logits([1] * 9)
@@ -97,6 +112,7 @@ class EngineOperations(RuleBasedStateMachine):
         self.now = 0.0
         self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache, clock=lambda: self.now)
         self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self.searches: dict[int, tuple[tuple[int, ...], BeamParams]] = {}
         self.failed: set[int] = set()  # requests of which a choice or more failed
         self.ended: dict[int, dict[int, Completion]] = {}  # choices by request and index
 
@@ -104,11 +120,19 @@ class EngineOperations(RuleBasedStateMachine):
     def add(self, prompt: list[int], params: SamplingParams, options: RequestOptions) -> None:
         self.requests[self.engine.add(prompt, params, options=options)] = tuple(prompt), params
 
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=13) | WHOLE_BLOCKS, params=BEAM_PARAMS)
+    def search(self, prompt: list[int], params: BeamParams) -> None:
+        self.searches[self.engine.add(prompt, params)] = tuple(prompt), params
+
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
             self.now += 1
             for output in self.engine.step():
+                if output.request_id in self.searches:
+                    if output.result:
+                        self.searched(output.result)
+                    continue
                 if output.completion:
                     self.choice_ended(output.completion)
                 if output.result:
@@ -123,6 +147,13 @@ class EngineOperations(RuleBasedStateMachine):
             for choice in result.choices:
                 self.choice_ended(choice)
             self.finished(result)
+
+    @rule(number=st.integers(0, 20))
+    def abort_search(self, number: int) -> None:
+        if self.searches:
+            request_id = sorted(self.searches)[number % len(self.searches)]
+            assert self.engine.abort(request_id) is not None
+            del self.searches[request_id]
 
     @rule(when=st.sampled_from(["before", "after"]), times=st.integers(1, 2))
     def fail(self, when: str, times: int) -> None:
@@ -142,6 +173,13 @@ class EngineOperations(RuleBasedStateMachine):
     def evaluate(self, length: int) -> None:
         if self.engine.metrics().num_running == 0:
             assert np.array_equal(self.engine.prompt_logits([1] * length), logits_of_ones()[:length])
+
+    def searched(self, result: Completion) -> None:
+        prompt, params = self.searches.pop(result.request_id)
+        if result.error:
+            self.failed.add(result.request_id)
+        else:
+            assert [choice.token_ids for choice in result.choices] == searched_alone(prompt, params)
 
     def choice_ended(self, choice: Completion) -> None:
         prompt, params = self.requests[choice.request_id]
@@ -174,6 +212,7 @@ class EngineOperations(RuleBasedStateMachine):
                 break
             self.step(1)
         assert not self.requests, "a request never finished"
+        assert not self.searches, "a search never finished"
         assert self.engine.metrics().blocks_in_use == 0
 
 
