@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from ingot.runtime import (
         AsyncEngine,
+        BeamParams,
         Completion,
         Engine,
         EngineMetrics,
@@ -62,6 +63,7 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 __all__ = [
     "ArtifactError",
     "AsyncEngine",
+    "BeamParams",
     "BuildError",
     "BuildResult",
     "CheckpointError",
@@ -120,6 +122,7 @@ _NAMES_OF = {
     ),
     "ingot.runtime": (
         "AsyncEngine",
+        "BeamParams",
         "Completion",
         "Engine",
         "EngineMetrics",
