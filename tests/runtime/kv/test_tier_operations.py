@@ -74,6 +74,9 @@ class TierOperations(EngineOperations):
         """What is unfinished is aborted; the store keeps its blocks."""
         for request_id in list(self.requests):
             self.abort(sorted(self.requests).index(request_id))
+        for request_id in list(self.searches):
+            assert self.engine.abort(request_id) is not None
+        self.searches = {}
         self.transfers.moves = max(self.transfers.moves, 0.3)
         self.engine.close()
         self.engine.check()
