@@ -480,6 +480,8 @@ class Scheduler:
         start = sequence.num_computed
         while (copies := self.blocks.reserve(sequence.id, start, start + 1)) is None:
             last = max(self.running.values(), key=by_rank)
+            if last is sequence:  # one that waits for it, in its group or another, can do without its blocks
+                last = max((each for each in self.running.values() if not each.num_pending), key=by_rank, default=last)
             self._preempt(last, batch)
             if last is sequence:
                 return None
