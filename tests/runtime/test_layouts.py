@@ -2,18 +2,21 @@
 
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ingot.errors import EngineError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.engine import Engine
+from ingot.runtime.kv_tiers import open_tiers
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import random_pool, random_requests
+from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.runtime.steps.test_step_pipeline import Load, serve
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import (
@@ -139,6 +142,32 @@ def test_requests_wait_for_a_state_slot(executor: type[LayeredExecutor]) -> None
             engine.check()
     for number, request_id in enumerate(ids):
         assert done[request_id].token_ids == alone("side state", (number, 1), params).token_ids
+
+
+@pytest.mark.parametrize("layout", [name for name in VARIANTS if name not in ("side state", "all")])
+def test_blocks_of_any_layout_come_back_from_host_memory(layout: str) -> None:
+    rng = random.Random(0)
+    params = SamplingParams(max_tokens=6)
+    prompts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
+
+    def kind(**options: Any) -> LayeredExecutor:
+        return LayeredExecutor(layout, **options)
+
+    num_restored = 0
+    with tiered_engine(kind, vocab_size=VOCAB, num_blocks=14) as engine:
+        for prompt in prompts * 3:
+            completion = engine.generate(prompt, params)
+            assert completion.token_ids == alone(layout, tuple(prompt), params).token_ids
+            num_restored += completion.cached_tokens_by_tier[1]
+            engine.check()
+    assert num_restored > 0
+
+
+@STATEFUL
+def test_a_model_with_side_state_has_no_tiers(layout: str) -> None:
+    tiers = partial(open_tiers, options=EngineOptions(kv_host_bytes=10**6))
+    with pytest.raises(UsageError, match="a model with side state has no tiers for its KV blocks"):
+        Engine(LayeredExecutor(layout), tiers=tiers)
 
 
 @EXECUTORS

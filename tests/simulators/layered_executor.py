@@ -91,6 +91,11 @@ class LayeredExecutor(FakeExecutor):
         require(within(np.array(copy), len(pool)), f"{copy} is outside of the pool")
         pool[copy.target] = pool[copy.source]
 
+    def block_bytes(self, block: int) -> _Bytes:
+        """The bytes of a block, writable."""
+        view: _Bytes = self._blocks[block]
+        return view
+
     def _check_slots(self, batch: ForwardBatch) -> None:
         slots = batch.state_slots
         if not self.num_states:

@@ -1,5 +1,6 @@
 """Engines with tiers on the fake executor. Nothing runs in threads: transfers move on when they are polled."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ def make_tiers(
 
 
 def tiered_engine(
-    kind: type[FakeExecutor] = FakeExecutor,
+    kind: Callable[..., FakeExecutor] = FakeExecutor,
     *,
     num_slots: int = 64,
     store: FakeStore | None = None,
