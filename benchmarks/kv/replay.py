@@ -108,7 +108,7 @@ def _by_tier(completion: Any) -> dict[str, int]:
 
 
 def _tier_counts(engine: Engine) -> dict[str, int]:
-    tiers = engine.metrics.kv_tiers
+    tiers = engine.metrics().kv_tiers
     if tiers is None:
         return {}
     names = ("saved_blocks", "restored_blocks", "disk_read_blocks", "disk_written_blocks", "failed_transfers")
