@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
-from ingot.validation.verify.plan import Observed, Plan
+from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import NUM_CHOICES
 from ingot.validation.verify.subject import Subject
 
+_HOST_BLOCKS = 400
 _LEAST_BLOCKS = 12  # of a context, for requests that share blocks and collide
 
 
@@ -110,6 +111,61 @@ def _shown_by_preemptions(observed: Observed) -> str:
     return _counted(sum(one.completion.metrics.num_preemptions for one in observed.answers), "preemptions")
 
 
+# Tiers
+
+
+def _swaps(plan: Plan, subject: Subject) -> Plan:
+    return _preempted(_with_host(plan, subject), subject)
+
+
+def _shown_by_swaps(observed: Observed) -> str:
+    """Restored blocks beyond those that requests were first admitted with were of preempted requests."""
+    preempted = sum(one.completion.metrics.num_preemptions for one in observed.answers)
+    first = [one.completion.cached_tokens_by_tier for one in (*observed.answers, *observed.cancelled) if _is_first(one)]
+    admitted = sum(cached.host + cached.disk for cached in first) // max(1, observed.block_tokens)
+    resumed = _restored(observed) - admitted
+    return f"{preempted} preemptions, {resumed} blocks restored on resuming" if preempted and resumed > 0 else ""
+
+
+def _host(plan: Plan, subject: Subject) -> Plan:
+    return replace(_with_host(plan, subject), evicts=True)
+
+
+def _shown_by_host(observed: Observed) -> str:
+    tokens = sum(one.completion.cached_tokens_by_tier.host for one in observed.answers if _is_first(one))
+    return _counted(tokens, "tokens restored from host memory")
+
+
+def _disk(plan: Plan, subject: Subject) -> Plan:
+    return replace(with_options(plan, prefix_cache=True), restarts=True)
+
+
+def _shown_by_disk(observed: Observed) -> str:
+    tiers = observed.after_run.kv_tiers if observed.after_run else None
+    return _counted(tiers.disk_read_blocks if tiers else 0, "blocks read from disk after a restart")
+
+
+def _with_host(plan: Plan, subject: Subject) -> Plan:
+    return with_options(plan, prefix_cache=True, kv_host_bytes=_HOST_BLOCKS * subject.kv.block_bytes)
+
+
+def _is_first(answer: Answer) -> bool:
+    """Whether it is the choice that computed the prompt."""
+    return answer.completion.index == 0
+
+
+def _restored(observed: Observed) -> int:
+    before = observed.before_run.kv_tiers if observed.before_run else None
+    after = observed.after_run.kv_tiers if observed.after_run else None
+    return after.restored_blocks - before.restored_blocks if before and after else 0
+
+
+def _has_no_tiers(subject: Subject) -> str:
+    if not subject.has_tiers:
+        return "this engine has no tiers for its KV blocks"
+    return _needs_full_blocks(subject)
+
+
 # Speculation
 
 
@@ -188,6 +244,27 @@ _ROWS = (
         _preempted,
         _shown_by_preemptions,
         unavailable=_needs_full_blocks,
+    ),
+    Feature(
+        "swap",
+        "blocks of preempted requests are saved to host memory, and restored when they resume",
+        _swaps,
+        _shown_by_swaps,
+        unavailable=_has_no_tiers,
+    ),
+    Feature(
+        "host-restore",
+        "blocks that left the pool are restored from host memory",
+        _host,
+        _shown_by_host,
+        unavailable=_has_no_tiers,
+    ),
+    Feature(
+        "disk-restore",
+        "a second engine restores blocks that the first left on disk",
+        _disk,
+        _shown_by_disk,
+        unavailable=_has_no_tiers,
     ),
     Feature(
         "lookup",

@@ -9,6 +9,7 @@ from ingot.runtime.outputs import Completion
 from ingot.validation.verify.requests import Expected
 
 _SPARES = (2, 1, 3, 5, 8, 0, 12)
+_TURNS = 6
 PoolKind = Literal["ample", "tight", "minimal"]
 
 
@@ -18,25 +19,35 @@ class Plan:
 
     options   of the engine; `kv_blocks` follows from `pool`
     pool      ample: all requests fit at once; tight: they do not; minimal: only the largest request fits
+    turn      requests that the order begins after, in a small pool
     spare     blocks of a tight pool beyond the minimal one
     together  all requests at once, instead of one after another
     warm      other requests with the same beginnings run first
     cancels   mates of the requests are cancelled before, while and after their prompts are computed
     choices   choices of each request
+    evicts    other prompts then push all blocks out of the pool, and the requests run again
+    restarts  the requests ran in an engine before, which left its blocks in a folder on disk
     """
 
     options: EngineOptions = field(default_factory=lambda: EngineOptions(prefix_cache=False))
     pool: PoolKind = "ample"
     spare: int = 0
+    turn: int = 0
     together: bool = False
     warm: bool = False
     cancels: bool = False
     choices: int = 1
+    evicts: bool = False
+    restarts: bool = False
 
     @property
     def attempts(self) -> "tuple[Plan, ...]":
         """Plans to try in order until one exercises its features: which pool makes requests collide depends on them."""
-        return tuple(replace(self, spare=spare) for spare in _SPARES) if self.pool == "tight" else (self,)
+        if self.pool == "tight":
+            return tuple(replace(self, spare=spare) for spare in _SPARES)
+        if self.pool == "minimal" and self.together:
+            return tuple(replace(self, turn=turn) for turn in range(_TURNS))
+        return (self,)
 
 
 @dataclass(frozen=True)

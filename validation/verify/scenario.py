@@ -1,10 +1,12 @@
 """Runs a plan: loads its engines, serves its requests step by step, and observes what happened."""
 
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
@@ -15,7 +17,10 @@ from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import Expected, VerifiedRequest
 from ingot.validation.verify.subject import Subject
 
+_BEFORE = "before "
 _SPARE_BLOCKS = 8
+_DISK_BLOCKS = 400
+_BLOCK_HEADER_BYTES = 4096
 _STALLED_STEPS = 2_000  # without an output, and
 _STALLED_SECONDS = 60.0
 _CANCELLED_AT = (0, 1, 3, 7, 12)  # steps: while it waits, in its prompt, while it decodes
@@ -38,12 +43,26 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
 
     Raises what the engine raises, Stalled, and AssertionError when the engine's own bookkeeping is inconsistent.
     """
+    with tempfile.TemporaryDirectory(prefix="ingot-verify-", dir=subject.scratch) as folder:
+        return _run_in(Path(folder), plan, subject, expected, keep_logits)
+
+
+def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expected], keep_logits: bool) -> Observed:
+    before: list[Answer] = []
+    if plan.restarts:
+        size = _DISK_BLOCKS * (subject.kv.block_bytes + _BLOCK_HEADER_BYTES)
+        plan = replace(plan, options=replace(plan.options, kv_disk_path=folder / "kv", kv_disk_bytes=size))
+        with _engine(plan, subject, expected) as engine:
+            before = _served_before(engine, warm_up(expected))
     with _engine(plan, subject, expected) as engine:
-        observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens)
+        observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens, before=before)
         if plan.warm:
-            observed.before = _served_before(engine, warm_up(expected))
+            observed.before += _served_before(engine, warm_up(expected))
         observed.before_run = engine.metrics()
         _serve_by_plan(engine, plan, expected, observed, keep_logits)
+        if plan.evicts:
+            _push_out(engine, expected, subject.kv.block_tokens)
+            _serve_by_plan(engine, plan, expected, observed, keep_logits)
         observed.after_run = engine.metrics()
         if plan.warm:
             observed.apart = _served_apart(engine, expected[0])
@@ -51,12 +70,25 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
     return observed
 
 
+def _push_out(engine: Engine, expected: Sequence[Expected], block_tokens: int) -> None:
+    """Serve other prompts until every block of the pool has been used for one."""
+    longest = max((one.request for one in expected), key=lambda request: len(request.prompt))
+    total, size = engine.metrics().blocks_total, len(longest.prompt)
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    tokens = [*reversed(longest.prompt)]
+    for number in range(1 + total * block_tokens // size):
+        shift = number % size
+        prompt = [*tokens[shift:], *tokens[:shift]]
+        prompt[0] = (prompt[0] + 1 + number) % engine.model.vocab_size
+        engine.generate(prompt, params)
+
+
 def _serve_by_plan(
     engine: Engine, plan: Plan, expected: Sequence[Expected], observed: Observed, keep_logits: bool
 ) -> None:
     how = _How(plan.choices, keep_logits)
     if plan.together:
-        ordered = expected if plan.pool == "ample" else _shortest_first(expected)
+        ordered = expected if plan.pool == "ample" else _shortest_first(expected, plan.turn)
         _serve(engine, ordered, observed, how, _cancellations(expected) if plan.cancels else [])
         return
     for one in expected:
@@ -69,7 +101,9 @@ def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[Answer]
     for one in expected:
         _serve(engine, [one], warm, _How())
     return [
-        answer for answer in warm.answers if answer.expected.request is expected[0].request or answer.completion.error
+        answer
+        for answer in warm.answers
+        if answer.completion.error or not answer.expected.request.name.startswith(_BEFORE)
     ]
 
 
@@ -82,18 +116,16 @@ def _served_apart(engine: Engine, expected: Expected) -> list[Answer]:
 
 
 def warm_up(expected: Sequence[Expected]) -> list[Expected]:
-    """Requests that leave blocks in the cache: the first in full, then each one's beginning with another end.
+    """Requests that leave blocks in the cache: each one's beginning with another end, and the first in full.
 
     Beginnings are two thirds of a prompt, so that most end within a block and leave prompts to compute.
     """
     params = SamplingParams(max_tokens=1, ignore_eos=True)
-    return [
-        expected[0],
-        *(
-            replace(one, request=VerifiedRequest(f"before {one.request.name}", _beginning(one.request.prompt), params))
-            for one in expected[1:]
-        ),
+    others = [
+        replace(one, request=VerifiedRequest(f"{_BEFORE}{one.request.name}", _beginning(one.request.prompt), params))
+        for one in expected[1:]
     ]
+    return [*others, expected[0]]
 
 
 def _beginning(prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -164,9 +196,10 @@ def _serve(
         stall.check(bool(outputs), left.values())
 
 
-def _shortest_first(expected: Sequence[Expected]) -> list[Expected]:
+def _shortest_first(expected: Sequence[Expected], turn: int) -> list[Expected]:
     """In a small pool many short requests run at once, and then there is not enough space for all to grow."""
-    return sorted(expected, key=lambda one: len(one.request.prompt))
+    ordered = sorted(expected, key=lambda one: len(one.request.prompt))
+    return ordered[turn:] + ordered[:turn]
 
 
 def _answers(expected: Expected, result: Completion | None) -> list[Answer]:

@@ -21,6 +21,7 @@ class Subject:
     max_batch_tokens  most tokens of a step, unless the options lower it
     logits_bound      0: logits must have equal bits; else the largest difference, as a share of the row's largest logit
     keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
+    has_tiers         whether its engine moves blocks to host memory and disk
     scratch           folder for files of the tiers, such as blocks on disk
     """
 
@@ -34,6 +35,7 @@ class Subject:
     load: Callable[[EngineOptions], Engine]
     logits_bound: float = 0.0
     keeps_logits: tuple[bool, ...] = (True,)
+    has_tiers: bool = True
     scratch: Path = field(default_factory=lambda: Path(gettempdir()))
 
 

@@ -1,11 +1,12 @@
 """Subjects of verifications in tests: the fake executors with the demo model's tokenizer."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from ingot.runtime.engine import Engine
+from ingot.runtime.kv_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.length_control import LengthControl
@@ -44,6 +45,7 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
             prefix_cache=options.prefix_cache,
             identity="fake",
             speculator=speculator(options.speculation),
+            tiers=partial(open_tiers, options=options),
         )
 
     @cache
@@ -72,5 +74,6 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         max_batch_tokens=MAX_BATCH_TOKENS,
         load=load,
         keeps_logits=(False, True) if pipelined else (True,),
+        has_tiers=not facts.kv_geometry.state_bytes,
         scratch=scratch,
     )
