@@ -157,7 +157,7 @@ class DraftModel:
         for copy in admission.copies:
             self._executor.copy_block(copy.source, copy.target)
         draft = self._drafts[target.id] = _Draft(target)
-        draft.sequence.num_computed = draft.sequence.cached_tokens = admission.cached_tokens
+        draft.sequence.num_computed = admission.cached_tokens
         return draft
 
     def _evict(self, busy: set[int]) -> bool:

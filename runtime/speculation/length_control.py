@@ -164,6 +164,10 @@ class LengthControl:
             gained += num_tokens / num_sequences - self.times.costs(num_sequences, num_drafts)[num_drafts]
         self._balance = min(max(self._balance + gained, _SMALLEST_BALANCE), _LARGEST_BALANCE)
 
+    def rested(self, num_steps: int) -> None:
+        """Record steps that nothing else was recorded of."""
+        self._balance = min(self._balance + num_steps * TRY_SHARE, _LARGEST_BALANCE)
+
     def forget(self, sequence_id: int) -> None:
         """Drop the estimates of a sequence that has ended."""
         self._own.pop(sequence_id, None)

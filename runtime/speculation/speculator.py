@@ -23,6 +23,8 @@ from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Sch
 _log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
+_FRUITLESS = 8  # steps without drafts for each step of rest
+_MOST_RESTING, _MOST_RESTING_FREE = 32, 8
 
 
 class Speculator:
@@ -42,6 +44,8 @@ class Speculator:
         self._control = control or LengthControl()
         self._num_failures = 0  # in a row
         self._grades: dict[int, tuple[int, ...]] = {}  # of the drafts in the step, by sequence
+        self._num_fruitless = 0  # steps in a row that had no drafts
+        self._num_resting = 0  # steps to come without a look at them
         self._num_decoding = 0  # sequences in the step
         self._only_decodes = False
         self._drafting_seconds = 0.0  # of the step
@@ -60,6 +64,9 @@ class Speculator:
     def add_drafts(self, batch: ScheduledBatch, scheduler: Scheduler, requests: Mapping[int, Request]) -> None:
         """Extend a scheduled step by drafts for the sequences that decode. One short of blocks gets none."""
         self._grades, self._num_tokens, self._drafting_seconds = {}, 0, 0.0
+        if self._rests():
+            self._only_decodes = False  # nothing to learn from this step
+            return
         decoding = [index for index, entry in enumerate(batch.entries) if entry.samples and entry.num_tokens == 1]
         self._num_decoding = len(decoding)
         self._only_decodes = len(decoding) == len(batch.entries)
@@ -74,6 +81,20 @@ class Speculator:
         proposals = self._proposals(asked)
         if proposals:
             self._choose(batch, scheduler, proposals, room)
+        self._num_fruitless = 0 if self._grades else self._num_fruitless + 1
+
+    def _rests(self) -> bool:
+        """Whether to let this step go without a look at it, because many before had no drafts.
+
+        Where steps are short, even finding out that nothing pays costs a noticeable share of them.
+        """
+        if self._num_resting:
+            self._num_resting -= 1
+            return True
+        most = _MOST_RESTING_FREE if self._drafter.is_free else _MOST_RESTING
+        self._num_resting = min(self._num_fruitless // _FRUITLESS, most) if self._control.adapts else 0
+        self._control.rested(self._num_resting)
+        return False
 
     def _proposals(self, asked: Mapping[int, DraftRequest]) -> dict[int, Proposal]:
         """What the drafter proposes for entries of the step; only those that are not empty."""
@@ -114,6 +135,7 @@ class Speculator:
 
     def forget(self, sequence_id: int) -> None:
         """Free what is kept for a sequence that has ended."""
+        self._num_fruitless = self._num_resting = 0
         self._drafter.forget(sequence_id)
         self._control.forget(sequence_id)
 

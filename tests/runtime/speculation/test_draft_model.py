@@ -101,12 +101,18 @@ def test_the_least_recently_used_sequence_makes_way_and_without_room_nothing_is_
 
 
 def test_a_common_prompt_is_computed_once_for_all_sequences_of_a_salt() -> None:
-    drafter = draft_model(block_tokens=4)
+    class Counting(FakeExecutor):
+        def forward(self, batch: ForwardBatch) -> FloatArray:
+            sizes.append(batch.num_tokens)
+            return super().forward(batch)
+
+    sizes: list[int] = []
+    drafter = DraftModel(Counting(vocab_size=VOCAB, block_tokens=4), target_vocab_size=VOCAB)
     for number, salt in enumerate(["", "", "a"]):
-        one = request(number, [1, 2, 3, 4] * 5)
+        one = request(number, [1, 2, 3, 4] * 5, num_tokens=1)
         one.sequence.scope = prefix_scope(b"root", cache_salt=salt)
         drafter.propose([one])
-    assert [drafter._drafts[number].sequence.cached_tokens for number in range(3)] == [0, 19, 0]
+    assert sizes == [20, 1, 20]
 
 
 def test_a_draft_stops_where_it_is_not_worth_more() -> None:
