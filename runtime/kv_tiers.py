@@ -33,9 +33,9 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
     if not options.kv_host_bytes and options.kv_disk_path is None:
         return None
     block_bytes = executor.kv_geometry.block_bytes
-    if not isinstance(executor, TieredExecutor) or executor.kv_geometry.state_bytes:
-        kind = "a model with side state" if executor.kv_geometry.state_bytes else "this engine"
-        raise UsageError(f"{kind} has no tiers for its KV blocks; leave out kv_host_bytes and kv_disk_path")
+    if not isinstance(executor, TieredExecutor) or executor.kv_geometry.state_bytes or executor.device:
+        kind = "an engine on a GPU" if executor.device else "this model or engine"
+        raise UsageError(f"{kind} has no tiers for its KV blocks yet; leave out kv_host_bytes and kv_disk_path")
     num_slots = _num_slots(options, block_bytes)
     host_blocks = executor.host_blocks(num_slots)
     costs = CostModel(blocks.block_tokens)

@@ -51,6 +51,13 @@ def test_a_disk_tier_without_host_memory_has_slots_to_pass_through(tmp_path: Pat
     tiers.close()
 
 
+def test_engines_that_cannot_move_their_blocks_are_refused() -> None:
+    executor = fake()
+    executor._geometry = executor.kv_geometry.model_copy(update={"state_bytes": 8})
+    with pytest.raises(UsageError, match="has no tiers for its KV blocks yet; leave out kv_host_bytes"):
+        open_tiers(executor, BlockManager(8, 4), bytes(32), EngineOptions(kv_host_bytes=1000))
+
+
 def test_a_folder_that_cannot_be_used_is_refused_and_nothing_is_left_open(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     executor = fake()

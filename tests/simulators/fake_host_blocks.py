@@ -182,6 +182,7 @@ class FakeStore:
         self.behaviour = behaviour or Transfers()
         self.max_blocks = max_blocks
         self.blocks: dict[bytes, tuple[BlockContent, bytes]] = {}
+        self.num_written = 0
 
     def contains(self, key: bytes) -> bool:
         """Whether a block is there."""
@@ -201,6 +202,7 @@ class FakeStore:
         if self.behaviour.fail():
             return False
         self.blocks[content.hash] = (content, buffer.tobytes())
+        self.num_written += 1
         while len(self.blocks) > self.max_blocks:
             del self.blocks[next(iter(self.blocks))]
         return True

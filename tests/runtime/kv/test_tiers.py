@@ -2,6 +2,7 @@
 
 import logging
 import random
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
+from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.scheduler import ScheduledBatch
 from tests.runtime.engines import token_engine
-from tests.runtime.kv.tiered_engines import tiered_engine
+from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore, Transfers
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
@@ -101,7 +103,8 @@ def test_a_preempted_sequence_resumes_from_its_own_blocks(kind: type[FakeExecuto
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     prompts = [list(range(16)), list(range(50, 66))]
     for shared in (True, False):
-        with tiered_engine(kind, num_blocks=12, prefix_cache=shared) as engine:
+        store = FakeStore()
+        with tiered_engine(kind, num_blocks=12, prefix_cache=shared, store=store) as engine:
             completions = engine.generate(prompts, params)
             metrics = engine.metrics()
             assert metrics.num_preemptions > 0
@@ -110,6 +113,7 @@ def test_a_preempted_sequence_resumes_from_its_own_blocks(kind: type[FakeExecuto
             assert [each.token_ids for each in completions] == [tokens_alone(prompt, params) for prompt in prompts]
             assert (metrics.blocks_cached > 0) == shared
             assert (metrics.kv_tiers.host_blocks > 0) == shared, "a request that shares nothing left blocks"
+            assert (store.num_written > 0) == shared, "blocks of a request that shares nothing were on disk"
             engine.check()
 
 
@@ -195,6 +199,34 @@ def test_decoding_goes_on_while_another_request_is_loading() -> None:
         assert by_tier(done[second]) == (0, 28, 0)
         assert done[second].token_ids == tokens_alone(list(range(30)))
         assert done[first].token_ids == tokens_alone([7] * 5, long)
+
+
+def test_a_restore_begins_when_the_copies_of_a_step_are_made_and_not_before() -> None:
+    """A copy on write may still read the block that is restored to."""
+    executor, blocks = FakeExecutor(num_blocks=8, block_tokens=4), BlockManager(8, 4)
+    tiers = make_tiers(executor, blocks, b"", num_slots=4, store=None)
+    tokens = array("q", range(9))
+    blocks.admit(1, tokens)
+    blocks.commit(1, tokens, 9)
+    tiers.start()
+    while tiers.metrics().saved_blocks < 2:
+        tiers.poll()
+    blocks.release(1)
+    blocks.admit(2, array("q", range(100, 132)))
+    blocks.release(2)
+    blocks.admit(3, tokens)
+    contents = list(blocks.following(3, tokens))
+    load = tiers.load(contents, blocks.table(3)[:2], blocks.tree(3, contents[0]))
+    for _ in range(3):
+        tiers.poll()
+    assert [block.transfer for block in load.blocks] == [None, None]
+    tiers.start()
+    assert all(block.transfer for block in load.blocks)
+    while not load.done:
+        tiers.poll()
+    assert load.contents() == contents
+    tiers.check()
+    tiers.close()
 
 
 @pytest.mark.parametrize("ends", ["abort", "preempt"])
