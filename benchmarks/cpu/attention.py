@@ -228,7 +228,7 @@ def measure(problem: Problem, threads: int, seconds: float, ggml: Path | None) -
     times: dict[str, list[float]] = {name: [] for name in made}
     everything_else = np.ones(16 << 20, np.float32)  # 64 MiB
     end = time.perf_counter() + seconds * len(made)
-    while time.perf_counter() < end:
+    while not all(times.values()) or time.perf_counter() < end:
         for name, one in made.items():
             everything_else.max()
             start = time.perf_counter()

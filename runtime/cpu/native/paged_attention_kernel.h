@@ -174,6 +174,17 @@ DECODERS(fp8, FP8)
 DECODERS(int8, INT8)
 DECODERS(int4, INT4)
 
+/* Fetch the share of the next tile's keys that belongs to dim d, during the first score of this tile. */
+INLINE void NAME(prefetch_keys)(const struct tile *tile, int t, int d)
+{
+    if (tile->next == NULL || t > 0)
+        return;
+    const int last = (d + 1) * TILE / tile->dim;
+    for (int token = d * TILE / tile->dim; token < last; token++)
+        for (int at = 0; at < tile->key_bytes; at += 64)
+            __builtin_prefetch(tile->next->keys[token] + at, 0, 2);
+}
+
 /* Add dims first .. last of query times key to the sums; the keys are stored codes. */
 INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors,
                               int t, int first, vec (*sum)[4])
@@ -193,6 +204,7 @@ INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct
         }
     }
     for (int d = first; d < first + tile->group; d += step) {
+        NAME(prefetch_keys)(tile, t, d);
         vec key[2][4];
         UNROLL for (int j = 0; j < vectors; j++) {
             if (kind == INT4) {
@@ -220,6 +232,7 @@ INLINE void NAME(score_floats)(const struct rows *g, const struct tile *tile, in
     UNROLL for (int j = 0; j < vectors; j++)
         keys[j] = tile->keys[(t + j * VW) / 16] + (t + j * VW) % 16;
     for (int d = 0; d < tile->dim; d++) {
+        NAME(prefetch_keys)(tile, t, d);
         vec key[4];
         UNROLL for (int j = 0; j < vectors; j++)
             key[j] = LOAD(keys[j] + d * tile->key_stride);
@@ -334,12 +347,9 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
         UNROLL for (int j = 0; j < vectors; j++)
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
     for (int t = g->first; t < g->last; t++) {
-        if (tile->next != NULL && column == 0) {
-            for (int at = 0; at < tile->key_bytes; at += 64)
-                __builtin_prefetch(tile->next->keys[t] + at, 0, 2);
+        if (tile->next != NULL && column == 0)
             for (int at = 0; at < tile->value_bytes; at += 64)
                 __builtin_prefetch(tile->next->values[t] + at, 0, 2);
-        }
         vec value[4];
         UNROLL for (int j = 0; j < vectors; j++) {
             const int d = column + j * VW;
