@@ -142,7 +142,7 @@ class DiskStore:
         started, done = time.perf_counter(), False
         with self._operation("reading a block", content.hash) as works:
             done = works and self._read(content, buffer.data)
-        self._count(hits=done, misses=not done, bytes_read=self._block_bytes * done)
+        self._count(hits=int(done), misses=int(not done), bytes_read=self._block_bytes * done)
         with self._lock:
             self._read_seconds += (time.perf_counter() - started) * done
         if not done:
@@ -157,7 +157,7 @@ class DiskStore:
         if self._health.can_write:
             with self._operation("storing a block") as works:
                 done = works and self._write(content, buffer.data)
-        self._count(writes=done, refused_writes=not done, bytes_written=self._block_bytes * done)
+        self._count(writes=int(done), refused_writes=int(not done), bytes_written=self._block_bytes * done)
         with self._lock:
             self._write_seconds += (time.perf_counter() - started) * done
         return done

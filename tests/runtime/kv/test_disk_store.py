@@ -50,6 +50,7 @@ def test_a_stored_block_is_found_and_read(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert not store.contains(BLOCKS[0].hash)
     assert not has(store, BLOCKS[0])
+    assert repr((store.stats.hits, store.stats.misses)) == "(0, 1)", "counts, not bools"
     put(store, *BLOCKS[:2])
     assert store.contains(BLOCKS[0].hash)
     assert has(store, BLOCKS[0])
