@@ -1,13 +1,15 @@
-"""Engines for tests: the fake executor with the demo model's tokenizer, and random requests."""
+"""Engines for tests: the fake executor with the demo model's tokenizer, random requests and random loads."""
 
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.text.tokenizer import Tokenizer
@@ -15,6 +17,7 @@ from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
 VOCAB_SIZE = 256
+LOAD_VOCAB_SIZE = 8  # of `Load`: few tokens, so that prefixes and end tokens recur
 _ADJUSTED: dict[str, Any] = {"frequency_penalty": 0.7, "logit_bias": {3: 2.5, 200: -100}}
 
 
@@ -88,3 +91,63 @@ def random_requests(
         )
         requests.append((prompt, params))
     return requests
+
+
+@dataclass
+class Load:
+    """Random requests with the step of their arrival and, for some, of their abort; an engine too small for them."""
+
+    seed: int
+    engine: dict[str, Any] = field(default_factory=dict)
+    executor: dict[str, Any] = field(default_factory=dict)
+    requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
+    aborts: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng = random.Random(self.seed)
+        self.executor = {
+            **random_pool(rng),
+            "vocab_size": LOAD_VOCAB_SIZE,
+            "eos_token_ids": rng.choice([(), (0,)]),
+        }
+        self.engine = {"max_sequences": rng.choice([1, 2, 5, 64]), "prefix_cache": rng.random() < 0.7}
+        host_share = rng.choice([0.0, 0.0, 0.1, 1.0])
+        self.requests = [self._request(rng, host_share) for _ in range(rng.randrange(1, 14))]
+        self.arrivals = [rng.randrange(12) for _ in self.requests]
+        self.aborts = {number: at + rng.randrange(9) for number, at in enumerate(self.arrivals) if rng.random() < 0.15}
+
+    @staticmethod
+    def _request(rng: random.Random, host_share: float) -> tuple[list[int], SamplingParams]:
+        prompt = [1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(LOAD_VOCAB_SIZE) for _ in range(rng.randrange(1, 5))]
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 28),
+            temperature=rng.choice([0.0, 0.5, 2.0]),
+            top_k=rng.choice([0, 3]),
+            top_p=rng.choice([1.0, 0.75]),
+            seed=rng.randrange(100),
+            stop_token_ids=rng.choice([(), (5,)]),
+            repetition_penalty=1.25 if rng.random() < host_share else 1.0,
+        )
+        return prompt, params
+
+
+def serve(engine: Engine, load: Load) -> dict[int, Completion]:
+    """Add and abort as the load says, step until all finish; completions by number of the request."""
+    ids: dict[int, int] = {}
+    done: dict[int, Completion] = {}
+    now = 0
+    while now <= max(load.arrivals) or engine.has_unfinished():
+        for number, (prompt, params) in enumerate(load.requests):
+            if load.arrivals[number] == now:
+                ids[engine.add(prompt, params)] = number
+        for request_id, number in ids.items():
+            completion = engine.abort(request_id) if load.aborts.get(number) == now else None
+            if completion:
+                done[number] = completion
+        for output in engine.step():
+            if output.completion:
+                done[ids[output.request_id]] = output.completion
+        engine.check()
+        now += 1
+    return done

@@ -15,9 +15,8 @@ from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
-from tests.runtime.engines import random_pool, random_requests
+from tests.runtime.engines import LOAD_VOCAB_SIZE, Load, random_pool, random_requests, serve
 from tests.runtime.kv.tiered_engines import tiered_engine
-from tests.runtime.steps.test_step_pipeline import Load, serve
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import (
     VARIANTS,
@@ -28,7 +27,6 @@ from tests.simulators.layered_executor import (
 )
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
-VOCAB = 8
 EXECUTORS = pytest.mark.parametrize("executor", [LayeredExecutor, LayeredPipelinedExecutor])
 STATEFUL = pytest.mark.parametrize("layout", ["side state", "all"])
 
@@ -38,7 +36,9 @@ def alone(
     layout: str, prompt: tuple[int, ...], params: SamplingParams, eos_token_ids: tuple[int, ...] = ()
 ) -> Completion:
     """The completion of a request computed in one step per token, with nothing before it, in an engine of its own."""
-    with Engine(LayeredExecutor(layout, vocab_size=VOCAB, eos_token_ids=eos_token_ids), prefix_cache=False) as engine:
+    with Engine(
+        LayeredExecutor(layout, vocab_size=LOAD_VOCAB_SIZE, eos_token_ids=eos_token_ids), prefix_cache=False
+    ) as engine:
         return engine.generate(list(prompt), params, keep_logits=True)
 
 
@@ -70,11 +70,11 @@ def test_preempted_requests_get_the_tokens_of_requests_alone(
     executor: type[LayeredExecutor], layout: str, num_blocks: int, block_tokens: int, budget: int
 ) -> None:
     requests = [
-        ([token % VOCAB for token in prompt], replace(params, temperature=0.0, logit_bias={}))
+        ([token % LOAD_VOCAB_SIZE for token in prompt], replace(params, temperature=0.0, logit_bias={}))
         for prompt, params in random_requests(16)
     ]
     sizes = {"num_blocks": num_blocks, "block_tokens": block_tokens, "max_batch_tokens": budget}
-    with Engine(executor(layout, vocab_size=VOCAB, **sizes)) as engine:
+    with Engine(executor(layout, vocab_size=LOAD_VOCAB_SIZE, **sizes)) as engine:
         ids = [engine.add(prompt, params) for prompt, params in requests]
         done: dict[int, Completion] = {}
         while engine.has_unfinished():
@@ -98,7 +98,7 @@ def test_every_layout_gives_other_tokens(layout: str) -> None:
 def test_logits_are_equal_to_the_bit_after_a_hit(layout: str) -> None:
     prompt = [1, 2, 3, 4, 5] * 9
     params = SamplingParams(max_tokens=6)
-    with Engine(LayeredExecutor(layout, vocab_size=VOCAB, block_tokens=4)) as engine:
+    with Engine(LayeredExecutor(layout, vocab_size=LOAD_VOCAB_SIZE, block_tokens=4)) as engine:
         cold = engine.generate(prompt, params, keep_logits=True)
         hit = engine.generate(prompt, params, keep_logits=True)
         longer = engine.generate([*prompt, 7, 7], params, keep_logits=True)
@@ -119,8 +119,8 @@ def test_a_hit_is_shortened_to_the_longest_prefix_whose_state_is_kept(
 ) -> None:
     """All blocks of the first prompt are cached, and its states after 64 tokens, and after 96 and 100 at its end."""
     params = SamplingParams(max_tokens=2)
-    longest = [number * number % VOCAB for number in range(104)]
-    with Engine(LayeredExecutor(layout, vocab_size=VOCAB, block_tokens=4, num_blocks=200)) as engine:
+    longest = [number * number % LOAD_VOCAB_SIZE for number in range(104)]
+    with Engine(LayeredExecutor(layout, vocab_size=LOAD_VOCAB_SIZE, block_tokens=4, num_blocks=200)) as engine:
         engine.generate(longest[:100], params)
         assert engine.metrics().blocks_cached == 25
         hit = engine.generate(longest[:prompt_tokens], params)
@@ -132,7 +132,7 @@ def test_a_hit_is_shortened_to_the_longest_prefix_whose_state_is_kept(
 @EXECUTORS
 def test_requests_wait_for_a_state_slot(executor: type[LayeredExecutor]) -> None:
     params = SamplingParams(max_tokens=9)
-    with Engine(executor("side state", vocab_size=VOCAB, num_states=2)) as engine:
+    with Engine(executor("side state", vocab_size=LOAD_VOCAB_SIZE, num_states=2)) as engine:
         ids = [engine.add([number, 1], params) for number in range(5)]
         engine.step()
         assert (engine.metrics().num_running, engine.metrics().num_waiting) == (2, 3)
@@ -148,13 +148,13 @@ def test_requests_wait_for_a_state_slot(executor: type[LayeredExecutor]) -> None
 def test_blocks_of_any_layout_come_back_from_host_memory(layout: str) -> None:
     rng = random.Random(0)
     params = SamplingParams(max_tokens=6)
-    prompts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(4)]
+    prompts = [[rng.randrange(LOAD_VOCAB_SIZE) for _ in range(40)] for _ in range(4)]
 
     def kind(**options: Any) -> LayeredExecutor:
         return LayeredExecutor(layout, **options)
 
     num_restored = 0
-    with tiered_engine(kind, vocab_size=VOCAB, num_blocks=14) as engine:
+    with tiered_engine(kind, vocab_size=LOAD_VOCAB_SIZE, num_blocks=14) as engine:
         for prompt in prompts * 3:
             completion = engine.generate(prompt, params)
             assert completion.token_ids == alone(layout, tuple(prompt), params).token_ids
@@ -178,7 +178,7 @@ def test_choices_of_a_prompt_fork_its_state_and_equal_requests_with_their_seeds(
 ) -> None:
     params = SamplingParams(max_tokens=9, temperature=1.5, seed=4, n=3)
     prompts = [[1, 2, 3, 4] * number + [number] for number in range(4)]
-    with Engine(executor(layout, vocab_size=VOCAB, block_tokens=4, num_states=num_states)) as engine:
+    with Engine(executor(layout, vocab_size=LOAD_VOCAB_SIZE, block_tokens=4, num_states=num_states)) as engine:
         completions = engine.generate(prompts, params)
         engine.check()
     for prompt, completion in zip(prompts, completions, strict=True):
@@ -199,7 +199,7 @@ def test_a_failed_step_changes_no_token_though_it_has_changed_states(
     prompts = [[1, 2, 3, 4] * number + [number] for number in range(1, 5)]
     failures = 0
     for failed in range(24):
-        under_test = executor(layout, vocab_size=VOCAB, block_tokens=4, max_batch_tokens=9, num_blocks=20)
+        under_test = executor(layout, vocab_size=LOAD_VOCAB_SIZE, block_tokens=4, max_batch_tokens=9, num_blocks=20)
         under_test.failed_steps = frozenset({failed})
         with Engine(under_test, max_sequences=3) as engine:
             completions = engine.generate(prompts, params)
@@ -217,7 +217,7 @@ def test_a_state_that_cannot_be_copied_ends_its_request_or_is_not_kept(executor:
     params = SamplingParams(max_tokens=3)
     prompt = [1, 2, 3, 4] * 3
     for failed in range(4):
-        under_test = executor("side state", vocab_size=VOCAB, block_tokens=4)
+        under_test = executor("side state", vocab_size=LOAD_VOCAB_SIZE, block_tokens=4)
         under_test.failed_copies = frozenset({failed})
         with Engine(under_test) as engine:
             served = 0
@@ -238,10 +238,10 @@ def test_a_state_that_cannot_be_copied_ends_its_request_or_is_not_kept(executor:
 
 
 def test_prompt_logits_do_not_need_snapshots_and_equal_those_of_one_step() -> None:
-    prompt = list(range(VOCAB)) * 5
-    with Engine(LayeredExecutor("side state", vocab_size=VOCAB, max_batch_tokens=64)) as engine:
+    prompt = list(range(LOAD_VOCAB_SIZE)) * 5
+    with Engine(LayeredExecutor("side state", vocab_size=LOAD_VOCAB_SIZE, max_batch_tokens=64)) as engine:
         whole = engine.prompt_logits(prompt)
-    with Engine(LayeredExecutor("side state", vocab_size=VOCAB, max_batch_tokens=7, num_states=1)) as engine:
+    with Engine(LayeredExecutor("side state", vocab_size=LOAD_VOCAB_SIZE, max_batch_tokens=7, num_states=1)) as engine:
         assert np.array_equal(engine.prompt_logits(prompt), whole)
         engine.check()
 
@@ -289,14 +289,17 @@ def test_random_layouts_give_each_request_what_it_gets_alone() -> None:
         rng = random.Random(seed)
         layout = random_layout(rng)
         requests = [
-            ([1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(VOCAB)], SamplingParams(max_tokens=rng.randrange(1, 20)))
+            (
+                [1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(LOAD_VOCAB_SIZE)],
+                SamplingParams(max_tokens=rng.randrange(1, 20)),
+            )
             for _ in range(6)
         ]
-        options = {**random_pool(rng), "vocab_size": VOCAB, "num_states": rng.choice([1, 3, 20])}
+        options = {**random_pool(rng), "vocab_size": LOAD_VOCAB_SIZE, "num_states": rng.choice([1, 3, 20])}
         with Engine(LayeredPipelinedExecutor(layout, **options)) as engine:
             prompts, params = [prompt for prompt, _ in requests], [one for _, one in requests]
             together = engine.generate(prompts, params)
             engine.check()
         for (prompt, its_params), completion in zip(requests, together, strict=True):
-            with Engine(LayeredExecutor(layout, vocab_size=VOCAB), prefix_cache=False) as engine:
+            with Engine(LayeredExecutor(layout, vocab_size=LOAD_VOCAB_SIZE), prefix_cache=False) as engine:
                 assert completion.token_ids == engine.generate(prompt, its_params).token_ids

@@ -1,8 +1,7 @@
 """Pipelined steps: the same tokens as steps one by one, no leaks, no discarded block in the prefix index."""
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,17 @@ from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
-from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, random_pool, text_engine, token_engine
+from tests.runtime.engines import (
+    LOAD_VOCAB_SIZE,
+    VOCAB_SIZE,
+    Load,
+    demo_tokenizer,
+    serve,
+    text_engine,
+    token_engine,
+)
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 
-Request = tuple[list[int], SamplingParams]
 NEEDS_LOGITS = SamplingParams(max_tokens=4, logprobs=0)
 
 
@@ -280,48 +286,6 @@ def test_an_engine_may_be_closed_with_a_step_in_flight() -> None:
     assert executor.events == ["submit 0"]
 
 
-@dataclass
-class Load:
-    """Random requests with the step of their arrival and, for some, of their abort; an engine too small for them."""
-
-    seed: int
-    engine: dict[str, Any] = field(default_factory=dict)
-    executor: dict[str, Any] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
-    arrivals: list[int] = field(default_factory=list)
-    aborts: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        rng = random.Random(self.seed)
-        self.executor = {
-            **random_pool(rng),
-            "vocab_size": VOCAB,
-            "eos_token_ids": rng.choice([(), (0,)]),
-        }
-        self.engine = {"max_sequences": rng.choice([1, 2, 5, 64]), "prefix_cache": rng.random() < 0.7}
-        host_share = rng.choice([0.0, 0.0, 0.1, 1.0])
-        self.requests = [self._request(rng, host_share) for _ in range(rng.randrange(1, 14))]
-        self.arrivals = [rng.randrange(12) for _ in self.requests]
-        self.aborts = {number: at + rng.randrange(9) for number, at in enumerate(self.arrivals) if rng.random() < 0.15}
-
-    @staticmethod
-    def _request(rng: random.Random, host_share: float) -> Request:
-        prompt = [1, 2, 3, 4] * rng.randrange(9) + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 5))]
-        params = SamplingParams(
-            max_tokens=rng.randrange(1, 28),
-            temperature=rng.choice([0.0, 0.5, 2.0]),
-            top_k=rng.choice([0, 3]),
-            top_p=rng.choice([1.0, 0.75]),
-            seed=rng.randrange(100),
-            stop_token_ids=rng.choice([(), (5,)]),
-            repetition_penalty=1.25 if rng.random() < host_share else 1.0,
-        )
-        return prompt, params
-
-
-VOCAB = 8
-
-
 @pytest.mark.parametrize("seeds", [range(start, start + 40) for start in (0, 40, 80)], ids=str)
 def test_a_random_load_gets_the_tokens_of_steps_one_by_one(seeds: range) -> None:
     totals = np.zeros(3, np.int64)
@@ -342,29 +306,8 @@ def test_a_random_load_gets_the_tokens_of_steps_one_by_one(seeds: range) -> None
     assert totals.all(), "no preemption, no prefix hit, or nothing discarded in all these loads"
 
 
-def serve(engine: Engine, load: Load) -> dict[int, Completion]:
-    """Add and abort as the load says, step until all finish; completions by number of the request."""
-    ids: dict[int, int] = {}
-    done: dict[int, Completion] = {}
-    now = 0
-    while now <= max(load.arrivals) or engine.has_unfinished():
-        for number, (prompt, params) in enumerate(load.requests):
-            if load.arrivals[number] == now:
-                ids[engine.add(prompt, params)] = number
-        for request_id, number in ids.items():
-            completion = engine.abort(request_id) if load.aborts.get(number) == now else None
-            if completion:
-                done[number] = completion
-        for output in engine.step():
-            if output.completion:
-                done[ids[output.request_id]] = output.completion
-        engine.check()
-        now += 1
-    return done
-
-
 def alone_in(load: Load, prompt: list[int], params: SamplingParams) -> Completion:
-    return alone(prompt, params, vocab_size=VOCAB, eos_token_ids=load.executor["eos_token_ids"])
+    return alone(prompt, params, vocab_size=LOAD_VOCAB_SIZE, eos_token_ids=load.executor["eos_token_ids"])
 
 
 def test_without_discards_the_same_tokens_are_computed_as_in_steps_one_by_one() -> None:
