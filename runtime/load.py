@@ -56,7 +56,10 @@ class ServingRates:
         return Served(*(amount / seconds for amount in self._recent)) if seconds > 0 else Served()
 
     def seconds_to_admit(self, num_tokens: int) -> float | None:
-        """Time until this many waiting prompt tokens are admitted, by the rate so far; None before it is measured."""
+        """Time until this many waiting prompt tokens are admitted, by the rate so far; None before it is measured.
+
+        It is for tokens that wait: where none do, arrivals set the rate, and a long prompt takes less than it says.
+        """
         rate = self.per_second.admitted_tokens
         return num_tokens / rate if rate else None
 

@@ -55,8 +55,9 @@ class EngineOptions:
     max_requests       most unfinished requests, running and waiting; more are refused with Overloaded. None: no limit
     max_waiting_tokens most prompt tokens of requests that wait; a request that would exceed it while others wait is
                        refused with Overloaded. None: no limit
-    reject_late        refuse with Overloaded a request that, by the rates measured, would not have a first token within
-                       its `timeout_seconds`, instead of letting it wait and end with "timeout"
+    reject_late        refuse with Overloaded a request whose `timeout_seconds` is shorter than what the prompts that
+                       wait before it alone take, by the rates measured, instead of letting it end with "timeout". Its
+                       own prompt is not counted: how much of it the prefix cache has is known at its admission
     batching, batch_wait_seconds, priority_aging_tokens
                        see `SchedulingPolicy`; batching other than "continuous" is for comparison
     max_prompt_chars   most characters of a prompt's text; None: what can fit the model's context

@@ -140,3 +140,9 @@ def test_a_request_that_cannot_be_served_in_time_is_refused_at_once_if_the_optio
             with pytest.raises(Overloaded, match=message) as refusal:
                 engine.add([1], options=late)
             assert 20 < refusal.value.retry_after_seconds < 50
+
+
+def test_a_long_prompt_with_nothing_before_it_is_never_late() -> None:
+    with engine_of(Clock(), reject_late=True) as engine:
+        engine.generate([1], SamplingParams(max_tokens=10))  # by the rate of arrivals, 30 tokens would take 300 s
+        engine.add([1] * 30, options=RequestOptions(timeout_seconds=5))
