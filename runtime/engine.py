@@ -23,7 +23,7 @@ from typing import Self, overload
 import numpy as np
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import EngineError, Overloaded, UsageError
+from ingot.errors import EngineError, Overloaded, RequestError, UsageError
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
@@ -207,7 +207,7 @@ class Engine:
         one that fills the model's context, a token outside the vocabulary, or more KV blocks than the pool has.
         Overloaded when the engine has `max_requests` or `max_waiting_tokens` already, and with `reject_late` when there
         is too much work before the request for its timeout. With BeamParams it is a beam search, whose outputs come at
-        its end, one for each sequence that it returns.
+        its end, one for each sequence that it returns, without logits: `keep_logits` is refused with RequestError.
         """
         self._require_open()
         if self.max_requests is not None and self._loop.num_requests >= self.max_requests:
@@ -217,6 +217,11 @@ class Engine:
         now = self.clock() if arrival_seconds is None else arrival_seconds
         new = self._request_factory(tokens, options, keep_logits, now)
         if isinstance(params, BeamParams):
+            if keep_logits:
+                raise RequestError(
+                    "keep_logits is set, but a beam search does not keep logits: those of its beams, most of which it"
+                    " gives up, would be kept too; for the logits of one sequence, use SamplingParams"
+                )
             group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
             self._require_room(group.first)
             self._loop.add_search(group)
@@ -260,7 +265,7 @@ class Engine:
         return prefix_scope(self._root, cache_salt=options.cache_salt, shared=shared)
 
     def _require_room(self, request: Request) -> None:
-        """Raise Overloaded when too many tokens wait for a request to wait too, or for it to end in time."""
+        """Raise Overloaded when too many tokens wait: for a request to wait too, or for its timeout."""
         waiting, rates = self._loop.scheduler.waiting, self._loop.rates
         num_tokens = request.sequence.num_prompt_tokens
         most, excess = self._max_waiting_tokens, 0

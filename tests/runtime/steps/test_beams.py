@@ -201,6 +201,13 @@ def test_parameters_of_another_kind_are_refused() -> None:
         engine.beam_search([1], SamplingParams())  # type: ignore[arg-type]
 
 
+def test_logits_of_a_search_are_refused() -> None:
+    with token_engine() as engine:
+        with pytest.raises(RequestError, match="keep_logits is set, but a beam search does not keep logits"):
+            engine.add([1, 2], BeamParams(width=2), keep_logits=True)
+        assert not engine.has_unfinished()
+
+
 def test_async_searches_run_side_by_side_and_a_cancelled_one_is_aborted() -> None:
     params = BeamParams(4, 10, num_return=4)
 
