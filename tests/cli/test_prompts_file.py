@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from ingot.artifact import Artifact
+from ingot.cli.generation_params import GenerationParams
 from ingot.cli.main import run
 from ingot.cli.prompts_file import MOST_IN_FLIGHT, read_prompts, write_results
 from ingot.errors import UsageError
-from ingot.runtime import Engine, RequestOutput, SamplingParams
+from ingot.runtime import BeamParams, Engine, RequestOutput, SamplingParams
 from tests.cli.refusals import assert_refused
 from tests.cli.test_run import NOTICE
 from tests.conftest import BuildArtifact
@@ -68,6 +70,52 @@ def test_records_choose_their_parameters_and_one_that_fails_fails_alone(
     assert "2 prompts, 2 failed" in shown.err
     assert "first token: p50" in shown.err
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_records_choose_between_sampling_and_a_beam_search(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"prompt": [1, 2]},
+        {"prompt": [1, 2], "max_tokens": 3, "beam_width": 2, "length_penalty": 0},
+        {"prompt": [1, 2], "beam_width": None, "temperature": 0.5},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    beams = BeamParams(width=3, max_tokens=4, length_penalty=2.0)
+    prompts = read_prompts(str(file), beams, False, None)
+    assert [one.params for one in prompts] == [
+        beams,
+        BeamParams(width=2, max_tokens=3, length_penalty=0),
+        SamplingParams(max_tokens=4, temperature=0.5),
+    ]
+    with text_engine() as engine:
+        assert write_results(engine, prompts, tmp_path / "out.jsonl", False) == 0
+        best = engine.beam_search([1, 2], beams)
+    found = records((tmp_path / "out.jsonl").read_text())
+    assert (found[0]["token_ids"], found[0]["score"]) == (list(best.token_ids), best.score)
+    assert ["score" in one for one in found] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("params", "values", "message"),
+    [
+        (
+            BeamParams(),
+            {"temperature": 0.7},
+            "1: temperature is 0.7 and beam_width 4, but a beam search sam",
+        ),
+        (BeamParams(), {"n": 2}, "1: n is 2 and beam_width 4, but a beam search returns its best sequence"),
+        (BeamParams(), {"beam_width": None, "length_penalty": 2}, "only a beam search has one; give beam_width too"),
+        (SamplingParams(seed=1), {"beam_width": 2}, "1: seed is 1 and beam_width 2"),
+        (SamplingParams(), {"beam_width": "2"}, "beam search: width is '2'; it must be a whole number"),
+    ],
+)
+def test_a_record_that_combines_a_beam_search_with_sampling_is_refused(
+    tmp_path: Path, params: GenerationParams, values: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": [1], **values}))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        read_prompts(str(file), params, False, None)
 
 
 def test_a_file_longer_than_the_batch_keeps_its_order(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact import Artifact, verdict_warning
 from ingot.cli.main import run
-from ingot.runtime import METRICS
+from ingot.runtime import METRICS, BeamParams, Engine
 from tests.cli.refusals import assert_refused
 from tests.conftest import BuildArtifact
 
@@ -33,6 +33,15 @@ def artifact(build_unmeasured: BuildArtifact) -> Artifact:
         ([""], "no tokens"),
         (["def f", "--max-tokens", "many"], "max-tokens"),
         (["def f", "--no-such-option"], "--no-such-option"),
+        (["def f", "--beam-width", "65"], "beam search: width is 65; it must be a whole number from 1 to 64"),
+        (["def f", "--beam-width", "2", "--length-penalty", "17"], "it must be from -16 to 16"),
+        (["def f", "--length-penalty", "2"], "length_penalty is 2.0, and only a beam search has one"),
+        (["def f", "--beam-width", "2", "--n", "3"], "a beam search returns its best sequence"),
+        (["def f", "--beam-width", "2", "--best-of", "3"], "a beam search returns its best sequence"),
+        (["def f", "--beam-width", "2", "--temperature", "0.7"], "a beam search samples nothing"),
+        (["def f", "--beam-width", "2", "--repetition-penalty", "1.2"], "repetition_penalty is 1.2 and beam_width 2"),
+        (["def f", "--beam-width", "2", "--stop", "x"], "a beam search ends at tokens alone"),
+        (["def f", "--beam-width", "2", "--speculate", "lookup"], "--speculate lookup drafts tokens of one sequence"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused(
@@ -117,3 +126,25 @@ def test_the_best_of_several_choices_is_printed_alone(artifact: Artifact, capsys
     two = json.loads(capsys.readouterr().out)["choices"]
     assert two[0]["token_ids"] == best["token_ids"]
     assert two[0]["mean_logprob"] >= two[1]["mean_logprob"]
+
+
+def test_a_beam_search_prints_its_best_sequence_and_its_score(artifact: Artifact, capsys: Captured) -> None:
+    command = ["run", str(artifact.path), "def f", "--max-tokens", "6", "--beam-width", "3", "--length-penalty", "0.5"]
+    assert run(command) == 0
+    shown = capsys.readouterr()
+    assert run([*command, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)
+    with Engine.load(artifact) as engine:
+        expected = engine.beam_search("def f", BeamParams(width=3, max_tokens=6, length_penalty=0.5))
+    assert (best["text"], best["token_ids"]) == (expected.text, list(expected.token_ids))
+    assert best["score"] == expected.score
+    assert "choices" not in best
+    assert shown.out == f"def f{best['text']}\n"
+    assert f"; score {best['score']:.3f}, the best of 3 beams" in shown.err
+
+
+def test_a_chat_cannot_search_with_beams(artifact: Artifact, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    code = run(["run", str(artifact.path), "--beam-width", "2"])
+    assert_refused(code, capsys.readouterr().err, "--beam-width 2 requires a prompt", expected_code=2)

@@ -284,6 +284,8 @@ def recipes() -> None:
 @click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
 @click.option("--n", default=1, show_default=True, help="Number of completions; they share the prompt's work.")
 @click.option("--best-of", type=int, help="Sample this many, keep the --n with the highest mean log-probability.")
+@click.option("--beam-width", type=int, help="Search for the likeliest text with this many beams, at most 64.")
+@click.option("--length-penalty", type=float, help="Of a beam search: above 0 favours longer texts; 1 if not given.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
 @click.option("--system", help="System message of a chat.")
 @click.option(
@@ -301,8 +303,8 @@ def run() -> None:
     Without PROMPT at a terminal, a chat begins if the model has a chat template; otherwise each line is a prompt.
 
     --prompts-file takes one prompt per line, or a .jsonl file of objects with prompt or messages, id and sampling
-    parameters such as max_tokens. Results are one JSON object per line, in the file's order; the exit code is 1 if a
-    prompt failed.
+    parameters such as max_tokens or beam_width. Results are one JSON object per line, in the file's order; the exit
+    code is 1 if a prompt failed.
 
     \b
     Examples:
@@ -310,6 +312,7 @@ def run() -> None:
       ingot run artifacts/demo "def read_file(path):" --max-tokens 64
       ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
       ingot run artifacts/demo "def read_file(path):" --n 3 --temperature 0.8 --seed 1
+      ingot run artifacts/demo "def read_file(path):" --beam-width 4
       ingot run artifacts/demo --prompts-file prompts.jsonl -o results.jsonl --stats
     """
 

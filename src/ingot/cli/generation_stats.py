@@ -24,14 +24,14 @@ def completion_facts(done: Completion) -> dict[str, object]:
 
 
 def _choice_facts(done: Completion) -> dict[str, object]:
-    mean = {} if done.mean_logprob is None else {"mean_logprob": done.mean_logprob}
+    ranks = {"mean_logprob": done.mean_logprob, "score": done.score}
     return {
         "index": done.index,
         "text": done.text,
         "token_ids": list(done.token_ids),
         "finish_reason": done.finish_reason,
         "seed": done.seed,
-        **mean,
+        **{name: value for name, value in ranks.items() if value is not None},
         "prompt_tokens": done.prompt_tokens,
         "cached_tokens": done.cached_tokens,
         "cached_tokens_by_tier": done.cached_tokens_by_tier._asdict(),

@@ -5,6 +5,7 @@ skipped. The keys of an object are
 
     prompt      a text or a list of token ids          messages   a conversation, instead of a prompt
     id          anything; repeated in the result       and any sampling parameter, such as max_tokens or temperature
+    beam_width  searches with this many beams          length_penalty   of the search
 
 A prompt that cannot be served gets a result with an `error`; the others are not affected.
 """
@@ -15,22 +16,23 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from ingot.cli.console import print_note
+from ingot.cli.generation_params import BEAM_NAMES, SAMPLING_NAMES, GenerationParams, with_values
 from ingot.cli.generation_stats import completion_facts, print_batch_stats, print_stats
 from ingot.cli.progress_display import progress_shown
 from ingot.errors import IngotError, RequestError, UsageError, did_you_mean, one_of, shown
 from ingot.progress import report_progress
-from ingot.runtime import Completion, Engine, SamplingParams
+from ingot.runtime import Completion, Engine
 
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 MOST_IN_FLIGHT = 256  # prompts that are given to the engine at a time, so that a file of any length fits memory
 
-_PARAMETERS = tuple(field.name for field in fields(SamplingParams))
+_PARAMETERS = (*SAMPLING_NAMES, *BEAM_NAMES)
 _KEYS = ("prompt", "messages", "id", *_PARAMETERS)
 
 
@@ -39,13 +41,13 @@ class FilePrompt:
     """A prompt or a conversation of one line, with its parameters."""
 
     line: int
-    params: SamplingParams
+    params: GenerationParams
     prompt: str | Sequence[int] | None = None
     messages: Sequence[Mapping[str, object]] | None = None
     id: object = None
 
 
-def read_prompts(name: str, params: SamplingParams, is_chat: bool, system: str | None) -> list[FilePrompt]:
+def read_prompts(name: str, params: GenerationParams, is_chat: bool, system: str | None) -> list[FilePrompt]:
     """Read the prompts of a file, or of standard input for "-"; `params` are the defaults of their parameters.
 
     With `is_chat`, a text is a user's message; `system` begins each conversation. Raises UsageError, before any work,
@@ -80,11 +82,11 @@ def _text_of(name: str) -> str:
         raise UsageError(f"{name}:{line}: byte {error.start} is not UTF-8; convert the file to UTF-8") from error
 
 
-def _line(number: int, line: str, params: SamplingParams) -> FilePrompt:
+def _line(number: int, line: str, params: GenerationParams) -> FilePrompt:
     return FilePrompt(number, params, prompt=line)
 
 
-def _record(number: int, line: str, params: SamplingParams) -> FilePrompt:
+def _record(number: int, line: str, params: GenerationParams) -> FilePrompt:
     try:
         record = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -101,7 +103,7 @@ def _record(number: int, line: str, params: SamplingParams) -> FilePrompt:
     if "messages" in record and not (isinstance(messages, list) and messages):
         raise UsageError(f"messages is {shown(messages)}; it must be a list with at least one message")
     given = {key: _as_parameter(value) for key, value in record.items() if key in _PARAMETERS}
-    return FilePrompt(number, replace(params, **given), record.get("prompt"), messages, record.get("id"))
+    return FilePrompt(number, with_values(params, given), record.get("prompt"), messages, record.get("id"))
 
 
 def _as_parameter(value: Any) -> Any:

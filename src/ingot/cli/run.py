@@ -9,11 +9,12 @@ import click
 
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
+from ingot.cli.generation_params import GenerationParams, generation_params
 from ingot.cli.generation_stats import completion_facts, pace, print_stats, stats_facts
 from ingot.cli.prompt_loop import PromptLoop
 from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
-from ingot.runtime import Completion, Engine, RequestOutput, SamplingParams
+from ingot.runtime import BeamParams, Completion, Engine, RequestOutput, SamplingParams
 
 
 def run_command(
@@ -25,6 +26,8 @@ def run_command(
     system: str | None,
     stats: bool,
     speculate: str | None,
+    beam_width: int | None,
+    length_penalty: float | None,
     no_history: bool,
     no_verify: bool,
     as_json: bool,
@@ -33,7 +36,9 @@ def run_command(
     """Generate from ARTIFACT; returns the exit code."""
     if output is not None and prompts_file is None:
         raise UsageError("--output is the file for the results of --prompts-file; add --prompts-file FILE")
-    params = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
+    sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
+    params = generation_params(sampled, beam_width, length_penalty)
+    _refuse_drafts_of_beams(params, speculate)
     if prompts_file is not None:
         _refuse_second_source(prompt)
         prompts = read_prompts(prompts_file, params, bool(chat), system)
@@ -41,9 +46,9 @@ def run_command(
             return 1 if write_results(engine, prompts, output, stats) else 0
     if prompt is None and _is_terminal(sys.stdin):
         _require_terminal_for_answers(as_json)
-        _require_one_choice(params)
+        answering = _for_one_answer(params)
         with _load(artifact, no_verify, speculate) as engine:
-            PromptLoop(engine, params, chat, system, shows_stats=stats).run(keeps_history=not no_history)
+            PromptLoop(engine, answering, chat, system, shows_stats=stats).run(keeps_history=not no_history)
         return 0
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
@@ -51,10 +56,13 @@ def run_command(
     with _load(artifact, no_verify, speculate) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
-            facts = completion_facts(engine.generate(request, params))
+            facts = completion_facts(_complete(engine, request, params))
             print_json(facts | ({"engine": stats_facts(engine.metrics())} if stats else {}))
         else:
-            _stream(engine, request, params)
+            if isinstance(params, BeamParams):
+                _print_best(engine, request, params)
+            else:
+                _stream(engine, request, params)
             if stats:
                 print_stats(engine)
     return 0
@@ -84,10 +92,25 @@ def _require_terminal_for_answers(as_json: bool) -> None:
         raise UsageError(f"{what} requires a prompt: give PROMPT, - to type one on standard input, or --prompts-file")
 
 
-def _require_one_choice(params: SamplingParams) -> None:
+def _for_one_answer(params: GenerationParams) -> SamplingParams:
+    """The parameters, if they suit answers that are streamed at a terminal."""
+    if isinstance(params, BeamParams):
+        raise UsageError(
+            f"--beam-width {params.width} requires a prompt: give PROMPT, or --prompts-file; a chat streams its"
+            " answers, and a beam search knows its sequence at the end"
+        )
     if params.n > 1:
         raise UsageError(
             f"--n {params.n} requires a prompt: give PROMPT, or --prompts-file; a chat has one answer each"
+        )
+    return params
+
+
+def _refuse_drafts_of_beams(params: GenerationParams, speculate: str | None) -> None:
+    if isinstance(params, BeamParams) and speculate is not None:
+        raise UsageError(
+            f"--speculate {speculate} drafts tokens of one sequence, and --beam-width {params.width} computes several;"
+            " leave out one of them"
         )
 
 
@@ -106,6 +129,20 @@ def _standard_input() -> str:
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     user = {"role": "user", "content": text}
     return [{"role": "system", "content": system}, user] if system is not None else [user]
+
+
+def _complete(engine: Engine, prompt: str | Sequence[int], params: GenerationParams) -> Completion:
+    if isinstance(params, BeamParams):
+        return engine.beam_search(prompt, params)
+    return engine.generate(prompt, params)
+
+
+def _print_best(engine: Engine, prompt: str | Sequence[int], params: BeamParams) -> None:
+    """Print the best sequence, which is known when the search ends."""
+    best = engine.beam_search(prompt, params)
+    click.echo(f"{prompt if isinstance(prompt, str) else ''}{best.text}")
+    score = "" if best.score is None else f"; score {best.score:.3f}, the best of {params.width} beams"
+    print_note(f"{pace(best)}{score}")
 
 
 def _stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams) -> None:

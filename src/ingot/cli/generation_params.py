@@ -1,0 +1,59 @@
+"""Parameters of `ingot run`, from options and from lines of a file: those of sampling, or of a beam search."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ingot.errors import RequestError, UsageError, shown
+from ingot.runtime import BeamParams, SamplingParams
+
+GenerationParams = SamplingParams | BeamParams
+
+SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
+BEAM_NAMES = ("beam_width", "length_penalty")
+_OF_BOTH = ("max_tokens", "stop_token_ids", "ignore_eos")
+
+
+def generation_params(sampling: SamplingParams, beam_width: Any, length_penalty: Any) -> GenerationParams:
+    """The parameters of a beam search if it has a width, else those of sampling; None is a value not given.
+
+    Raises UsageError for parameters of sampling that a beam search does not have, and for invalid values.
+    """
+    if beam_width is None:
+        if length_penalty is not None:
+            raise UsageError(
+                f"length_penalty is {shown(length_penalty)}, and only a beam search has one; give beam_width too"
+            )
+        return sampling
+    for field in fields(SamplingParams):
+        value = getattr(sampling, field.name)
+        if field.name not in _OF_BOTH and value != field.default:
+            raise UsageError(_not_of_beams(field.name, value, beam_width))
+    common = {name: getattr(sampling, name) for name in _OF_BOTH}
+    penalty = {} if length_penalty is None else {"length_penalty": length_penalty}
+    try:
+        return BeamParams(width=beam_width, **common, **penalty)
+    except RequestError as error:
+        raise UsageError(f"beam search: {error}") from error
+
+
+def with_values(params: GenerationParams, given: Mapping[str, Any]) -> GenerationParams:
+    """The parameters with other values for some of them, by name. A `beam_width` of None ends a beam search."""
+    beams: dict[str, Any] = dict.fromkeys(BEAM_NAMES)
+    if isinstance(params, BeamParams) and given.get("beam_width", params.width) is not None:
+        beams = {"beam_width": params.width, "length_penalty": params.length_penalty}
+    sampling = params.sampling if isinstance(params, BeamParams) else params
+    sampling = replace(sampling, **{name: value for name, value in given.items() if name in SAMPLING_NAMES})
+    return generation_params(sampling, **beams | {name: given[name] for name in BEAM_NAMES if name in given})
+
+
+def _not_of_beams(name: str, value: object, beam_width: object) -> str:
+    """Why a parameter of sampling cannot be combined with a beam search."""
+    why = "a beam search does not have it"
+    if name in ("n", "best_of"):
+        why = "a beam search returns its best sequence"
+    elif name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+        why = "a beam search samples nothing"
+    elif name == "stop":
+        why = "a beam search ends at tokens alone"
+    return f"{name} is {shown(value)} and beam_width {shown(beam_width)}, but {why}; leave out one of them"
