@@ -120,7 +120,7 @@ class Engine:
             speculator=speculator,
             tiers=self._tiers,
         )
-        self._outputs = self._loop.outputs
+        self._outputs = self._loop.requests.outputs
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
         self._closed = False
@@ -210,7 +210,7 @@ class Engine:
         its end, one for each sequence that it returns, without logits: `keep_logits` is refused with RequestError.
         """
         self._require_open()
-        if self.max_requests is not None and self._loop.num_requests >= self.max_requests:
+        if self.max_requests is not None and len(self._loop.requests) >= self.max_requests:
             raise self.too_many_requests(self.max_requests)
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
@@ -224,14 +224,14 @@ class Engine:
                 )
             group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
             self._require_room(group.first)
-            self._loop.add_search(group)
+            self._loop.requests.add_search(group)
             return group.id
         choices = [new(each, index) for index, each in enumerate(choice_params(checked_params(params)))]
         self._require_room(choices[0])
         if len(choices) > 1:
-            self._loop.add_choices(choices)
+            self._loop.requests.add_choices(choices)
         else:
-            self._loop.add(choices[0])
+            self._loop.requests.add(choices[0])
         return choices[0].id
 
     def _request_factory(
@@ -266,7 +266,7 @@ class Engine:
 
     def _require_room(self, request: Request) -> None:
         """Raise Overloaded when too many tokens wait: for a request to wait too, or for its timeout."""
-        waiting, rates = self._loop.scheduler.waiting, self._loop.rates
+        waiting, rates = self._loop.scheduler.waiting, self._loop.requests.rates
         num_tokens = request.sequence.num_prompt_tokens
         most, excess = self._max_waiting_tokens, 0
         if most is not None:
@@ -282,7 +282,7 @@ class Engine:
 
     def _require_in_time(self, request: Request, seconds_left: float) -> None:
         num_tokens = self._loop.scheduler.waiting.tokens_before(request.sequence.priority)
-        needed = self._loop.rates.seconds_to_admit(num_tokens)
+        needed = self._loop.requests.rates.seconds_to_admit(num_tokens)
         if needed is not None and needed > seconds_left:
             raise self._overloaded(
                 f"{num_tokens} prompt tokens wait before the request, about {needed:.1f} s of work; its timeout leaves"
@@ -294,13 +294,13 @@ class Engine:
         """The refusal of a request while `max_requests` others are unfinished. Any thread may call it."""
         return self._overloaded(
             f"the engine has {max_requests} unfinished requests, as many as max_requests allows",
-            self._loop.rates.retry_seconds(num_requests=1),
+            self._loop.requests.rates.retry_seconds(num_requests=1),
         )
 
     def _overloaded(self, reason: str, seconds: float) -> Overloaded:
         seconds = bounded_retry(seconds)
         with self._refusals:
-            self._loop.metrics.num_refused += 1
+            self._loop.requests.metrics.num_refused += 1
         return Overloaded(f"{reason}; try again in about {seconds:.1f} s", seconds)
 
     def has_unfinished(self) -> bool:
@@ -335,7 +335,7 @@ class Engine:
 
     def end(self, request_id: int) -> list[RequestOutput]:
         """As `abort`, for a caller that streams: returns the last outputs, with the text that was held back."""
-        return self._loop.end(request_id)
+        return self._loop.requests.end(request_id)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -529,7 +529,7 @@ class Engine:
             prefix_hit_tokens=scheduler.prefix_hit_tokens.total(),
             prefix_hit_tokens_by_tier=dict(scheduler.prefix_hit_tokens),
             kv_tiers=self._tiers.metrics() if self._tiers else None,
-            **self._loop.metrics.snapshot(),
+            **self._loop.requests.metrics.snapshot(),
         )
 
     def check(self) -> None:

@@ -89,7 +89,7 @@ class Accounts:
         """Bytes of the keys and values that attention reads, or that a step's tokens write."""
         vector = self.kv.width * self.kv.element_bytes + (_SCALE_BYTES if self.kv.is_quantized else 0)
         tokens = self.batch.context_lens.sum() if "attention" in kernel.name else self.batch.num_tokens
-        return float(tokens) * 2 * self.kv.num_kv_heads * vector
+        return float(tokens) * 2 * self.kv.uniform("a GPU's attention kernel").num_kv_heads * vector
 
     def _flops(self, kernel: Kernel, named: Mapping[str, Argument]) -> float:
         constants = kernel.constants
@@ -98,7 +98,7 @@ class Accounts:
             assert rows.kind == "number"
             return 2.0 * rows.value * float(constants["N"]) * float(constants["COLUMNS"])
         if kernel.name in ("decode_attention", "ragged_attention"):
-            heads = float(constants["GROUP"]) * self.kv.num_kv_heads
+            heads = float(constants["GROUP"]) * self.kv.uniform("a GPU's attention kernel").num_kv_heads
             return 4.0 * heads * float(constants["DIM"]) * self._seen()
         return 0.0
 

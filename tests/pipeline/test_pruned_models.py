@@ -89,7 +89,8 @@ def test_the_kv_geometry_shrinks(tmp_path: Path, service: CalibrationEngine) -> 
     before = KV.of(import_checkpoint(Checkpoint.open(CHECKPOINTS / "llama")))
     after = KV.of(compiled(made, service))
     assert after.num_layers == before.num_layers - 1
-    assert after.num_kv_heads == 1 < before.num_kv_heads
+    assert [layer.num_kv_heads for layer in after.layers] == [1] * after.num_layers
+    assert all(layer.num_kv_heads > 1 for layer in before.layers)
 
 
 def test_norms_over_all_heads_forbid_kv_groups_by_name(tmp_path: Path, service: CalibrationEngine) -> None:

@@ -1,6 +1,7 @@
 """Threads that move blocks: order, failures, cancelling, and a thread that dies."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_tasks_run_in_order_and_report_their_end() -> None:
     order: list[int] = []
     ended = threading.Event()
     workers = Workers("test", 1, when_done=ended.set)
-    tasks = [workers.submit(lambda number=number: order.append(number)) for number in range(5)]
+    tasks = [workers.submit(partial(order.append, number)) for number in range(5)]
     workers.close()
     assert order == [0, 1, 2, 3, 4]
     assert all(task.done and task.error is None and task.seconds >= 0 for task in tasks)

@@ -137,7 +137,7 @@ def test_a_detokenizer_that_raises_ends_its_request_alone_with_the_text_so_far(e
 def test_a_detokenizer_that_raises_while_its_request_is_aborted_gives_an_error() -> None:
     with engine_of(text_fails_at={TAG: 1}) as engine:
         engine.add([1, TAG], PARAMS)
-        request = next(iter(engine._loop.requests.values()))
+        request = next(iter(engine._loop.requests.by_sequence.values()))
         request._stop._detokenizer._left = 0  # type: ignore[union-attr]
         completion = engine.abort(request.sequence.id)
         assert completion is not None
@@ -150,7 +150,7 @@ def test_a_sampler_that_raises_ends_its_request_alone(executor: type[FaultyExecu
     params = SamplingParams(max_tokens=8, presence_penalty=0.5)  # sampled on the host
     with engine_of(executor) as engine:
         broken, other, third = engine.add([1, 2], params), engine.add([1, 3], params), engine.add([1], PARAMS)
-        request = engine._loop.requests[broken]
+        request = engine._loop.requests.by_sequence[broken]
         request.sampler = BrokenSampler(request.sampler.params, [1, 2])
         done = finish(engine)
     assert (done[broken].finish_reason, len(done[broken].token_ids)) == ("error", 3)
@@ -384,7 +384,7 @@ def serve(engine: Engine, load: Load) -> dict[int, Completion]:
                 request_id = engine.add(prompt, params)
                 ids[request_id] = number
                 if number in load.sampler_fails:
-                    request = engine._loop.requests[request_id]
+                    request = engine._loop.requests.by_sequence[request_id]
                     request.sampler = BrokenSampler(request.sampler.params, prompt)
         for request_id, number in ids.items():
             completion = engine.abort(request_id) if load.aborts.get(number) == now else None

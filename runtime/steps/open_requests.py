@@ -1,0 +1,200 @@
+"""The requests of an engine that have not ended: added, ended early, expired or failed, with the outputs they gave.
+
+A request has one sequence, or several: its choices (`families`) or its beams (`beams`). Sequences are found by their
+ids here; what ends one also frees its blocks and what the drafter keeps for it.
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+
+from ingot.errors import EngineError
+from ingot.runtime.load import Served, ServingRates
+from ingot.runtime.metrics import MetricsRegistry
+from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput
+from ingot.runtime.request import Request
+from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.steps.beams import BeamGroup
+from ingot.runtime.steps.families import Family
+from ingot.runtime.steps.scheduler import Scheduler
+from ingot.runtime.steps.sequence import SequenceState
+
+_SPARE_DEADLINES = 64
+
+
+class OpenRequests:
+    """Unfinished requests of one scheduler. `by_sequence` has one for each sequence: each choice, each beam."""
+
+    def __init__(
+        self, scheduler: Scheduler, *, clock: Callable[[], float], speculator: Speculator | None = None
+    ) -> None:
+        self._scheduler = scheduler
+        self._speculator = speculator
+        self._clock = clock
+        self.by_sequence: dict[int, Request] = {}
+        self.searches: dict[int, BeamGroup] = {}  # by request id
+        self._families: dict[int, Family] = {}  # by request id
+        self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
+        self.outputs = OutputQueues()
+        self.metrics = MetricsRegistry()
+        self.rates = ServingRates()
+        self.error: EngineError | None = None  # why no request can be served any more
+
+    def __bool__(self) -> bool:
+        return bool(self.by_sequence)
+
+    def __len__(self) -> int:
+        """Requests; one with several choices or beams counts once."""
+        if self._families or self.searches:
+            return len({request.id for request in self.by_sequence.values()})
+        return len(self.by_sequence)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; RequestError when the whole pool could not hold it."""
+        self._scheduler.add(request.sequence)
+        if not self.by_sequence:
+            self.rates.resume(self._clock())
+        self.by_sequence[request.sequence.id] = request
+        if request.deadline_seconds is not None:
+            heappush(self._deadlines, (request.deadline_seconds, request.id))
+        if len(self._deadlines) > 2 * len(self.by_sequence) + _SPARE_DEADLINES:  # most are of requests that have ended
+            open_ids = self.by_sequence.keys() | self._families.keys() | self.searches.keys()
+            self._deadlines = [each for each in self._deadlines if each[1] in open_ids]
+            heapify(self._deadlines)
+
+    def add_choices(self, choices: list[Request]) -> None:
+        """Queue a request with several choices; RequestError when the whole pool could not hold one of them."""
+        family = Family(choices)
+        self.add(family.first)
+        self._families[family.id] = family
+
+    def add_search(self, group: BeamGroup) -> None:
+        """Queue a beam search; RequestError when the whole pool could not hold one of its beams."""
+        self.add(group.first)
+        self.searches[group.id] = group
+
+    def start(self, forked: Iterable[Request]) -> None:
+        """Add sequences that were forked from one that is here."""
+        self.by_sequence |= {request.sequence.id: request for request in forked}
+
+    def unforked(self, request: Request) -> Family | None:
+        """The family whose prompt a request computes."""
+        family = self._families.get(request.id)
+        return family if family and not family.is_forked else None
+
+    def count(self, output: RequestOutput) -> RequestOutput:
+        """Add the request, or the choice of one, to the metrics if this is its last output."""
+        if output.completion:
+            self.metrics.finish(output.completion)
+        return output
+
+    def record_rates(self, now: float) -> None:
+        """Record what was served until now."""
+        metrics, waiting = self.metrics, self._scheduler.waiting
+        self.rates.record(Served(metrics.computed_tokens, waiting.num_admitted_tokens, metrics.num_finished), now)
+
+    def put(self, output: RequestOutput) -> None:
+        """Queue an output for its reader. The family of a choice decides what is shown, and when."""
+        family = self._families.get(output.request_id)
+        if family is None:
+            self.outputs.put(output)
+            return
+        for shown in family.collect(output):
+            self.outputs.put(shown)
+        if family.is_finished:
+            del self._families[family.id]
+
+    def take_out(self, requests: Iterable[Request]) -> None:
+        """Remove sequences that have ended; free what the scheduler and the drafter keep for them."""
+        for request in requests:
+            self.by_sequence.pop(request.sequence.id, None)
+            self._scheduler.remove(request.sequence)
+            if self._speculator:
+                self._speculator.forget(request.sequence.id)
+
+    def end(self, request_id: int, reason: EarlyEnd = "abort") -> list[RequestOutput]:
+        """End a request early and free its blocks; returns the last output of each choice that had not ended."""
+        family = self._families.get(request_id)
+        if family:
+            outputs = [shown for choice in family.open for shown in family.collect(self._end(choice, reason))]
+            del self._families[request_id]
+            return outputs
+        group = self.searches.get(request_id)
+        if group:
+            self.take_out(group.beams)
+            return self._end_search(group, reason)
+        request = self.by_sequence.get(request_id)
+        return [self._end(request, reason)] if request and request.id == request_id else []
+
+    def end_and_put(self, request_id: int, reason: EarlyEnd = "abort") -> None:
+        """As `end`; the outputs are queued."""
+        for output in self.end(request_id, reason):
+            self.outputs.put(output)
+
+    def end_expired(self) -> None:
+        """End the requests whose time is over, whatever state they are in; their outputs have the text so far."""
+        now = self._clock() if self._deadlines else 0.0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self.end_and_put(heappop(self._deadlines)[1], "timeout")
+
+    def finish_search(self, group: BeamGroup) -> None:
+        """Queue the outputs of a search that is done."""
+        for output in self._end_search(group):
+            self.outputs.put(output)
+
+    def fail(self, failed: list[Request], error: Exception) -> None:
+        """End requests with an error, and what depends on them: choices without a prompt, other beams of a search."""
+        now = self._clock()
+        self.take_out(failed)
+        for request in failed:
+            for each in self._failing_with(request):
+                output = each.end_with(self.error, now) if self.error else each.fail(error, now)
+                self.put(self.count(output))
+
+    def fail_all(self, error: Exception, failed: Iterable[Request] = ()) -> None:
+        """End all requests: no further step is possible. Those that `failed` were taken out before."""
+        self.error = EngineError(f"the engine failed and takes no more requests: {error}; load it again")
+        self.error.__cause__ = error
+        self.fail([*failed, *self.by_sequence.values()], error)
+
+    def close(self) -> None:
+        """End all requests. Only those with a queue of their own get their last outputs."""
+        for request in list(self.by_sequence.values()):
+            for output in self.end(request.id):
+                if request.id in self.outputs:
+                    self.outputs.put(output)
+        self.outputs.take()
+
+    def check(self) -> None:
+        """Assert that every sequence is scheduled or parked, and that no group outlives its sequences."""
+        scheduled = {*self._scheduler.running, *(sequence.id for sequence in self._scheduler.waiting)}
+        sequences = [request.sequence for request in self.by_sequence.values()]
+        parked = {sequence.id for sequence in sequences if sequence.state is SequenceState.PARKED}
+        assert scheduled | parked == {*self.by_sequence}
+        families = self._families.values()
+        assert all(family.first.sequence.id in self.by_sequence or family.is_forked for family in families)
+        assert not any(family.is_finished for family in families)
+
+    def _end(self, request: Request, reason: EarlyEnd) -> RequestOutput:
+        self.take_out([request])
+        now = self._clock()
+        try:
+            return self.count(request.abort(now, reason))
+        except Exception as error:  # noqa: BLE001 (the output has it)
+            return self.count(request.fail(error, now))
+
+    def _end_search(self, group: BeamGroup, reason: EarlyEnd = "abort") -> list[RequestOutput]:
+        del self.searches[group.id]
+        outputs = group.result(self._clock(), reason)
+        self.count(outputs[0])
+        return outputs
+
+    def _failing_with(self, request: Request) -> list[Request]:
+        """The requests and choices to end with an error where this one failed."""
+        group = self.searches.pop(request.id, None)
+        if group:
+            self.take_out([*group.beams, *(each for each in self.by_sequence.values() if each.id == group.id)])
+            return [group.replayed()]
+        family = self.unforked(request)
+        if family:
+            return family.open
+        return [] if request.is_beam else [request]

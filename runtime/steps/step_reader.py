@@ -1,0 +1,147 @@
+"""What the logits of a step give to its requests: tokens and outputs, forks of choices, the next beams.
+
+A step may verify drafts (`ingot.runtime.speculation`). Their rows are sampled in order, each with the parameters and
+the random number of its place in the output, up to the first token that differs from its draft or ends the request. So
+they are the tokens of plain decoding, and rows after that one are never looked at.
+
+Whatever is raised here ends one request, and no other.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from ingot.runtime.kv.blocks import Copy
+from ingot.runtime.outputs import RequestOutput, joined
+from ingot.runtime.request import Request
+from ingot.runtime.sampler import NonFiniteLogits
+from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.steps.beams import BeamGroup, BeamMoves
+from ingot.runtime.steps.open_requests import OpenRequests
+from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
+
+Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device
+
+
+class StepReader:
+    """Reads the rows of computed steps. `make_copies` copies blocks and side state on the device."""
+
+    def __init__(
+        self,
+        requests: OpenRequests,
+        scheduler: Scheduler,
+        speculator: Speculator | None,
+        make_copies: Callable[[Iterable[Copy]], None],
+    ) -> None:
+        self._requests = requests
+        self._scheduler = scheduler
+        self._speculator = speculator
+        self._make_copies = make_copies
+
+    def read(self, batch: ScheduledBatch, rows: Iterable[Row], now: float, *, num_discarded: int = 0) -> None:
+        """Sample, append the tokens to their requests and queue the outputs. `rows` are those of all entries."""
+        self._requests.metrics.count(batch.num_tokens, num_discarded)
+        unread = iter(rows)
+        for entry in batch.entries:
+            its_rows = list(islice(unread, entry.num_logits))
+            request = self._requests.by_sequence.get(entry.sequence.id)
+            if its_rows and request:  # it has not ended since
+                self._read_entry(entry, request, its_rows, now)
+        self._requests.record_rates(now)
+
+    def _read_entry(self, entry: ScheduledSequence, request: Request, rows: list[Row], now: float) -> None:
+        group = self._requests.searches.get(request.id)
+        if group:
+            self._read_beam(entry, group, request, rows[0], now)
+            return
+        for choice in [request, *self._fork(request)]:
+            if choice.sequence.id in self._requests.by_sequence:  # the copy of its side state did not fail
+                self._read_choice(entry._replace(sequence=choice.sequence), choice, rows, now)
+
+    def _fork(self, request: Request) -> list[Request]:
+        """The other choices of a request whose prompt was just computed: they sample from the same logits."""
+        family = self._requests.unforked(request)
+        if family is None:
+            return []
+        children = family.fork()
+        copies = self._scheduler.fork(request.sequence, [child.sequence for child in children])
+        self._requests.start(children)
+        self._make_copies(copies)
+        return children
+
+    def _read_choice(self, entry: ScheduledSequence, request: Request, rows: list[Row], now: float) -> None:
+        outputs: list[RequestOutput] = []
+        error: Exception | None = None
+        previous = request.last_token_seconds
+        try:
+            self._sample(entry, request, rows, outputs, now)
+        except Exception as raised:  # noqa: BLE001 (the request's output has it)
+            error = raised
+        if entry.drafts and self._speculator:
+            self._speculator.verified(entry, [output.token_ids[0] for output in outputs])
+        if outputs:  # also those before an error
+            self._measure(request, previous, len(outputs), now)
+            self._requests.put(joined(outputs))
+        if error:
+            self._fail(request, error)
+        elif outputs[-1].completion:
+            self._requests.take_out([request])
+        elif entry.drafts:
+            self._make_copies(self._scheduler.drop_rejected(entry))
+
+    def _sample(
+        self, entry: ScheduledSequence, request: Request, rows: list[Row], outputs: list[RequestOutput], now: float
+    ) -> None:
+        """Sample rows up to the first token that differs from its draft or ends the request."""
+        drafts: tuple[int | None, ...] = (*entry.drafts, None)
+        for num_accepted, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            token = request.sample(row)
+            self._scheduler.share(entry, num_accepted)
+            outputs.append(self._requests.count(request.push(token, now)))
+            if outputs[-1].completion or token.token_id != draft:
+                return
+            self._scheduler.accept(entry.sequence)
+
+    def _measure(self, request: Request, previous: float | None, num_tokens: int, now: float) -> None:
+        """Add tokens of a request to the metrics; `previous` is when it had the one before."""
+        metrics = self._requests.metrics
+        metrics.output_tokens += num_tokens
+        if previous is None:
+            metrics.first_token(now - request.arrival_seconds, request.num_own_prompt_tokens)
+        else:
+            metrics.itl_seconds.observe(now - previous)
+
+    def _read_beam(self, entry: ScheduledSequence, group: BeamGroup, beam: Request, row: Row, now: float) -> None:
+        """Read the logits after a beam; after the last of a search, choose its next beams."""
+        assert not isinstance(row, int), "beams are chosen on the host"
+        try:
+            group.read(beam, row)
+            self._scheduler.share(entry)
+            if group.is_complete:
+                if not group.num_steps:
+                    metrics = self._requests.metrics
+                    metrics.first_token(now - beam.arrival_seconds, beam.sequence.num_prompt_tokens)
+                self._advance_beams(group, group.advance(now))
+        except Exception as error:  # noqa: BLE001 (the request's output has it)
+            self._fail(beam, error)
+
+    def _advance_beams(self, group: BeamGroup, moves: BeamMoves) -> None:
+        requests = self._requests
+        requests.take_out(moves.removed)
+        requests.metrics.output_tokens += 1
+        copies: list[Copy] = []
+        for parent, children in moves.forked:
+            copies += self._scheduler.fork(parent.sequence, [child.sequence for child in children])
+            requests.start(children)
+        for beam, token in moves.continued:
+            beam.sequence.tokens.append(token)
+            self._scheduler.resume(beam.sequence)
+        self._make_copies(copies)
+        if group.is_done and group.id in requests.searches:  # no copy failed
+            requests.finish_search(group)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that failed by itself."""
+        if isinstance(error, NonFiniteLogits):
+            self._scheduler.discard(request.sequence)
+        self._requests.fail([request], error)
