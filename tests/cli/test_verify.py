@@ -55,6 +55,15 @@ def test_several_cells_are_shown_as_a_matrix_and_written_as_json(
     assert [cell.verdict for cell in result.cells] == ["OK", "OK"]
 
 
+def test_a_draft_is_named_in_the_command_that_repeats_a_cell(artifact: Artifact, capsys: Captured) -> None:
+    cell = ["--quick", "--only", "draft+batch-mates"]
+    assert run(["verify", str(artifact.path), *cell]) == 4
+    assert "no draft artifact was given; name one with --draft" in " ".join(capsys.readouterr().out.split())
+    assert run(["verify", str(artifact.path), *cell, "--draft", str(artifact.path)]) == 4
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"--draft {artifact.path} --quick --only batch-mates+draft" in said
+
+
 def test_a_difference_has_code_3_and_names_the_pair(
     artifact: Artifact, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

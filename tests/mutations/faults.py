@@ -2,11 +2,19 @@
 
 A fault is planted before the plain path runs, as an error in the source would be. `features` are those that the fault
 breaks: a verification finds it when a pair with one of them differs. `pair` is one that does, for short runs.
+
+A fault in handling trouble needs trouble: copies that fail, a disk whose bytes rot. `trouble` makes it, and
+is there too when the same pair must pass without the fault.
 """
 
+import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,19 +22,34 @@ import numpy as np
 
 from ingot.artifact.kv_geometry import KVLayer
 from ingot.runtime import engine as engine_module
+from ingot.runtime.engine import Engine
+from ingot.runtime.kv import block_file, disk_store
 from ingot.runtime.kv.blocks import Admission, BlockManager
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.loads import LoadingBlock
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
+from ingot.runtime.kv.tiers import TierManager
+from ingot.runtime.kv.transfers import Bytes, Workers
+from ingot.runtime.kv_tiers import open_tiers
 from ingot.runtime.request import Request
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.runtime.steps.scheduler import ScheduledSequence, Scheduler
 from ingot.runtime.steps.sequence import Sequence as EngineSequence
 from ingot.runtime.steps.step_loop import StepLoop
+from ingot.validation.verify import Subject, scenario
+from ingot.validation.verify.plan import Plan
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.fake_host_blocks import FakeHostBlocks
 from tests.simulators.layered_executor import LayeredExecutor
 
 Plant = Callable[[type], AbstractContextManager[object]]
 """Plants a fault for the life of the context; gets the class of the executor."""
+
+
+def no_trouble(_: type) -> AbstractContextManager[object]:
+    """Nothing goes wrong but the fault."""
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -40,6 +63,7 @@ class Fault:
     pair: str
     plant: Plant
     layout: str = ""  # of the simulated model, for what not every model has
+    trouble: Plant = no_trouble
 
 
 def patched(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
@@ -47,7 +71,75 @@ def patched(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
     return lambda _: patch.object(owner, name, make(getattr(owner, name)))
 
 
+# Class 1: copies that are not ordered with steps
+
+
+def _used_before_it_arrived(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A restored block counts as arrived as soon as its copy is queued."""
+
+    def advance(self: TierManager, block: LoadingBlock, **how: bool) -> bool | None:
+        found: bool | None = right(self, block, **how)
+        return True if found is None and block.transfer else found
+
+    return advance
+
+
+# Class 2: found, not pinned
+
+
+def _hits_not_held(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Cached blocks that a sequence was admitted with may be evicted, the oldest first."""
+
+    def admit(self: BlockManager, sequence_id: int, *args: Any, **others: Any) -> Admission | None:
+        found: Admission | None = right(self, sequence_id, *args, **others)
+        if found:
+            hits = self.table(sequence_id)[: found.cached_tokens // self.block_tokens]
+            self._idle = OrderedDict.fromkeys([*hits, *self._idle])
+        return found
+
+    return admit
+
+
 # Class 3: the key forgets something
+
+
+class _Stranger(FakeExecutor):
+    """Another model of the same shape: its blocks have other bytes."""
+
+    def block_bytes(self, block: int) -> Bytes:
+        """The bytes of a block, to be saved."""
+        return super().block_bytes(block) ^ np.uint8(0x5A)
+
+
+@contextmanager
+def _stranger_on_disk(_: type) -> Iterator[None]:
+    """A model with other weights has left blocks of the same prompts in the folder."""
+    right = scenario._engine
+
+    def engine(plan: Plan, subject: Subject, expected: Any) -> Any:
+        folder = plan.options.kv_disk_path
+        if folder is not None and not Path(folder).exists():
+            executor = _Stranger(
+                num_blocks=400,
+                block_tokens=subject.kv.block_tokens,
+                vocab_size=subject.model.vocab_size,
+                max_batch_tokens=subject.max_batch_tokens,
+            )
+            tiers = partial(open_tiers, options=plan.options)
+            with Engine(executor, identity="stranger", tiers=tiers) as stranger:
+                for one in scenario.warm_up(expected):
+                    stranger.generate(list(one.request.prompt), one.request.params)
+        return right(plan, subject, expected)
+
+    with patch.object(scenario, "_engine", engine):
+        yield
+
+
+def _without_identity(right: Callable[..., bytes]) -> Callable[..., bytes]:
+    def root_hash(identity: str, layout: str, **others: str) -> bytes:
+        return right("", layout, **others)
+
+    return root_hash
 
 
 def _without_salt(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,6 +263,70 @@ def _window_of_the_whole_chunk(right: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
+# Class 10: failures that count as success
+
+
+def _copies_fail(_: type) -> AbstractContextManager[object]:
+    """Every fourth copy from host memory fails, and leaves damaged bytes."""
+    right, numbers = FakeHostBlocks.restore, count(1)
+
+    def restore(self: FakeHostBlocks, slot: int, block: int) -> Any:
+        transfer = right(self, slot, block)
+        is_measured = slot == block == 0  # as the engine does while it is loaded
+        transfer.fails = not is_measured and not next(numbers) % 4
+        return transfer
+
+    return patch.object(FakeHostBlocks, "restore", restore)
+
+
+def _failed_copy_arrived(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy that failed counts as arrived."""
+
+    def end(self: TierManager, block: LoadingBlock, transfer: Any) -> bool:
+        right(self, block, transfer)
+        return True
+
+    return end
+
+
+# Class 11: dead threads
+
+
+@contextmanager
+def _silent_death(_: type) -> Iterator[None]:
+    """The thread that writes blocks to disk ends, and no error is raised."""
+    right = Workers._work
+
+    def work(self: Workers) -> None:
+        if "write" not in self._name:
+            right(self)
+
+    with ExitStack() as planted:
+        planted.enter_context(patch.object(Workers, "_work", work))
+        planted.enter_context(patch.object(Workers, "check", lambda _: None))
+        planted.enter_context(patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1))  # or closing waits for it
+        yield
+
+
+# Class 16: bytes rot on disk
+
+
+def _bytes_rot(_: type) -> AbstractContextManager[object]:
+    """One bit of every fourth file changes after it was written."""
+    right, numbers = block_file.write_block, count(1)
+
+    def write(file: int, content: BlockContent, root: bytes, buffer: memoryview) -> None:
+        right(file, content, root, buffer)
+        if not next(numbers) % 4:
+            os.pwrite(file, bytes([buffer.cast("B")[-1] ^ 1]), os.fstat(file).st_size - 1)
+
+    return patch.object(disk_store, "write_block", write)
+
+
+def _no_checksum(_: Callable[..., bytes]) -> Callable[..., bytes]:
+    return lambda *_: bytes(16)
+
+
 # Class 12 and 13: speculation
 
 
@@ -226,6 +382,31 @@ def _incomplete_when_preempted(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        1,
+        "copy not ordered with compute",
+        "a restored block is used when its copy is queued, not when it has ended",
+        ("swap", "host-restore", "disk-restore"),
+        "prefix-hit+host-restore",
+        patched(TierManager, "_advance", _used_before_it_arrived),
+    ),
+    Fault(
+        2,
+        "found, not pinned, evicted before use",
+        "cached blocks that a request was admitted with can be evicted",
+        ("prefix-hit", "preemption", "minimal-pool"),
+        "prefix-hit+preemption",
+        patched(BlockManager, "admit", _hits_not_held),
+    ),
+    Fault(
+        3,
+        "key forgets dtype, adapter, salt, rank, weights",
+        "keys of blocks leave out the identity of the weights",
+        ("disk-restore",),
+        "prefix-hit+disk-restore",
+        patched(engine_module, "root_hash", _without_identity),
+        trouble=_stranger_on_disk,
+    ),
     Fault(
         3,
         "key forgets dtype, adapter, salt, rank, weights",
@@ -286,6 +467,23 @@ FAULTS: tuple[Fault, ...] = (
         layout="windows",
     ),
     Fault(
+        10,
+        "failed load answered as if it had worked",
+        "a copy from host memory that failed counts as arrived",
+        ("swap", "host-restore", "disk-restore"),
+        "prefix-hit+host-restore",
+        patched(TierManager, "_end_restore", _failed_copy_arrived),
+        trouble=_copies_fail,
+    ),
+    Fault(
+        11,
+        "background writer dies silently, queue grows",
+        "the thread that writes to disk has died, and no error is raised",
+        ("disk-restore",),
+        "prefix-hit+disk-restore",
+        _silent_death,
+    ),
+    Fault(
         12,
         "speculation with stop conditions and constraints",
         "an answer that ends among accepted drafts keeps the draft after its end",
@@ -324,5 +522,14 @@ FAULTS: tuple[Fault, ...] = (
         ("batch-mates", "preemption", "cancelled-mate", "minimal-pool"),
         "prefix-hit+batch-mates",
         _decode_changed_by_chunks,
+    ),
+    Fault(
+        16,
+        "bytes rot on disk",
+        "the checksum of blocks on disk covers nothing",
+        ("disk-restore",),
+        "prefix-hit+disk-restore",
+        patched(block_file, "_checksum", _no_checksum),
+        trouble=_bytes_rot,
     ),
 )

@@ -29,15 +29,15 @@ class Score:
     result: VerifyResult
 
     @property
-    def differing(self) -> list[str]:
-        """Names of the cells that differ, pairs first."""
-        cells = [cell for cell in self.result.cells if cell.verdict == "DIFFERS"]
+    def not_passing(self) -> list[str]:
+        """Names of the cells that do not pass, pairs first: that differ, or whose feature took no part any more."""
+        cells = [cell for cell in self.result.cells if cell.verdict in ("DIFFERS", "NOT EXERCISED")]
         return [cell.name for cell in sorted(cells, key=lambda cell: len(cell.features) != 2)]
 
     @property
     def is_named(self) -> bool:
-        """Whether a pair that differs has a feature that the fault breaks."""
-        return any("+" in name and set(name.split("+")) & set(self.fault.features) for name in self.differing)
+        """Whether a pair that does not pass has a feature that the fault breaks."""
+        return any("+" in name and set(name.split("+")) & set(self.fault.features) for name in self.not_passing)
 
 
 def subject_for(fault: Fault, scratch: Path, artifact: Artifact | None = None) -> tuple[Subject, type]:
@@ -49,7 +49,7 @@ def subject_for(fault: Fault, scratch: Path, artifact: Artifact | None = None) -
 
 def score(fault: Fault, subject: Subject, executor: type, only: tuple[str, ...] = ()) -> Score:
     """Verify with a fault planted."""
-    with fault.plant(executor):
+    with fault.trouble(executor), fault.plant(executor):
         return Score(fault, verify(subject, VerifyOptions(quick=True, only=only)))
 
 
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print_score(one: Score) -> bool:
-    names = one.differing
+    names = one.not_passing
     by = f"{names[0]} and {len(names) - 1} more" if names else "NOT FOUND"
     print(f"{one.fault.number:>2}  {one.fault.planted}: {by}, {one.result.seconds:.1f} s", flush=True)
     return one.is_named

@@ -22,8 +22,10 @@ def test_a_planted_fault_is_found_by_a_pair_with_its_feature(fault: Fault, tmp_p
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.number} {fault.planted}")
 def test_the_same_pair_passes_without_the_fault(fault: Fault, tmp_path: Path) -> None:
-    subject, _ = subject_for(fault, tmp_path)
-    assert verify(subject, VerifyOptions(quick=True, only=(fault.pair,))).verdict == "PASS"
+    subject, executor = subject_for(fault, tmp_path)
+    with fault.trouble(executor):
+        result = verify(subject, VerifyOptions(quick=True, only=(fault.pair,)))
+    assert result.verdict == "PASS", list(result.cells)
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

@@ -49,6 +49,7 @@ class FakeTransfer:
         self._owner, self._source, self._target, self._may_begin = owner, source, target, may_begin
         self._half = len(source) // 2
         self._begun = self.ended = False
+        self.fails = False  # whatever the chance of it
         self.error: Exception | None = None
 
     @property
@@ -66,7 +67,7 @@ class FakeTransfer:
             self._target[: self._half] = self._source[: self._half]
         elif self._begun and not self.ended:
             self.ended = True
-            if self._owner.behaviour.fail():
+            if self._owner.behaviour.fail() or self.fails:
                 self._target[:] = _DAMAGED
                 self.error = EngineError("the copy failed")
             else:

@@ -173,6 +173,16 @@ def _lookup(plan: Plan, subject: Subject) -> Plan:
     return with_options(plan, speculation=SpeculationOptions(LOOKUP, num_draft_tokens=4, adaptive=False))
 
 
+def _draft(plan: Plan, subject: Subject) -> Plan:
+    assert subject.draft is not None
+    return with_options(plan, speculation=SpeculationOptions(subject.draft, num_draft_tokens=4, adaptive=False))
+
+
+def _has_no_draft(subject: Subject) -> str:
+    without = "" if subject.draft else "no draft artifact was given; name one with --draft"
+    return _does_not_speculate(subject) or without
+
+
 def _does_not_speculate(subject: Subject) -> str:
     return "a model with side state is not speculated on" if subject.kv.state_bytes else ""
 
@@ -273,6 +283,16 @@ _ROWS = (
         _shown_by_drafts,
         unavailable=_does_not_speculate,
         speculates=True,
+        conflicts=("draft",),
+    ),
+    Feature(
+        "draft",
+        "drafts of a smaller model, with a KV pool of its own, are verified",
+        _draft,
+        _shown_by_drafts,
+        unavailable=_has_no_draft,
+        speculates=True,
+        conflicts=("lookup",),
     ),
     Feature("choices", "requests have three choices each, which share their prompt", _choices, _shown_by_choices),
     Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),

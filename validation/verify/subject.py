@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
 
-from ingot.artifact import Artifact, KVGeometry, ModelFacts
+from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.speculation.loading import require_same_tokens
 
 # Largest difference of two computations of one logit on a GPU, as a share of the row's largest logit. Both round the
 # same values to the activations' type, but may sum them in another order: 2^-11 and 2^-8 are half units of the types.
@@ -21,6 +22,7 @@ class Subject:
     max_batch_tokens  most tokens of a step, unless the options lower it
     logits_bound      0: logits must have equal bits; else the largest difference, as a share of the row's largest logit
     keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
+    draft             folder of a draft artifact for speculation; None: the cells with one are not available
     has_tiers         whether its engine moves blocks to host memory and disk
     scratch           folder for files of the tiers, such as blocks on disk
     """
@@ -35,12 +37,18 @@ class Subject:
     load: Callable[[EngineOptions], Engine]
     logits_bound: float = 0.0
     keeps_logits: tuple[bool, ...] = (True,)
+    draft: Path | None = None
     has_tiers: bool = True
     scratch: Path = field(default_factory=lambda: Path(gettempdir()))
 
 
-def open_subject(artifact: Artifact, num_threads: int | None = None) -> Subject:
-    """The subject of an open artifact. Its engine is loaded when the verification begins."""
+def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: Path | None = None) -> Subject:
+    """The subject of an open artifact. Its engine is loaded when the verification begins.
+
+    Raises ArtifactError for a draft that cannot be opened, UsageError for one with another tokenizer.
+    """
+    if draft is not None:
+        require_same_tokens(open_artifact(draft), artifact)
     manifest = artifact.manifest
     on_cpu = manifest.engine == "onnxruntime"
 
@@ -58,6 +66,7 @@ def open_subject(artifact: Artifact, num_threads: int | None = None) -> Subject:
         load=load,
         logits_bound=0.0 if on_cpu else _GPU_BOUNDS[_activation_type(artifact)],
         keeps_logits=(True,) if on_cpu else (False, True),
+        draft=draft,
     )
 
 

@@ -406,6 +406,7 @@ def validate() -> None:
 @click.option("--only", multiple=True, metavar="PAIR", help="Verify only this cell, as prefix-hit+preemption.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Chooses prompts and samples.")
 @_path("--prompts", metavar="FILE", help="Text for the prompts (default: the model's own samples).")
+@_path("--draft", metavar="ARTIFACT", help="Verify speculation with this draft model too.")
 @_path("-o", "--output", metavar="FILE", help="Write the result as JSON to a file outside of the artifact.")
 @click.option("--list", "show_list", is_flag=True, help="List the features, and which of them ARTIFACT has.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")

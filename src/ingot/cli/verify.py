@@ -24,6 +24,7 @@ def verify_command(
     only: tuple[str, ...],
     seed: int,
     prompts: Path | None,
+    draft: Path | None,
     output: Path | None,
     show_list: bool,
     no_verify: bool,
@@ -31,13 +32,14 @@ def verify_command(
 ) -> None:
     """Serve real prompts with every pair of features, and compare each answer with the plain path's."""
     opened = open_artifact(artifact, verify=not no_verify)
-    subject = open_subject(opened)
+    subject = open_subject(opened, draft=draft)
     if show_list:
         _print_features(subject, as_json)
         return
     _refuse_inside(output, opened.path)
     text = read_text(prompts)[0] if prompts else None
-    command = " ".join(["ingot verify", artifact, *(["--prompts", str(prompts)] if prompts else [])])
+    given = [word for name, path in (("--prompts", prompts), ("--draft", draft)) if path for word in (name, str(path))]
+    command = " ".join(["ingot verify", artifact, *given])
     with progress_shown():
         result = verify(subject, VerifyOptions(quick, only, seed, text), command)
     if output:

@@ -9,9 +9,12 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.kv_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.draft_model import DraftModel
+from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.options import SpeculationOptions
 from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.validation.verify import Subject
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import KnowingDrafter
@@ -22,6 +25,19 @@ from tests.simulators.pipelined_executor import FakePipelinedExecutor
 MAX_BATCH_TOKENS = 256
 BLOCK_TOKENS = 8
 _WRONG_DRAFTS = 0.3
+_DRAFT = Path("simulated-draft")
+
+
+class UnsureExecutor(FakeExecutor):
+    """A draft model that mostly agrees with a FakeExecutor: a quarter of its likeliest tokens are not likely here."""
+
+    def logits(self, batch: ForwardBatch) -> FloatArray:
+        """Logits [rows, vocab]."""
+        logits = super().logits(batch)
+        for row in logits:
+            best = int(row.argmax())
+            row[best] -= 20 * (best % 4 == 0)
+        return logits
 
 
 def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **executor: Any) -> Subject:
@@ -56,10 +72,12 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
             return engine.generate(list(prompt), endless).token_ids
 
     def speculator(options: object) -> Speculator | None:
-        """A drafter with the right answer that is wrong now and then: real ones guess no hashes."""
+        """Without a draft model, a drafter with the right answer that is wrong now and then, as real ones guess no hashes."""
         if not isinstance(options, SpeculationOptions):
             return None
-        drafter = KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS)
+        drafter: Drafter = KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS)
+        if not options.is_lookup:
+            drafter = DraftModel(UnsureExecutor(**fields, num_blocks=512), target_vocab_size=fields["vocab_size"])
         count, control = options.num_draft_tokens, LengthControl(adapts=False)
         return Speculator(drafter, vocab_size=fields["vocab_size"], num_draft_tokens=count, control=control)
 
@@ -74,6 +92,7 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         max_batch_tokens=MAX_BATCH_TOKENS,
         load=load,
         keeps_logits=(False, True) if pipelined else (True,),
+        draft=None if layout else _DRAFT,
         has_tiers=not facts.kv_geometry.state_bytes,
         scratch=scratch,
     )

@@ -87,6 +87,14 @@ def test_a_feature_that_a_subject_does_not_have_is_named_with_its_reason(tmp_pat
     )
 
 
+def test_without_a_draft_artifact_its_cells_say_what_to_give(tmp_path: Path) -> None:
+    subject = replace(fake_subject(tmp_path), draft=None)
+    result = verify(subject, VerifyOptions(quick=True, only=("draft", "prefix-hit+draft")))
+    assert {cell.reason for cell in result.cells} == {"draft: no draft artifact was given; name one with --draft"}
+    both = verify(fake_subject(tmp_path), VerifyOptions(quick=True, only=("lookup+draft",)))
+    assert both.cells[0].reason == "an engine has lookup or draft, not both"
+
+
 def test_an_unknown_pair_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"unknown feature 'prefix-hits'.*'prefix-hit'"):
         verify(fake_subject(tmp_path), VerifyOptions(only=("prefix-hits+batch-mates",)))
