@@ -72,7 +72,7 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
             return engine.generate(list(prompt), endless).token_ids
 
     def speculator(options: object) -> Speculator | None:
-        """Without a draft model, a drafter with the right answer that is wrong now and then, as real ones guess no hashes."""
+        """Without a draft model, a drafter that is right most of the time: real ones guess no hashes."""
         if not isinstance(options, SpeculationOptions):
             return None
         drafter: Drafter = KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS)
