@@ -36,7 +36,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.runtime.steps.scheduler import ScheduledSequence, Scheduler
 from ingot.runtime.steps.sequence import Sequence as EngineSequence
-from ingot.runtime.steps.step_loop import StepLoop
+from ingot.runtime.steps.step_reader import StepReader
 from ingot.validation.verify import Subject, scenario
 from ingot.validation.verify.plan import Plan
 from tests.simulators.fake_executor import FakeExecutor
@@ -333,29 +333,33 @@ def _no_checksum(_: Callable[..., bytes]) -> Callable[..., bytes]:
 def _past_the_stop(right: Callable[..., Any]) -> Callable[..., Any]:
     """An answer that ends among accepted drafts keeps the draft after its end."""
 
-    def read(self: StepLoop, entry: ScheduledSequence, request: Request, rows: Any, outputs: Any, now: float) -> None:
+    def sample(
+        self: StepReader, entry: ScheduledSequence, request: Request, rows: Any, outputs: Any, now: float
+    ) -> None:
         right(self, entry, request, rows, outputs, now)
         ended = outputs[-1].completion
         if ended and len(outputs) < len(entry.drafts):
             longer = replace(ended, token_ids=(*ended.token_ids, entry.drafts[len(outputs)]))
             outputs[-1] = replace(outputs[-1], completion=longer, result=outputs[-1].result and longer)
 
-    return read
+    return sample
 
 
 def _without_matching(_: Callable[..., Any]) -> Callable[..., Any]:
     """Every draft counts as accepted, so that what follows it is sampled after a token that is not in the answer."""
 
-    def read(self: StepLoop, entry: ScheduledSequence, request: Request, rows: Any, outputs: Any, now: float) -> None:
+    def sample(
+        self: StepReader, entry: ScheduledSequence, request: Request, rows: Any, outputs: Any, now: float
+    ) -> None:
         for number, row in enumerate(rows):
             token = request.sample(row)
-            self.scheduler.share(entry, number)
-            outputs.append(self._counted(request.push(token, now)))
+            self._scheduler.share(entry, number)
+            outputs.append(self._requests.count(request.push(token, now)))
             if outputs[-1].completion or number == len(entry.drafts):
                 return
-            self.scheduler.accept(entry.sequence)
+            self._scheduler.accept(entry.sequence)
 
-    return read
+    return sample
 
 
 # Class 14: the output of a preempted request
@@ -489,7 +493,7 @@ FAULTS: tuple[Fault, ...] = (
         "an answer that ends among accepted drafts keeps the draft after its end",
         ("lookup",),
         "prefix-hit+lookup",
-        patched(StepLoop, "_read_rows", _past_the_stop),
+        patched(StepReader, "_sample", _past_the_stop),
     ),
     Fault(
         13,
@@ -497,7 +501,7 @@ FAULTS: tuple[Fault, ...] = (
         "drafts are accepted without being compared with the sampled token",
         ("lookup",),
         "prefix-hit+lookup",
-        patched(StepLoop, "_read_rows", _without_matching),
+        patched(StepReader, "_sample", _without_matching),
     ),
     Fault(
         14,

@@ -6,6 +6,7 @@ python -m tests.mutations.score --clean 50           # then 50 clean runs with o
 """
 
 import argparse
+import logging
 import sys
 import tempfile
 import time
@@ -59,6 +60,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--artifact", type=Path)
     parser.add_argument("--clean", type=int, default=0)
     given = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)  # of engines with faults there are thousands
     with tempfile.TemporaryDirectory() as scratch:
         artifact = open_artifact(given.artifact) if given.artifact else None
         faults = [fault for fault in FAULTS if not (artifact and fault.layout)]
