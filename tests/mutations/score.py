@@ -12,14 +12,18 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.validation.verify import Subject, VerifyOptions, VerifyResult, open_subject, verify
+from ingot.validation.verify.result import CellVerdict
 from tests.mutations.faults import FAULTS, Fault
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import LayeredExecutor
 from tests.validation.verify.subjects import fake_subject
+
+_NOT_PASSING: tuple[CellVerdict, ...] = ("DIFFERS", "NOT EXERCISED")
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Score:
     @property
     def not_passing(self) -> list[str]:
         """Names of the cells that do not pass, pairs first: that differ, or whose feature took no part any more."""
-        cells = [cell for cell in self.result.cells if cell.verdict in ("DIFFERS", "NOT EXERCISED")]
+        cells = [cell for cell in self.result.cells if cell.verdict in _NOT_PASSING]
         return [cell.name for cell in sorted(cells, key=lambda cell: len(cell.features) != 2)]
 
     @property
@@ -61,7 +65,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clean", type=int, default=0)
     given = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # of engines with faults there are thousands
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1):
         artifact = open_artifact(given.artifact) if given.artifact else None
         faults = [fault for fault in FAULTS if not (artifact and fault.layout)]
         found = [_print_score(score(fault, *subject_for(fault, Path(scratch), artifact))) for fault in faults]
@@ -76,8 +80,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _print_score(one: Score) -> bool:
-    names = one.not_passing
-    by = f"{names[0]} and {len(names) - 1} more" if names else "NOT FOUND"
+    counts = ", ".join(f"{count} {verdict}" for verdict in _NOT_PASSING if (count := one.result.count(verdict)))
+    by = f"{one.not_passing[0]} ({counts})" if counts else "NOT FOUND"
     print(f"{one.fault.number:>2}  {one.fault.planted}: {by}, {one.result.seconds:.1f} s", flush=True)
     return one.is_named
 
