@@ -24,6 +24,7 @@ _BLOCK_HEADER_BYTES = 4096
 _STALLED_STEPS = 2_000  # without an output, and
 _STALLED_SECONDS = 60.0
 _CANCELLED_AT = (0, 1, 3, 7, 12)  # steps: while it waits, in its prompt, while it decodes
+_LATE = 7
 
 
 class Stalled(EngineError):
@@ -36,6 +37,11 @@ class Cancellation:
 
     expected: Expected
     step: int
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is cancelled while it decodes, however many steps its blocks take to load."""
+        return self.step >= _LATE
 
 
 def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep_logits: bool) -> Observed:
@@ -180,13 +186,15 @@ def _serve(
     left = {how.add(engine, one): one for one in expected}
     waiting |= {how.add(engine, one.expected): one for one in cancellations[1::2]}
     observed.asked += [one.choice(index).request.name for one in expected for index in range(how.choices)]
-    stall = _StallWatch()
+    stall, ran = _StallWatch(), set[int]()
     for step in count():
-        for number in [number for number, mate in waiting.items() if mate.step <= step and left]:
+        due = [number for number, mate in waiting.items() if mate.step <= step and (not mate.is_late or number in ran)]
+        for number in due if left else ():
             observed.cancelled += _answers(waiting.pop(number).expected, engine.abort(number))
         if not engine.has_unfinished():
             break
         outputs = engine.step()
+        ran |= {output.request_id for output in outputs if output.tokens}
         observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1
         for output in outputs:
             if output.result:
