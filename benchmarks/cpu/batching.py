@@ -91,7 +91,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one policy gave. Times in seconds; `ttft` from arrival to the first token, `e2e` to the last."""
+    """Throughput and times of one policy, in seconds; `ttft` from arrival to the first token, `e2e` to the last."""
 
     policy: str
     load: float

@@ -1,4 +1,4 @@
-"""What each precision of the KV cache costs on real models: bytes, perplexity at the full context, generations.
+"""Cost of each KV cache precision on real models: bytes, perplexity at the full context, generations.
 
     python -m benchmarks.cpu.kv_precision MODEL=TEXT ... --output kv_precision.json
 

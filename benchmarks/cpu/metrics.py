@@ -1,4 +1,4 @@
-"""What the metrics cost: nanoseconds for a token, a step and a request, and for a snapshot and its text.
+"""Cost of the metrics: nanoseconds for a token, a step and a request, and for a snapshot and its text.
 
     python -m benchmarks.cpu.metrics
 
@@ -23,7 +23,7 @@ ROUNDS = 15
 
 
 def actions() -> dict[str, tuple[Callable[[int], object], int]]:
-    """What is measured: a function of the repetition's number, and repetitions of a round."""
+    """A function to measure, called with the number of the repetition, and the repetitions of a round."""
     registry, rates = MetricsRegistry(), ServingRates()
     rates.resume(0.0)
     with Engine(FakeExecutor()) as engine:

@@ -1,4 +1,4 @@
-"""What the disk store serves after its processes were killed and its files were damaged: nothing that was not stored.
+"""Kills processes of the disk store and damages its files, and checks that it serves only what was stored.
 
     python -m benchmarks.kv.disk_faults --kills 50 --corruptions 10000
 
@@ -44,7 +44,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass
 class Outcome:
-    """What was tried and what came of it. `wrong` and `unusable` must be 0."""
+    """Attempts, and their outcomes. `wrong` and `unusable` must be 0."""
 
     tried: int = 0
     served: int = 0

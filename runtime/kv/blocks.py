@@ -7,8 +7,8 @@ Ints only; the executor owns the memory. A block is in one of three states:
     idle        in no table, but indexed: a prefix that may be hit again; evicted oldest first when blocks run out
 
 A shared block is never written: `admit` and `reserve` copy it first. An indexed one leaves the index before it is
-written. A block that a transfer reads or writes is pinned: it is not evicted, not freed, and copied like a shared one
-(after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
+written (after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
+A block that a transfer reads or writes is pinned: it is not evicted, not freed, and copied like a shared one.
 """
 
 from array import array

@@ -2,11 +2,11 @@
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
@@ -132,15 +132,30 @@ class Load:
         return prompt, params
 
 
-def serve(engine: Engine, load: Load) -> dict[int, Completion]:
-    """Add and abort as the load says, step until all finish; completions by number of the request."""
+class Arrivals(Protocol):
+    """Requests by number, the step in which each arrives, and that in which some are aborted."""
+
+    requests: list[tuple[list[int], SamplingParams]]
+    arrivals: list[int]
+    aborts: dict[int, int]
+
+
+def serve(
+    engine: Engine, load: Arrivals, added: Callable[[int, int], object] = lambda number, request_id: None
+) -> dict[int, Completion]:
+    """Add and abort as the load says, step until all finish; completions by number of the request.
+
+    `added` is called with the number and the id of each request once it was added.
+    """
     ids: dict[int, int] = {}
     done: dict[int, Completion] = {}
     now = 0
     while now <= max(load.arrivals) or engine.has_unfinished():
         for number, (prompt, params) in enumerate(load.requests):
             if load.arrivals[number] == now:
-                ids[engine.add(prompt, params)] = number
+                request_id = engine.add(prompt, params)
+                ids[request_id] = number
+                added(number, request_id)
         for request_id, number in ids.items():
             completion = engine.abort(request_id) if load.aborts.get(number) == now else None
             if completion:

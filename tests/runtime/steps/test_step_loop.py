@@ -16,7 +16,7 @@ from ingot.runtime.sampler import Sampler
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
-from tests.runtime.engines import random_pool
+from tests.runtime.engines import random_pool, serve
 from tests.simulators.faulty_executors import NUM_TAGS, Faults, FaultyExecutor, FaultyPipelinedExecutor
 
 VOCAB = 8
@@ -373,29 +373,15 @@ class Load:
         )
 
 
-def serve(engine: Engine, load: Load) -> dict[int, Completion]:
-    """Add and abort as the load says, step until all finish; completions by number of the request."""
-    ids: dict[int, int] = {}
-    done: dict[int, Completion] = {}
-    now = 0
-    while now <= max(load.arrivals) or engine.has_unfinished():
-        for number, (prompt, params) in enumerate(load.requests):
-            if load.arrivals[number] == now:
-                request_id = engine.add(prompt, params)
-                ids[request_id] = number
-                if number in load.sampler_fails:
-                    request = engine._loop.requests.by_sequence[request_id]
-                    request.sampler = BrokenSampler(request.sampler.params, prompt)
-        for request_id, number in ids.items():
-            completion = engine.abort(request_id) if load.aborts.get(number) == now else None
-            if completion:
-                done[number] = completion
-        for output in engine.step():
-            if output.completion:
-                done[ids[output.request_id]] = output.completion
-        engine.check()
-        now += 1
-    return done
+def serve_with_faults(engine: Engine, load: Load) -> dict[int, Completion]:
+    """As `serve`; the samplers that the load names are broken."""
+
+    def break_sampler(number: int, request_id: int) -> None:
+        if number in load.sampler_fails:
+            request = engine._loop.requests.by_sequence[request_id]
+            request.sampler = BrokenSampler(request.sampler.params, load.requests[number][0])
+
+    return serve(engine, load, break_sampler)
 
 
 @EXECUTORS
@@ -407,7 +393,7 @@ def test_random_faults_end_the_requests_that_they_hit_and_no_other(
     for seed in seeds:
         load = Load(seed)
         with engine_of(executor, load.faults, text_fails_at=load.text_fails_at, **load.engine) as engine:
-            done = serve(engine, load)
+            done = serve_with_faults(engine, load)
             assert set(done) == set(range(len(load.requests)))
             metrics = engine.metrics()
             assert metrics.blocks_in_use == metrics.num_running == metrics.num_waiting == 0
