@@ -28,7 +28,7 @@ from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
-from ingot.runtime.kv_tiers import OpenTiers, open_tiers
+from ingot.runtime.kv.open_tiers import OpenTiers, open_tiers
 from ingot.runtime.load import bounded_retry
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
@@ -70,7 +70,7 @@ class Engine:
     clock           monotonic seconds: of metrics and timeouts
     speculator      drafts tokens and is closed with the engine; None: one token at a time
     policy          how it schedules
-    tiers           host memory and disk for its blocks; see `runtime/kv_tiers.py`
+    tiers           host memory and disk for its blocks; see `runtime/kv/open_tiers.py`
 
     `max_requests`, `max_waiting_tokens`, `reject_late` and `max_prompt_chars` are those of EngineOptions.
     """

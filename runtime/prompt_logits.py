@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ingot.errors import EngineError
 from ingot.runtime.executors import Executor
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray, Int64Array
-from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.steps.scheduled import ScheduledBatch
+from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import Sequence
 
 

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.device import device_facts
-from ingot.runtime.kv.block_file import file_name
-from ingot.runtime.kv.disk_store import BlockUnavailable, DiskStore
+from ingot.runtime.kv.disk.block_file import file_name
+from ingot.runtime.kv.disk.store import BlockUnavailable, DiskStore
 from ingot.runtime.kv.keys import BlockContent, block_hash, root_hash
 
 ROOT = root_hash("an artifact", "float32")

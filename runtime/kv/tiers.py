@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ingot.errors import EngineError
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel, TierName
-from ingot.runtime.kv.disk_tier import BlockStore, DiskTier
+from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.loads import Load, LoadingBlock

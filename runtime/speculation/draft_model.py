@@ -20,7 +20,7 @@ from ingot.runtime.kv.blocks import BlockManager, TokenArray
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
 from ingot.runtime.steps import sequence as steps
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray
-from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence
+from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 
 _UNBOUNDED = 1 << 40  # tokens
 

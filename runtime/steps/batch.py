@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.states import StateManager
-from ingot.runtime.steps.scheduler import ScheduledBatch
+from ingot.runtime.steps.scheduled import ScheduledBatch
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

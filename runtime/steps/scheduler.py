@@ -30,10 +30,7 @@ steps go on without it. A preempted one finds its own blocks on the device, in a
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
@@ -42,67 +39,13 @@ from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.steps.policy import SchedulingPolicy
+from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.waiting import WaitingQueue, by_rank
 
 _AGING_POOLS = 16  # one level of aging is the work of filling the KV pool this often
 _WATERMARK = 0.01  # share of the pool that admission leaves to running sequences, besides a block for each
 _READ_AHEAD = 4  # waiting sequences whose blocks are read from disk
-
-
-class ScheduledSequence(NamedTuple):
-    """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its newest token.
-
-    `drafts` are guesses at the tokens that follow, which the step computes too, in order to verify them
-    (`ingot.runtime.speculation`). Only an entry that samples has any.
-    """
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-    drafts: tuple[int, ...] = ()
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens that the step computes for it, drafts included."""
-        return self.num_tokens + len(self.drafts)
-
-    @property
-    def num_logits(self) -> int:
-        """Rows of logits that it takes: after its newest token and after each draft."""
-        return 1 + len(self.drafts) if self.samples else 0
-
-
-@dataclass(slots=True)
-class ScheduledBatch:
-    """One step: what is computed, what is copied before, which sequences were preempted."""
-
-    entries: list[ScheduledSequence] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    num_tokens: int = 0
-
-    def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[Copy] = ()) -> None:
-        """Add the next `num_tokens` tokens of a sequence to the step."""
-        samples = num_tokens == sequence.num_pending
-        self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
-        self.copies.extend(copies)
-        self.num_tokens += num_tokens
-
-    def only(self, entry: ScheduledSequence) -> "ScheduledBatch":
-        """A step of one of the entries alone, without its drafts; its copies have been made."""
-        return ScheduledBatch([entry._replace(drafts=())], num_tokens=entry.num_tokens)
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether the step verifies drafts."""
-        return any(entry.drafts for entry in self.entries)
-
-    def drop_ended(self) -> None:
-        """Remove the sequences that have ended since this was scheduled."""
-        self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
-        self.num_tokens = sum(entry.num_rows for entry in self.entries)
 
 
 class Scheduler:

@@ -32,7 +32,8 @@ from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import BatchBuilder
 from ingot.runtime.steps.open_requests import OpenRequests
 from ingot.runtime.steps.policy import SchedulingPolicy
-from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
+from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
+from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import SequenceState
 from ingot.runtime.steps.side_state import SideState
 from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline

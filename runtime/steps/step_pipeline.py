@@ -25,7 +25,8 @@ from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import sampling_arrays
 from ingot.runtime.steps.batch import BatchBuilder
-from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.steps.scheduled import ScheduledBatch
+from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import SequenceState
 
 

@@ -18,7 +18,8 @@ from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.open_requests import OpenRequests
-from ingot.runtime.steps.scheduler import ScheduledBatch, ScheduledSequence, Scheduler
+from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
+from ingot.runtime.steps.scheduler import Scheduler
 
 Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device
 

@@ -8,7 +8,7 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.runtime.steps.batch import BatchBuilder, ForwardBatch
-from ingot.runtime.steps.scheduler import ScheduledBatch
+from ingot.runtime.steps.scheduled import ScheduledBatch
 from ingot.validation.verify import VerifyResult
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL

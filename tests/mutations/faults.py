@@ -23,18 +23,20 @@ import numpy as np
 from ingot.artifact.kv_geometry import KVLayer
 from ingot.runtime import engine as engine_module
 from ingot.runtime.engine import Engine
-from ingot.runtime.kv import block_file, disk_store
 from ingot.runtime.kv.blocks import Admission, BlockManager
+from ingot.runtime.kv.disk import block_file
+from ingot.runtime.kv.disk import store as disk_store
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.loads import LoadingBlock
+from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers import Bytes, Workers
-from ingot.runtime.kv_tiers import open_tiers
 from ingot.runtime.request import Request
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
-from ingot.runtime.steps.scheduler import ScheduledSequence, Scheduler
+from ingot.runtime.steps.scheduled import ScheduledSequence
+from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import Sequence as EngineSequence
 from ingot.runtime.steps.step_reader import StepReader
 from ingot.validation.verify import Subject, scenario

@@ -11,7 +11,7 @@ from functools import cache, partial
 import pytest
 
 from ingot.runtime.engine import Engine
-from ingot.runtime.kv_tiers import open_tiers
+from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions

@@ -10,7 +10,7 @@ import pytest
 
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.engine import Engine
-from ingot.runtime.kv_tiers import open_tiers
+from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import choice_seed

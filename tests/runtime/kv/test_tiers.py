@@ -14,7 +14,7 @@ from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.scheduler import ScheduledBatch
+from ingot.runtime.steps.scheduled import ScheduledBatch
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
 from tests.simulators.fake_executor import FakeExecutor

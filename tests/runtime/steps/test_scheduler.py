@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import prefix_scope
-from ingot.runtime.steps.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.steps.scheduled import ScheduledBatch
+from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 
 BLOCK_TOKENS = 4

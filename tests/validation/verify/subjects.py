@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runtime.engine import Engine
-from ingot.runtime.kv_tiers import open_tiers
+from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.draft_model import DraftModel

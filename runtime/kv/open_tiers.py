@@ -8,7 +8,7 @@ from ingot.errors import UsageError
 from ingot.runtime.executors import Executor, TieredExecutor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
-from ingot.runtime.kv.disk_store import DiskStore
+from ingot.runtime.kv.disk.store import DiskStore
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers import HostBlocks, Transfer
 from ingot.runtime.options import EngineOptions

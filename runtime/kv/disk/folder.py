@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ingot.errors import UsageError, shown, shown_path
-from ingot.runtime.kv.block_file import VERSION, file_name, key_of
+from ingot.runtime.kv.disk.block_file import VERSION, file_name, key_of
 
 MARKER = "ingot-kv.json"
 _FORMAT = "ingot-kv"

@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from ingot.runtime.kv.store_folder import StoredFile
+from ingot.runtime.kv.disk.folder import StoredFile
 
 _LISTING_SHARE = 32  # the folder is listed again after max_bytes / 32 were written; see `is_listing_due`
 _OLDEST_SHARE = 16  # 1 / 16 of a listing can be evicted before the next one

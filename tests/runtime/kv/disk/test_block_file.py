@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from ingot.runtime.kv.block_file import DamagedBlock, file_bytes, file_name, key_of, read_block, write_block
+from ingot.runtime.kv.disk.block_file import DamagedBlock, file_bytes, file_name, key_of, read_block, write_block
 from ingot.runtime.kv.keys import BlockContent, root_hash
-from tests.runtime.kv.stored_blocks import BLOCK_BYTES, FILE_BYTES, ROOT, bytes_of, content_of
+from tests.runtime.kv.disk.stored_blocks import BLOCK_BYTES, FILE_BYTES, ROOT, bytes_of, content_of
 
 CONTENT = content_of(3)
 

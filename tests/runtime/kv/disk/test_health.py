@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime.kv.store_health import StoreHealth
+from ingot.runtime.kv.disk.health import StoreHealth
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_warning_is_logged_once(health: StoreHealth, caplog: pytest.LogCapture
         note(health, errno.ENOSPC)
     assert caplog.record_tuples == [
         (
-            "ingot.runtime.kv.store_health",
+            "ingot.runtime.kv.disk.health",
             logging.WARNING,
             "the KV folder /kv is on a full disk: blocks are not stored until there is space",
         )

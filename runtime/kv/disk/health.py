@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ingot.errors import shown_path
-from ingot.runtime.kv.store_folder import FULL
+from ingot.runtime.kv.disk.folder import FULL
 
 _log = logging.getLogger(__name__)
 

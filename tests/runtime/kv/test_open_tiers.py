@@ -9,7 +9,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv_tiers import open_tiers
+from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine

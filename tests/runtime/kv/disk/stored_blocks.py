@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.runtime.kv.block_file import file_bytes, file_name
-from ingot.runtime.kv.disk_store import BlockUnavailable, DiskStore
+from ingot.runtime.kv.disk.block_file import file_bytes, file_name
+from ingot.runtime.kv.disk.store import BlockUnavailable, DiskStore
 from ingot.runtime.kv.keys import BlockContent, block_hash, root_hash
 
 ROOT = root_hash("an artifact", "float32")

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.kv.block_file import DamagedBlock, file_bytes, read_block, write_block
+from ingot.runtime.kv.disk.block_file import DamagedBlock, file_bytes, read_block, write_block
+from ingot.runtime.kv.disk.folder import StoredFile, StoreFolder
+from ingot.runtime.kv.disk.health import StoreHealth
+from ingot.runtime.kv.disk.index import StoreIndex
 from ingot.runtime.kv.keys import BlockContent
-from ingot.runtime.kv.store_folder import StoredFile, StoreFolder
-from ingot.runtime.kv.store_health import StoreHealth
-from ingot.runtime.kv.store_index import StoreIndex
 from ingot.sizes import format_bytes
 
 _TOKEN_BYTES = 8

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.runtime.kv.store_folder import StoredFile
-from ingot.runtime.kv.store_index import StoreIndex
+from ingot.runtime.kv.disk.folder import StoredFile
+from ingot.runtime.kv.disk.index import StoreIndex
 
 
 def key(number: int) -> bytes:

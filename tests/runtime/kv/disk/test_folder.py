@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import UsageError
-from ingot.runtime.kv.block_file import file_name
-from ingot.runtime.kv.store_folder import MARKER, StoreFolder
-from tests.runtime.kv.stored_blocks import content_of
+from ingot.runtime.kv.disk.block_file import file_name
+from ingot.runtime.kv.disk.folder import MARKER, StoreFolder
+from tests.runtime.kv.disk.stored_blocks import content_of
 
 KEY = content_of(1).hash
 NOBODY = 65534

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import UsageError
-from ingot.runtime.kv.block_file import file_name
-from ingot.runtime.kv.disk_store import DiskStore
+from ingot.runtime.kv.disk.block_file import file_name
+from ingot.runtime.kv.disk.folder import StoreFolder
+from ingot.runtime.kv.disk.store import DiskStore
 from ingot.runtime.kv.keys import root_hash
-from ingot.runtime.kv.store_folder import StoreFolder
-from tests.runtime.kv.stored_blocks import (
+from tests.runtime.kv.disk.stored_blocks import (
     BLOCK_BYTES,
     FILE_BYTES,
     bytes_of,
@@ -28,7 +28,7 @@ from tests.runtime.kv.stored_blocks import (
     path_of,
     put,
 )
-from tests.runtime.kv.test_store_folder import mounted
+from tests.runtime.kv.disk.test_folder import mounted
 
 BLOCKS = [content_of(number) for number in range(40)]
 
