@@ -1,6 +1,8 @@
 """Sampler: greedy, warpers, penalties, log-probabilities, seeds; and the arrays from which a device samples."""
 
 import math
+import subprocess
+import sys
 from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
@@ -295,3 +297,20 @@ def test_penalties_biases_log_probabilities_and_min_p_need_the_host(change: dict
     assert sampled_on_device(SAMPLED)
     assert sampled_on_device(SamplingParams())
     assert not sampled_on_device(replace(SAMPLED, **change))
+
+
+_FIRST_REQUEST = """
+import sys
+import numpy as np
+from ingot.runtime.sampler import Sampler
+from ingot.runtime.sampling import SamplingParams
+before = set(sys.modules)
+params = SamplingParams(temperature=1.0, top_k=3, top_p=0.9, seed=1, repetition_penalty=1.1, frequency_penalty=0.1)
+Sampler(params, [1, 2]).sample(np.ones(8, np.float32), [3, 3])
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_request_of_a_process_imports_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", _FIRST_REQUEST], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
