@@ -512,6 +512,14 @@ class Engine:
         """The GPU that it computes on, and its memory use; None on the CPU."""
         return self._executor.device
 
+    def flush_kv(self, seconds: float = 30.0) -> bool:
+        """Save all cached KV blocks to the tiers, and wait until they are stored; returns whether all were in time.
+
+        Without it a block whose place a step needs before it was saved is computed again later. `close` does it for the
+        disk. True without tiers. EngineError if a thread that moves blocks has died.
+        """
+        return self._tiers.flush(seconds) if self._tiers else True
+
     def metrics(self) -> EngineMetrics:
         """What runs now, and totals since the engine was made."""
         scheduler = self._loop.scheduler

@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError, shown
+from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
 from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.steps.policy import Batching, SchedulingPolicy
@@ -26,6 +27,7 @@ _NOT_INTEGERS = (
     "speculation",
     "kv_disk_path",
     "kv_policy",
+    "kv_restore",
 )
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
@@ -49,6 +51,7 @@ class EngineOptions:
     kv_disk_path       folder for blocks that outlive host memory and the process; see docs/kv-cache.md
     kv_disk_bytes      most bytes of blocks in that folder
     kv_policy          which blocks host memory gives up first
+    kv_restore         "auto": restore blocks where that is faster than to compute them; "always": all that are stored
     max_batch_tokens   most tokens in a step
     max_sequences      most sequences in a step
     prefix_cache       keep the KV blocks of finished requests, and share those of common prompts
@@ -74,6 +77,7 @@ class EngineOptions:
     kv_disk_path: str | os.PathLike[str] | None = None
     kv_disk_bytes: int = 0
     kv_policy: str = DEFAULT_POLICY
+    kv_restore: RestoreRule = DEFAULT_RULE
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
     prefix_cache: bool = True
@@ -114,6 +118,7 @@ class EngineOptions:
 
     def _check_tiers(self) -> None:
         require_policy(self.kv_policy)
+        require_rule(self.kv_restore)
         for name in ("kv_host_bytes", "kv_disk_bytes"):
             value = getattr(self, name)
             if value is None or value < 0:

@@ -3,15 +3,21 @@
 A restored prefix must be whole, so the leading blocks are restored for which the sum of what they save is largest. A
 slow block is restored where the blocks after it make up for it. Seconds are running averages of real transfers and
 steps; those of the tiers begin with a short measurement at load. Until a prompt was computed, restoring is assumed to
-be faster.
+be faster. With the rule "always" every stored block is restored, whatever was measured.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, get_args
+
+from ingot.errors import UsageError, unknown
 
 TierName = Literal["host", "disk"]
+RestoreRule = Literal["auto", "always"]
+"""Restore what is faster to restore than to compute, or all that is stored."""
+
+DEFAULT_RULE: RestoreRule = "auto"
 _KEPT = 0.9  # share of the old sums in a running average
 
 
@@ -43,8 +49,9 @@ class Decision:
 class CostModel:
     """Seconds to restore a block from each tier, and to compute a prompt's tokens at each length of context."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, rule: RestoreRule = DEFAULT_RULE) -> None:
         self._block_tokens = block_tokens
+        self._rule = rule
         self._block_seconds: dict[TierName, _Average] = {}
         self._token_seconds: dict[int, _Average] = {}  # by the number of bits of the context's length
 
@@ -74,6 +81,8 @@ class CostModel:
         """Choose how many blocks to restore of those that continue a prefix on the device, given the tier of each."""
         if not tiers:
             return Decision(0, None, "no tier has a block that continues the prefix")
+        if self._rule == "always":
+            return Decision(len(tiers), None, "all that is stored is restored, because kv_restore is 'always'")
         if self.token_seconds(num_cached_tokens) is None:
             return Decision(len(tiers), None, "no prompt was computed yet, so restoring is assumed to be faster")
         saved = [0.0, *accumulate(self._saved_seconds(tiers, num_cached_tokens))]
@@ -96,3 +105,9 @@ class CostModel:
         for index, tier in enumerate(tiers):
             context_tokens = start + (index + 1) * self._block_tokens
             yield restore[tier], self._block_tokens * (self.token_seconds(context_tokens) or 0.0)
+
+
+def require_rule(name: object) -> None:
+    """Raise UsageError unless there is a rule of this name."""
+    if name not in get_args(RestoreRule):
+        raise UsageError(unknown("kv_restore", name, get_args(RestoreRule)))

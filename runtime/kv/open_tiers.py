@@ -39,7 +39,7 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
         raise UsageError(f"{kind} has no tiers for its KV blocks yet; leave out kv_host_bytes and kv_disk_path")
     num_slots = _num_slots(options, block_bytes)
     host_blocks = executor.host_blocks(num_slots)
-    costs = CostModel(blocks.block_tokens)
+    costs = CostModel(blocks.block_tokens, options.kv_restore)
     try:
         _measure(host_blocks, costs)
         store = _open_store(options, block_bytes, root)

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
 _READERS = 2
 _POLL_SECONDS = 0.002  # of the background thread, while something moves
+_FLUSH_POLL_SECONDS = 0.0002  # while `flush` waits for copies, which are short
 _FLUSH_SECONDS = 30.0  # that closing waits for blocks on their way to disk
 
 
@@ -135,11 +136,7 @@ class TierManager:
 
     def poll(self) -> None:
         """Take note of what has ended. EngineError if a thread that moves blocks has died."""
-        self._host_blocks.check()
-        if self._disk:
-            self._disk.check()
-        if self._background:
-            self._background.check()
+        self._check_threads()
         with self._lock:
             self._pass_on()
             self._advance_loads(may_start=False)
@@ -175,6 +172,26 @@ class TierManager:
         while self._saves:
             self.wait()
             self._relieve()
+
+    def flush(self, seconds: float) -> bool:
+        """Save what is cached, and wait until it is stored, also on disk; returns whether all of it was, in time.
+
+        It is no faster than the disk, so that host memory gives up no block that is not written yet. False also when
+        slots are short because blocks are being restored. EngineError if a thread that moves blocks has died.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                self._pass_on()
+                self._unpin()
+                if self._disk is None or self._disk.has_room_to_write:
+                    self._start_saves(most=1 if self._disk else None)
+                if not (self._saves or (self._disk and self._disk.is_writing)):
+                    return not self._to_save
+            if time.monotonic() >= deadline:
+                return False
+            self._check_threads()
+            self.wait(_FLUSH_POLL_SECONDS)
 
     def plan(self, following: Iterable[BlockContent], num_cached_tokens: int) -> list[BlockContent]:
         """Choose the blocks to restore of those that follow a prefix on the device; logs the reason."""
@@ -260,7 +277,8 @@ class TierManager:
         self._closed = True
         for load in self._loads[:]:
             self.cancel(load)
-        self._flush()
+        if self._disk:
+            self._flush_before_close()
         if self._background:
             self._background.close()
         self._host_blocks.close()
@@ -277,6 +295,13 @@ class TierManager:
             targets = [block.target for load in self._loads for block in load.blocks if block.arrived is None]
             pinned = len({*targets, *(save.block for save in self._saves), *self._unpinned})
             assert self._blocks.num_pinned == pinned, "a block is pinned without a transfer"
+
+    def _check_threads(self) -> None:
+        self._host_blocks.check()
+        if self._disk:
+            self._disk.check()
+        if self._background:
+            self._background.check()
 
     # Moving down.
 
@@ -340,19 +365,13 @@ class TierManager:
                 for content in {*lost, *contents}:
                     self._disk.remove(content)
 
-    def _flush(self) -> None:
-        """Save what is cached and let it reach the disk."""
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        while time.monotonic() < deadline:
-            with self._lock:
-                if self._disk and self._disk.has_room_to_write:
-                    self._start_saves(most=1)
-                self._pass_on()
-                self._unpin()
-                if not self._saves and not (self._disk and (self._disk.is_writing or self._to_save)):
-                    return
-            self.wait()
-        _log.warning("blocks were still on their way to disk after %d seconds, and are lost", _FLUSH_SECONDS)
+    def _flush_before_close(self) -> None:
+        try:
+            is_stored = self.flush(_FLUSH_SECONDS)
+        except EngineError:
+            is_stored = False  # `poll` reports it too
+        if not is_stored:
+            _log.warning("blocks were still on their way to disk after %d seconds, and are lost", _FLUSH_SECONDS)
 
     # Moving up.
 

@@ -1,6 +1,6 @@
 """Restored keys and values give the same bits: from host memory, from disk after a restart, after a preemption."""
 
-import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,34 +9,29 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.runtime import Completion, Engine, SamplingParams
-from ingot.runtime.kv.cost_model import CostModel
 from tests.conftest import BuildArtifact
 from tests.e2e.test_batch_invariance import assert_equal_bits
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture(autouse=True)
-def _restores_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine computing a block of two layers may seem faster than copying it."""
-    monkeypatch.setattr(CostModel, "token_seconds", lambda self, context_tokens: None)
-
-
-def wait_until_saved(engine: Engine) -> None:
-    """Save all cached blocks now: a step that needs their place does not wait for it."""
-    assert engine._tiers is not None
-    for _ in range(3):
-        engine._tiers.poll()
-        engine._tiers.start()
-        while engine._tiers.is_moving:
-            engine._tiers.poll()
-            time.sleep(0.001)
-
-
 def prompts(artifact: Artifact, count: int, num_tokens: int) -> list[list[int]]:
     rng = np.random.default_rng(3)
     tokens: list[list[int]] = rng.integers(3, artifact.manifest.model.vocab_size, (count, num_tokens)).tolist()
     return tokens
+
+
+def served(engine: Engine, requests: list[list[int]], params: SamplingParams) -> list[Completion]:
+    """Complete prompts together. Blocks are saved before every other step: one that needs their place does not wait."""
+    ids = [engine.add(prompt, params, keep_logits=True) for prompt in requests]
+    results: dict[int, Completion] = {}
+    for number in count():
+        if not engine.has_unfinished():
+            return [results[request_id] for request_id in ids]
+        if number % 2:
+            engine.flush_kv()
+        results |= {output.request_id: output.result for output in engine.step() if output.result}
+    raise AssertionError
 
 
 @pytest.mark.parametrize("recipe", ["fp32-cpu", "int4-kv8-cpu"])
@@ -48,14 +43,14 @@ def test_a_prefix_from_host_memory_or_disk_gives_the_same_bits_as_a_computed_one
     with Engine.load(artifact, kv_blocks=12, prefix_cache=False) as engine:
         cold = engine.generate(first, PARAMS, keep_logits=True)
     disk: dict[str, Any] = {"kv_disk_path": tmp_path / "kv", "kv_disk_bytes": 1 << 30}
-    with Engine.load(artifact, kv_blocks=12, kv_host_bytes=1 << 26, **disk) as engine:
+    with Engine.load(artifact, kv_blocks=12, kv_host_bytes=1 << 26, kv_restore="always", **disk) as engine:
         found = [engine.generate(first, PARAMS, keep_logits=True)]
-        wait_until_saved(engine)
+        assert engine.flush_kv()
         for prompt in others:
             engine.generate(prompt, PARAMS)
         found.append(engine.generate(first, PARAMS, keep_logits=True))
         engine.check()
-    with Engine.load(artifact, kv_blocks=12, **disk) as engine:
+    with Engine.load(artifact, kv_blocks=12, kv_restore="always", **disk) as engine:
         found.append(engine.generate(first, PARAMS, keep_logits=True))
     assert [each.cached_tokens_by_tier for each in found] == [(0, 0, 0), (0, 144, 0), (0, 0, 144)]
     assert_equal_bits(found, [cold] * 3)
@@ -70,8 +65,8 @@ def test_preempted_requests_resume_from_host_memory_with_the_same_bits(
     alone: list[Completion] = []
     with Engine.load(artifact, kv_blocks=12, prefix_cache=False) as engine:
         alone = [engine.generate(prompt, params, keep_logits=True) for prompt in requests]
-    with Engine.load(artifact, kv_blocks=24, kv_host_bytes=1 << 26) as engine:
-        together = engine.generate(requests, params, keep_logits=True)
+    with Engine.load(artifact, kv_blocks=24, kv_host_bytes=1 << 26, kv_restore="always") as engine:
+        together = served(engine, requests, params)
         metrics = engine.metrics()
         engine.check()
     assert_equal_bits(together, alone)

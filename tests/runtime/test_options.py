@@ -16,7 +16,16 @@ from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
 
-OTHERS = {"prefix_cache", "reject_late", "batching", "batch_wait_seconds", "speculation", "kv_disk_path", "kv_policy"}
+OTHERS = {
+    "prefix_cache",
+    "reject_late",
+    "batching",
+    "batch_wait_seconds",
+    "speculation",
+    "kv_disk_path",
+    "kv_policy",
+    "kv_restore",
+}
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(EngineOptions) if each.name not in OTHERS])
@@ -36,6 +45,7 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
         ({"kv_disk_bytes": 5}, "kv_disk_path is None and kv_disk_bytes is 5; .* give both or neither"),
         ({"kv_disk_path": 5, "kv_disk_bytes": 5}, "kv_disk_path is 5; it must be the path of a folder"),
         ({"kv_policy": "lro"}, "unknown kv_policy 'lro'.*lru"),
+        ({"kv_restore": "never"}, "unknown kv_restore 'never'; known: always, auto"),
     ],
 )
 def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:

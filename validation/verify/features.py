@@ -137,7 +137,7 @@ def _shown_by_host(observed: Observed) -> str:
 
 
 def _disk(plan: Plan, subject: Subject) -> Plan:
-    return replace(with_options(plan, prefix_cache=True), restarts=True)
+    return replace(with_options(plan, prefix_cache=True, kv_restore="always"), restarts=True)
 
 
 def _shown_by_disk(observed: Observed) -> str:
@@ -146,7 +146,8 @@ def _shown_by_disk(observed: Observed) -> str:
 
 
 def _with_host(plan: Plan, subject: Subject) -> Plan:
-    return with_options(plan, prefix_cache=True, kv_host_bytes=_HOST_BLOCKS * subject.kv.block_bytes)
+    size = _HOST_BLOCKS * subject.kv.block_bytes
+    return with_options(plan, prefix_cache=True, kv_host_bytes=size, kv_restore="always")
 
 
 def _is_first(answer: Answer) -> bool:

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,25 +24,27 @@ _DISK_BLOCKS = 400
 _BLOCK_HEADER_BYTES = 4096
 _STALLED_STEPS = 2_000  # without an output, and
 _STALLED_SECONDS = 60.0
-_CANCELLED_AT = (0, 1, 3, 7, 12)  # steps: while it waits, in its prompt, while it decodes
-_LATE = 7
+_CANCELLED_AFTER_STEPS = (0, 1, 3)  # while it waits, in its prompt; or while its blocks are restored
+_CANCELLED_AFTER_TOKENS = (1, 6)  # while it decodes
+_FLUSHED_STEPS = 2  # one step in so many runs while blocks are being saved, the others after that
+_FLUSH_SECONDS = 120.0
 
 
 class Stalled(EngineError):
-    """The engine makes steps, but a request does not end."""
+    """The engine makes steps, but a request does not end; or its blocks do not reach their tier."""
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """A mate that is cancelled after `step` steps."""
+    """A mate that is cancelled after so many steps, or once it has so many tokens, however many steps that takes."""
 
     expected: Expected
-    step: int
+    steps: int = 0
+    tokens: int = 0
 
-    @property
-    def is_late(self) -> bool:
-        """Whether it is cancelled while it decodes, however many steps its blocks take to load."""
-        return self.step >= _LATE
+    def is_due(self, num_steps: int, num_tokens: int) -> bool:
+        """Whether to cancel it now."""
+        return num_steps >= self.steps and num_tokens >= self.tokens
 
 
 def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep_logits: bool) -> Observed:
@@ -60,6 +63,7 @@ def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expec
         plan = replace(plan, options=replace(plan.options, kv_disk_path=folder / "kv", kv_disk_bytes=size))
         with _engine(plan, subject, expected) as engine:
             before = _served_before(engine, warm_up(expected))
+            _flush(engine)
     with _engine(plan, subject, expected) as engine:
         observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens, before=before)
         if plan.warm:
@@ -67,6 +71,7 @@ def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expec
         observed.before_run = engine.metrics()
         _serve_by_plan(engine, plan, expected, observed, keep_logits)
         if plan.evicts:
+            _flush(engine)
             _push_out(engine, expected, subject.kv.block_tokens)
             _serve_by_plan(engine, plan, expected, observed, keep_logits)
         observed.after_run = engine.metrics()
@@ -74,6 +79,11 @@ def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expec
             observed.apart = _served_apart(engine, expected[0])
         _require_no_leak(engine)
     return observed
+
+
+def _flush(engine: Engine) -> None:
+    if not engine.flush_kv(_FLUSH_SECONDS):
+        raise Stalled(f"cached blocks were not stored within {_FLUSH_SECONDS:.0f} seconds")
 
 
 def _push_out(engine: Engine, expected: Sequence[Expected], block_tokens: int) -> None:
@@ -154,9 +164,11 @@ def _engine(plan: Plan, subject: Subject, expected: Sequence[Expected]) -> Itera
 
 
 def _cancellations(expected: Sequence[Expected]) -> list[Cancellation]:
-    """Mates with the prompts of verified requests, the longest first."""
-    longest = sorted(expected, key=lambda one: -len(one.request.prompt))
-    return [Cancellation(one, step) for one, step in zip(longest, _CANCELLED_AT, strict=False)]
+    """Mates with the prompts of verified requests, the longest first; one that is to decode is in each half."""
+    longest = iter(sorted(expected, key=lambda one: -len(one.request.prompt)))
+    early = [Cancellation(one, steps=steps) for steps, one in zip(_CANCELLED_AFTER_STEPS, longest, strict=False)]
+    late = [Cancellation(one, tokens=tokens) for tokens, one in zip(_CANCELLED_AFTER_TOKENS, longest, strict=False)]
+    return early + late
 
 
 @dataclass(frozen=True)
@@ -186,17 +198,19 @@ def _serve(
     left = {how.add(engine, one): one for one in expected}
     waiting |= {how.add(engine, one.expected): one for one in cancellations[1::2]}
     observed.asked += [one.choice(index).request.name for one in expected for index in range(how.choices)]
-    stall, ran = _StallWatch(), set[int]()
+    stall, num_tokens = _StallWatch(), Counter[int]()
     for step in count():
-        due = [number for number, mate in waiting.items() if mate.step <= step and (not mate.is_late or number in ran)]
+        due = [number for number, mate in waiting.items() if mate.is_due(step, num_tokens[number])]
         for number in due if left else ():
             observed.cancelled += _answers(waiting.pop(number).expected, engine.abort(number))
         if not engine.has_unfinished():
             break
+        if not step % _FLUSHED_STEPS:
+            engine.flush_kv(_FLUSH_SECONDS)
         outputs = engine.step()
-        ran |= {output.request_id for output in outputs if output.tokens}
         observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1
         for output in outputs:
+            num_tokens[output.request_id] += len(output.tokens)
             if output.result:
                 waiting.pop(output.request_id, None)
                 if output.request_id in left:

@@ -33,6 +33,16 @@ def test_what_computes_faster_is_computed() -> None:
     assert "computing is faster: 303.00 ms to restore, 12.00 ms to compute" in decision.reason
 
 
+def test_by_the_rule_always_all_that_is_stored_is_restored() -> None:
+    costs = CostModel(4, "always")
+    costs.observe_block("host", 1.0)
+    costs.observe_prefill(100, 50, 1e-6)
+    decision = costs.decide(["host", "disk"], 0)
+    assert (decision.num_blocks, decision.saved_seconds) == (2, None)
+    assert "kv_restore is 'always'" in decision.reason
+    assert costs.decide([], 0).num_blocks == 0
+
+
 def test_slow_blocks_are_restored_where_those_after_them_make_up_for_it() -> None:
     costs = model(0.0, 0.006, token=0.001)
     both: list[TierName] = ["disk", "host"]

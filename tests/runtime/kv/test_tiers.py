@@ -268,6 +268,40 @@ def test_a_queued_save_gives_way_to_a_step_that_needs_its_block() -> None:
         transfers.moves = 1.0
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_flushed_blocks_are_stored_before_a_step_needs_their_place(on_disk: bool) -> None:
+    transfers = Transfers(moves=0.0)
+    store = FakeStore() if on_disk else None
+    with tiered_engine(num_blocks=6, transfers=transfers, store=store) as engine:
+        run(engine, range(18))
+        assert not engine.flush_kv(seconds=0.0)
+        transfers.moves = 0.5
+        assert engine.flush_kv()
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert metrics.saved_blocks == 5
+        assert store is None or store.num_written == 5
+        transfers.moves = 0.0
+        fill_pool(engine, num_blocks=6)
+        transfers.moves = 1.0
+        assert by_tier(run(engine, range(18))) == (0, 16, 0)
+
+
+def test_a_flush_reports_a_dead_thread() -> None:
+    transfers = Transfers(moves=0.0)
+    with tiered_engine(transfers=transfers) as engine:
+        run(engine, range(18))
+        transfers.is_dead = True
+        with pytest.raises(EngineError, match="has died"):
+            engine.flush_kv()
+        transfers.moves, transfers.is_dead = 1.0, False
+
+
+def test_without_tiers_there_is_nothing_to_flush() -> None:
+    with token_engine() as engine:
+        assert engine.flush_kv()
+
+
 def test_waiting_requests_are_read_ahead_from_disk() -> None:
     store, transfers = FakeStore(), Transfers()
     prompts = [[start + number for number in range(22)] for start in (0, 50)]
