@@ -20,7 +20,7 @@ _FP16_BYTES = 2
 _WEIGHT_STD = 0.02
 
 
-def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0) -> Path:
+def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """Write config.json, model.safetensors and a tokenizer for `shape` into `folder`; return the folder.
 
     A complete folder is left alone. config.json is written last and so marks the folder complete.
@@ -30,11 +30,11 @@ def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(shape, folder / "model.safetensors", np.random.default_rng(seed))
     _write_tokenizer(shape.vocab_size, folder)
-    (folder / "config.json").write_text(json.dumps(hf_config(shape), indent=2) + "\n", "utf-8")
+    (folder / "config.json").write_text(json.dumps(hf_config(shape, context_tokens), indent=2) + "\n", "utf-8")
     return folder
 
 
-def hf_config(shape: ModelShape) -> dict[str, object]:
+def hf_config(shape: ModelShape, context_tokens: int = CONTEXT_TOKENS) -> dict[str, object]:
     """The config.json of the shape, in the spelling that every tool of the comparison reads."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -45,7 +45,7 @@ def hf_config(shape: ModelShape) -> dict[str, object]:
         "hidden_act": "silu",
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
-        "max_position_embeddings": CONTEXT_TOKENS,
+        "max_position_embeddings": context_tokens,
         "mlp_bias": False,
         "model_type": "llama",
         "num_attention_heads": shape.num_heads,

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
 _READERS = 2
 _POLL_SECONDS = 0.002  # of the background thread, while something moves
-_FLUSH_POLL_SECONDS = 0.0002  # while `flush` waits for copies, which are short
+_WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
 _FLUSH_SECONDS = 30.0  # that closing waits for blocks on their way to disk
 
 
@@ -161,10 +161,10 @@ class TierManager:
         disk = self._disk
         return bool(self._saves or self._loads or (disk and (disk.is_reading or disk.is_writing)))
 
-    def wait(self, seconds: float = _POLL_SECONDS) -> None:
-        """Wait for a transfer to end, for a step that has nothing to compute."""
+    def wait(self) -> None:
+        """Wait for a transfer to end, but not for long."""
         self._changed.clear()
-        self._changed.wait(min(seconds, _POLL_SECONDS))
+        self._changed.wait(_WAIT_SECONDS)
 
     def settle(self) -> None:
         """Wait for the blocks that are being saved, which are pinned."""
@@ -191,7 +191,7 @@ class TierManager:
             if time.monotonic() >= deadline:
                 return False
             self._check_threads()
-            self.wait(_FLUSH_POLL_SECONDS)
+            self.wait()
 
     def plan(self, following: Iterable[BlockContent], num_cached_tokens: int) -> list[BlockContent]:
         """Choose the blocks to restore of those that follow a prefix on the device; logs the reason."""

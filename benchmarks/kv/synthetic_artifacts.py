@@ -1,0 +1,29 @@
+"""Artifacts of a given shape with random weights and long contexts, for benchmarks of time alone."""
+
+import hashlib
+from pathlib import Path
+
+from benchmarks.paths import ROOT
+from benchmarks.shapes import ModelShape
+from benchmarks.synthetic import write_checkpoint
+from ingot.artifact import Artifact, open_artifact
+from ingot.builder import build
+from ingot.pipeline.compile import tool_versions
+from ingot.pipeline.recipe.load import load_recipe
+from ingot.pipeline.targets.table import get_target
+
+WORK_FOLDER = ROOT / "artifacts" / "synthetic"  # ignored by git
+
+
+def synthetic_artifact(shape: ModelShape, recipe: str, *, context_tokens: int, folder: Path = WORK_FOLDER) -> Artifact:
+    """The artifact of a shape, built without evidence if `folder` has none by this recipe and these versions."""
+    checkpoint = folder / f"{shape.name}-{context_tokens}"
+    overrides = (f"checkpoint={checkpoint}",)
+    resolved = load_recipe(recipe, overrides)
+    program = f"{shape}{resolved.resolved_yaml()}{get_target(resolved.target).lowering}{tool_versions()}"
+    output = folder / f"{checkpoint.name}-{recipe}-{hashlib.sha256(program.encode()).hexdigest()[:12]}"
+    if not output.is_dir():
+        build(
+            recipe, (f"checkpoint={write_checkpoint(shape, checkpoint, context_tokens=context_tokens)}",), output=output
+        )
+    return open_artifact(output, verify=False)
