@@ -28,7 +28,8 @@ from ingot.pipeline.calibrate import (
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
 from ingot.pipeline.model.importer import ModelSource
-from ingot.pipeline.recipe.schema import CalibrationOptions, PathError, Recipe
+from ingot.pipeline.recipe.schema import PathError, Recipe
+from ingot.pipeline.recipe.sections import CalibrationOptions
 from ingot.pipeline.targets.table import Target, get_target, require_kv_type
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 from ingot.runtime.text.chat_template import ChatTemplate

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
-from ingot.pipeline.recipe.schema import LatencyOptions, PassEntry, Recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import LatencyOptions, PassEntry
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
 

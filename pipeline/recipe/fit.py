@@ -14,7 +14,8 @@ from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.bit_assignment import stored_bytes
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.pipeline.recipe.load import raise_problems
-from ingot.pipeline.recipe.schema import EngineOptions, Recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import EngineOptions
 from ingot.progress import note
 
 _BLOCKS = (16, 32, 64, 128, 256)

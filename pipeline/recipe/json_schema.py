@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.passes.base import Pass, Range, option_docs, option_types, plain_value
 from ingot.passes.registry import load_pass_class, pass_names
-from ingot.pipeline.recipe.schema import GateLimit, Recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import GateLimit
 from ingot.pipeline.targets.table import TARGETS
 
 Schema = dict[str, Any]

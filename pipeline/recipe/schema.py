@@ -1,79 +1,41 @@
 """The schema of a recipe: what to build and what must hold. Frozen, validated, with every default filled in.
 
-load.py makes a Recipe from YAML; docs/recipes.md documents every key. To add a key: its field here with a description,
-its line in docs/recipes.md, and the code that reads it.
+load.py makes a Recipe from YAML; docs/recipes.md documents every key. To add a key: its field here or in sections.py
+with a description, its line in docs/recipes.md, and the code that reads it.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PrivateAttr,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, PrivateAttr
 
 from ingot.artifact.launch_program import TILES_FILE
 from ingot.artifact.metrics import METRICS
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
-from ingot.passes.registry import make_pass
+from ingot.pipeline.recipe.sections import (
+    CalibrationOptions,
+    EngineOptions,
+    EvaluationOptions,
+    GateLimit,
+    GenerateOptions,
+    GpuOptions,
+    LatencyOptions,
+    MemoryOptions,
+    PassEntry,
+    VerifyRecipeOptions,
+)
 from ingot.pipeline.recipe.shipped import source_only
+from ingot.pipeline.recipe.values import MOST_SEED, ContextTokens, GivenPath, RecipePath, Section, Threads, WholeNumber
 from ingot.pipeline.recipe.yaml import Located
-from ingot.settings import MAX_THREADS
 
-
-@dataclass(frozen=True)
-class RecipePath:
-    """A path as the recipe gives it, and the folder that it is relative to."""
-
-    given: str
-    folder: Path
-
-    def __str__(self) -> str:
-        return self.given
-
-    @property
-    def path(self) -> Path:
-        """The path, normalized; `~` is the home folder."""
-        return Path(os.path.normpath(self.folder / Path(self.given).expanduser()))
-
-
-def _whole(value: object) -> object:
-    """A float without a fraction, such as 1e4, as the integer that it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})]
-WholeNumber = Annotated[int, BeforeValidator(_whole)]
-# Upper bounds are far above what is useful; they exist so that a slip is refused before it fills a disk or a memory.
-MOST_TOKENS = 1 << 24  # of a context
-MOST_STEP_TOKENS = 1 << 20  # the runtime's own limit
-MOST_TEXT_TOKENS = 1_000_000_000
-MOST_SECONDS = 86_400
-MOST_SEED = (1 << 63) - 1
 MOST_PASSES = 100
-Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_whole)]
-ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(_whole)]
-Generations = Annotated[int, Field(ge=0, le=MOST_TOKENS), BeforeValidator(_whole)]
-TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(_whole)]
-Concurrency = Annotated[int, Field(ge=1, le=4096), BeforeValidator(_whole)]
-Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(_whole)]
-
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # in an artifact
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
-_LEAST_RAGGED_ROWS = 32
-_RAGGED_STEP = 4
 
 
 @dataclass(frozen=True)
@@ -92,223 +54,7 @@ class PathError(UsageError):
         self.message = message
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class GpuOptions(_Frozen):
-    """Options of programs for GPUs. CPU targets ignore them."""
-
-    activations: Literal["checkpoint", "float16", "bfloat16", "float32"] = Field(
-        default="checkpoint",
-        description="compute type; checkpoint: the checkpoint's type if it has 16 bits, else float16",
-    )
-    decode_rows: tuple[Rows, ...] = Field(
-        default=(1, 2, 4, 8, 16, 32, 64),
-        min_length=1,
-        max_length=64,
-        description="batch sizes of the decode programs; the largest is the maximum number of concurrent sequences",
-    )
-    prefill_rows: tuple[Rows, ...] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=64,
-        description="token counts of the programs for other steps; null: 32, 128, ... up to engine.max_batch_tokens",
-    )
-    sms: tuple[WholeNumber, ...] = Field(
-        default=(),
-        max_length=64,
-        description="GPUs to build for, by SM number such as [86, 89, 120], if the target offers a choice",
-    )
-    tiles: GivenPath | None = Field(default=None, description="tile table measured on a GPU by `ingot tune`")
-
-    @field_validator("decode_rows", "prefill_rows", "sms")
-    @classmethod
-    def _ascending(cls, values: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if values is not None and list(values) != sorted(set(values)):
-            raise ValueError(f"{list(values)} must be in ascending order without duplicates")
-        return values
-
-    def ragged_rows(self, max_batch_tokens: int) -> tuple[int, ...]:
-        """Token counts of the programs for steps with prefill; the last one fits a whole step."""
-        given = self.prefill_rows
-        if given is None:
-            rows, given = _LEAST_RAGGED_ROWS, ()
-            while rows < max_batch_tokens:
-                given, rows = (*given, rows), rows * _RAGGED_STEP
-        return (*(rows for rows in given if rows < max_batch_tokens), max_batch_tokens)
-
-
-class PassEntry(_Frozen):
-    """One pass of the list: its name and the options that the recipe sets."""
-
-    name: str
-    options: Mapping[str, object] = Field(default_factory=dict)
-
-    def make(self) -> Pass:
-        """Construct the pass."""
-        return make_pass(self.name, self.options)
-
-
-class EngineOptions(_Frozen):
-    """Sizes that the runtime is built for."""
-
-    max_batch_tokens: WholeNumber = Field(
-        default=512, ge=1, le=MOST_STEP_TOKENS, description="maximum tokens per engine step"
-    )
-    block_tokens: WholeNumber = Field(default=16, ge=1, le=1024, description="tokens per KV block")
-
-
-class EvaluationOptions(_Frozen):
-    """The text on which accuracy is measured."""
-
-    text: GivenPath = Field(
-        description="text file, relative to this recipe; `checkpoint:FILE` is a file in the checkpoint's folder"
-    )
-    tokens: WholeNumber = Field(
-        default=61_440, ge=2, le=MOST_TEXT_TOKENS, description="tokens to predict, rounded down to whole windows"
-    )
-    window_tokens: ContextTokens = Field(default=512, description="context tokens and predicted tokens per window")
-    layer_kl_tokens: TextTokens | None = Field(
-        default=None,
-        description="tokens for the KL of each weight quantized alone; 0: not measured, null: at most 2048",
-    )
-    generations: Generations | None = Field(
-        default=None,
-        description="prompts that both continue greedily; 0: none, null: 16 if a pass rounds keys and values",
-    )
-    generation_tokens: ContextTokens = Field(
-        default=512, description="tokens that each of these prompts is continued by, up to the context's end"
-    )
-
-    @model_validator(mode="after")
-    def _at_least_two_windows(self) -> Self:
-        least = 2 * self.window_tokens
-        if self.tokens < least:
-            raise ValueError(
-                f"tokens is {self.tokens}; it must be at least two windows ({least}): raise it, or lower window_tokens"
-            )
-        return self
-
-
-class CalibrationOptions(_Frozen):
-    """Data for calibrated passes such as gptq."""
-
-    text: GivenPath | None = Field(
-        default=None,
-        description="text file, JSONL file or folder, written like `evaluation.text`; must not be the evaluation text",
-    )
-    field: str | None = Field(
-        default=None, min_length=1, description="key of a JSONL record; null: text, messages, or prompt and completion"
-    )
-    chat_template: bool = Field(default=False, description="render messages with the checkpoint's chat template")
-    packing: Literal["packed", "documents"] = Field(
-        default="packed",
-        description="packed: documents end to end in sequences of one length; documents: one sequence per document",
-    )
-    sequences: WholeNumber = Field(
-        default=64, ge=1, le=1_000_000, description="sequences drawn from the text, without overlap"
-    )
-    sequence_tokens: WholeNumber = Field(
-        default=256, ge=2, le=MOST_TOKENS, description="tokens per sequence; the maximum for `documents`"
-    )
-    seed: WholeNumber = Field(default=0, ge=0, le=MOST_SEED, description="seed of the random choice of sequences")
-
-
-class ServiceLevelOptions(_Frozen):
-    """The service-level objective for goodput: a request counts when both limits hold."""
-
-    ttft_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time to first token")
-    tpot_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time per output token")
-
-
-class LatencyOptions(_Frozen):
-    """The load under which latency is measured, baseline and candidate interleaved."""
-
-    concurrency: tuple[Concurrency, ...] = Field(
-        default=(1, 4),
-        min_length=1,
-        max_length=16,
-        description="numbers of requests kept in flight, each measured on its own",
-    )
-    prompt_tokens: ContextTokens = Field(default=128, description="tokens per prompt")
-    output_tokens: WholeNumber = Field(default=64, ge=2, le=MOST_TOKENS, description="tokens per output")
-    requests: WholeNumber = Field(default=8, ge=1, le=100_000, description="requests per run")
-    rounds: WholeNumber = Field(
-        default=5, ge=2, le=10_000, description="least number of pairs of runs (baseline, candidate)"
-    )
-    max_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        le=MOST_SECONDS,
-        description="time after which no more rounds are added to decide the gates on latency",
-    )
-    slo: ServiceLevelOptions | None = Field(default=None, description="objective for goodput; null for none")
-
-    @field_validator("concurrency")
-    @classmethod
-    def _levels_differ(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(levels)) < len(levels):
-            raise ValueError(f"concurrency {list(levels)} repeats a level; remove it")
-        return levels
-
-
-class MemoryOptions(_Frozen):
-    """How peak memory is measured: processes that load the artifact or the baseline and generate once."""
-
-    probes: WholeNumber = Field(default=3, ge=2, le=100, description="processes per engine, baseline and candidate")
-    prompt_tokens: ContextTokens = Field(default=64, description="tokens of the prompt in each")
-    output_tokens: ContextTokens = Field(default=16, description="tokens of the output in each")
-
-
-class VerifyRecipeOptions(_Frozen):
-    """How the features of the runtime are verified against the plain path; see `ingot verify`."""
-
-    quick: bool = Field(
-        default=True, description="fewer requests with shorter outputs and no triples: under a minute for a small model"
-    )
-
-
-class GenerateOptions(_Frozen):
-    """A sample text, shown at the end of the build."""
-
-    prompt: str = Field(min_length=1, description="text to continue")
-    max_tokens: ContextTokens = Field(default=64, description="maximum tokens to generate")
-    temperature: float = Field(
-        default=0.0, ge=0, le=100, description="0 is greedy; otherwise sampling is seeded by `seed`"
-    )
-
-
-class GateLimit(_Frozen):
-    """The limit of one gate: `max` where lower is better, `min` where higher is; and what it decides."""
-
-    max: float | None = Field(default=None, description="the measured value must not be above this")
-    min: float | None = Field(default=None, description="the measured value must not be below this")
-    advisory: bool = Field(default=False, description="report the verdict, but seal the artifact whatever it is")
-    if_measured: bool = Field(
-        default=False, description="leave the gate out where the recipe does not measure its metric, do not refuse it"
-    )
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.max is None) == (self.min is None):
-            raise ValueError("a gate has exactly one limit: write {max: NUMBER} or {min: NUMBER}")
-        return self
-
-    @property
-    def bound(self) -> Literal["max", "min"]:
-        """The kind of limit."""
-        return "max" if self.max is not None else "min"
-
-    @property
-    def limit(self) -> float:
-        """The value of the limit."""
-        value = self.max if self.max is not None else self.min
-        assert value is not None
-        return value
-
-
-class Recipe(_Frozen):
+class Recipe(Section):
     """What to build, from which checkpoint, how to measure it, and what must hold."""
 
     name: str = Field(

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from ingot.artifact import ModelFacts
 from ingot.errors import DataError, EngineError, RequestError, UsageError
 from ingot.pipeline.model.importer import ModelSource
-from ingot.pipeline.recipe.schema import GateLimit, LatencyOptions, Recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import GateLimit, LatencyOptions
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime import Tokenizer
 from ingot.runtime.cuda.driver import open_device

@@ -15,7 +15,8 @@ from ingot.artifact.launch_program import WEIGHTS_FILE, cubins_file
 from ingot.artifact.safetensors import MappedTensors
 from ingot.builder.measurements import missing_gpu
 from ingot.errors import ArtifactError, BuildError, IngotError
-from ingot.pipeline.recipe.schema import GenerateOptions, Recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import GenerateOptions
 from ingot.progress import note
 from ingot.runtime import Engine, SamplingParams, Tokenizer
 from ingot.runtime.text.tokenizer import TOKENIZER

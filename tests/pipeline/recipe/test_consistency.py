@@ -6,7 +6,7 @@ import pytest
 
 from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.recipe.schema import GpuOptions
+from ingot.pipeline.recipe.sections import GpuOptions
 
 FLOAT16_KV = "passes=[{quantize-kv-cache: {precision: float16}}]"
 KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"

@@ -11,7 +11,8 @@ from pydantic_core import PydanticUndefined
 
 from ingot.artifact.metrics import METRICS
 from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.recipe.schema import GateLimit, PassEntry, Recipe
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import GateLimit, PassEntry
 from ingot.pipeline.recipe.shipped import list_recipes
 from tests.data_paths import ROOT
 

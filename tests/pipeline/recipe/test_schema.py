@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from ingot.artifact.metrics import METRICS
 from ingot.errors import RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.recipe.schema import Recipe, RecipePath
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.values import RecipePath
 
 
 def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:

@@ -1,0 +1,239 @@
+"""The sections of a recipe, a class each, and the entries of its lists."""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ingot.passes.base import Pass
+from ingot.passes.registry import make_pass
+from ingot.pipeline.recipe.values import (
+    MOST_SECONDS,
+    MOST_SEED,
+    MOST_STEP_TOKENS,
+    MOST_TEXT_TOKENS,
+    MOST_TOKENS,
+    Concurrency,
+    ContextTokens,
+    Generations,
+    GivenPath,
+    Rows,
+    Section,
+    TextTokens,
+    WholeNumber,
+)
+
+_LEAST_RAGGED_ROWS = 32
+_RAGGED_STEP = 4
+
+
+class GpuOptions(Section):
+    """Options of programs for GPUs. CPU targets ignore them."""
+
+    activations: Literal["checkpoint", "float16", "bfloat16", "float32"] = Field(
+        default="checkpoint",
+        description="compute type; checkpoint: the checkpoint's type if it has 16 bits, else float16",
+    )
+    decode_rows: tuple[Rows, ...] = Field(
+        default=(1, 2, 4, 8, 16, 32, 64),
+        min_length=1,
+        max_length=64,
+        description="batch sizes of the decode programs; the largest is the maximum number of concurrent sequences",
+    )
+    prefill_rows: tuple[Rows, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="token counts of the programs for other steps; null: 32, 128, ... up to engine.max_batch_tokens",
+    )
+    sms: tuple[WholeNumber, ...] = Field(
+        default=(),
+        max_length=64,
+        description="GPUs to build for, by SM number such as [86, 89, 120], if the target offers a choice",
+    )
+    tiles: GivenPath | None = Field(default=None, description="tile table measured on a GPU by `ingot tune`")
+
+    @field_validator("decode_rows", "prefill_rows", "sms")
+    @classmethod
+    def _ascending(cls, values: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if values is not None and list(values) != sorted(set(values)):
+            raise ValueError(f"{list(values)} must be in ascending order without duplicates")
+        return values
+
+    def ragged_rows(self, max_batch_tokens: int) -> tuple[int, ...]:
+        """Token counts of the programs for steps with prefill; the last one fits a whole step."""
+        given = self.prefill_rows
+        if given is None:
+            rows, given = _LEAST_RAGGED_ROWS, ()
+            while rows < max_batch_tokens:
+                given, rows = (*given, rows), rows * _RAGGED_STEP
+        return (*(rows for rows in given if rows < max_batch_tokens), max_batch_tokens)
+
+
+class PassEntry(Section):
+    """One pass of the list: its name and the options that the recipe sets."""
+
+    name: str
+    options: Mapping[str, object] = Field(default_factory=dict)
+
+    def make(self) -> Pass:
+        """Construct the pass."""
+        return make_pass(self.name, self.options)
+
+
+class EngineOptions(Section):
+    """Sizes that the runtime is built for."""
+
+    max_batch_tokens: WholeNumber = Field(
+        default=512, ge=1, le=MOST_STEP_TOKENS, description="maximum tokens per engine step"
+    )
+    block_tokens: WholeNumber = Field(default=16, ge=1, le=1024, description="tokens per KV block")
+
+
+class EvaluationOptions(Section):
+    """The text on which accuracy is measured."""
+
+    text: GivenPath = Field(
+        description="text file, relative to this recipe; `checkpoint:FILE` is a file in the checkpoint's folder"
+    )
+    tokens: WholeNumber = Field(
+        default=61_440, ge=2, le=MOST_TEXT_TOKENS, description="tokens to predict, rounded down to whole windows"
+    )
+    window_tokens: ContextTokens = Field(default=512, description="context tokens and predicted tokens per window")
+    layer_kl_tokens: TextTokens | None = Field(
+        default=None,
+        description="tokens for the KL of each weight quantized alone; 0: not measured, null: at most 2048",
+    )
+    generations: Generations | None = Field(
+        default=None,
+        description="prompts that both continue greedily; 0: none, null: 16 if a pass rounds keys and values",
+    )
+    generation_tokens: ContextTokens = Field(
+        default=512, description="tokens that each of these prompts is continued by, up to the context's end"
+    )
+
+    @model_validator(mode="after")
+    def _at_least_two_windows(self) -> Self:
+        least = 2 * self.window_tokens
+        if self.tokens < least:
+            raise ValueError(
+                f"tokens is {self.tokens}; it must be at least two windows ({least}): raise it, or lower window_tokens"
+            )
+        return self
+
+
+class CalibrationOptions(Section):
+    """Data for calibrated passes such as gptq."""
+
+    text: GivenPath | None = Field(
+        default=None,
+        description="text file, JSONL file or folder, written like `evaluation.text`; must not be the evaluation text",
+    )
+    field: str | None = Field(
+        default=None, min_length=1, description="key of a JSONL record; null: text, messages, or prompt and completion"
+    )
+    chat_template: bool = Field(default=False, description="render messages with the checkpoint's chat template")
+    packing: Literal["packed", "documents"] = Field(
+        default="packed",
+        description="packed: documents end to end in sequences of one length; documents: one sequence per document",
+    )
+    sequences: WholeNumber = Field(
+        default=64, ge=1, le=1_000_000, description="sequences drawn from the text, without overlap"
+    )
+    sequence_tokens: WholeNumber = Field(
+        default=256, ge=2, le=MOST_TOKENS, description="tokens per sequence; the maximum for `documents`"
+    )
+    seed: WholeNumber = Field(default=0, ge=0, le=MOST_SEED, description="seed of the random choice of sequences")
+
+
+class ServiceLevelOptions(Section):
+    """The service-level objective for goodput: a request counts when both limits hold."""
+
+    ttft_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time to first token")
+    tpot_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time per output token")
+
+
+class LatencyOptions(Section):
+    """The load under which latency is measured, baseline and candidate interleaved."""
+
+    concurrency: tuple[Concurrency, ...] = Field(
+        default=(1, 4),
+        min_length=1,
+        max_length=16,
+        description="numbers of requests kept in flight, each measured on its own",
+    )
+    prompt_tokens: ContextTokens = Field(default=128, description="tokens per prompt")
+    output_tokens: WholeNumber = Field(default=64, ge=2, le=MOST_TOKENS, description="tokens per output")
+    requests: WholeNumber = Field(default=8, ge=1, le=100_000, description="requests per run")
+    rounds: WholeNumber = Field(
+        default=5, ge=2, le=10_000, description="least number of pairs of runs (baseline, candidate)"
+    )
+    max_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        le=MOST_SECONDS,
+        description="time after which no more rounds are added to decide the gates on latency",
+    )
+    slo: ServiceLevelOptions | None = Field(default=None, description="objective for goodput; null for none")
+
+    @field_validator("concurrency")
+    @classmethod
+    def _levels_differ(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(levels)) < len(levels):
+            raise ValueError(f"concurrency {list(levels)} repeats a level; remove it")
+        return levels
+
+
+class MemoryOptions(Section):
+    """How peak memory is measured: processes that load the artifact or the baseline and generate once."""
+
+    probes: WholeNumber = Field(default=3, ge=2, le=100, description="processes per engine, baseline and candidate")
+    prompt_tokens: ContextTokens = Field(default=64, description="tokens of the prompt in each")
+    output_tokens: ContextTokens = Field(default=16, description="tokens of the output in each")
+
+
+class VerifyRecipeOptions(Section):
+    """How the features of the runtime are verified against the plain path; see `ingot verify`."""
+
+    quick: bool = Field(
+        default=True, description="fewer requests with shorter outputs and no triples: under a minute for a small model"
+    )
+
+
+class GenerateOptions(Section):
+    """A sample text, shown at the end of the build."""
+
+    prompt: str = Field(min_length=1, description="text to continue")
+    max_tokens: ContextTokens = Field(default=64, description="maximum tokens to generate")
+    temperature: float = Field(
+        default=0.0, ge=0, le=100, description="0 is greedy; otherwise sampling is seeded by `seed`"
+    )
+
+
+class GateLimit(Section):
+    """The limit of one gate: `max` where lower is better, `min` where higher is; and what it decides."""
+
+    max: float | None = Field(default=None, description="the measured value must not be above this")
+    min: float | None = Field(default=None, description="the measured value must not be below this")
+    advisory: bool = Field(default=False, description="report the verdict, but seal the artifact whatever it is")
+    if_measured: bool = Field(
+        default=False, description="leave the gate out where the recipe does not measure its metric, do not refuse it"
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.max is None) == (self.min is None):
+            raise ValueError("a gate has exactly one limit: write {max: NUMBER} or {min: NUMBER}")
+        return self
+
+    @property
+    def bound(self) -> Literal["max", "min"]:
+        """The kind of limit."""
+        return "max" if self.max is not None else "min"
+
+    @property
+    def limit(self) -> float:
+        """The value of the limit."""
+        value = self.max if self.max is not None else self.min
+        assert value is not None
+        return value
