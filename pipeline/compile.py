@@ -93,6 +93,7 @@ def describe_artifact(
         program=compiled.written.program,
         versions=tool_versions(compiled.written.tools),
         max_batch_tokens=recipe.engine.max_batch_tokens,
+        serving=recipe.serving,
         gates=gates,
     )
 

@@ -21,7 +21,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -91,7 +90,7 @@ class AsyncEngine:
 
     @classmethod
     @takes_options(EngineOptions)
-    def load(cls, artifact: Artifact | Path | str, options: EngineOptions) -> "AsyncEngine":
+    def load(cls, artifact: Artifact, options: EngineOptions) -> "AsyncEngine":
         """As `Engine.load`, with the same options."""
         return cls(Engine.load(artifact, **vars(options)))
 

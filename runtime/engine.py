@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
 
 import numpy as np
 
-from ingot.artifact import Artifact, open_artifact
+from ingot.artifact import Artifact
 from ingot.errors import EngineError, Overloaded, RequestError, UsageError
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
@@ -127,19 +126,18 @@ class Engine:
 
     @classmethod
     @takes_options(EngineOptions)
-    def load(cls, artifact: Artifact | Path | str, options: EngineOptions) -> "Engine":
+    def load(cls, artifact: Artifact, options: EngineOptions) -> "Engine":
         """Open an artifact, verify it unless it is open already, and load its engine. Options: see EngineOptions.
 
         Raises ArtifactError, EngineError, and UsageError for an option that is out of range.
         """
-        opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        files = opened.files_below("tokenizer")
-        tokenizer = Tokenizer.load(opened.path / "tokenizer", files) if TOKENIZER in files else None
+        files = artifact.files_below("tokenizer")
+        tokenizer = Tokenizer.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
         with ExitStack() as opened_parts:
-            speculator = load_speculator(options, opened)
+            speculator = load_speculator(options, artifact)
             if speculator:
                 opened_parts.callback(speculator.close)
-            executor = load_executor(opened, options)
+            executor = load_executor(artifact, options)
             opened_parts.callback(executor.close)
             engine = cls(
                 executor,
@@ -150,7 +148,7 @@ class Engine:
                 reject_late=options.reject_late,
                 policy=options.scheduling,
                 max_prompt_chars=options.max_prompt_chars,
-                identity=opened.manifest.identity,
+                identity=artifact.manifest.identity,
                 speculator=speculator,
                 tiers=partial(open_tiers, options=options),
             )

@@ -3,19 +3,20 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
 from ingot.errors import UsageError, shown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
 from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.steps.policy import Batching, SchedulingPolicy
+from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ _NOT_INTEGERS = (
     "kv_policy",
     "kv_restore",
 )
+_DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
 _MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
@@ -37,19 +39,21 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 _Fields = ParamSpec("_Fields")
 _Owner = TypeVar("_Owner")
-_Source = TypeVar("_Source")
 _Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of `Engine.load`. None leaves the choice to the artifact and to the machine's free memory.
+    """Options of `Engine.load`. None leaves the choice to the engine and to the machine's free memory.
+
+    An artifact may have defaults of its own for those in `ServingOptions`. They hold for options that the caller does
+    not give: any value that is given counts, 0 and None included.
 
     kv_blocks          blocks in the KV pool
     kv_bytes           size of the KV pool, instead of `kv_blocks`
     kv_host_bytes      memory for blocks that leave the pool, to be restored instead of computed; 0: none
-    kv_disk_path       folder for blocks that outlive host memory and the process; see docs/kv-cache.md
-    kv_disk_bytes      most bytes of blocks in that folder
+    kv_disk_bytes      most bytes of blocks on disk, which outlive host memory and the process; see docs/kv-cache.md
+    kv_disk_path       their folder; `Engine.load` takes one in the cache folder unless it is given
     kv_policy          which blocks host memory gives up first
     kv_restore         "auto": restore blocks where that is faster than to compute them; "always": all that are stored
     max_batch_tokens   most tokens in a step
@@ -135,23 +139,52 @@ class EngineOptions:
 def takes_options(
     options: Callable[_Fields, EngineOptions],
 ) -> Callable[
-    [Callable[[_Owner, _Source, EngineOptions], _Loaded]], Callable[Concatenate[_Owner, _Source, _Fields], _Loaded]
+    [Callable[[_Owner, Artifact, EngineOptions], _Loaded]],
+    Callable[Concatenate[_Owner, Artifact | Path | str, _Fields], _Loaded],
 ]:
-    """Turn a method `load(cls, source, options)` into one that takes the fields of `EngineOptions` as keywords."""
+    """Turn a method `load(cls, artifact, options)` into one that takes the fields of `EngineOptions` as keywords.
+
+    It opens an artifact that is given by its path. Fields that the caller leaves out get the artifact's defaults.
+    """
 
     def decorate(
-        load: Callable[[_Owner, _Source, EngineOptions], _Loaded],
-    ) -> Callable[Concatenate[_Owner, _Source, _Fields], _Loaded]:
+        load: Callable[[_Owner, Artifact, EngineOptions], _Loaded],
+    ) -> Callable[Concatenate[_Owner, Artifact | Path | str, _Fields], _Loaded]:
         @wraps(load)
-        def load_with(owner: _Owner, source: _Source, /, *args: _Fields.args, **fields: _Fields.kwargs) -> _Loaded:
-            return load(owner, source, options(*args, **fields))
+        def load_with(
+            owner: _Owner, artifact: Artifact | Path | str, /, *args: _Fields.args, **fields: _Fields.kwargs
+        ) -> _Loaded:
+            alone: dict[str, Any] = {name: value for name, value in fields.items() if name not in _DISK}
+            options(*args, **alone)  # a mistake of the caller's is refused before gigabytes are verified
+            opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+            defaults: dict[str, Any] = serving_defaults(opened.manifest, fields)
+            return load(owner, opened, options(*args, **(defaults | fields)))
 
-        own = list(inspect.signature(load).parameters.values())[:2]
+        own = list(inspect.signature(load_with, follow_wrapped=False).parameters.values())[:2]
         shown = inspect.Signature([*own, *inspect.signature(options).parameters.values()])
         load_with.__signature__ = shown  # type: ignore[attr-defined]  # what `help` prints
         return load_with
 
     return decorate
+
+
+def serving_defaults(manifest: Manifest, given: Mapping[str, object]) -> dict[str, int | str | Path]:
+    """The options that the artifact sets and the caller, whose own are `given`, does not.
+
+    A default of the KV pool gives way to a size of the caller in the other unit, and one of the disk to
+    `kv_disk_path=None`. Without a path, blocks on disk are in the folder `kv/NAME OF THE ARTIFACT` of the cache.
+    """
+    sealed = manifest.serving.given() if manifest.serving else {}
+    defaults: dict[str, int | str | Path] = {name: value for name, value in sealed.items() if name not in given}
+    if "kv_blocks" in given:
+        defaults.pop("kv_bytes", None)
+    if given.get("kv_disk_path", "") is None:
+        defaults.pop("kv_disk_bytes", None)
+    if defaults:
+        _log.info("options set by the artifact: %s", ", ".join(f"{name}={value}" for name, value in defaults.items()))
+    if "kv_disk_path" not in given and given.get("kv_disk_bytes", defaults.get("kv_disk_bytes")):
+        defaults["kv_disk_path"] = cache_dir() / "kv" / manifest.name
+    return defaults
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ingot.artifact import Artifact
 from ingot.errors import DataError
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import DeviceFacts
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
 
@@ -104,7 +105,8 @@ class EngineSubject:
         blocks = None
         if sequence_tokens is not None:
             blocks = 2 * -(-sequence_tokens // artifact.manifest.kv.block_tokens) + _SPARE_BLOCKS
-        return cls(Engine.load(artifact, kv_blocks=blocks, prefix_cache=False, num_threads=num_threads))
+        options = EngineOptions(kv_blocks=blocks, prefix_cache=False, num_threads=num_threads)
+        return cls(Engine.load(artifact, **vars(options)))  # all of them: the recipe's `serving` is not measured
 
     @property
     def device(self) -> DeviceFacts | None:

@@ -2,17 +2,18 @@
 
 Gates need the section that measures their metric and a limit that decides, calibrated passes need `calibration`,
 assigned bits need a pass that applies them, weights are rounded once, and the target limits GPUs, key-value precisions
-and 8-bit floats.
+and 8-bit floats. Serving stays within the sizes that the program is built for.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 
 from ingot.artifact.metrics import METRICS, MetricFacts
+from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import LatencyOptions, PassEntry
+from ingot.pipeline.recipe.sections import EngineOptions, GpuOptions, LatencyOptions, PassEntry
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
 
@@ -41,6 +42,7 @@ def _target_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Proble
         yield given.problem(str(error))
         return
     yield from _sm_problems(recipe, target)
+    yield from _serving_problems(recipe, target)
     messages = (*_kv_messages(target, passes), *_float8_messages(recipe, target, passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
 
@@ -58,6 +60,27 @@ def _sm_problems(recipe: Located, target: Target) -> Iterator[Problem]:
     for sm in given if target.sm_choice else ():
         if sm not in target.sm_choice:
             yield place.problem(f"gpu.sms names {sm}; target {target.name} builds for {choice}.{_other_target(sm)}")
+
+
+def _serving_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """Limits of a step above the sizes that the program is built for."""
+    built_for = {"max_batch_tokens": ("engine.max_batch_tokens", _numbers(recipe, "engine", "max_batch_tokens"))}
+    if target.sms or target.sm_choice:
+        built_for["max_sequences"] = "the largest of gpu.decode_rows", _numbers(recipe, "gpu", "decode_rows")
+    for name, (limit, numbers) in built_for.items():
+        given = _numbers(recipe, "serving", name)
+        if given and numbers and max(numbers) < given[0] <= MOST_STEP_TOKENS:
+            place = recipe.at(("serving", name))
+            yield place.problem(f"serving.{name} is {given[0]}, but {limit} is {max(numbers)}; lower it, or raise that")
+
+
+def _numbers(recipe: Located, section: str, key: str) -> tuple[int, ...]:
+    """The numbers of a key, or its default; empty for anything else, which the schema refuses."""
+    sections = {"engine": EngineOptions(), "gpu": GpuOptions()}
+    outer = recipe.entries.get(section)
+    value = outer.entries[key].plain() if outer and key in outer.entries else getattr(sections.get(section), key, None)
+    listed = value if isinstance(value, tuple) else (value,)
+    return tuple(int(number) for number in listed if isinstance(number, int | float))
 
 
 def _given_sms(recipe: Located) -> tuple[Located | None, tuple[int, ...]]:

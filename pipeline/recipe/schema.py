@@ -14,7 +14,9 @@ import yaml
 from pydantic import BaseModel, Field, PrivateAttr
 
 from ingot.artifact.launch_program import TILES_FILE
+from ingot.artifact.manifest import NAME_PATTERN
 from ingot.artifact.metrics import METRICS
+from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
@@ -58,7 +60,7 @@ class Recipe(Section):
     """What to build, from which checkpoint, how to measure it, and what must hold."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        pattern=NAME_PATTERN,
         max_length=128,
         description="name of recipe and artifact; default: the file's name",
     )
@@ -76,6 +78,9 @@ class Recipe(Section):
         default=(), max_length=MOST_PASSES, description="passes in order, each a name or {name: {option: value}}"
     )
     engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
+    serving: ServingOptions | None = Field(
+        default=None, description="defaults of `Engine.load` that the artifact keeps; null: those of the runtime"
+    )
     gpu: GpuOptions = Field(default=GpuOptions(), description="options of programs for GPUs")
     calibration: CalibrationOptions | None = Field(
         default=None, description="data for calibrated passes; null for none"
@@ -226,13 +231,13 @@ class Recipe(Section):
             threads=self.threads,
         )
 
-    def resolved_yaml(self) -> str:
+    def resolved_yaml(self, *, with_serving: bool = False) -> str:
         """The recipe with every default filled in, as YAML that is the same on any machine.
 
-        Checkpoint and texts are given by name, without their folders, and `output` is left out: neither changes what
-        is built, and the artifact's identity covers this text.
+        The artifact's identity covers this text, so what does not change the answers is left out: the folders of
+        checkpoint and texts, which are given by name, `output`, and `serving`, which the manifest has.
         """
-        data = self.model_dump(mode="json", exclude={"output", "passes"})
+        data = self.model_dump(mode="json", exclude={"output", "passes"} | (set() if with_serving else {"serving"}))
         if self.checkpoint is not None:
             data["checkpoint"] = self.checkpoint.path.name
         for key, section in (("evaluation", self.evaluation), ("calibration", self.calibration)):

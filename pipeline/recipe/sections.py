@@ -5,12 +5,12 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
 from ingot.pipeline.recipe.values import (
     MOST_SECONDS,
     MOST_SEED,
-    MOST_STEP_TOKENS,
     MOST_TEXT_TOKENS,
     MOST_TOKENS,
     Concurrency,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
+from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.settings import MAX_THREADS
 
 
@@ -35,7 +36,6 @@ GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJso
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
 # Upper bounds are far above what is useful; they exist so that a slip is refused before it fills a disk or a memory.
 MOST_TOKENS = 1 << 24  # of a context
-MOST_STEP_TOKENS = 1 << 20  # the runtime's own limit
 MOST_TEXT_TOKENS = 1_000_000_000
 MOST_SECONDS = 86_400
 MOST_SEED = (1 << 63) - 1

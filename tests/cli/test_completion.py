@@ -10,6 +10,7 @@ from click.shell_completion import ShellComplete
 from pydantic import BaseModel
 
 from ingot.artifact.metrics import METRICS
+from ingot.artifact.serving import ServingOptions
 from ingot.cli.commands import FORMATS
 from ingot.cli.main import cli
 from ingot.passes.registry import pass_names
@@ -79,6 +80,12 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         for part in getattr(field.annotation, "__args__", (field.annotation,)):
             if isinstance(part, type) and issubclass(part, BaseModel) and name not in ("passes", "gates"):
                 yield from keys_of(part, f"{prefix}{name}.")
+
+
+def test_the_options_of_an_engine_are_completed() -> None:
+    keys = [f"{name}=" for name in (*ServingOptions.model_fields, "kv_disk_path")]
+    assert completed("run", "a", "--set", "") == keys
+    assert completed("run", "a", "--set", "kv_disk_path=my") == ["kv_disk_path=my-model/"]
 
 
 def test_a_key_is_completed_with_its_description() -> None:

@@ -1,6 +1,7 @@
 """`ingot inspect` shows the facts, the program, the files, and the manifest as JSON."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,17 @@ def test_the_facts_are_shown_and_verified(artifact: Artifact, capsys: Captured) 
     assert f"identity   {artifact.manifest.identity} (verified)" in shown
     assert "llama, 5,770,496 parameters, 6 layers, 4 KV heads of 32" in shown
     assert "attention" not in shown
+
+
+def test_defaults_of_serving_are_shown_where_the_artifact_has_some(
+    artifact: Artifact, build_unmeasured: BuildArtifact, two_layers: Path, capsys: Captured
+) -> None:
+    served = build_unmeasured("int4-cpu", two_layers, "serving={kv_host_bytes: 8GB, max_sequences: 4, kv_policy: lru}")
+    assert run(["inspect", str(served.path)]) == 0
+    assert "served with" in (shown := capsys.readouterr().out)
+    assert "max_sequences 4, kv_host_bytes 8.0 GB, kv_policy lru" in shown
+    run(["inspect", str(artifact.path)])
+    assert "served with" not in capsys.readouterr().out
 
 
 def test_layers_of_different_shapes_are_counted_by_shape() -> None:

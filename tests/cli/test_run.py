@@ -41,6 +41,8 @@ def artifact(build_unmeasured: BuildArtifact) -> Artifact:
         (["def f", "--beam-width", "2", "--temperature", "0.7"], "a beam search samples nothing"),
         (["def f", "--beam-width", "2", "--repetition-penalty", "1.2"], "repetition_penalty is 1.2 and beam_width 2"),
         (["def f", "--beam-width", "2", "--stop", "x"], "a beam search ends at tokens alone"),
+        (["def f", "--set", "kv_host_byte=1GiB"], "unknown option 'kv_host_byte'"),
+        (["def f", "--set", "kv_host_bytes=1"], "kv_host_bytes is 1; one block takes"),
         (["def f", "--beam-width", "2", "--speculate", "lookup"], "--speculate lookup drafts tokens of one sequence"),
     ],
 )

@@ -1,5 +1,6 @@
 """Options of an engine: the size of the KV pool, and limits that the artifact or the caller sets."""
 
+import asyncio
 import inspect
 import logging
 from dataclasses import fields
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from ingot.artifact import KVGeometry
-from ingot.errors import UsageError
+from ingot.artifact import Artifact, KVGeometry
+from ingot.artifact.serving import ServingOptions
+from ingot.errors import EngineError, UsageError
 from ingot.runtime import AsyncEngine, Engine
-from ingot.runtime.options import EngineOptions, free_memory_bytes, resolve_pool_size
+from ingot.runtime.options import EngineOptions, free_memory_bytes, resolve_pool_size, serving_defaults
+from ingot.settings import cache_dir
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.simulators.fake_executor import FakeExecutor
@@ -122,6 +125,87 @@ def test_max_batch_tokens_comes_from_the_recipe_unless_the_caller_sets_it(
         assert engine.max_batch_tokens == 96
     with Engine.load(artifact, kv_blocks=16, max_batch_tokens=32) as engine:
         assert engine.max_batch_tokens == 32
+
+
+@pytest.fixture
+def served(build_unmeasured: BuildArtifact, two_layers: Path) -> Artifact:
+    """An artifact with defaults for all options of `serving`."""
+    sizes = "kv_bytes: 4MB, kv_host_bytes: 8MB, kv_disk_bytes: 16MB"
+    return build_unmeasured(
+        "fp32-cpu", two_layers, f"serving={{max_batch_tokens: 96, max_sequences: 5, {sizes}, kv_policy: arc}}"
+    )
+
+
+def resolved(artifact: Artifact, **given: Any) -> EngineOptions:
+    return EngineOptions(**(serving_defaults(artifact.manifest, given) | given))
+
+
+def test_the_artifact_sets_what_the_caller_leaves_out(served: Artifact, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert resolved(served) == EngineOptions(
+        max_batch_tokens=96,
+        max_sequences=5,
+        kv_bytes=4_000_000,
+        kv_host_bytes=8_000_000,
+        kv_disk_bytes=16_000_000,
+        kv_disk_path=cache_dir() / "kv" / "fp32-cpu",
+        kv_policy="arc",
+    )
+    assert "options set by the artifact: max_batch_tokens=96, max_sequences=5, kv_bytes=4000000" in caplog.text
+
+
+def test_any_value_of_the_caller_counts(served: Artifact, tmp_path: Path) -> None:
+    off = resolved(served, max_sequences=None, kv_bytes=None, kv_host_bytes=0, kv_disk_bytes=0, kv_policy="lru")
+    assert off == EngineOptions(max_batch_tokens=96, kv_policy="lru")
+    assert resolved(served, kv_blocks=7).kv_bytes is None
+    assert resolved(served, kv_disk_path=None).kv_disk_bytes == 0
+    elsewhere = resolved(served, kv_disk_path=tmp_path)
+    assert (elsewhere.kv_disk_path, elsewhere.kv_disk_bytes) == (tmp_path, 16_000_000)
+    assert resolved(served, **vars(EngineOptions())) == EngineOptions(), "all given: the artifact sets none"
+
+
+def test_a_disk_tier_without_a_folder_is_in_the_cache(build_unmeasured: BuildArtifact, two_layers: Path) -> None:
+    artifact = build_unmeasured("fp32-cpu", two_layers)
+    assert serving_defaults(artifact.manifest, {}) == {}
+    assert resolved(artifact, kv_disk_bytes=9).kv_disk_path == cache_dir() / "kv" / "fp32-cpu"
+    with pytest.raises(UsageError, match=r"kv_disk_path is 'kv' and kv_disk_bytes is 0; .* give both or neither"):
+        resolved(artifact, kv_disk_path="kv")
+
+
+def test_an_engine_serves_as_its_artifact_says(
+    served: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    prompt = list(range(1, 60))
+    with Engine.load(served) as engine:
+        first = engine.generate(prompt)
+        assert engine.max_batch_tokens == 96
+        assert engine.metrics().blocks_total == 4_000_000 // served.manifest.kv.block_bytes
+        assert engine.metrics().kv_tiers is not None
+    assert list((tmp_path / "kv" / "fp32-cpu").iterdir()), "the blocks are in the cache folder"
+    with Engine.load(served, kv_host_bytes=0, kv_disk_path=None) as engine:
+        assert engine.generate(prompt).token_ids == first.token_ids
+        assert engine.metrics().kv_tiers is None
+
+
+def test_an_async_engine_serves_as_its_artifact_says(served: Artifact, tmp_path: Path) -> None:
+    async def load_both() -> None:
+        async with AsyncEngine.load(served, kv_disk_path=tmp_path / "kv") as engine:
+            assert engine.engine.max_batch_tokens == 96
+            assert engine.metrics().kv_tiers is not None
+        async with AsyncEngine.load(served, max_batch_tokens=32, kv_host_bytes=0, kv_disk_bytes=0) as engine:
+            assert engine.engine.max_batch_tokens == 32
+            assert engine.metrics().kv_tiers is None
+
+    asyncio.run(load_both())
+
+
+def test_a_build_serves_no_machine_but_its_own(build_unmeasured: BuildArtifact, two_layers: Path) -> None:
+    """A pool, tiers and a disk that no machine of ours has are sealed: the build loads the artifact without them."""
+    huge = build_unmeasured("fp32-cpu", two_layers, "serving={kv_bytes: 900TiB, kv_host_bytes: 900TiB}")
+    assert huge.manifest.serving == ServingOptions(kv_bytes=900 << 40, kv_host_bytes=900 << 40)
+    with pytest.raises(EngineError, match="kv_bytes"):
+        Engine.load(huge)
 
 
 @pytest.mark.parametrize("engine", [Engine, AsyncEngine])

@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ingot.artifact.kv_geometry import KVGeometry
+from ingot.artifact.serving import MOST_STEP_TOKENS, ServingOptions
 
 SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
-MAX_BATCH_TOKENS = 2**20  # buffers of that size still fit a machine's memory
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of recipe and artifact
 EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Column = Annotated[int, Field(ge=0, lt=2**31)]
@@ -157,7 +158,7 @@ class Manifest(_Frozen):
     """manifest.json. Its `verdict` is derived from gates and files; opening refuses a file that states another one."""
 
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
-    name: str
+    name: str = Field(pattern=NAME_PATTERN, max_length=128, description="the recipe's name; fit for a folder")
     identity: str = Field(pattern=r"^[0-9a-f]{64}$", description="digest of program, weights, tokenizer and recipe")
     evidence: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", description="digest of evidence/")
     model: ModelFacts
@@ -165,8 +166,9 @@ class Manifest(_Frozen):
     target: str
     engine: EngineKind
     max_batch_tokens: int = Field(
-        default=512, ge=1, le=MAX_BATCH_TOKENS, description="most tokens of one engine step, by default"
+        default=512, ge=1, le=MOST_STEP_TOKENS, description="most tokens of one engine step, by default"
     )
+    serving: ServingOptions | None = Field(default=None, description="defaults of `Engine.load`; not of the identity")
     program: Program
     files: dict[str, FileEntry]
     versions: dict[str, str]

@@ -16,6 +16,7 @@ from ingot.artifact.contents import MANIFEST
 from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import EngineKind, FileEntry, GateOutcome, Manifest, ModelFacts, Program
 from ingot.artifact.reader import evidence_digest, file_sha256, identity_digest, manifest_digest
+from ingot.artifact.serving import ServingOptions
 from ingot.errors import BuildError
 
 _PREFIX = ".ingot-build-"
@@ -91,6 +92,7 @@ class ArtifactWriter:
         versions: Mapping[str, str],
         engine: EngineKind = "onnxruntime",
         max_batch_tokens: int = 512,
+        serving: ServingOptions | None = None,
         gates: tuple[GateOutcome, ...] = (),
     ) -> Manifest:
         """Digest every file in the staging folder, write manifest.json and return it. May be called repeatedly."""
@@ -107,6 +109,7 @@ class ArtifactWriter:
             target=target,
             engine=engine,
             max_batch_tokens=max_batch_tokens,
+            serving=serving,
             program=program,
             files=files,
             versions=dict(versions),

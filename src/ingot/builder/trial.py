@@ -18,7 +18,7 @@ from ingot.errors import ArtifactError, BuildError, IngotError
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GenerateOptions
 from ingot.progress import note
-from ingot.runtime import Engine, SamplingParams, Tokenizer
+from ingot.runtime import Engine, EngineOptions, SamplingParams, Tokenizer
 from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.result import Sample
 from ingot.validation.windows import read_text
@@ -37,7 +37,7 @@ class SampleRequest:
 
     def text(self, artifact: Artifact, threads: int | None = None) -> str:
         """Load the artifact and generate."""
-        with Engine.load(artifact, num_threads=threads) as engine:
+        with _load(artifact, threads) as engine:
             return engine.generate(self.prompt, self.params).text
 
 
@@ -70,11 +70,16 @@ def try_artifact(staged: Path, target: Path, recipe: Recipe, request: SampleRequ
             _check_launch_program(artifact)
             note(f"the program was checked but not run, and generated no sample: {missing}")
             return None
-        with Engine.load(artifact, num_threads=recipe.threads) as engine:
+        with _load(artifact, recipe.threads) as engine:
             if request is not None:
                 return Sample(request.prompt, engine.generate(request.prompt, request.params).text)
             engine.generate([artifact.manifest.model.bos_token_id or 0], SamplingParams(max_tokens=1, ignore_eos=True))
             return None
+
+
+def _load(artifact: Artifact, threads: int | None) -> Engine:
+    """Load the artifact with all options given: the machine that builds need not have the memory of `serving`."""
+    return Engine.load(artifact, **vars(EngineOptions(num_threads=threads)))
 
 
 @contextmanager

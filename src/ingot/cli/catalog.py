@@ -121,7 +121,7 @@ def recipes_command(name: str | None, overrides: tuple[str, ...], as_json: bool)
         if as_json:
             print_json(recipe.model_dump(mode="json"))
         else:
-            click.echo(recipe.resolved_yaml(), nl=False)
+            click.echo(recipe.resolved_yaml(with_serving=True), nl=False)
         return
     recipes = list_recipes()
     if as_json:

@@ -294,6 +294,14 @@ def recipes() -> None:
     help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
 )
 @click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of the engine, not the artifact's default: max_sequences=8, kv_host_bytes=4GiB; repeatable.",
+    shell_complete=completion.engine_settings,
+)
 @click.option("--no-history", is_flag=True, help="Neither read nor keep the history of what is typed.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming.")

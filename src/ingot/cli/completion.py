@@ -58,12 +58,20 @@ def passes_or_all(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the key of --set, and after the = a path."""
+    return _settings(_recipe_keys(), incomplete)
+
+
+def engine_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the key of `ingot run --set`, and after the = a path."""
+    keys = [*_keys(_classes("artifact/serving.py"), "ServingOptions", ""), ("kv_disk_path", "folder of kv_disk_bytes")]
+    return _settings(keys, incomplete)
+
+
+def _settings(keys: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
     key, separator, value = incomplete.partition("=")
     if separator:
         return [CompletionItem(f"{key}={item.value}") for item in _paths(value, None)]
-    return [
-        CompletionItem(f"{name}=", help=text or None) for name, text in _recipe_keys() if name.startswith(incomplete)
-    ]
+    return [CompletionItem(f"{name}=", help=text or None) for name, text in keys if name.startswith(incomplete)]
 
 
 def _starting(allowed: Iterable[str], incomplete: str) -> list[CompletionItem]:
@@ -107,13 +115,17 @@ def _pass_names() -> list[str]:
 
 def _recipe_keys() -> Iterator[tuple[str, str]]:
     """Every key that --set takes, with its description; options of passes and limits of gates by their names."""
-    classes = {node.name: node for node in _parsed("pipeline/recipe/schema.py").body if isinstance(node, ast.ClassDef)}
+    classes = _classes("pipeline/recipe/schema.py", "pipeline/recipe/sections.py", "artifact/serving.py")
     for key, description in _keys(classes, "Recipe", ""):
         if key == "passes":
             yield key, description
             yield from ((f"passes.{name}.", "option of this pass") for name in _pass_names())
         else:
             yield key, description
+
+
+def _classes(*files: str) -> dict[str, ast.ClassDef]:
+    return {node.name: node for file in files for node in _parsed(file).body if isinstance(node, ast.ClassDef)}
 
 
 def _keys(classes: dict[str, ast.ClassDef], name: str, prefix: str) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.artifact.serving import ServingOptions
 from ingot.cli.console import print_json
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.tables import print_facts, print_table
@@ -69,6 +70,7 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "context": f"{model.context_tokens:,} tokens, vocabulary {model.vocab_size:,}",
         "target": f"{manifest.target}, run by {manifest.engine}",
         "KV block": f"{kv.block_tokens} tokens, {kv.dtype}, {format_bytes(kv.block_bytes)}",
+        **({"served with": _serving(manifest.serving)} if manifest.serving else {}),
         "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
@@ -85,6 +87,15 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     if artifact.has("evidence/report.html"):
         rows["report"] = str(artifact.path / "evidence/report.html")
     print_facts(rows)
+
+
+def _serving(serving: ServingOptions) -> str:
+    """The defaults of `Engine.load`, sizes in words."""
+    words = (
+        f"{name} {format_bytes(value) if name.endswith('_bytes') and isinstance(value, int) else value}"
+        for name, value in serving.given().items()
+    )
+    return ", ".join(words) or "no defaults"
 
 
 def _measurement(artifact: Artifact) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """`ingot run`: generates from one prompt, from a file of prompts, or from what is typed at the terminal."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
+from ingot.cli.engine_options import engine_options
 from ingot.cli.generation_params import GenerationParams, generation_params
 from ingot.cli.generation_stats import completion_facts, pace, print_stats, stats_facts
 from ingot.cli.prompt_loop import PromptLoop
@@ -26,6 +27,7 @@ def run_command(
     system: str | None,
     stats: bool,
     speculate: str | None,
+    settings: tuple[str, ...],
     beam_width: int | None,
     length_penalty: float | None,
     no_history: bool,
@@ -39,21 +41,22 @@ def run_command(
     sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
     params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
+    options = engine_options(settings)
     if prompts_file is not None:
         _refuse_second_source(prompt)
         prompts = read_prompts(prompts_file, params, bool(chat), system)
-        with _load(artifact, no_verify, speculate) as engine:
+        with _load(artifact, no_verify, speculate, options) as engine:
             return 1 if write_results(engine, prompts, output, stats) else 0
     if prompt is None and _is_terminal(sys.stdin):
         _require_terminal_for_answers(as_json)
         answering = _for_one_answer(params)
-        with _load(artifact, no_verify, speculate) as engine:
+        with _load(artifact, no_verify, speculate, options) as engine:
             PromptLoop(engine, answering, chat, system, shows_stats=stats).run(keeps_history=not no_history)
         return 0
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
     text = _standard_input() if prompt in (None, "-") else str(prompt)
-    with _load(artifact, no_verify, speculate) as engine:
+    with _load(artifact, no_verify, speculate, options) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
             facts = completion_facts(_complete(engine, request, params))
@@ -68,12 +71,12 @@ def run_command(
     return 0
 
 
-def _load(artifact: str, no_verify: bool, speculate: str | None) -> Engine:
+def _load(artifact: str, no_verify: bool, speculate: str | None, options: Mapping[str, Any]) -> Engine:
     """Open and load the artifact; one that no gate has passed is named as such first."""
     opened = open_artifact(artifact, verify=not no_verify)
     if opened.manifest.warning:
         print_note(opened.manifest.warning)
-    return Engine.load(opened, speculation=speculate)
+    return Engine.load(opened, speculation=speculate, **options)
 
 
 def _refuse_second_source(prompt: str | None) -> None:

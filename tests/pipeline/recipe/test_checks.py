@@ -280,3 +280,34 @@ def test_a_gate_on_verify_is_a_word_and_needs_no_section(tmp_path: Path) -> None
     assert load_recipe(written(tmp_path, recipe.resolved_yaml().partition("\n")[2])).gates == recipe.gates
     without = load_recipe(written(tmp_path, "gates: {verify: true}"), ["gates.verify=false"])
     assert (without.gates, without.verify, without.is_measured) == ({}, None, False)
+
+
+def test_serving_is_checked_key_by_key(tmp_path: Path) -> None:
+    text = """\
+serving:
+  kv_host_bytes: 4GX
+  kv_disk_bytes: -1
+  kv_policy: lro
+  max_seqs: 4
+  kv_bytes: 0
+  max_sequences: true
+  max_batch_tokens: 1e9
+"""
+    assert problems(written(tmp_path, text)) == [
+        "mine.yaml:2: serving.kv_host_bytes: '4GX' is not a size; write a number of bytes, or one with a unit: "
+        "kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+        "mine.yaml:3: serving.kv_disk_bytes is -1; it must be from 0 to 1125899906842624",
+        "mine.yaml:4: serving.kv_policy is 'lro'; it must be 'lru-uses', 'lru' or 'arc'",
+        "mine.yaml:5: unknown key 'max_seqs' in serving. Did you mean 'max_sequences'?",
+        "mine.yaml:6: serving.kv_bytes is 0; it must be from 1 to 1125899906842624",
+        "mine.yaml:7: serving.max_sequences is true; it must be a whole number from 1 to 1048576",
+        "mine.yaml:8: serving.max_batch_tokens is 1000000000; it must be from 1 to 1048576",
+    ]
+
+
+def test_sizes_may_be_numbers_or_have_units(tmp_path: Path) -> None:
+    serving = load_recipe(
+        written(tmp_path, "serving: {kv_host_bytes: 1.5 GiB, kv_disk_bytes: 5e10, kv_bytes: 7}")
+    ).serving
+    assert serving is not None
+    assert serving.given() == {"kv_bytes": 7, "kv_host_bytes": 3 << 29, "kv_disk_bytes": 50_000_000_000}

@@ -28,6 +28,18 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
             ["target=tensorrt", "gpu.sms=[80, 89]", "passes=[{quantize-activations: {dtype: float8}}]"],
             "quantize-activations produces 8-bit floats, .* but target tensorrt builds for SM 80",
         ),
+        (
+            ["serving.max_sequences=65"],
+            "serving.max_sequences is 65, but the largest of gpu.decode_rows is 64; lower it, or raise that",
+        ),
+        (
+            ["serving.max_sequences=3", "gpu.decode_rows=[1, 2]"],
+            "serving.max_sequences is 3, but the largest of gpu.decode_rows is 2",
+        ),
+        (
+            ["serving.max_batch_tokens=4097", "engine.max_batch_tokens=4096"],
+            "serving.max_batch_tokens is 4097, but engine.max_batch_tokens is 4096; lower it, or raise that",
+        ),
         (["gpu.decode_rows=[4, 2]"], r"gpu.decode_rows: \[4, 2\] must be in ascending order without duplicates"),
         (["gpu.decode_rows=[]"], "gpu.decode_rows is .*; it must be a list of at least 1 value"),
         (["gpu.decode_rows=[0, 1]"], "it must be from 1 to 1048576"),

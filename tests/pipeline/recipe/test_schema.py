@@ -122,11 +122,26 @@ def test_the_resolved_text_has_every_default_and_reads_back_as_the_same_recipe(t
     recipe = load_recipe("demo", ["latency.slo={ttft_seconds: 1, tpot_seconds: 0.5}"])
     text = recipe.resolved_yaml()
     data = yaml.safe_load(text)
-    assert list(data) == [key for key in Recipe.model_fields if key != "output"]
+    assert list(data) == [key for key in Recipe.model_fields if key not in ("output", "serving")]
     assert data["engine"] == {"max_batch_tokens": 512, "block_tokens": 16}
     quantize = next(entry["quantize-weights"] for entry in data["passes"] if "quantize-weights" in entry)
     assert quantize["symmetric"] is False, "options that the recipe leaves out are filled in"
     assert load_recipe(written(tmp_path, text)).resolved_yaml() == text
+
+
+def test_serving_is_shown_but_is_not_in_the_text_that_the_identity_covers() -> None:
+    recipe = load_recipe("int4-cpu", ["serving.kv_host_bytes=4GiB", "serving.max_sequences=8"])
+    assert recipe.resolved_yaml() == load_recipe("int4-cpu").resolved_yaml()
+    assert yaml.safe_load(recipe.resolved_yaml(with_serving=True))["serving"] == {
+        "max_batch_tokens": None,
+        "max_sequences": 8,
+        "kv_bytes": None,
+        "kv_host_bytes": 4 << 30,
+        "kv_disk_bytes": None,
+        "kv_policy": None,
+    }
+    assert load_recipe("int4-cpu", ["serving={kv_policy: arc}", "serving=null"]).serving is None
+    assert recipe.baseline().serving is None
 
 
 def applied(*overrides: str, recipe: str = "int4-cpu") -> dict[str, float]:

@@ -1,0 +1,38 @@
+"""`--set` of `ingot run`: options of the engine by name, or one error that names what is allowed."""
+
+import pytest
+
+from ingot.cli.engine_options import engine_options
+from ingot.errors import UsageError
+
+
+def test_values_are_yaml_and_sizes_may_have_units() -> None:
+    settings = ["kv_host_bytes=4GiB", "max_sequences=null", "kv_policy=arc", "kv_disk_bytes=0", "kv_disk_path=/tmp/7"]
+    assert engine_options(settings) == {
+        "kv_host_bytes": 4 << 30,
+        "max_sequences": None,
+        "kv_policy": "arc",
+        "kv_disk_bytes": 0,
+        "kv_disk_path": "/tmp/7",
+    }
+    assert engine_options(["kv_disk_path=null"]) == {"kv_disk_path": None}
+    assert engine_options(["kv_disk_path=[7"]) == {"kv_disk_path": "[7"}, "a path is text"
+    assert engine_options([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("kv_host_bytes", "--set 'kv_host_bytes' is not KEY=VALUE, such as kv_host_bytes=4GiB"),
+        ("kv_host_bytes=", "is not KEY=VALUE"),
+        ("kv_host_byte=4", "--set: unknown option 'kv_host_byte'. Did you mean 'kv_host_bytes'"),
+        ("kv_host_bytes=4XB", "--set kv_host_bytes: '4XB' is not a size"),
+        ("kv_host_bytes=-1", "--set kv_host_bytes: -1: Input should be greater than or equal to 0"),
+        ("max_sequences=0", "--set max_sequences: 0: Input should be greater than or equal to 1"),
+        ("kv_policy=lro", "--set kv_policy: 'lro': Input should be 'lru-uses', 'lru' or 'arc'"),
+        ("max_sequences=[", r"--set max_sequences: '\[' is not a YAML value"),
+    ],
+)
+def test_other_settings_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        engine_options([setting])
