@@ -1,101 +1,209 @@
 """Speed of speculation next to plain decoding, on repetitive and on ordinary text.
 
-    python -m benchmarks.cpu.speculation artifacts/demo --draft artifacts/draft --text heldout.txt --output result.json
+    python -m benchmarks.cpu.speculation examples/models/stdlib-llama-6m --draft my-draft \
+        --text examples/models/stdlib-llama-6m/heldout.txt
 
-Plain and speculating engines take turns in every round, and the ratio of their speeds is that of the same round. Tokens
-are compared: a difference is an error. `--clock cpu` counts the processor time of this process, on one thread, which a
-busy machine disturbs least.
+Builds the model by each recipe. In every round all engines generate from the same prompt in turns, and a ratio is that
+of two times of one round. Two engines are plain: their ratio shows what the machine's noise makes of 1. Tokens are
+compared; a difference is an error. Intervals are 95 % bootstrap intervals of the median over rounds.
 """
 
 import json
-import platform
+import random
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import click
 
+from benchmarks.cpu.rounds import order_of_round
+from benchmarks.device import device_facts
+from benchmarks.paths import ROOT
 from ingot import Engine, SamplingParams
+from ingot.builder import build
 from ingot.runtime.outputs import Completion
+from ingot.runtime.speculation.counters import SpeculationMetrics
 from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
 
-_CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
+LEAST_RATIO = 0.97
+PLAIN, PLAIN_AGAIN = "plain", "plain again"
+_KV_BLOCKS = 256
+_PROMPTS = 4  # of each kind
+_RESAMPLES = 2000
+_UNMEASURED = ("evaluation=null", "latency=null", "generate=null", "gates={}")
 
 
-def prompts(text: str) -> dict[str, str]:
-    """A text to continue, a text that is copied, and a text that is copied with edits."""
-    original = text[20_000:21_200]
+@dataclass(frozen=True)
+class Row:
+    """One engine on one kind of text. Ratios are speeds next to the plain engine's of the same round."""
+
+    recipe: str
+    text: str
+    temperature: float
+    engine: str
+    plain_tokens_per_second: float
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+    draft_tokens: int = 0
+    acceptance_rate: float | None = None
+    accepted_per_position: tuple[float, ...] = ()
+    mean_accepted_length: float | None = None
+    expected_accepted_length: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the interval allows a speed of LEAST_RATIO; the verdict on a bound that noise blurs."""
+        return self.high >= LEAST_RATIO
+
+
+def prompts(text: str) -> dict[str, list[str]]:
+    """Texts to continue, texts that are copied, and texts that are copied with edits."""
+    places = range(3_000, 3_000 + 30_000 * _PROMPTS, 30_000)
+    originals = [text[place + 10_000 : place + 10_700] for place in places]
     return {
-        "ordinary": text[3_000:4_500],
-        "repeated": f"{original}\n{original}\n{original[:300]}",
-        "edited": f"{original}\n{original.replace('self', 'this')}\n{original.replace('self', 'other')[:400]}",
+        "ordinary": [text[place : place + 500] for place in places],
+        "repeated": [f"{each}\n{each}\n{each[:200]}" for each in originals],
+        "edited": [
+            f"{each}\n{each.replace('self', 'this')}\n{each.replace('self', 'other')[:250]}" for each in originals
+        ],
     }
 
 
 def measure(
-    engines: dict[str, Engine], prompt: str, params: SamplingParams, rounds: int, clock: str
-) -> dict[str, object]:
-    """Speeds of the engines on one prompt, in tokens per second, and ratios to the plain one."""
-    now = _CLOCKS[clock]
+    engines: dict[str, Engine], recipe: str, text: str, kinds: Sequence[str], params: SamplingParams, rounds: int
+) -> list[Row]:
+    """Rows of the engines on prompts of one kind."""
     seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for prompt in kinds:  # not measured: prompts enter the prefix cache
+        for engine in engines.values():
+            engine.generate(prompt, params)
     before = {name: engine.metrics().speculation for name, engine in engines.items()}
     num_tokens = 0
-    names = [*engines]
-    for _ in range(rounds):
+    for number in range(rounds):
+        prompt = kinds[number // 2 % len(kinds)]  # in both orders
         done: dict[str, Completion] = {}
-        names = [*names[1:], names[0]]  # no engine is always the first
-        for name in names:
-            started = now()
+        for name in order_of_round([*engines], number):
+            started = time.perf_counter()
             done[name] = engines[name].generate(prompt, params)
-            seconds[name].append(now() - started)
+            seconds[name].append(time.perf_counter() - started)
         if len({one.token_ids for one in done.values()}) > 1:
             raise click.ClickException(f"the engines gave different tokens for {prompt[:40]!r}")
-        num_tokens = len(done["plain"].token_ids)
-    found: dict[str, object] = {"plain_tokens_per_second": num_tokens / median(seconds["plain"])}
+        num_tokens = len(done[PLAIN].token_ids)
+    speed = num_tokens / median(seconds[PLAIN])
+    rows = []
     for name, engine in engines.items():
-        after, start = engine.metrics().speculation, before[name]
-        if after and start:
-            ratios = [plain / own for plain, own in zip(seconds["plain"], seconds[name], strict=True)]
-            found[name] = {
-                "ratio": median(ratios),
-                "ratios": [round(ratio, 3) for ratio in ratios],
-                "drafts": after.num_draft_tokens - start.num_draft_tokens,
-                "accepted": after.num_accepted_tokens - start.num_accepted_tokens,
-            }
-    return found
+        if name == PLAIN:
+            continue
+        ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
+        low, high = interval(ratios)
+        found = since(before[name], engine.metrics().speculation)
+        row = Row(recipe, text, params.temperature, name, speed, median(ratios), low, high, rounds, **found)
+        rows.append(row)
+    return rows
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    rng = random.Random(0)
+    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    return medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES)]
+
+
+def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -> dict[str, object]:
+    """What an engine did in the rounds; nothing for a plain one."""
+    if not before or not after:
+        return {}
+    new = SpeculationMetrics(
+        num_drafts=after.num_drafts - before.num_drafts,
+        num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
+        num_tested_tokens=after.num_tested_tokens - before.num_tested_tokens,
+        num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
+        num_accepted_tokens_per_pos=_less(after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos),
+        num_drafts_per_length=_less(after.num_drafts_per_length, before.num_drafts_per_length),
+    )
+    num_drafts = max(1, new.num_drafts)
+    return {
+        "draft_tokens": new.num_draft_tokens,
+        "acceptance_rate": new.acceptance_rate,
+        "accepted_per_position": tuple(count / num_drafts for count in new.num_accepted_tokens_per_pos.values()),
+        "mean_accepted_length": new.mean_accepted_length,
+        "expected_accepted_length": new.expected_accepted_length,
+    }
+
+
+def _less(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {key: count - before.get(key, 0) for key, count in after.items()}
+
+
+def measure_recipe(recipe: str, model: Path, draft: Path | None, text: str, tokens: int, rounds: int) -> list[Row]:
+    """Build the model by a recipe and measure every text and temperature."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, small = Path(folder) / "target", Path(folder) / "draft"
+        build(recipe, [f"checkpoint={model}", *_UNMEASURED], target)
+        chosen: dict[str, SpeculationOptions | None] = {PLAIN: None, PLAIN_AGAIN: None}
+        chosen[LOOKUP] = SpeculationOptions(LOOKUP)
+        if draft:
+            build(recipe, [f"checkpoint={draft}", *_UNMEASURED], small)
+            chosen["draft"] = SpeculationOptions(small)
+        engines = {
+            name: Engine.load(target, speculation=one, num_threads=1, kv_blocks=_KV_BLOCKS)
+            for name, one in chosen.items()
+        }
+        rows = []
+        for temperature in (0.0, 0.8):
+            for kind, kinds in prompts(text).items():
+                params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=0)
+                rows += measure(engines, recipe, kind, kinds, params, rounds)
+                show(rows[-len(engines) + 1 :])
+        for engine in engines.values():
+            engine.close()
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a line for each row."""
+    for row in rows:
+        click.echo(
+            f"{row.recipe} {row.text} t={row.temperature} {row.engine}: {row.ratio:.3f} ({row.low:.3f} to"
+            f" {row.high:.3f}) of {row.plain_tokens_per_second:.0f} tokens/s; {row.draft_tokens} drafts,"
+            f" accepted {row.acceptance_rate or 0:.2f}, length {row.mean_accepted_length or 1:.2f}"
+            f" (independent: {row.expected_accepted_length or 1:.2f})"
+        )
 
 
 @click.command(help=__doc__)
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--draft", type=click.Path(path_type=Path), help="Artifact of a draft model.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--draft", type=click.Path(path_type=Path), help="Checkpoint of a draft model.")
 @click.option("--text", type=click.Path(path_type=Path), required=True, help="Text to take prompts from.")
+@click.option("--recipe", "recipes", multiple=True, default=("fp32-cpu", "int4-cpu"), show_default=True)
 @click.option("--tokens", default=256, show_default=True)
-@click.option("--rounds", default=7, show_default=True)
-@click.option("--clock", type=click.Choice(list(_CLOCKS)), default="wall", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path))
+@click.option("--rounds", default=40, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/speculation.json")
 def main(
-    artifact: Path, draft: Path | None, text: Path, tokens: int, rounds: int, clock: str, output: Path | None
+    model: Path, draft: Path | None, text: Path, recipes: tuple[str, ...], tokens: int, rounds: int, output: Path
 ) -> None:
     """Measure, print and write the result."""
-    threads = 1 if clock == "cpu" else None
-    chosen: dict[str, SpeculationOptions | None] = {"plain": None, LOOKUP: SpeculationOptions(LOOKUP)}
-    if draft:
-        chosen["draft"] = SpeculationOptions(draft)
-    engines = {name: Engine.load(artifact, speculation=one, num_threads=threads) for name, one in chosen.items()}
-    for engine in engines.values():
-        if engine._speculator:
-            engine._speculator.clock = _CLOCKS[clock]
-    results: dict[str, object] = {}
-    for temperature in (0.0, 0.8):
-        for name, prompt in prompts(text.read_text("utf-8")).items():
-            params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=0)
-            found = measure(engines, prompt, params, rounds, clock)
-            results[f"{name}, temperature {temperature}"] = found
-            click.echo(f"{name}, temperature {temperature}: {json.dumps(found)}")
-    if output:
-        facts = {"artifact": str(artifact), "clock": clock, "machine": platform.processor() or platform.machine()}
-        output.write_text(json.dumps({**facts, "results": results}, indent=1), "utf-8")
+    rows = [
+        row
+        for recipe in recipes
+        for row in measure_recipe(recipe, model, draft, text.read_text("utf-8"), tokens, rounds)
+    ]
+    below = [row for row in rows if not row.holds]
+    click.echo(f"{len(rows)} rows, {len(below)} of them below {LEAST_RATIO}")
+    facts = {
+        "device": device_facts(),
+        "measured_at": time.strftime("%Y-%m-%d", time.gmtime()),
+        "model": model.name,
+        "threads": 1,
+        "tokens": tokens,
+        "results": [asdict(row) for row in rows],
+    }
+    output.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ Its pool may be small. A sequence without room gets no drafts, after the one tha
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -103,9 +104,13 @@ class DraftModel:
         return [found.get(request.sequence.id, Proposal()) for request in requests]
 
     def catch_up_tokens(self, sequence: steps.Sequence) -> int:
-        """Tokens of the target that are not in the pool."""
+        """Tokens of the target that are not in the pool, those of cached blocks left out."""
         draft = self._drafts.get(sequence.id)
-        return len(sequence.tokens) - (draft.sequence.num_computed if draft else 0)
+        if draft:
+            return len(sequence.tokens) - draft.sequence.num_computed
+        contents = self._blocks.contents(sequence.tokens, sequence.scope)
+        num_cached = sum(1 for _ in takewhile(self._blocks.has, contents)) * self._blocks.block_tokens
+        return len(sequence.tokens) - min(num_cached, len(sequence.tokens) - 1)
 
     def forget(self, sequence_id: int) -> None:
         """Free the blocks of a sequence."""

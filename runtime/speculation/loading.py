@@ -38,7 +38,7 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
         drafter,
         vocab_size=target.manifest.model.vocab_size,
         num_draft_tokens=chosen.num_draft_tokens,
-        control=LengthControl(adapts=chosen.adaptive),
+        control=LengthControl(adapts=chosen.adaptive, replays=target.manifest.kv.state_bytes > 0),
     )
 
 

@@ -2,7 +2,8 @@
 
     add_drafts   ask the drafter, choose by `length_control`, extend the step as far as tokens and blocks reach
     verified     count accepted drafts, per position
-    stepped      measure the step
+    stepped      measure the step, and rest after it as long as the control says
+    rested       count down
 
 A proposal is cut before its first token outside the vocabulary and at the length that was asked for. A drafter that
 raises costs its step the drafts; after MOST_FAILURES in a row it is not called again. The log has the first failure,
@@ -24,8 +25,6 @@ from ingot.runtime.steps.scheduler import Scheduler
 _log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
-_FRUITLESS = 8  # steps without drafts for each step of rest
-_MOST_RESTING, _MOST_RESTING_FREE = 32, 8
 
 
 class Speculator:
@@ -45,13 +44,24 @@ class Speculator:
         self._control = control or LengthControl()
         self._num_failures = 0  # in a row
         self._grades: dict[int, tuple[int, ...]] = {}  # of the drafts in the step, by sequence
-        self._num_fruitless = 0  # steps in a row that had no drafts
         self._num_resting = 0  # steps to come without a look at them
+        self._measures_plain = self._control.adapts  # whether the step after them is measured, without a look at it
         self._num_decoding = 0  # sequences in the step
         self._only_decodes = False
-        self._drafting_seconds = 0.0  # of the step
+        self._elapsed = 0.0  # seconds of the draft model in the step
+        self._drafting_seconds = 0.0  # of them, without disturbances
         self._num_tokens = 0  # that the step's drafts gave, beyond one for each sequence
         self.counters = SpeculationCounters()
+
+    @property
+    def rests(self) -> bool:
+        """Whether the next step needs no call but `rested`."""
+        return self._num_resting > 0 or not self.is_on
+
+    def rested(self, batch: ScheduledBatch) -> None:
+        """Record a step at rest."""
+        if batch.entries:
+            self._num_resting -= 1
 
     @property
     def is_on(self) -> bool:
@@ -60,19 +70,19 @@ class Speculator:
 
     def may_draft(self, requests: Sequence[Request]) -> bool:
         """Whether the next step may have drafts for these requests, which decode."""
-        return self.is_on and any(request.speculate for request in requests)
+        return self.is_on and not self._measures_plain and any(request.speculate for request in requests)
 
     def add_drafts(self, batch: ScheduledBatch, scheduler: Scheduler, requests: Mapping[int, Request]) -> None:
         """Extend a scheduled step by drafts for the sequences that decode. One short of blocks gets none."""
-        self._grades, self._num_tokens, self._drafting_seconds = {}, 0, 0.0
-        if self._rests():
-            self._only_decodes = False  # nothing to learn from this step
-            return
+        self._grades, self._num_tokens = {}, 0
+        self._elapsed = self._drafting_seconds = 0.0
         decoding = [index for index, entry in enumerate(batch.entries) if entry.samples and entry.num_tokens == 1]
         self._num_decoding = len(decoding)
         self._only_decodes = len(decoding) == len(batch.entries)
+        if self._measures_plain:
+            return
         room = scheduler.max_batch_tokens - batch.num_tokens
-        if batch.preempted or room <= 0 or not self.is_on:
+        if batch.preempted or room <= 0:
             return
         asked = {
             index: request
@@ -82,20 +92,6 @@ class Speculator:
         proposals = self._proposals(asked)
         if proposals:
             self._choose(batch, scheduler, proposals, room)
-        self._num_fruitless = 0 if self._grades else self._num_fruitless + 1
-
-    def _rests(self) -> bool:
-        """Whether to let this step go without a look at it, because many before had no drafts.
-
-        Where steps are short, even finding out that nothing pays costs a noticeable share of them.
-        """
-        if self._num_resting:
-            self._num_resting -= 1
-            return True
-        most = _MOST_RESTING_FREE if self._drafter.is_free else _MOST_RESTING
-        self._num_resting = min(self._num_fruitless // _FRUITLESS, most) if self._control.adapts else 0
-        self._control.rested(self._num_resting)
-        return False
 
     def _proposals(self, asked: Mapping[int, DraftRequest]) -> dict[int, Proposal]:
         """What the drafter proposes for entries of the step; only those that are not empty."""
@@ -127,16 +123,22 @@ class Speculator:
         self._num_tokens += max(0, len(tokens) - 1)
 
     def stepped(self, batch: ScheduledBatch, seconds: float) -> None:
-        """Record the time of a step, if it decoded and did nothing else."""
-        if batch.entries and self._only_decodes:
-            num_drafts = sum(len(entry.drafts) for entry in batch.entries)
-            drafting = self._drafting_seconds
-            num_tokens = self._num_decoding + self._num_tokens
-            self._control.stepped(self._num_decoding, num_drafts, num_tokens, seconds - drafting, drafting)
+        """Record a step that was not at rest, and choose whether to rest after it."""
+        if not self._num_decoding:
+            return
+        if self._measures_plain:
+            if self._only_decodes:
+                self._measures_plain = not self._control.rested(self._num_decoding, seconds)
+            return
+        num_drafts = sum(len(entry.drafts) for entry in batch.entries)
+        num_tokens = self._num_decoding + self._num_tokens
+        measured = seconds - self._elapsed if self._only_decodes else None
+        rest = self._control.looked(self._num_decoding, num_drafts, num_tokens, measured, self._drafting_seconds)
+        if rest:
+            self._num_resting, self._measures_plain = rest - 1, True
 
     def forget(self, sequence_id: int) -> None:
         """Free what is kept for a sequence that has ended."""
-        self._num_fruitless = self._num_resting = 0
         self._drafter.forget(sequence_id)
         self._control.forget(sequence_id)
 
@@ -190,11 +192,17 @@ class Speculator:
         """The proposals of a draft model, and how long they took."""
         missing = [self._drafter.catch_up_tokens(request.sequence) for request in asked]
         started = self.clock()
-        proposals = self._drafter.propose(asked)
-        self._drafting_seconds = self.clock() - started
+        try:
+            proposals = self._drafter.propose(asked)
+        finally:
+            self._elapsed = self._drafting_seconds = self.clock() - started
         num_steps = max(len(proposal.tokens) for proposal in proposals)
-        caught_up = sum(tokens for tokens in missing if tokens > SMALL_CATCH_UP)
-        self._control.drafting.observe(self._drafting_seconds, num_steps, caught_up)
+        caught_up = sum(
+            before - max(0, self._drafter.catch_up_tokens(request.sequence))
+            for before, request in zip(missing, asked, strict=True)
+            if before > SMALL_CATCH_UP
+        )
+        self._drafting_seconds = self._control.drafting.observe(self._elapsed, num_steps, caught_up)
         return proposals
 
     def _failed(self, error: Exception) -> None:

@@ -1,4 +1,7 @@
-"""Costs of verifying drafts, measured while steps run: how much longer a step takes for each number of drafts.
+"""Costs of speculation, measured while steps run: how much longer a step takes for each number of drafts.
+
+A plain step is one in which the speculator did nothing. One that looked for drafts and verified none is longer by the
+look.
 
 Times grow with the context and differ between machines, engines and numbers of sequences, and on a busy machine single
 ones are wrong by a factor. So costs are kept relative to plain steps of the same number of sequences at the same time,
@@ -10,7 +13,8 @@ from itertools import pairwise
 
 _KEPT = 9
 _FEWEST = 3
-_PLAIN_EVERY = 64  # steps
+_PLAIN_EVERY = 128  # steps with a look
+SPIKE = 1.5  # a longer time than so many expected ones is a disturbance
 _FIRST_GUESS = 0.05  # of a plain step, for each draft, until there are measurements
 
 
@@ -40,17 +44,18 @@ class StepTimes:
         self._plain: dict[int, _Recent] = {}
         self._costs: dict[int, _Costs] = {}
 
-    def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
-        """Record a step that decoded `num_sequences` sequences, and verified drafts, and did nothing else."""
+    def observe_plain(self, num_sequences: int, seconds: float) -> None:
+        """Record a step that decoded `num_sequences` sequences and did nothing else; the speculator was at rest."""
         group = _group(num_sequences)
+        self._last_plain[group] = self._num_steps
+        self._plain.setdefault(group, _Recent()).append(seconds)
+
+    def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
+        """Record a step that looked for drafts, verified as many, decoded and did nothing else."""
         self._num_steps += 1
-        if num_drafts == 0:
-            self._last_plain[group] = self._num_steps
-            self._plain.setdefault(group, _Recent()).append(seconds)
-            return
         plain = self.plain_seconds(num_sequences)
         if plain:
-            self._costs.setdefault(group, _Costs()).observe(num_drafts, seconds / plain)
+            self._costs.setdefault(_group(num_sequences), _Costs()).observe(num_drafts, seconds / plain)
 
     def plain_seconds(self, num_sequences: int) -> float | None:
         """Seconds of a step without drafts; None before there are enough measurements."""
@@ -64,8 +69,18 @@ class StepTimes:
         return is_old or group not in self._plain or self._plain[group].count < _FEWEST
 
     def costs(self, num_sequences: int, most: int) -> list[float]:
-        """Cost of a step with 0 .. `most` drafts, in plain steps: 1 with none."""
+        """Cost of a step that verifies 0 .. `most` drafts, the look for them included, in plain steps."""
         return self._costs.setdefault(_group(num_sequences), _Costs()).upto(most)
+
+    def is_measured(self, num_sequences: int, num_drafts: int) -> bool:
+        """Whether the cost of about this many drafts is a measurement."""
+        costs = self._costs.get(_group(num_sequences))
+        return costs is not None and costs.is_measured(num_drafts)
+
+    def most_measured(self, num_sequences: int) -> int:
+        """The largest number of drafts whose cost is a measurement."""
+        costs = self._costs.get(_group(num_sequences))
+        return costs.most_measured if costs else 0
 
 
 class DraftTimes:
@@ -75,21 +90,27 @@ class DraftTimes:
         self._steps = _Recent()
         self._tokens = _Recent()
 
-    def observe(self, seconds: float, num_steps: int, catch_up_tokens: int) -> None:
-        """Record a call that took `num_steps` steps; the first of them also caught up with many tokens, if not 0."""
-        if num_steps and not catch_up_tokens:
-            self._steps.append(seconds / num_steps)
-        elif catch_up_tokens:
+    def observe(self, seconds: float, num_steps: int, catch_up_tokens: int) -> float:
+        """Record a call that took `num_steps` steps; the first of them also caught up with many tokens, if not 0.
+
+        Returns the seconds without what a busy machine added, as far as that can be told.
+        """
+        expected = num_steps * self.step_seconds + self.catch_up_seconds(catch_up_tokens)
+        is_known = self._tokens.count if catch_up_tokens else self._steps.count
+        if catch_up_tokens:
             self._tokens.append(max(0.0, seconds - num_steps * self.step_seconds) / catch_up_tokens)
+        elif num_steps:
+            self._steps.append(seconds / num_steps)
+        return min(seconds, SPIKE * expected) if is_known else seconds
 
     @property
     def step_seconds(self) -> float:
         """Seconds of a step that makes one draft for each sequence; 0 before it is measured."""
         return self._steps.median
 
-    def catch_up_seconds(self, num_tokens: int) -> float:
-        """Seconds to compute this many tokens; 0 before it is measured."""
-        return self._tokens.median * num_tokens
+    def catch_up_seconds(self, num_tokens: int, guess: float = 0.0) -> float:
+        """Seconds to compute this many tokens; `guess` for each before it is measured."""
+        return (self._tokens.median or guess) * num_tokens
 
 
 class _Costs:
@@ -107,9 +128,19 @@ class _Costs:
             self._measured[bucket] = _Recent()
             return
         self._measured[bucket].append(cost)
-        measured = sorted((drafts, costs.median) for drafts, costs in self._measured.items() if costs.count)
-        self._points = [(0, 1.0), *measured]
+        medians = {drafts: costs.median for drafts, costs in self._measured.items() if costs.count}
+        self._points = sorted(({0: 1.0} | medians).items())
         self._line = []
+
+    def is_measured(self, num_drafts: int) -> bool:
+        """Whether there is a measurement of about this many drafts."""
+        measured = self._measured.get(_bucket(num_drafts))
+        return measured is not None and measured.count > 0
+
+    @property
+    def most_measured(self) -> int:
+        """The largest number of drafts with a measurement; 0 without any."""
+        return self._points[-1][0]
 
     def upto(self, most: int) -> list[float]:
         """Costs of 0 .. `most` drafts."""
@@ -118,11 +149,11 @@ class _Costs:
         return self._line
 
     def _drawn(self, most: int) -> list[float]:
-        line = [1.0]
+        line = [self._points[0][1]]
         for (left, low), (right, high) in pairwise(self._points):
             line += [low + (high - low) * (x - left) / (right - left) for x in range(left + 1, right + 1)]
         last, cost = self._points[-1]
-        slope = max(_FIRST_GUESS, (cost - 1) / last) if last else _FIRST_GUESS
+        slope = max(_FIRST_GUESS, (cost - line[0]) / last) if last else _FIRST_GUESS
         line += [cost + slope * (x - last) for x in range(last + 1, most + 1)]
         return line
 

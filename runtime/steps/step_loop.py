@@ -121,13 +121,18 @@ class StepLoop:
         return True
 
     def _advance(self) -> ScheduledBatch:
-        if self._speculator is None:
+        speculator = self._speculator
+        if speculator is None:
             return self._step()
-        started = self._speculator.clock()
-        if self.in_flight and self._speculator.may_draft(self._drafting()):
+        if speculator.rests:
+            batch = self._step()
+            speculator.rested(batch)
+            return batch
+        started = speculator.clock()
+        if self.in_flight and speculator.may_draft(self._drafting()):
             self.finish_in_flight()  # a draft continues the newest token
-        batch = self._step(self._speculator)
-        self._speculator.stepped(batch, self._speculator.clock() - started)
+        batch = self._step(speculator)
+        speculator.stepped(batch, speculator.clock() - started)
         return batch
 
     def _step(self, speculator: Speculator | None = None) -> ScheduledBatch:

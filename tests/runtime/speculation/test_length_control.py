@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.runtime.speculation.length_control import TRY_SHARE, Candidates, LengthControl
+from ingot.runtime.speculation.length_control import Candidates, LengthControl
 
 GRADES = (3,) * 8
 PLAIN_SECONDS = 0.01
@@ -16,26 +16,38 @@ def simulate(
     accepts: Callable[[int], float],
     *,
     cost_per_draft: float = 0.1,
+    look_cost: float = 0.02,
     num_steps: int = 2000,
     num_sequences: int = 1,
     seed: int = 0,
 ) -> tuple[float, list[int]]:
-    """Speed relative to plain decoding, where a draft of step t is accepted with `accepts(t)`; drafts of each step."""
+    """Speed relative to plain decoding, where a draft of step t is accepted with `accepts(t)`; drafts of each step.
+
+    Costs are in plain steps. A model that replays computes accepted tokens again after one that was rejected.
+    """
     rng = random.Random(seed)
-    seconds, tokens, lengths = 0.0, 0, []
+    seconds, tokens, resting, measures, lengths = 0.0, 0, 0, True, []
     for now in range(num_steps):
-        candidates = [Candidates(number, GRADES) for number in range(num_sequences)]
-        counts = control.choose(candidates, num_sequences, 512)
         gained = 0
-        for number, count in enumerate(counts):
-            if not count:
-                continue
-            accepted = next((n for n in range(count) if rng.random() >= accepts(now)), count)
-            control.verified(number, GRADES[: min(accepted + 1, count)], accepted)
-            gained += accepted
-        took = PLAIN_SECONDS * (1 + cost_per_draft * sum(counts) / num_sequences) * rng.uniform(0.9, 1.1)
-        control.stepped(num_sequences, sum(counts), num_sequences + gained, took)
-        seconds += took
+        took, counts, again = PLAIN_SECONDS * rng.uniform(0.9, 1.1), [0], 0
+        if resting:
+            resting -= 1
+        elif measures:
+            measures = not control.rested(num_sequences, took)
+        else:
+            counts = control.choose([Candidates(number, GRADES) for number in range(num_sequences)], num_sequences, 512)
+            for number, count in enumerate(counts):
+                if not count:
+                    continue
+                accepted = next((n for n in range(count) if rng.random() >= accepts(now)), count)
+                control.verified(number, GRADES[: min(accepted + 1, count)], accepted)
+                gained += accepted
+                again += accepted + 1 if control.replays and accepted < count else 0
+            took *= 1 + look_cost + cost_per_draft * sum(counts) / num_sequences
+            due = control.looked(num_sequences, sum(counts), num_sequences + gained, took)
+            if due:
+                resting, measures = due - 1, True
+        seconds += took + PLAIN_SECONDS * cost_per_draft * again / num_sequences
         tokens += num_sequences + gained
         lengths.append(sum(counts))
     return tokens / num_sequences * PLAIN_SECONDS / seconds, lengths
@@ -47,12 +59,36 @@ def test_drafts_that_are_accepted_are_verified_at_full_length() -> None:
     assert sum(lengths[-200:]) > 200 * 7
 
 
-@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5, 2.0])
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("look_cost", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("num_sequences", [1, 16])
-def test_where_nothing_is_accepted_it_is_never_slower_than_0_97_of_plain(cost: float, num_sequences: int) -> None:
-    speed, lengths = simulate(LengthControl(), lambda _: 0.0, cost_per_draft=cost, num_sequences=num_sequences)
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_where_little_is_accepted_it_is_never_slower_than_0_97_of_plain(
+    cost: float, look_cost: float, num_sequences: int, rate: float
+) -> None:
+    speed, _ = simulate(
+        LengthControl(), lambda _: rate, cost_per_draft=cost, look_cost=look_cost, num_sequences=num_sequences
+    )
     assert speed > 0.97
-    assert sum(lengths) * cost / num_sequences < 2.5 * TRY_SHARE * len(lengths)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("cost", [0.1, 0.3, 0.8])
+def test_what_models_with_side_state_compute_again_is_part_of_the_cost(rate: float, cost: float) -> None:
+    speed, _ = simulate(LengthControl(replays=True), lambda _: rate, cost_per_draft=cost)
+    assert speed > 0.97
+
+
+def test_models_with_side_state_verify_fewer_drafts_at_the_same_acceptance() -> None:
+    _, lengths = simulate(LengthControl(), lambda _: 0.7, cost_per_draft=0.2)
+    _, fewer = simulate(LengthControl(replays=True), lambda _: 0.7, cost_per_draft=0.2)
+    assert 0 < sum(fewer) < 0.9 * sum(lengths)
+
+
+def test_tries_become_rare_where_they_fail_and_frequent_again_where_they_do_not() -> None:
+    _, lengths = simulate(LengthControl(), lambda now: 0.95 if now > 4000 else 0.0, look_cost=0.0, num_steps=6000)
+    assert 0 < sum(lengths[2000:4000]) < 40, "a try after each rest would be 180"
+    assert sum(lengths[5000:]) > 1000 * 4
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.4, 0.6, 0.8])
@@ -60,7 +96,7 @@ def test_where_nothing_is_accepted_it_is_never_slower_than_0_97_of_plain(cost: f
 def test_it_is_as_fast_as_the_best_constant_length_or_nearly(rate: float, cost: float) -> None:
     speed, _ = simulate(LengthControl(), lambda _: rate, cost_per_draft=cost)
     best = max(sum(rate**n for n in range(g + 1)) / (1 + cost * g) for g in range(9))
-    assert speed > 0.94 * best
+    assert speed > 0.88 * best
 
 
 def test_text_that_begins_to_repeat_itself_is_found_and_text_that_stops_is_left() -> None:
@@ -72,7 +108,9 @@ def test_text_that_begins_to_repeat_itself_is_found_and_text_that_stops_is_left(
 def test_a_request_whose_drafts_are_rejected_does_not_take_them_from_another() -> None:
     control = LengthControl()
     for _ in range(3):
-        control.stepped(2, 0, 2, PLAIN_SECONDS)
+        control.rested(2, PLAIN_SECONDS)
+    for count in (1, 1, 2, 2, 4, 4):
+        control.looked(2, count, 2 + count, PLAIN_SECONDS)
     for _ in range(50):
         control.verified(1, (3,), 0)
         control.verified(2, (3,) * 4, 4)

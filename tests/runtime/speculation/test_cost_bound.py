@@ -1,0 +1,206 @@
+"""Speculation never takes longer than plain decoding by more than 1 / 0.97, whatever its drafter does: in model time.
+
+A clock advances by what each step, each look for drafts and each draft of a model costs.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.drafter import DraftRequest, Proposal
+from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.steps import sequence as steps
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.simulators.fake_drafters import FakeDrafter
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.layered_executor import LayeredExecutor
+
+VOCAB = 16
+MOST_TOKENS = 400
+CONTEXT = MOST_TOKENS + 100
+NUM_REQUESTS = 6
+LOWEST_SPEED = 0.97
+
+
+class Clock:
+    """Model time, in plain steps of one sequence."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Plain steps that things take: a further row of a step, a look of a drafter, a draft of a model."""
+
+    row: float = 0.2
+    look: float = 0.05
+    draft: float = 0.0
+    catch_up_token: float = 0.0
+
+
+CHEAP, STEEP = Costs(0.05, 0.02), Costs(row=0.9, look=0.3)
+COSTS = [CHEAP, Costs(), STEEP]
+MODEL = Costs(row=0.2, look=0.03, draft=0.4, catch_up_token=0.1)
+
+
+class TimedExecutor(FakeExecutor):
+    """A step takes 1 and `costs.row` for each row but one of every sequence."""
+
+    def __init__(self, clock: Clock, costs: Costs) -> None:
+        super().__init__(vocab_size=VOCAB, context_tokens=CONTEXT, num_blocks=400, max_sequences=8)
+        self.clock, self.costs = clock, costs
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        self.clock.now += step_time(batch, self.costs)
+        return super().forward(batch)
+
+
+class TimedReplayingExecutor(LayeredExecutor):
+    """The same for a model with side state."""
+
+    def __init__(self, clock: Clock, costs: Costs) -> None:
+        super().__init__("side state", vocab_size=VOCAB, num_blocks=400, context_tokens=CONTEXT, num_states=30)
+        self.clock, self.costs = clock, costs
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        self.clock.now += step_time(batch, self.costs)
+        return super().forward(batch)
+
+
+def step_time(batch: ForwardBatch, costs: Costs) -> float:
+    more = batch.num_tokens - len(batch.context_lens)
+    return 1 + costs.row * more / len(batch.context_lens)
+
+
+Trace = Callable[[int, int], bool]
+"""Whether the drafts of a look are right, by its number and the one of the sequence's next token."""
+
+
+class TracedDrafter(FakeDrafter):
+    """Right or wrong as a trace has it. A model's drafts take time, and so does to catch up with a sequence."""
+
+    def __init__(self, trace: Trace, expected: Sequence[int], clock: Clock, costs: Costs) -> None:
+        super().__init__()
+        self.is_free = not costs.draft
+        self._trace, self._expected, self._clock, self._costs = trace, expected, clock, costs
+        self._num_computed: dict[int, int] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        self._clock.now += self._costs.look
+        if not self.is_free:
+            most = max(request.num_tokens for request in requests)
+            missing = sum(self.catch_up_tokens(request.sequence) for request in requests)
+            self._clock.now += most * self._costs.draft + missing * self._costs.catch_up_token
+        for request in requests:
+            self._num_computed[request.sequence.id] = len(request.sequence.tokens)
+        return super().propose(requests)
+
+    def draft(self, request: DraftRequest) -> Sequence[int]:
+        start = request.sequence.num_generated
+        tokens = self._expected[start : start + request.num_tokens]
+        return tokens if self._trace(self.num_calls, start) else [(token + 1) % VOCAB for token in tokens]
+
+    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
+        return 0 if self.is_free else len(sequence.tokens) - self._num_computed.get(sequence.id, 0)
+
+
+def alternates_while_on() -> Trace:
+    """Right until drafts are verified at full length, then wrong until there are none, and so on."""
+    state = {"right": True, "last": 0}
+
+    def is_right(call: int, start: int) -> bool:
+        given, state["last"] = start - state["last"], start
+        if given >= 8:
+            state["right"] = False
+        elif given == 1:
+            state["right"] = True
+        return bool(state["right"])
+
+    return is_right
+
+
+def coin(seed: int, rate: float) -> Trace:
+    rng = random.Random(seed)
+    return lambda call, start: rng.random() < rate
+
+
+TRACES: dict[str, Callable[[], Trace]] = {
+    "always wrong": lambda: lambda call, start: False,
+    "alternately right and wrong": lambda: lambda call, start: call % 2 == 0,
+    "right, then wrong for good": lambda: lambda call, start: call < 40,
+    "right until it is on, wrong until it is off": alternates_while_on,
+    "right in every third stretch of text": lambda: lambda call, start: start // 50 % 3 == 0,
+    "a third are right": lambda: coin(1, 0.33),
+    "a tenth are right": lambda: coin(2, 0.1),
+}
+
+
+def speed(
+    trace: Trace, costs: Costs, executor: Callable[[Clock, Costs], FakeExecutor | LayeredExecutor], num_at_once: int
+) -> tuple[float, int]:
+    """Time of plain decoding in that of speculation, and the number of drafts that were verified."""
+    params = SamplingParams(max_tokens=MOST_TOKENS)
+    prompts = [[1, 2, 3]] * (num_at_once * NUM_REQUESTS)  # a few at once, so that steps are full to the end
+    clock = Clock()
+    with Engine(executor(clock, costs), max_sequences=num_at_once) as engine:
+        expected = engine.generate([1, 2, 3], params).token_ids
+        clock.now = 0.0
+        engine.generate(prompts, params)
+    plain = clock.now
+    clock = Clock()
+    replays = executor is TimedReplayingExecutor
+    speculator = Speculator(
+        TracedDrafter(trace, expected, clock, costs), vocab_size=VOCAB, control=LengthControl(replays=replays)
+    )
+    speculator.clock = clock
+    with Engine(executor(clock, costs), max_sequences=num_at_once, speculator=speculator) as engine:
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=1))
+        clock.now = 0.0
+        for done in engine.generate(prompts, params):
+            assert done.token_ids == expected
+        found = engine.metrics().speculation
+    assert found is not None
+    return plain / clock.now, found.num_draft_tokens
+
+
+@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("num_at_once", [1, 4])
+def test_copied_drafts(name: str, costs: Costs, num_at_once: int) -> None:
+    found, num_drafts = speed(TRACES[name](), costs, TimedExecutor, num_at_once)
+    assert found > LOWEST_SPEED
+    assert num_drafts > 0
+
+
+@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("costs", COSTS)
+def test_models_with_side_state(name: str, costs: Costs) -> None:
+    found, num_drafts = speed(TRACES[name](), costs, TimedReplayingExecutor, 1)
+    assert found > LOWEST_SPEED
+    assert num_drafts > 0
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_drafts_of_a_model(name: str) -> None:
+    found, num_drafts = speed(TRACES[name](), MODEL, TimedExecutor, 1)
+    assert found > LOWEST_SPEED
+    assert num_drafts > 0
+
+
+def test_right_drafts_are_faster_than_plain_decoding() -> None:
+    def always(call: int, start: int) -> bool:
+        return True
+
+    assert speed(always, CHEAP, TimedExecutor, 1)[0] > 4
+    assert speed(always, Costs(), TimedExecutor, 1)[0] > 2
+    assert speed(always, Costs(), TimedReplayingExecutor, 1)[0] > 2
+    assert speed(always, MODEL, TimedExecutor, 1)[0] > 1.2
