@@ -5,7 +5,7 @@ r"""Train a model like examples/models/stdlib-llama-6m: a small Llama that write
 
 and a smaller one with the same tokenizer, which drafts tokens for it (speculation):
 
-    python -m examples.train_demo_model --minutes 20 --hidden 128 --layers 2 \
+    python -m examples.train_demo_model --steps 2200 --threads 2 --hidden 128 --layers 2 \
         --tokenizer examples/models/stdlib-llama-6m --out my-draft
 
 Writes a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with the measurements. The

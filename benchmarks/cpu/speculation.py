@@ -1,6 +1,6 @@
-"""Speed of speculation next to plain decoding, on repetitive and on ordinary text.
+r"""Speed of speculation next to plain decoding, on repetitive and on ordinary text.
 
-    python -m benchmarks.cpu.speculation examples/models/stdlib-llama-6m --draft my-draft \
+    INGOT_THREADS=1 python -m benchmarks.cpu.speculation examples/models/stdlib-llama-6m --draft my-draft \
         --text examples/models/stdlib-llama-6m/heldout.txt
 
 Builds the model by each recipe. In every round all engines generate from the same prompt in turns, and a ratio is that
@@ -9,6 +9,7 @@ compared; a difference is an error. Intervals are 95 % bootstrap intervals of th
 """
 
 import json
+import os
 import random
 import tempfile
 import time
@@ -49,28 +50,36 @@ class Row:
     low: float
     high: float
     rounds: int
-    draft_tokens: int = 0
-    acceptance_rate: float | None = None
-    accepted_per_position: tuple[float, ...] = ()
-    mean_accepted_length: float | None = None
-    expected_accepted_length: float | None = None
+    drafts: SpeculationMetrics | None = None
 
     @property
     def holds(self) -> bool:
         """Whether the interval allows a speed of LEAST_RATIO; the verdict on a bound that noise blurs."""
         return self.high >= LEAST_RATIO
 
+    def record(self) -> dict[str, object]:
+        """For JSON."""
+        found = self.drafts or SpeculationMetrics()
+        derived = {
+            "accepted_per_position": [
+                round(count / found.num_drafts, 3) for count in found.num_accepted_tokens_per_pos.values()
+            ],
+            "acceptance_rate": found.acceptance_rate,
+            "mean_accepted_length": found.mean_accepted_length,
+            "expected_accepted_length": found.expected_accepted_length,
+        }
+        return asdict(self) | (derived if found.num_drafts else {})
+
 
 def prompts(text: str) -> dict[str, list[str]]:
     """Texts to continue, texts that are copied, and texts that are copied with edits."""
     places = range(3_000, 3_000 + 30_000 * _PROMPTS, 30_000)
     originals = [text[place + 10_000 : place + 10_700] for place in places]
+    edited = [(each, each.replace("self", "this"), each.replace("self", "other")) for each in originals]
     return {
         "ordinary": [text[place : place + 500] for place in places],
         "repeated": [f"{each}\n{each}\n{each[:200]}" for each in originals],
-        "edited": [
-            f"{each}\n{each.replace('self', 'this')}\n{each.replace('self', 'other')[:250]}" for each in originals
-        ],
+        "edited": [f"{first}\n{second}\n{third[:250]}" for first, second, third in edited],
     }
 
 
@@ -102,7 +111,7 @@ def measure(
         ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
         low, high = interval(ratios)
         found = since(before[name], engine.metrics().speculation)
-        row = Row(recipe, text, params.temperature, name, speed, median(ratios), low, high, rounds, **found)
+        row = Row(recipe, text, params.temperature, name, speed, median(ratios), low, high, rounds, found)
         rows.append(row)
     return rows
 
@@ -114,11 +123,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES)]
 
 
-def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -> dict[str, object]:
-    """What an engine did in the rounds; nothing for a plain one."""
+def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -> SpeculationMetrics | None:
+    """What an engine did in the rounds; None for a plain one."""
     if not before or not after:
-        return {}
-    new = SpeculationMetrics(
+        return None
+    return SpeculationMetrics(
         num_drafts=after.num_drafts - before.num_drafts,
         num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
         num_tested_tokens=after.num_tested_tokens - before.num_tested_tokens,
@@ -126,14 +135,6 @@ def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -
         num_accepted_tokens_per_pos=_less(after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos),
         num_drafts_per_length=_less(after.num_drafts_per_length, before.num_drafts_per_length),
     )
-    num_drafts = max(1, new.num_drafts)
-    return {
-        "draft_tokens": new.num_draft_tokens,
-        "acceptance_rate": new.acceptance_rate,
-        "accepted_per_position": tuple(count / num_drafts for count in new.num_accepted_tokens_per_pos.values()),
-        "mean_accepted_length": new.mean_accepted_length,
-        "expected_accepted_length": new.expected_accepted_length,
-    }
 
 
 def _less(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
@@ -150,10 +151,7 @@ def measure_recipe(recipe: str, model: Path, draft: Path | None, text: str, toke
         if draft:
             build(recipe, [f"checkpoint={draft}", *_UNMEASURED], small)
             chosen["draft"] = SpeculationOptions(small)
-        engines = {
-            name: Engine.load(target, speculation=one, num_threads=1, kv_blocks=_KV_BLOCKS)
-            for name, one in chosen.items()
-        }
+        engines = {name: Engine.load(target, speculation=one, kv_blocks=_KV_BLOCKS) for name, one in chosen.items()}
         rows = []
         for temperature in (0.0, 0.8):
             for kind, kinds in prompts(text).items():
@@ -168,11 +166,12 @@ def measure_recipe(recipe: str, model: Path, draft: Path | None, text: str, toke
 def show(rows: Sequence[Row]) -> None:
     """Print a line for each row."""
     for row in rows:
+        found = row.drafts or SpeculationMetrics()
         click.echo(
-            f"{row.recipe} {row.text} t={row.temperature} {row.engine}: {row.ratio:.3f} ({row.low:.3f} to"
-            f" {row.high:.3f}) of {row.plain_tokens_per_second:.0f} tokens/s; {row.draft_tokens} drafts,"
-            f" accepted {row.acceptance_rate or 0:.2f}, length {row.mean_accepted_length or 1:.2f}"
-            f" (independent: {row.expected_accepted_length or 1:.2f})"
+            f"{row.recipe}, {row.text}, temperature {row.temperature}, {row.engine}: {row.ratio:.3f} ({row.low:.3f} to"
+            f" {row.high:.3f}) of {row.plain_tokens_per_second:.0f} tokens/s; {found.num_draft_tokens} drafts, accepted"
+            f" {found.acceptance_rate or 0:.2f}, length {found.mean_accepted_length or 1:.2f}"
+            f" (if independent {found.expected_accepted_length or 1:.2f})"
         )
 
 
@@ -199,9 +198,9 @@ def main(
         "device": device_facts(),
         "measured_at": time.strftime("%Y-%m-%d", time.gmtime()),
         "model": model.name,
-        "threads": 1,
+        "threads": os.environ.get("INGOT_THREADS", "one per core"),
         "tokens": tokens,
-        "results": [asdict(row) for row in rows],
+        "results": [row.record() for row in rows],
     }
     output.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
 

@@ -114,7 +114,7 @@ class TracedDrafter(FakeDrafter):
 
 
 def alternates_while_on() -> Trace:
-    """Right until drafts are verified at full length, then wrong until there are none, and so on."""
+    """Right until drafts are verified at full length, then wrong until drafting stops, and so on."""
     state = {"right": True, "last": 0}
 
     def is_right(call: int, start: int) -> bool:

@@ -1,0 +1,37 @@
+"""The speculation benchmark: intervals around medians, drafts of the rounds alone, prompts that repeat or do not."""
+
+from benchmarks.cpu.speculation import Row, interval, prompts, since
+
+from ingot.runtime.speculation.counters import SpeculationMetrics
+
+
+def test_an_interval_contains_the_median_and_grows_with_the_spread() -> None:
+    narrow, wide = interval([1.0, 1.01, 0.99] * 10), interval([1.0, 1.5, 0.5] * 10)
+    assert narrow[0] <= 1.0 <= narrow[1]
+    assert wide[1] - wide[0] >= narrow[1] - narrow[0]
+    assert interval([2.0] * 5) == (2.0, 2.0)
+
+
+def test_drafts_before_the_rounds_are_left_out() -> None:
+    before = SpeculationMetrics(2, 8, 6, 4, {"0": 2, "1": 2}, {"4": 2})
+    after = SpeculationMetrics(5, 20, 12, 7, {"0": 4, "1": 2, "2": 1}, {"4": 4, "8": 1})
+    found = since(before, after)
+    assert found == SpeculationMetrics(3, 12, 6, 3, {"0": 2, "1": 0, "2": 1}, {"4": 2, "8": 1})
+    assert since(None, None) is None
+    record = Row("fp32-cpu", "ordinary", 0.0, "lookup", 1000.0, 1.1, 0.96, 1.2, 9, found).record()
+    assert record["accepted_per_position"] == [0.667, 0.0, 0.333]
+    assert record["mean_accepted_length"] == 2.0
+
+
+def test_a_row_is_below_the_bound_only_where_its_whole_interval_is() -> None:
+    row = Row("fp32-cpu", "ordinary", 0.0, "lookup", 1000.0, 0.95, 0.93, 0.98, 9)
+    assert row.holds
+    assert not Row("fp32-cpu", "ordinary", 0.0, "lookup", 1000.0, 0.95, 0.93, 0.969, 9).holds
+
+
+def test_prompts_of_a_kind_differ_and_repeat_as_their_name_says() -> None:
+    text = "".join(f"line {number} of self\n" for number in range(12_000))
+    for kind, found in prompts(text).items():
+        assert len(set(found)) == len(found) > 1
+        for prompt in found:
+            assert (prompt[:150] in prompt[1:]) == (kind == "repeated")
