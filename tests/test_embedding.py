@@ -35,6 +35,13 @@ class Client:
 
     process: subprocess.Popen[str]
     port: int
+    is_stopping: bool = False
+
+    def stop(self) -> None:
+        """Ask the service to shut down. Once: a second SIGTERM, after its event loop ended, would kill it."""
+        if not self.is_stopping:
+            self.is_stopping = True
+            self.process.send_signal(signal.SIGTERM)
 
     def send(self, method: str, path: str, body: bytes = b"") -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -76,8 +83,9 @@ def service(artifact: Artifact, tmp_path: Path) -> Iterator[Client]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("serving on port "), process.communicate()[1]
-        yield Client(process, int(line.split()[-1]))
-        process.terminate()
+        client = Client(process, int(line.split()[-1]))
+        yield client
+        client.stop()
         assert process.wait(60) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
@@ -144,7 +152,7 @@ def test_a_client_that_leaves_ends_its_request(service: Client) -> None:
 
 def test_open_streams_are_served_while_the_service_shuts_down(service: Client) -> None:
     with service.open_stream(ENDLESS) as connection:
-        service.process.send_signal(signal.SIGTERM)
+        service.stop()
         received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     last = json.loads(received.split(b"\n\n")[-2].removeprefix(b"data: "))
     assert (last["finish_reason"], last["output_tokens"]) == ("length", 900)
