@@ -132,7 +132,9 @@ def served(build_unmeasured: BuildArtifact, two_layers: Path) -> Artifact:
     """An artifact with defaults for all options of `serving`."""
     sizes = "kv_bytes: 4MB, kv_host_bytes: 8MB, kv_disk_bytes: 16MB"
     return build_unmeasured(
-        "fp32-cpu", two_layers, f"serving={{max_batch_tokens: 96, max_sequences: 5, {sizes}, kv_policy: arc}}"
+        "fp32-cpu",
+        two_layers,
+        f"serving={{max_batch_tokens: 96, max_sequences: 5, {sizes}, kv_policy: arc, kv_restore: always}}",
     )
 
 
@@ -150,13 +152,14 @@ def test_the_artifact_sets_what_the_caller_leaves_out(served: Artifact, caplog: 
         kv_disk_bytes=16_000_000,
         kv_disk_path=cache_dir() / "kv" / "fp32-cpu",
         kv_policy="arc",
+        kv_restore="always",
     )
     assert "options set by the artifact: max_batch_tokens=96, max_sequences=5, kv_bytes=4000000" in caplog.text
 
 
 def test_any_value_of_the_caller_counts(served: Artifact, tmp_path: Path) -> None:
     off = resolved(served, max_sequences=None, kv_bytes=None, kv_host_bytes=0, kv_disk_bytes=0, kv_policy="lru")
-    assert off == EngineOptions(max_batch_tokens=96, kv_policy="lru")
+    assert off == EngineOptions(max_batch_tokens=96, kv_policy="lru", kv_restore="always")
     assert resolved(served, kv_blocks=7).kv_bytes is None
     assert resolved(served, kv_disk_path=None).kv_disk_bytes == 0
     elsewhere = resolved(served, kv_disk_path=tmp_path)

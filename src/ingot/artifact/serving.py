@@ -16,6 +16,7 @@ from ingot.errors import shown
 MOST_BYTES = 1 << 50  # far above any machine: a slip is refused when the recipe is read
 MOST_STEP_TOKENS = 1 << 20  # buffers of that size still fit a machine's memory
 KVPolicy = Literal["lru-uses", "lru", "arc"]
+KVRestore = Literal["auto", "always"]
 
 _UNITS: Mapping[str, int] = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
@@ -75,6 +76,9 @@ class ServingOptions(BaseModel):
     )
     kv_policy: KVPolicy | None = Field(
         default=None, description="which blocks host memory gives up first; null: lru-uses"
+    )
+    kv_restore: KVRestore | None = Field(
+        default=None, description="auto: restore blocks where that is faster than computing; always: all; null: auto"
     )
 
     def given(self) -> dict[str, int | str]:
