@@ -15,12 +15,10 @@ from ingot.runtime.options import EngineOptions
 from ingot.validation.verify.compare import apart_difference, beginning_difference, difference
 from ingot.validation.verify.features import FEATURES, Feature
 from ingot.validation.verify.plan import Observed, Plan
-from ingot.validation.verify.requests import Expected, Lengths, make_requests, model_tokens, with_outputs
+from ingot.validation.verify.requests import MODEL_TEXTS, Expected, Lengths, make_requests, model_tokens, with_outputs
 from ingot.validation.verify.result import CellResult, VerifyResult
 from ingot.validation.verify.scenario import run_plan
 from ingot.validation.verify.subject import Subject
-
-_TEXT_PROMPTS = 8  # longest prompts of text that are enough to choose windows from
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,8 @@ def verify(
 def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expected], str]:
     """Answer every request alone, its prompt in one step, nothing cached; also returns where the prompts came from."""
     lengths = Lengths.of(subject, options.quick)
-    blocks = 2 * -(-subject.model.context_tokens // subject.kv.block_tokens)
+    size = subject.kv.block_tokens
+    blocks = max(-(-subject.model.context_tokens // size), MODEL_TEXTS * (1 + -(-lengths.longest // size)))
     with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks)) as engine:
         tokens, source = _tokens(engine, options, lengths)
         requests = make_requests(tokens, lengths, options.seed, options.quick)
@@ -95,8 +94,7 @@ def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expect
 def _tokens(engine: Engine, options: VerifyOptions, lengths: Lengths) -> tuple[Sequence[int], str]:
     if options.text is not None and engine.tokenizer is not None:
         return engine.tokenizer.encode(options.text, add_special_tokens=False), "windows of the given text"
-    tokens = model_tokens(engine, _TEXT_PROMPTS * lengths.longest, options.seed)
-    return tokens, "windows of text that the model sampled"
+    return model_tokens(engine, lengths, options.seed), "windows of text that the model sampled"
 
 
 def _chosen(options: VerifyOptions) -> list[tuple[str, ...]]:

@@ -24,6 +24,7 @@ _LONG_BLOCKS = 10
 _REPEATS = 4
 _TEMPERATURE = 0.8
 _STOP_CHARACTERS = 3
+MODEL_TEXTS = 8  # enough to choose windows from
 _FLAT = 1.0  # temperature of the model's own text
 
 
@@ -166,12 +167,15 @@ def _stop_string(completion: Completion) -> str:
     return text[middle : middle + _STOP_CHARACTERS]
 
 
-def model_tokens(engine: Engine, num_tokens: int, seed: int) -> list[int]:
-    """Tokens of the model's own text: seeded samples from a beginning of sequence, for want of another text."""
-    start = [engine.model.bos_token_id or 0]
-    most = min(engine.model.context_tokens - 1, num_tokens)
-    tokens: list[int] = []
-    while len(tokens) < num_tokens:
-        params = SamplingParams(max_tokens=most, temperature=_FLAT, seed=seed + len(tokens), ignore_eos=True)
-        tokens += engine.generate(start, params).token_ids
-    return tokens[:num_tokens]
+def model_tokens(engine: Engine, lengths: Lengths, seed: int) -> list[int]:
+    """Tokens of the model's own text, for want of another: seeded samples as long as the longest prompt, all at once.
+
+    No answer is compared with them, so they need not be the plain path's.
+    """
+    most = min(lengths.longest, engine.model.context_tokens - 1)
+    params = [
+        SamplingParams(max_tokens=most, temperature=_FLAT, seed=seed + number, ignore_eos=True)
+        for number in range(MODEL_TEXTS)
+    ]
+    texts = engine.generate([[engine.model.bos_token_id or 0]] * MODEL_TEXTS, params)
+    return [token for text in texts for token in text.token_ids]
