@@ -14,6 +14,7 @@ from ingot.validation.verify.requests import NUM_CHOICES
 from ingot.validation.verify.subject import Subject
 
 _HOST_BLOCKS = 400
+_LEAST_CHUNK = 16
 _LEAST_BLOCKS = 12  # of a context, for requests that share blocks and collide
 
 
@@ -72,9 +73,13 @@ def _shown_by_hits(observed: Observed) -> str:
 
 
 def chunk_tokens(subject: Subject) -> int:
-    """Tokens of a chunk: more than a block and not a multiple of one, so that chunks end within blocks."""
+    """Tokens of a chunk: more than a block and not a multiple of one, so that chunks end within blocks.
+
+    At least so many that a step in which all requests decode has room for drafts.
+    """
     block = subject.kv.block_tokens
-    return min(block + max(1, block // 2 - 1), max(1, subject.max_batch_tokens // 2))
+    num_blocks = -(-_LEAST_CHUNK // block)
+    return min(num_blocks * block + max(1, block // 2 - 1), max(1, subject.max_batch_tokens // 2))
 
 
 def _chunked(plan: Plan, subject: Subject) -> Plan:
