@@ -28,6 +28,7 @@ from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.open_tiers import OpenTiers, open_tiers
+from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.load import bounded_retry
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
@@ -509,6 +510,11 @@ class Engine:
     def device(self) -> DeviceFacts | None:
         """The GPU that it computes on, and its memory use; None on the CPU."""
         return self._executor.device
+
+    @property
+    def tiers(self) -> TierManager | None:
+        """What moves its blocks to host memory and disk; None without. For verification and benchmarks."""
+        return self._tiers
 
     def flush_kv(self, seconds: float = 30.0) -> bool:
         """Save all cached KV blocks to the tiers, and wait until they are stored; returns whether all were in time.

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from ingot.artifact.kv_geometry import KVLayer
+from ingot.artifact.kv_geometry import KVGeometry, KVLayer
 from ingot.runtime import engine as engine_module
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import Admission, BlockManager
@@ -42,7 +42,6 @@ from ingot.runtime.steps.step_reader import StepReader
 from ingot.validation.verify import Subject, scenario
 from ingot.validation.verify.plan import Plan
 from tests.simulators.fake_executor import FakeExecutor
-from tests.simulators.fake_host_blocks import FakeHostBlocks
 from tests.simulators.layered_executor import LayeredExecutor
 
 Plant = Callable[[type], AbstractContextManager[object]]
@@ -102,6 +101,21 @@ def _hits_not_held(right: Callable[..., Any]) -> Callable[..., Any]:
     return admit
 
 
+@contextmanager
+def _no_pins(_: type) -> Iterator[None]:
+    """Blocks of transfers in flight are not pinned: they are evicted and written to like all others."""
+
+    def pin(self: BlockManager, block: int) -> None:
+        pass
+
+    with (
+        patch.object(BlockManager, "pin", pin),
+        patch.object(BlockManager, "unpin", pin),
+        patch.object(TierManager, "check", lambda _: None),  # counts pins
+    ):
+        yield
+
+
 # Class 3: the key forgets something
 
 
@@ -113,9 +127,16 @@ class _Stranger(FakeExecutor):
         return super().block_bytes(block) ^ np.uint8(0x5A)
 
 
+def _stranger_on_disk(**change: Any) -> Plant:
+    """A model with other weights has left blocks of the same prompts in the folder.
+
+    change   fields of its geometry that differ, so that its layout is another one
+    """
+    return lambda _: _with_stranger(change)
+
+
 @contextmanager
-def _stranger_on_disk(_: type) -> Iterator[None]:
-    """A model with other weights has left blocks of the same prompts in the folder."""
+def _with_stranger(change: dict[str, Any]) -> Iterator[None]:
     right = scenario._engine
 
     def engine(plan: Plan, subject: Subject, expected: Any) -> Any:
@@ -127,8 +148,11 @@ def _stranger_on_disk(_: type) -> Iterator[None]:
                 vocab_size=subject.model.vocab_size,
                 max_batch_tokens=subject.max_batch_tokens,
             )
+            executor._geometry = KVGeometry(**{**subject.kv.model_dump(exclude_defaults=True), **change})
+            assert executor.kv_geometry.block_bytes == subject.kv.block_bytes
             tiers = partial(open_tiers, options=plan.options)
-            with Engine(executor, identity="stranger", tiers=tiers) as stranger:
+            identity = "fake" if change else "stranger"
+            with Engine(executor, identity=identity, tiers=tiers) as stranger:
                 for one in scenario.warm_up(expected):
                     stranger.generate(list(one.request.prompt), one.request.params)
         return right(plan, subject, expected)
@@ -140,6 +164,13 @@ def _stranger_on_disk(_: type) -> Iterator[None]:
 def _without_identity(right: Callable[..., bytes]) -> Callable[..., bytes]:
     def root_hash(identity: str, layout: str, **others: str) -> bytes:
         return right("", layout, **others)
+
+    return root_hash
+
+
+def _without_layout(right: Callable[..., bytes]) -> Callable[..., bytes]:
+    def root_hash(identity: str, layout: str, **others: str) -> bytes:
+        return right(identity, "", **others)
 
     return root_hash
 
@@ -268,19 +299,6 @@ def _window_of_the_whole_chunk(right: Callable[..., Any]) -> Callable[..., Any]:
 # Class 10: failures that count as success
 
 
-def _copies_fail(_: type) -> AbstractContextManager[object]:
-    """Every fourth copy from host memory fails, and leaves damaged bytes."""
-    right, numbers = FakeHostBlocks.restore, count(1)
-
-    def restore(self: FakeHostBlocks, slot: int, block: int) -> Any:
-        transfer = right(self, slot, block)
-        is_measured = slot == block == 0  # as the engine does while it is loaded
-        transfer.fails = not is_measured and not next(numbers) % 4
-        return transfer
-
-    return patch.object(FakeHostBlocks, "restore", restore)
-
-
 def _failed_copy_arrived(right: Callable[..., Any]) -> Callable[..., Any]:
     """A copy that failed counts as arrived."""
 
@@ -307,6 +325,7 @@ def _silent_death(_: type) -> Iterator[None]:
         planted.enter_context(patch.object(Workers, "_work", work))
         planted.enter_context(patch.object(Workers, "check", lambda _: None))
         planted.enter_context(patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1))  # or closing waits for it
+        planted.enter_context(patch.object(scenario, "_FLUSH_SECONDS", 0.1))
         yield
 
 
@@ -405,13 +424,30 @@ FAULTS: tuple[Fault, ...] = (
         patched(BlockManager, "admit", _hits_not_held),
     ),
     Fault(
+        2,
+        "found, not pinned, evicted before use",
+        "blocks that are being saved or restored are not pinned",
+        ("failed-transfers",),
+        "failed-transfers+minimal-pool",
+        _no_pins,
+    ),
+    Fault(
         3,
         "key forgets dtype, adapter, salt, rank, weights",
         "keys of blocks leave out the identity of the weights",
         ("disk-restore",),
         "prefix-hit+disk-restore",
         patched(engine_module, "root_hash", _without_identity),
-        trouble=_stranger_on_disk,
+        trouble=_stranger_on_disk(),
+    ),
+    Fault(
+        3,
+        "key forgets dtype, adapter, salt, rank, weights",
+        "keys of blocks leave out layout and type of the KV cache",
+        ("disk-restore",),
+        "prefix-hit+disk-restore",
+        patched(engine_module, "root_hash", _without_layout),
+        trouble=_stranger_on_disk(head_dim=2, dtype="float16"),
     ),
     Fault(
         3,
@@ -476,10 +512,9 @@ FAULTS: tuple[Fault, ...] = (
         10,
         "failed load answered as if it had worked",
         "a copy from host memory that failed counts as arrived",
-        ("swap", "host-restore", "disk-restore"),
-        "prefix-hit+host-restore",
+        ("failed-transfers",),
+        "prefix-hit+failed-transfers",
         patched(TierManager, "_end_restore", _failed_copy_arrived),
-        trouble=_copies_fail,
     ),
     Fault(
         11,

@@ -3,6 +3,7 @@
 python -m tests.mutations.score                      # every fault on the simulated engine
 python -m tests.mutations.score --artifact DIR       # on a real one
 python -m tests.mutations.score --clean 50           # then 50 clean runs with other seeds: false alarms
+python -m tests.mutations.score --output FILE        # the result as JSON
 """
 
 import argparse
@@ -34,15 +35,15 @@ class Score:
     result: VerifyResult
 
     @property
-    def not_passing(self) -> list[str]:
-        """Names of the cells that do not pass, pairs first: that differ, or whose feature took no part any more."""
-        cells = [cell for cell in self.result.cells if cell.verdict in _NOT_PASSING]
+    def differing(self) -> list[str]:
+        """Names of the cells that differ, pairs first."""
+        cells = [cell for cell in self.result.cells if cell.verdict == "DIFFERS"]
         return [cell.name for cell in sorted(cells, key=lambda cell: len(cell.features) != 2)]
 
     @property
     def is_named(self) -> bool:
-        """Whether a pair that does not pass has a feature that the fault breaks."""
-        return any("+" in name and set(name.split("+")) & set(self.fault.features) for name in self.not_passing)
+        """Whether a pair that differs has a feature that the fault breaks."""
+        return any("+" in name and set(name.split("+")) & set(self.fault.features) for name in self.differing)
 
 
 def subject_for(fault: Fault, scratch: Path, artifact: Artifact | None = None) -> tuple[Subject, type]:
@@ -81,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 def _print_score(one: Score) -> bool:
     counts = ", ".join(f"{count} {verdict}" for verdict in _NOT_PASSING if (count := one.result.count(verdict)))
-    by = f"{one.not_passing[0]} ({counts})" if counts else "NOT FOUND"
+    by = f"{one.differing[0]} ({counts})" if counts else "NOT FOUND"
     print(f"{one.fault.number:>2}  {one.fault.planted}: {by}, {one.result.seconds:.1f} s", flush=True)
     return one.is_named
 

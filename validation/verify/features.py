@@ -150,6 +150,18 @@ def _shown_by_disk(observed: Observed) -> str:
     return _counted(tiers.disk_read_blocks if tiers else 0, "blocks read from disk after a restart")
 
 
+def _failing(plan: Plan, subject: Subject) -> Plan:
+    return replace(_host(plan, subject), fails=True)
+
+
+def _shown_by_failures(observed: Observed) -> str:
+    """A block failed to come back; some came back, or no answer depends on a transfer."""
+    failed, restored = observed.failures.failed, _restored(observed)
+    loads = failed["restore"] + failed["disk read"]
+    stores = failed["save"] + failed["disk write"]
+    return f"{loads} loads and {stores} saves failed, {restored} blocks were restored" if loads and restored else ""
+
+
 def _with_host(plan: Plan, subject: Subject) -> Plan:
     size = _HOST_BLOCKS * subject.kv.block_bytes
     return with_options(plan, prefix_cache=True, kv_host_bytes=size, kv_restore="always")
@@ -280,6 +292,13 @@ _ROWS = (
         "a second engine restores blocks that the first left on disk",
         _disk,
         _shown_by_disk,
+        unavailable=_has_no_tiers,
+    ),
+    Feature(
+        "failed-transfers",
+        "copies and disk reads come late, and some of them fail",
+        _failing,
+        _shown_by_failures,
         unavailable=_has_no_tiers,
     ),
     Feature(

@@ -6,6 +6,7 @@ from typing import Literal
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion
+from ingot.validation.verify.failing_transfers import TransferFailures
 from ingot.validation.verify.requests import Expected
 
 _SPARES = (2, 1, 3, 5, 8, 0, 12)
@@ -26,6 +27,7 @@ class Plan:
     cancels   mates of the requests are cancelled before, while and after their prompts are computed
     choices   choices of each request
     evicts    other prompts then push all blocks out of the pool, and the requests run again
+    fails     transfers are late, and some of them fail
     restarts  the requests ran in an engine before, which left its blocks in a folder on disk
     """
 
@@ -38,6 +40,7 @@ class Plan:
     cancels: bool = False
     choices: int = 1
     evicts: bool = False
+    fails: bool = False
     restarts: bool = False
 
     @property
@@ -68,6 +71,7 @@ class Observed:
     apart         answers to requests that must find nothing in the cache, though their blocks are there
     cancelled     answers to cancelled mates: the beginnings of what the plain path answered
     block_tokens  of the engine
+    failures      transfers that were made to fail
     shared_steps  steps that gave tokens to two requests or more
     before_run, after_run   the engine's own figures before and after the run itself
     """
@@ -79,6 +83,7 @@ class Observed:
     before: list[Answer] = field(default_factory=list)
     apart: list[Answer] = field(default_factory=list)
     cancelled: list[Answer] = field(default_factory=list)
+    failures: TransferFailures = field(default_factory=TransferFailures)
     shared_steps: int = 0
     before_run: EngineMetrics | None = None
     after_run: EngineMetrics | None = None

@@ -14,6 +14,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
+from ingot.validation.verify.failing_transfers import TransferFailures, make_transfers_fail
 from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import Expected, VerifiedRequest
 from ingot.validation.verify.subject import Subject
@@ -62,10 +63,14 @@ def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expec
         size = _DISK_BLOCKS * (subject.kv.block_bytes + _BLOCK_HEADER_BYTES)
         plan = replace(plan, options=replace(plan.options, kv_disk_path=folder / "kv", kv_disk_bytes=size))
         with _engine(plan, subject, expected) as engine:
+            if plan.fails:
+                make_transfers_fail(engine, TransferFailures())
             before = _served_before(engine, warm_up(expected))
             _flush(engine)
     with _engine(plan, subject, expected) as engine:
         observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens, before=before)
+        if plan.fails:
+            make_transfers_fail(engine, observed.failures)
         if plan.warm:
             observed.before += _served_before(engine, warm_up(expected))
         observed.before_run = engine.metrics()
@@ -102,7 +107,7 @@ def _push_out(engine: Engine, expected: Sequence[Expected], block_tokens: int) -
 def _serve_by_plan(
     engine: Engine, plan: Plan, expected: Sequence[Expected], observed: Observed, keep_logits: bool
 ) -> None:
-    how = _How(plan.choices, keep_logits)
+    how = _How(plan.choices, keep_logits, flushes=not plan.fails)
     if plan.together:
         ordered = expected if plan.pool == "ample" else _shortest_first(expected, plan.turn)
         _serve(engine, ordered, observed, how, _cancellations(expected) if plan.cancels else [])
@@ -178,6 +183,7 @@ class _How:
     choices: int = 1
     keep_logits: bool = False
     options: RequestOptions | None = None
+    flushes: bool = True  # wait now and then for blocks that are being saved
 
     def add(self, engine: Engine, expected: Expected) -> int:
         """Add a request; returns its number."""
@@ -205,7 +211,7 @@ def _serve(
             observed.cancelled += _answers(waiting.pop(number).expected, engine.abort(number))
         if not engine.has_unfinished():
             break
-        if not step % _FLUSHED_STEPS:
+        if how.flushes and not step % _FLUSHED_STEPS:
             engine.flush_kv(_FLUSH_SECONDS)
         outputs = engine.step()
         observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1

@@ -79,6 +79,10 @@ class DiskTier:
         self._to_write: deque[_Queued] = deque()
         self.num_read = self.num_written = self.num_failed = 0
 
+    def wrap(self, store: Callable[[BlockStore], BlockStore]) -> None:
+        """Put something around the store."""
+        self._store = store(self._store)
+
     @property
     def is_reading(self) -> bool:
         """Whether blocks are being read."""
