@@ -19,6 +19,7 @@ from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_drafters import FakeDrafter
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import LayeredExecutor
+from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 VOCAB = 16
 MOST_TOKENS = 400
@@ -204,3 +205,21 @@ def test_right_drafts_are_faster_than_plain_decoding() -> None:
     assert speed(always, Costs(), TimedExecutor, 1)[0] > 2
     assert speed(always, Costs(), TimedReplayingExecutor, 1)[0] > 2
     assert speed(always, MODEL, TimedExecutor, 1)[0] > 1.2
+
+
+def test_steps_at_rest_are_queued_on_an_asynchronous_device() -> None:
+    class Ticking(Clock):
+        def __call__(self) -> float:
+            self.now += 0.5
+            return self.now
+
+    clock, params = Ticking(), SamplingParams(max_tokens=MOST_TOKENS)
+    executor = FakePipelinedExecutor(vocab_size=VOCAB, context_tokens=CONTEXT)
+    drafter = TracedDrafter(TRACES["always wrong"](), [0] * MOST_TOKENS, clock, Costs(look=0.1))
+    speculator = Speculator(drafter, vocab_size=VOCAB)
+    speculator.clock = clock
+    with Engine(executor, speculator=speculator) as engine:
+        engine.generate([1, 2, 3], params)
+        num_looks, num_steps = drafter.num_calls, engine.metrics().num_steps
+    assert 5 < num_looks < 0.08 * num_steps
+    assert executor.num_submitted >= num_steps - num_looks

@@ -103,6 +103,8 @@ def random_request(rng: random.Random) -> tuple[tuple[int, ...], SamplingParams,
         stop_token_ids=rng.choice([(), (), (5,)]),
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.4]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+        logit_bias=rng.choice([(), (), ((2, 3.0), (4, -100.0))]),
         logprobs=rng.choice([None, None, 2]),
     )
     options = RequestOptions(speculate=rng.random() < 0.9, prefix_cache=rng.random() < 0.9)
@@ -270,6 +272,79 @@ def test_a_drafter_that_raises_is_given_up_after_some_failures_and_the_log_says_
         "the drafter failed, the engine goes on without drafts for this step: OSError: no memory"
     )
     assert caplog.messages[-1] == "the drafter failed, the engine makes no more drafts: OSError: no memory"
+
+
+@pytest.mark.parametrize("name", ["random", "lookup", "model"])
+@pytest.mark.parametrize(("n", "best_of"), [(3, None), (2, 4)])
+def test_every_choice_of_a_request_is_that_of_plain_decoding(name: str, n: int, best_of: int | None) -> None:
+    num_verified = 0
+    for seed in range(6):
+        prompt = [1, 2, 3, 4] * 3 + [seed % VOCAB]
+        params = replace(PARAMS, n=n, best_of=best_of, seed=seed, temperature=0.9, stop_token_ids=(5,))
+        options: dict[str, Any] = {"vocab_size": VOCAB, "block_tokens": 4, "num_blocks": 40}
+        with Engine(FakeExecutor(**options)) as engine:
+            expected = engine.generate(prompt, params)
+        with Engine(FakeExecutor(**options), speculator=speculator(DRAFTERS[name](seed), most=3)) as engine:
+            found = engine.generate(prompt, params)
+            engine.check()
+            num_verified += num_drafts(engine)
+        assert [each.token_ids for each in found.choices] == [each.token_ids for each in expected.choices]
+        assert [each.finish_reason for each in found.choices] == [each.finish_reason for each in expected.choices]
+    assert num_verified > 20
+
+
+@EXECUTORS
+def test_drafts_end_with_the_context(executor: type[FakeExecutor]) -> None:
+    for context in range(20, 30):
+        params = SamplingParams(max_tokens=context - 3)
+        with Engine(executor(vocab_size=VOCAB, context_tokens=context)) as engine:
+            expected = engine.generate([1, 2, 3], params)
+        drafter = KnowingDrafter(lambda *_: plain_tokens((1, 2, 3), replace(PARAMS, max_tokens=60)), VOCAB)
+        with Engine(executor(vocab_size=VOCAB, context_tokens=context), speculator=speculator(drafter)) as engine:
+            assert_plain(engine.generate([1, 2, 3], params), expected)
+            assert num_accepted(engine) > 10
+
+
+def test_a_draft_model_with_a_shorter_context_drafts_up_to_its_end() -> None:
+    model = DraftModel(FakeExecutor(vocab_size=VOCAB, context_tokens=16), target_vocab_size=VOCAB)
+    with Engine(FakeExecutor(vocab_size=VOCAB), speculator=speculator(model, most=4)) as engine:
+        assert engine.generate([1, 2, 3], PARAMS).token_ids == plain_tokens((1, 2, 3), PARAMS)
+        metrics = engine.metrics()
+        assert 0 < num_accepted(engine) <= 13
+        assert metrics.num_steps > 10, "plain steps after the end of the draft model's context"
+
+
+@pytest.mark.parametrize("failed", range(1, 8))
+def test_a_draft_model_that_fails_midway_costs_its_step_the_drafts_and_is_logged_once(
+    failed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = DraftModel(FaultyExecutor(Faults(failed_steps={failed, failed + 6})), target_vocab_size=8)
+    with (
+        caplog.at_level(logging.WARNING),
+        Engine(FaultyExecutor(), speculator=speculator(model, vocab_size=8, most=3)) as engine,
+    ):
+        done = engine.generate([[1, 2, 3], [1, 2, 3]], PARAMS)
+        found = engine.metrics().speculation
+        model.check()
+    assert [one.token_ids for one in done] == [plain_faulty()] * 2
+    assert found is not None
+    assert found.num_failures == 2
+    assert found.num_accepted_tokens > 10
+    assert len(caplog.messages) == 1
+
+
+def test_a_request_that_is_aborted_after_accepted_drafts_leaves_no_block() -> None:
+    drafter = KnowingDrafter(plain_tokens, VOCAB)
+    for num_steps in range(1, 4):
+        with Engine(FakeExecutor(vocab_size=VOCAB, block_tokens=2), speculator=speculator(drafter, most=5)) as engine:
+            request_id = engine.add([1, 2, 3], PARAMS)
+            for _ in range(num_steps):
+                engine.step()
+            done = engine.abort(request_id)
+            assert done is not None
+            assert done.token_ids == plain_tokens((1, 2, 3), PARAMS)[: 1 + 6 * (num_steps - 1)]
+            assert engine.metrics().blocks_in_use == 0
+            engine.check()
 
 
 def test_drafts_take_only_what_prompts_and_other_requests_leave_of_a_step() -> None:
