@@ -1,19 +1,29 @@
-"""Random operations on blocks, tiers and scheduler, for as long as asked: every request gets its tokens, nothing leaks.
+"""Random operations on blocks, tiers and scheduler: every request gets its tokens, nothing leaks.
 
-    python -m benchmarks.kv.random_operations --operations 1000000 --seed 0
+    python -m benchmarks.kv.random_operations --output benchmarks/results/kv-random-operations.json
 
 Engines with the fake executor, tiny pools, host memories and stores. Transfers end in any order and fail, requests are
 added, stepped, aborted and expire, engines restart on the same store. Invariants are checked after every operation,
 and each output is compared with what its request gets alone. The exit code is 1 at the first difference.
+
+A world is one set of sizes and 300 operations, seeded by the run's seed and its number; each process has its own seed.
+Counts are written while the run goes on, also at Ctrl-C, and a run with the same `--output` continues. A world that
+fails is named, and repeated alone by `--world SEED,NUMBER`.
 """
 
 import json
 import logging
+import multiprocessing
 import random
+import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,12 +33,14 @@ from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore, Transfers
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
+from benchmarks.device import device_facts
 from ingot.runtime.engine import Engine
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 
-_OPERATIONS_PER_ENGINE = 300
+_OPERATIONS_PER_WORLD = 300
 _VOCAB_SIZE = 3
+_WORLDS_PER_TASK = 20
 _CHUNKS = ((0, 0, 0, 0), (0, 1, 0, 1))
 
 
@@ -39,11 +51,11 @@ def tokens_alone(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
         return engine.generate(list(prompt), SamplingParams(max_tokens=max_tokens)).token_ids
 
 
-class Run:
+class World:
     """One engine after another, with random sizes."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: int, number: int) -> None:
+        self.rng = random.Random(f"{seed},{number}")
         self.counts: Counter[str] = Counter()
         self.open_world()
 
@@ -137,24 +149,134 @@ class Run:
         assert found == (wanted if whole else wanted[: len(found)]), "a request got other tokens than alone"
 
 
-@click.command()
-@click.option("--operations", default=100_000)
-@click.option("--seed", default=0)
-def main(operations: int, seed: int) -> None:
-    """Run, and print what happened."""
+class Difference(Exception):
+    """An invariant or an output that does not hold, and the world where."""
+
+
+def run_world(seed: int, number: int) -> Counter[str]:
+    """What a world counted. Raises Difference."""
+    world = World(seed, number)
+    for operation in range(_OPERATIONS_PER_WORLD):
+        try:
+            world.operate()
+        except BaseException as error:
+            raise Difference(
+                f"world {seed},{number}, operation {operation}: {type(error).__name__}: {error}"
+            ) from error
+    try:
+        world.close_engine()
+    except BaseException as error:
+        raise Difference(f"world {seed},{number}, at its end: {type(error).__name__}: {error}") from error
+    return world.counts
+
+
+@dataclass(frozen=True)
+class Task:
+    """Consecutive worlds of one seed."""
+
+    seed: int
+    first: int
+
+    def run(self) -> tuple["Task", Counter[str], str | None]:
+        """Counts of all worlds, and the first difference."""
+        counts: Counter[str] = Counter()
+        for number in range(self.first, self.first + _WORLDS_PER_TASK):
+            try:
+                counts += run_world(self.seed, number)
+            except Difference as difference:
+                return self, counts, str(difference)
+        return self, counts, None
+
+
+@dataclass
+class Progress:
+    """What was done so far; the document of `--output`."""
+
+    operations: int = 0
+    seconds: float = 0.0
+    difference: str | None = None
+    worlds: dict[str, int] = field(default_factory=dict)  # by seed
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | None) -> "Progress":
+        """Continue a document, or begin."""
+        if path is None or not path.is_file():
+            return cls()
+        found = json.loads(path.read_text("utf-8"))
+        return cls(**{name: found[name] for name in asdict(cls())})
+
+    def add(self, task: Task, counts: Counter[str], difference: str | None) -> None:
+        """Record a task."""
+        self.difference = self.difference or difference
+        if difference is None:
+            self.operations += _WORLDS_PER_TASK * _OPERATIONS_PER_WORLD
+            self.worlds[str(task.seed)] = task.first + _WORLDS_PER_TASK
+        self.counts = dict(sorted((Counter(self.counts) + counts).items()))
+
+    def write(self, path: Path | None) -> None:
+        """Write the document."""
+        if path:
+            rate = round(self.operations / self.seconds) if self.seconds else None
+            document = {"device": device_facts(), "operations_per_second": rate, "leaks": 0, **asdict(self)}
+            if self.difference:
+                del document["leaks"]
+            path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def tasks(seed: int, done: int) -> Iterator[Task]:
+    """All tasks of a seed after the worlds that are done."""
+    return (Task(seed, first) for first in count(done, _WORLDS_PER_TASK))
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes
     logging.disable(logging.WARNING)  # failed transfers are planned
-    started = time.perf_counter()
-    run = Run(seed)
-    for number in range(1, operations + 1):
-        run.operate()
-        if number % _OPERATIONS_PER_ENGINE == 0:
-            run.close_engine()
-            run.open_world()
-        if number % 50_000 == 0:
-            click.echo(f"{number} operations, {time.perf_counter() - started:.0f} s", err=True)
-    run.close_engine()
-    click.echo(json.dumps({"operations": operations, "seed": seed, **dict(sorted(run.counts.items()))}, indent=1))
-    sys.exit(0)
+
+
+def _run(task: Task) -> tuple[Task, Counter[str], str | None]:
+    return task.run()
+
+
+def run_all(progress: Progress, operations: int, seeds: list[int], output: Path | None) -> None:
+    """Run until so many operations are done or one differs; each seed has a process."""
+    started, before = time.perf_counter(), progress.seconds
+    waiting = {seed: tasks(seed, progress.worlds.get(str(seed), 0)) for seed in seeds}
+    with multiprocessing.get_context("spawn").Pool(len(seeds), _prepare) as pool:
+        running = {seed: pool.apply_async(_run, (next(waiting[seed]),)) for seed in seeds}
+        while progress.operations < operations and not progress.difference:
+            for seed in [seed for seed in seeds if running[seed].ready()]:
+                progress.add(*running[seed].get())
+                running[seed] = pool.apply_async(_run, (next(waiting[seed]),))
+                progress.seconds = before + time.perf_counter() - started
+                progress.write(output)
+                if not progress.difference:
+                    click.echo(f"{progress.operations} operations, {progress.seconds:.0f} s", err=True)
+            time.sleep(0.02)
+
+
+@click.command()
+@click.option("--operations", default=1_000_000, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the first process; the others have the following ones.")
+@click.option("--processes", default=2, show_default=True)
+@click.option("--world", help="SEED,NUMBER: run this world alone, in this process.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file of results, made or continued.")
+def main(operations: int, seed: int, processes: int, world: str | None, output: Path | None) -> None:
+    """Run, and print what happened."""
+    logging.disable(logging.WARNING)
+    if world:
+        click.echo(json.dumps(run_world(*map(int, world.split(",")))))
+        return
+    progress = Progress.read(output)
+    try:
+        run_all(progress, operations, list(range(seed, seed + processes)), output)
+    except KeyboardInterrupt:
+        click.echo("interrupted: the same command continues", err=True)
+        sys.exit(130)
+    finally:
+        progress.write(output)
+    click.echo(json.dumps(asdict(progress), indent=1))
+    sys.exit(1 if progress.difference else 0)
 
 
 if __name__ == "__main__":
