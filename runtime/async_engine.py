@@ -254,12 +254,10 @@ class AsyncEngine:
     def _enter(self) -> None:
         """Count a stream as open, or refuse it."""
         self._require_process()
-        most = self.engine.max_requests
         with self._lock:
             if self._ended:
                 raise EngineError(self._ended)
-            if most is not None and self._num_open >= most:
-                raise self.engine.too_many_requests(most)
+            self.engine.admission.require_place(self._num_open)
             self._num_open += 1
 
     def _leave(self) -> None:

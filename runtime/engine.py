@@ -11,7 +11,6 @@ many callers.
 """
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,14 +21,14 @@ from typing import Self, overload
 import numpy as np
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineError, Overloaded, RequestError, UsageError
+from ingot.errors import EngineError, RequestError, UsageError
+from ingot.runtime.admission import Admission
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.open_tiers import OpenTiers, open_tiers
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.load import bounded_retry
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
@@ -98,10 +97,6 @@ class Engine:
         self.tokenizer = tokenizer
         self.model = executor.model
         self.max_batch_tokens = executor.max_batch_tokens
-        self.max_requests = max_requests
-        self._max_waiting_tokens = max_waiting_tokens
-        self._rejects_late = reject_late
-        self._refusals = threading.Lock()  # AsyncEngine refuses in other threads
         self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
         kv = executor.kv_geometry
         self._root = root_hash(identity, kv.format_digest, kernels=executor.kernel_version)
@@ -121,6 +116,13 @@ class Engine:
             tiers=self._tiers,
         )
         self._outputs = self._loop.requests.outputs
+        self.admission = Admission(
+            self._loop,
+            max_requests=max_requests,
+            max_waiting_tokens=max_waiting_tokens,
+            reject_late=reject_late,
+            clock=clock,
+        )
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
         self._closed = False
@@ -209,8 +211,7 @@ class Engine:
         its end, one for each sequence that it returns, without logits: `keep_logits` is refused with RequestError.
         """
         self._require_open()
-        if self.max_requests is not None and len(self._loop.requests) >= self.max_requests:
-            raise self.too_many_requests(self.max_requests)
+        self.admission.require_place(len(self._loop.requests))
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
         now = self.clock() if arrival_seconds is None else arrival_seconds
@@ -222,11 +223,11 @@ class Engine:
                     " gives up, would be kept too; for the logits of one sequence, use SamplingParams"
                 )
             group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
-            self._require_room(group.first)
+            self.admission.require_room(group.first)
             self._loop.requests.add_search(group)
             return group.id
         choices = [new(each, index) for index, each in enumerate(choice_params(checked_params(params)))]
-        self._require_room(choices[0])
+        self.admission.require_room(choices[0])
         if len(choices) > 1:
             self._loop.requests.add_choices(choices)
         else:
@@ -262,45 +263,6 @@ class Engine:
     def _scope(self, options: RequestOptions) -> PrefixScope:
         shared = self._prefix_cache and options.prefix_cache
         return prefix_scope(self._root, cache_salt=options.cache_salt, shared=shared)
-
-    def _require_room(self, request: Request) -> None:
-        """Raise Overloaded when too many tokens wait: for a request to wait too, or for its timeout."""
-        waiting, rates = self._loop.scheduler.waiting, self._loop.requests.rates
-        num_tokens = request.sequence.num_prompt_tokens
-        most, excess = self._max_waiting_tokens, 0
-        if most is not None:
-            excess = waiting.num_prompt_tokens + num_tokens - most
-        if excess > 0 and waiting:
-            raise self._overloaded(
-                f"{waiting.num_prompt_tokens} prompt tokens wait, and the request has {num_tokens};"
-                f" max_waiting_tokens is {most}",
-                rates.retry_seconds(num_tokens=excess),
-            )
-        if self._rejects_late and request.deadline_seconds is not None:
-            self._require_in_time(request, request.deadline_seconds - self.clock())
-
-    def _require_in_time(self, request: Request, seconds_left: float) -> None:
-        num_tokens = self._loop.scheduler.waiting.tokens_before(request.sequence.priority)
-        needed = self._loop.requests.rates.seconds_to_admit(num_tokens)
-        if needed is not None and needed > seconds_left:
-            raise self._overloaded(
-                f"{num_tokens} prompt tokens wait before the request, about {needed:.1f} s of work; its timeout leaves"
-                f" {max(0.0, seconds_left):.1f} s",
-                needed - seconds_left,
-            )
-
-    def too_many_requests(self, max_requests: int) -> Overloaded:
-        """The refusal of a request while `max_requests` others are unfinished. Any thread may call it."""
-        return self._overloaded(
-            f"the engine has {max_requests} unfinished requests, as many as max_requests allows",
-            self._loop.requests.rates.retry_seconds(num_requests=1),
-        )
-
-    def _overloaded(self, reason: str, seconds: float) -> Overloaded:
-        seconds = bounded_retry(seconds)
-        with self._refusals:
-            self._loop.requests.metrics.num_refused += 1
-        return Overloaded(f"{reason}; try again in about {seconds:.1f} s", seconds)
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""

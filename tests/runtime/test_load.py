@@ -1,19 +1,11 @@
-"""Rates that are measured, the times to retry that follow, and requests that an overloaded engine refuses."""
+"""Rates that are measured, and the times to retry that follow."""
 
 import math
-import pickle
 import random
-from typing import Any
 
 import pytest
 
-from ingot.errors import EngineBusy, Overloaded
-from ingot.runtime.engine import Engine
 from ingot.runtime.load import LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS, Served, ServingRates
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
-from tests.runtime.steps.test_deadlines import Clock
-from tests.simulators.fake_executor import FakeExecutor
 
 
 def measured(*, seconds: float, tokens: float, requests: float, steps: int = 100) -> ServingRates:
@@ -24,22 +16,6 @@ def measured(*, seconds: float, tokens: float, requests: float, steps: int = 100
         share = step / steps
         rates.record(Served(2 * tokens * share, tokens * share, requests * share), seconds * share)
     return rates
-
-
-class SlowExecutor(FakeExecutor):
-    """Takes one second for a step."""
-
-    clock: Clock
-
-    def forward(self, batch: Any) -> Any:
-        self.clock.now += 1
-        return super().forward(batch)
-
-
-def engine_of(clock: Clock, **options: Any) -> Engine:
-    executor = SlowExecutor()
-    executor.clock = clock
-    return Engine(executor, clock=clock, **options)
 
 
 def test_rates_are_per_second_of_work() -> None:
@@ -87,62 +63,3 @@ def test_the_time_to_retry_is_never_zero_nor_without_end(seed: int) -> None:
         seconds = rates.retry_seconds(num_requests=rng.randrange(3), num_tokens=rng.choice([0, 1, 10**9]))
         assert math.isfinite(seconds)
         assert LEAST_RETRY_SECONDS <= seconds <= MOST_RETRY_SECONDS
-
-
-def test_more_than_max_requests_are_refused_with_the_time_to_retry() -> None:
-    with engine_of(Clock(), max_requests=2) as engine:
-        for length in (8, 12):
-            engine.generate([1], SamplingParams(max_tokens=length))
-        for number in range(2):
-            engine.add([number], SamplingParams(max_tokens=10))
-        with pytest.raises(
-            Overloaded, match=r"2 unfinished requests, as many as max_requests allows; try again in about \d+\.\d s"
-        ) as refusal:
-            engine.add([3])
-        assert 7 < refusal.value.retry_after_seconds < 12, "one request took 8 s, the next 12 s"
-        assert isinstance(refusal.value, EngineBusy)
-        assert pickle.loads(pickle.dumps(refusal.value)).retry_after_seconds == refusal.value.retry_after_seconds
-        assert engine.metrics().num_refused == 1
-
-
-def test_waiting_prompt_tokens_are_bounded_but_one_request_alone_may_always_wait() -> None:
-    with engine_of(Clock(), max_waiting_tokens=10, max_sequences=1) as engine:
-        first = engine.add([1] * 20, SamplingParams(max_tokens=4))
-        with pytest.raises(
-            Overloaded, match="20 prompt tokens wait, and the request has 1; max_waiting_tokens is 10; try"
-        ):
-            engine.add([1])
-        engine.step()
-        for _ in range(2):
-            engine.add([1] * 5, SamplingParams(max_tokens=4))
-        with pytest.raises(Overloaded) as refusal:
-            engine.add([1] * 5)
-        assert refusal.value.retry_after_seconds == pytest.approx(5 / 20), "5 tokens too many; 20 in the first second"
-        assert engine.abort(first)
-        engine.step()
-        engine.add([1] * 5)
-        assert engine.metrics().waiting_prompt_tokens == 10
-
-
-def test_a_request_that_cannot_be_served_in_time_is_refused_at_once_if_the_option_is_set() -> None:
-    late = RequestOptions(timeout_seconds=2)
-    for rejects in (True, False):
-        with engine_of(Clock(), max_sequences=1, reject_late=rejects) as engine:
-            engine.generate([1] * 10, SamplingParams(max_tokens=10))  # 10 prompt tokens in 10 s
-            for _ in range(3):
-                engine.add([1] * 10, SamplingParams(max_tokens=10))
-            engine.add([1], options=RequestOptions(timeout_seconds=60))
-            engine.add([1], options=RequestOptions(timeout_seconds=2, priority=-1))
-            if not rejects:
-                engine.add([1], options=late)
-                continue
-            message = r"32 prompt tokens wait before the request, about \d\d\.\d s of work; its timeout leaves 2"
-            with pytest.raises(Overloaded, match=message) as refusal:
-                engine.add([1], options=late)
-            assert 20 < refusal.value.retry_after_seconds < 50
-
-
-def test_a_long_prompt_with_nothing_before_it_is_never_late() -> None:
-    with engine_of(Clock(), reject_late=True) as engine:
-        engine.generate([1], SamplingParams(max_tokens=10))  # by the rate of arrivals, 30 tokens would take 300 s
-        engine.add([1] * 30, options=RequestOptions(timeout_seconds=5))
