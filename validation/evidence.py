@@ -23,7 +23,8 @@ from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, invalid_file, quantization_text
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
 from ingot.validation.generation import GenerationOptions, GenerationResult, generation_metrics, measure_generations
-from ingot.validation.latency import LatencyLoad, LatencyResult, latency_metrics, measure_latency
+from ingot.validation.latency import LatencyLoad, LatencyResult, measure_latency
+from ingot.validation.latency_metrics import latency_metrics
 from ingot.validation.machine_load import LoadMeter
 from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
 from ingot.validation.quantization import Quantization
