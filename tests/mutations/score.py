@@ -7,13 +7,22 @@ python -m tests.mutations.score --output FILE        # the result as JSON
 """
 
 import argparse
+import json
 import logging
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import get_args
 from unittest.mock import patch
+
+from benchmarks.device import available_cores, device_facts
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
@@ -23,8 +32,6 @@ from tests.mutations.faults import FAULTS, Fault
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import LayeredExecutor
 from tests.validation.verify.subjects import fake_subject
-
-_NOT_PASSING: tuple[CellVerdict, ...] = ("DIFFERS", "NOT EXERCISED")
 
 
 @dataclass(frozen=True)
@@ -64,36 +71,83 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--artifact", type=Path)
     parser.add_argument("--clean", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--processes", type=int, default=available_cores())
     given = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)  # of engines with faults there are thousands
-    with tempfile.TemporaryDirectory() as scratch, patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1):
-        artifact = open_artifact(given.artifact) if given.artifact else None
-        faults = [fault for fault in FAULTS if not (artifact and fault.layout)]
-        found = [_print_score(score(fault, *subject_for(fault, Path(scratch), artifact))) for fault in faults]
-        clean = open_subject(artifact) if artifact else fake_subject(Path(scratch))
-        alarms = [seed for seed in range(given.clean) if not _is_clean(clean, seed)]
-    classes = {fault.number for fault in faults}
-    missed = {fault.number for fault, is_found in zip(faults, found, strict=True) if not is_found}
-    print(f"found {sum(found)} of {len(faults)} faults, {len(classes - missed)} of {len(classes)} classes")
-    if given.clean:
-        print(f"{len(alarms)} false alarms in {given.clean} clean runs{f', seeds {alarms}' if alarms else ''}")
-    return int(not all(found) or bool(alarms))
-
-
-def _print_score(one: Score) -> bool:
-    counts = ", ".join(f"{count} {verdict}" for verdict in _NOT_PASSING if (count := one.result.count(verdict)))
-    by = f"{one.differing[0]} ({counts})" if counts else "NOT FOUND"
-    print(f"{one.fault.number:>2}  {one.fault.planted}: {by}, {one.result.seconds:.1f} s", flush=True)
-    return one.is_named
-
-
-def _is_clean(subject: Subject, seed: int) -> bool:
     started = time.monotonic()
-    result = verify(subject, VerifyOptions(quick=True, seed=seed + 1))
+    numbers = [number for number, fault in enumerate(FAULTS) if not (given.artifact and fault.layout)]
+    with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
+        found = pool.map(partial(_scored, given.artifact), numbers)
+        clean = pool.map(partial(_clean, given.artifact), range(1, given.clean + 1))
+        scores = [_printed_score(Score(FAULTS[number], result)) for number, result in zip(numbers, found, strict=True)]
+        runs = [_printed_run(result) for result in clean]
+    missed = {score.fault.number for score in scores if not score.is_named}
+    classes = {score.fault.number for score in scores}
+    alarms = [run.seed for run in runs if run.verdict != "PASS"]
+    num_found = sum(score.is_named for score in scores)
+    print(f"found {num_found} of {len(scores)} faults, {len(classes - missed)} of {len(classes)} classes")
+    if runs:
+        print(f"{len(alarms)} false alarms in {len(runs)} clean runs{f', seeds {alarms}' if alarms else ''}")
+    if given.output:
+        record = {
+            "device": device_facts(),
+            "subject": str(given.artifact or "simulated engine"),
+            "seconds": round(time.monotonic() - started, 1),
+            "classes": {"found": len(classes - missed), "of": len(classes)},
+            "faults": [_facts(score) for score in scores],
+            "clean": {"runs": len(runs), "cells": sum(run.num_checked for run in runs), "false_alarm_seeds": alarms},
+        }
+        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return int(bool(missed) or bool(alarms))
+
+
+def _scored(artifact: Path | None, number: int) -> VerifyResult:
+    fault = FAULTS[number]
+    with _workspace() as scratch:
+        return score(fault, *subject_for(fault, scratch, open_artifact(artifact) if artifact else None)).result
+
+
+def _clean(artifact: Path | None, seed: int) -> VerifyResult:
+    with _workspace() as scratch:
+        subject = open_subject(open_artifact(artifact)) if artifact else fake_subject(scratch)
+        return verify(subject, VerifyOptions(quick=True, seed=seed))
+
+
+@contextmanager
+def _workspace() -> Iterator[Path]:
+    """A folder for tiers. Engines with faults log thousands of warnings, and would wait for disks that never answer."""
+    logging.disable(logging.WARNING)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1),
+        patch("ingot.validation.verify.scenario._FLUSH_SECONDS", 10.0),
+    ):
+        yield Path(scratch)
+
+
+def _facts(one: Score) -> dict[str, object]:
+    return {
+        "class": one.fault.number,
+        "kind": one.fault.kind,
+        "planted": one.fault.planted,
+        "found": one.is_named,
+        "by": one.differing[0] if one.differing else None,
+        "cells": {verdict: one.result.count(verdict) for verdict in get_args(CellVerdict)},
+        "seconds": one.result.seconds,
+    }
+
+
+def _printed_score(one: Score) -> Score:
+    by = f"{one.differing[0]} ({one.result.count('DIFFERS')} cells differ)" if one.is_named else "NOT FOUND"
+    print(f"{one.fault.number:>2}  {one.fault.planted}: {by}, {one.result.seconds:.1f} s", flush=True)
+    return one
+
+
+def _printed_run(result: VerifyResult) -> VerifyResult:
     for cell in result.failures:
-        print(f"seed {seed + 1}: {cell.name} {cell.verdict} {cell.differences or cell.exercised}")
-    print(f"clean run {seed + 1}: {result.verdict}, {time.monotonic() - started:.1f} s", flush=True)
-    return result.verdict == "PASS"
+        print(f"seed {result.seed}: {cell.name} {cell.verdict} {cell.differences or cell.exercised}")
+    print(f"clean run {result.seed}: {result.verdict}, {result.seconds:.1f} s", flush=True)
+    return result
 
 
 if __name__ == "__main__":

@@ -91,10 +91,14 @@ class VerifyResult(_Frozen):
 
 
 def raise_for_cells(result: VerifyResult) -> None:
-    """Raise GateFailed when a cell differs, GateUndecided when one was not exercised; both name the cells."""
+    """Raise GateFailed when a cell differs, GateUndecided when one was not exercised, or none ran; with their names."""
     if result.verdict == "PASS":
         return
-    message = "\n".join(["verify: not every answer was proved equal to the plain path's", *failure_lines(result)])
+    lines = ["verify: not every answer was proved equal to the plain path's", *failure_lines(result)]
+    if not result.num_checked:
+        reasons = dict.fromkeys(cell.reason for cell in result.cells)
+        lines = [f"verify: no cell was run, so nothing is proved: {'; '.join(reasons)}"]
+    message = "\n".join(lines)
     raise (GateFailed if result.verdict == "FAIL" else GateUndecided)(message)
 
 

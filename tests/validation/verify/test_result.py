@@ -5,7 +5,7 @@ import pytest
 from ingot.errors import GateFailed, GateUndecided
 from ingot.validation.gates import GateSpec, decide, raise_for
 from ingot.validation.verify import CellResult, VerifyResult
-from ingot.validation.verify.result import verify_metrics
+from ingot.validation.verify.result import raise_for_cells, verify_metrics
 from ingot.validation.verify.summary import cell_text, matrix_rows, verify_sentences
 from tests.validation.verify.results import differing, not_exercised, sample_result
 
@@ -57,6 +57,8 @@ def test_nothing_that_ran_proves_nothing() -> None:
     result = sample_result(*cells)
     assert result.num_checked == 0
     assert result.verdict == verdict_of(result) == "UNDECIDED"
+    with pytest.raises(GateUndecided, match=r"no cell was run, so nothing is proved: no blocks$"):
+        raise_for_cells(result)
 
 
 def test_the_matrix_has_each_pair_once() -> None:
