@@ -2,8 +2,9 @@
 
     python -m benchmarks.kv.verify_models MODEL... --full MODEL --output benchmarks/results/verify-models.json
 
-Builds each artifact into --folder, unless it is there, and verifies it in the quick form; the models of --full in the
-full form where the KV cache has 32-bit floats. Prints a line for each, and what did not pass. Exit code 1 when a cell did not.
+Builds each artifact into --folder, unless it is there, and verifies it in the quick form; the models of --full in
+full where the KV cache has 32-bit floats. Prints a line for each, and what did not pass. Exit code 1 when a cell did
+not pass.
 """
 
 import json

@@ -37,6 +37,5 @@ def test_models_of_every_layout_pass(layout: str, pipelined: bool, tmp_path: Pat
     assert result.num_checked == len(CELLS)
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_clean_runs_with_other_seeds_raise_no_alarm(seed: int, tmp_path: Path) -> None:
-    assert verify(fake_subject(tmp_path), VerifyOptions(quick=True, seed=seed)).failures == ()
+def test_a_clean_run_with_another_seed_raises_no_alarm(tmp_path: Path) -> None:
+    assert verify(fake_subject(tmp_path), VerifyOptions(quick=True, seed=1)).failures == ()
