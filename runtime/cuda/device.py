@@ -70,7 +70,7 @@ class Device(Protocol):
         """Make a stream that runs concurrently with all others."""
         ...
 
-    def make_event(self) -> Event:
+    def make_event(self, *, timed: bool = False) -> Event:
         """Make an event for `record`; waiting for an event that was never recorded returns at once."""
         ...
 
@@ -80,6 +80,14 @@ class Device(Protocol):
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Make later work on the stream wait for the event, as recorded last."""
+        ...
+
+    def reached(self, event: Event) -> bool:
+        """Whether all that the event marks has run. Never waits. EngineError when queued work failed."""
+        ...
+
+    def seconds_between(self, first: Event, last: Event) -> float:
+        """Time on the device between two timed events, both reached."""
         ...
 
     def wait_on_host(self, event: Event, what: str) -> None:

@@ -23,7 +23,7 @@ from ingot.sizes import format_bytes
 _log = logging.getLogger(__name__)
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every context of the process
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: independent of the legacy stream, which other libraries may use
-_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_TIMING, _NO_TIMING = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
 _NAME_BYTES = 256
 
 
@@ -89,9 +89,10 @@ class DriverDevice:
         self._streams.append(self._call("making a stream", self._driver.cuStreamCreate, _NON_BLOCKING))
         return self._streams[-1]
 
-    def make_event(self) -> Event:
-        """Make an event without timing."""
-        self._events.append(self._call("making an event", self._driver.cuEventCreate, _NO_TIMING))
+    def make_event(self, *, timed: bool = False) -> Event:
+        """Make an event."""
+        flags = _TIMING if timed else _NO_TIMING
+        self._events.append(self._call("making an event", self._driver.cuEventCreate, flags))
         return self._events[-1]
 
     def record(self, event: Event, stream: Stream) -> None:
@@ -101,6 +102,15 @@ class DriverDevice:
     def wait(self, stream: Stream, event: Event) -> None:
         """Make the stream wait for the event."""
         self._call("waiting for an event", self._driver.cuStreamWaitEvent, stream, event, 0)
+
+    def reached(self, event: Event) -> bool:
+        """Whether all that the event marks has run."""
+        return self._call.ended("queued work", self._driver.cuEventQuery, event)
+
+    def seconds_between(self, first: Event, last: Event) -> float:
+        """Time between two timed events."""
+        milliseconds: float = self._call("reading events", self._driver.cuEventElapsedTime, first, last)
+        return milliseconds / 1e3
 
     def wait_on_host(self, event: Event, what: str) -> None:
         """Block the calling thread until the event."""
@@ -216,8 +226,8 @@ def allocate_pinned(call: Calls, context: PrimaryContext, size: int, what: str) 
     status, address = driver.cuMemHostAlloc(size, _PORTABLE)
     if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
         raise EngineError(
-            f"{what} takes {format_bytes(size)} of page-locked host memory, which the system refuses; ask for fewer "
-            "blocks in host memory or a smaller max_batch_tokens, or raise the container's memory limit"
+            f"{what} takes {format_bytes(size)} of page-locked host memory, which the system refuses; ask for less "
+            "(kv_host_bytes, max_batch_tokens), or raise the container's memory limit"
         )
     if status:
         raise call.failure(f"page-locking {format_bytes(size)} for {what}", status)

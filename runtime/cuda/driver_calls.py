@@ -112,18 +112,31 @@ class Calls:
 
     def __call__(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of function(*arguments). EngineError, beginning with `what`, when it fails."""
+        status, *results = self._called(what, function, arguments)
+        if status:
+            raise self.failure(what, status)
+        return results[0] if results else None
+
+    def ended(self, what: str, query: Callable[..., Any], *arguments: Any) -> bool:
+        """Whether the work that a query is about has ended. EngineError when it failed."""
+        (status,) = self._called(what, query, arguments)
+        if status == self.driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        if status:
+            raise self.failure(what, status)
+        return True
+
+    def _called(self, what: str, function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, ...]:
         if self.lost:
             raise EngineError(f"{what}: the GPU's context was lost before ({self.lost}); start the process again")
         try:
-            status, *results = function(*arguments)
+            result: tuple[Any, ...] = function(*arguments)
         except RuntimeError as error:  # the bindings resolve a function when it is first called
             raise EngineError(
                 f"{what}: the driver lacks a function that cuda-bindings need ({error}); update NVIDIA's driver, or "
                 "install cuda-bindings of its CUDA version: pip install 'cuda-bindings<13' for CUDA 12"
             ) from error
-        if status:
-            raise self.failure(what, status)
-        return results[0] if results else None
+        return result
 
     def failure(self, what: str, status: Any) -> EngineError:
         """Make the error for a status; remember it when the context is lost."""

@@ -4,7 +4,7 @@
                                                                      └──► tokens ─► host     submit
 
 All work is queued on one stream, so each step sees what earlier steps wrote. `submit` returns at once; reading its
-tokens waits for the step. `HostBlocks` moves blocks to and from host memory on a second stream.
+tokens waits for the step. `HostBlocks` moves blocks to and from host memory on streams of their own.
 """
 
 import logging
@@ -95,19 +95,18 @@ class CudaExecutor:
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool (copy on write)."""
         self._activate()
-        self._before_use([source], [target])
         self._loaded.pool.copy_block(source, target)
+        if self._host_blocks:
+            self._host_blocks.add_copy(source, target)
 
     def read_block(self, block: int) -> bytes:
         """Return a block's content, for a tier that the device cannot reach. Waits for all queued work."""
         self._activate()
-        self._before_use([block], [])
         return self._loaded.pool.read_block(block)
 
     def write_block(self, block: int, content: bytes) -> None:
         """Set a block's content to what `read_block` returned. Waits for all queued work."""
         self._activate()
-        self._before_use([], [block])
         self._loaded.pool.write_block(block, content)
 
     def host_blocks(self, num_slots: int) -> HostBlocks:
@@ -132,6 +131,8 @@ class CudaExecutor:
         """Wait for the device and free its memory. Idempotent. Logits that were returned stay valid."""
         if self._device is not None:
             self._loaded.outputs.close()
+            if self._host_blocks:
+                self._host_blocks.close()
             with suppress(EngineError):  # after a lost context nothing runs any more
                 self._device.activate()
                 self._device.synchronize("closing the executor")
@@ -160,15 +161,13 @@ class CudaExecutor:
         assert draws is None or len(batch.logits_indices) <= bound.program.logits_rows
         size = self.kv_geometry.block_tokens
         slots = token_slots(batch, size)
-        if self._host_blocks is not None and self._host_blocks.pending:
-            self._before_use(batch.block_tables[batch.block_tables >= 0].tolist(), (slots // size).tolist())
         loaded.inputs.send(bound.layout, batch, slots, carried, draws)
-        bound.run(part, loaded.stream)
+        try:
+            bound.run(part, loaded.stream)
+        finally:  # also of a step that was queued in part
+            if self._host_blocks:
+                self._host_blocks.add_step(batch.block_tables, slots // size)
         return bound
-
-    def _before_use(self, read: list[int], written: list[int]) -> None:
-        if self._host_blocks is not None:
-            self._host_blocks.before_use(read, written)
 
 
 def load(artifact: Artifact, options: EngineOptions, open_segments: OpenSegments = no_segments) -> CudaExecutor:

@@ -1,98 +1,302 @@
-"""KV blocks in pinned host memory, copied from and to the pool on a side stream while the GPU computes.
+"""KV blocks in pinned host memory, copied from and to the pool while the GPU computes; the host never waits.
 
-    compute  ──step──step──●────────────step──────○──step──        ● the side stream waits for earlier steps
-    side     ──────────────●──save 3─○──restore 5─○────────        ○ compute waits, if a step uses the block
+    compute  ──step 7──────────────step 8 ─────────────step 9──
+                       ╲ writes 3          ╲ reads 5                 a copy waits for the last step that matters to it
+    save     ───────────●─3─12─40─│────────────────────────────      │ one event for all copies since the last poll
+    restore  ──────6─19─│───────────────────●─5─21─│───────────
 
-Each block is one copy. A block is not overwritten before it is saved, and only a step that reads a restored block
-waits for its copy. The host waits only when it reads or writes a slot.
+A block is one run of bytes in the pool, all layers and scales, and so is a slot: a block is one call of the driver and
+`block_bytes` bytes, plus at most six calls for all that move between two polls in one direction (wait, two events,
+query, time). Each direction has a stream, because the link carries both at once. A save waits for the step that
+writes its block; a restore for the last step or copy that uses its target (`block_uses.py`). No step waits for a copy:
+the caller uses a block again only when its transfer is done, which the GPU has then reached.
+
+Only so much is begun at a time; the rest waits on the host, where it can be cancelled.
 """
 
-import itertools
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ingot.errors import EngineError
+from ingot.runtime.cpu.kv_pool import physical_bytes
+from ingot.runtime.cuda.block_uses import BlockUses, QueuedWork
 from ingot.runtime.cuda.device import Bytes, Device, Event, Stream
 from ingot.runtime.cuda.kv_pool import DevicePool
+from ingot.runtime.kv.transfers import Cancelled
+from ingot.runtime.steps.batch import Int32Array, Int64Array
 from ingot.sizes import format_bytes
+
+MOST_BEGUN_BYTES = 512 * 2**20  # in one direction: 10 to 20 ms of a link, which is polled once in a step
+MOST_BEGUN = 512  # calls of the driver between two polls: small blocks must not hold up the step that follows
+
+
+class BlockTransfer:
+    """One copy of a block. Implements `ingot.runtime.kv.transfers.Transfer`."""
+
+    __slots__ = ("_owner", "_seen", "begun", "block", "ended", "error", "seconds", "slot")
+
+    def __init__(self, owner: "HostBlocks", block: int, slot: int) -> None:
+        self._owner, self.block, self.slot = owner, block, slot
+        self._seen = owner.num_polls
+        self.begun = self.ended = False
+        self.error: Exception | None = None
+        self.seconds = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended. However many transfers are asked in turn, the device is polled once."""
+        if not self.ended and self._seen == self._owner.num_polls:
+            self._owner.poll()
+        self._seen = self._owner.num_polls
+        return self.ended
+
+    def cancel(self) -> bool:
+        """Drop it if it waits on the host."""
+        return self._owner.cancel(self)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Record the outcome."""
+        self.error, self.ended = error, True
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Copies that were begun one after the other, between two timed events."""
+
+    first: Event
+    last: Event
+    transfers: list[BlockTransfer] = field(default_factory=list)
 
 
 class HostBlocks:
-    """`num_slots` blocks of pinned host memory for a pool."""
+    """`num_slots` blocks of pinned host memory for a pool. Implements `ingot.runtime.kv.transfers.HostBlocks`.
+
+    Any thread may call it. Raises EngineError, naming kv_host_bytes, when the machine has too little memory.
+    """
 
     def __init__(self, device: Device, compute: Stream, pool: DevicePool, num_slots: int) -> None:
+        assert num_slots > 0
         self.num_slots = num_slots
-        self._device, self._compute, self._pool = device, compute, pool
+        self.num_polls = 0
         size = pool.geometry.block_bytes
-        what = f"{num_slots} KV blocks in host memory ({format_bytes(num_slots * size)})"
-        self._slots = device.allocate_pinned(num_slots * size, what).reshape(num_slots, size)
-        self._side = device.make_stream()
-        self._events: dict[int, Event] = {}  # the last copy from or to each slot
-        self._saving: dict[int, Event] = {}  # by block: copies that compute has not waited for
-        self._restoring: dict[int, Event] = {}
-        self._now = device.make_event()
+        self._device = device
+        self._slots = _allocate(device, num_slots, size)
+        self._uses = BlockUses(device, compute, pool.num_blocks)
+        self._lock = threading.RLock()
+        self._failure: EngineError | None = None
+        self._closed = False
 
-    @property
-    def pending(self) -> bool:
-        """Whether compute may have to wait for a copy."""
-        return bool(self._saving or self._restoring)
+        def save(block: int, slot: int, stream: Stream) -> None:
+            device.copy_out(self._slots[slot], pool.block(block), stream)
 
-    def save(self, block: int, slot: int) -> None:
-        """Copy a block to a slot, as the steps queued so far leave it."""
-        self._begin(slot)
-        self._device.copy_out(self._slots[slot], self._pool.block(block), self._side)
-        self._saving[block] = self._end(slot)
+        def restore(block: int, slot: int, stream: Stream) -> None:
+            device.copy_in(pool.block(block), self._slots[slot], stream)
 
-    def restore(self, slot: int, block: int) -> None:
-        """Copy a slot to a block, after the steps queued so far and before later steps that use the block."""
-        self._begin(slot)
-        self._device.copy_in(self._pool.block(block), self._slots[slot], self._side)
-        self._restoring[block] = self._end(slot)
+        most = max(1, min(MOST_BEGUN, MOST_BEGUN_BYTES // size))
+        self._saves = _CopyQueue(device, save, self._uses.last_write, most)
+        self._restores = _CopyQueue(device, restore, self._uses.last_use, most)
 
-    def before_use(self, read: Iterable[int], written: Iterable[int]) -> None:
-        """Make compute wait for pending copies of these blocks, before a step that reads and writes them."""
-        if self._saving:
-            self._wait(self._saving, written)
-        if self._restoring:
-            self._wait(self._restoring, itertools.chain(read, written))
+    def save(self, block: int, slot: int) -> BlockTransfer:
+        """Queue a copy of a block to a slot, as the steps queued so far leave it."""
+        return self._queue(self._saves, block, slot)
 
-    def read(self, slot: int) -> bytes:
-        """Return a slot's content. Waits for its last copy."""
-        return self._settled(slot).tobytes()
+    def restore(self, slot: int, block: int) -> BlockTransfer:
+        """Queue a copy of a slot to a block, after the steps and copies queued so far have used the block."""
+        return self._queue(self._restores, block, slot)
 
-    def write(self, slot: int, content: bytes) -> None:
-        """Set a slot's content. Waits for its last copy."""
-        target = self._settled(slot)
-        if len(content) != len(target):
-            raise EngineError(
-                f"slot {slot} takes {len(target)} bytes, not {len(content)}: the content is of another model or KV "
-                "precision"
-            )
-        target[:] = np.frombuffer(content, np.uint8)
-
-    def _begin(self, slot: int) -> None:
-        self._check(slot)
-        self._device.record(self._now, self._compute)
-        self._device.wait(self._side, self._now)
-
-    def _end(self, slot: int) -> Event:
-        if slot not in self._events:
-            self._events[slot] = self._device.make_event()
-        self._device.record(self._events[slot], self._side)
-        return self._events[slot]
-
-    def _wait(self, copies: dict[int, Event], blocks: Iterable[int]) -> None:
-        for block in copies.keys() & set(blocks):
-            self._device.wait(self._compute, copies.pop(block))
-
-    def _settled(self, slot: int) -> Bytes:
-        self._check(slot)
-        if slot in self._events:
-            self._device.wait_on_host(self._events[slot], f"the copy of slot {slot}")
+    def view(self, slot: int) -> Bytes:
+        """The slot's bytes [block_bytes], writable."""
         view: Bytes = self._slots[slot]
         return view
 
-    def _check(self, slot: int) -> None:
-        if not 0 <= slot < self.num_slots:
-            raise EngineError(f"slot {slot} does not exist: host memory has {self.num_slots}")
+    def add_step(self, tables: Int32Array, written: Int64Array) -> None:
+        """Record the blocks that a step uses, once it is queued on the compute stream; see `BlockUses.add_step`."""
+        with self._lock:
+            self._uses.add_step(tables, written)
+
+    def add_copy(self, source: int, target: int) -> None:
+        """Record a copy within the pool that was queued on the compute stream."""
+        with self._lock:
+            self._uses.add_copy(source, target)
+
+    def poll(self) -> None:
+        """Note which copies are complete, and begin those that wait."""
+        with self._lock:
+            self.num_polls += 1
+            if self._failure or self._closed or not (self._saves.is_moving or self._restores.is_moving):
+                return
+            try:
+                self._device.activate()
+                for queue in (self._saves, self._restores):
+                    queue.collect()
+                    queue.begin()
+            except EngineError as error:
+                self._fail(error)
+
+    def cancel(self, transfer: BlockTransfer) -> bool:
+        """Drop a transfer that waits on the host."""
+        with self._lock:
+            if transfer.begun or transfer.ended:
+                return False
+            transfer.end(Cancelled("the transfer was cancelled before it began"))
+            return True
+
+    def check(self) -> None:
+        """Raise EngineError if the GPU can copy no more blocks."""
+        if self._failure and not self._closed:
+            raise EngineError(
+                f"KV blocks can no longer be copied between the GPU and host memory ({self._failure}); load the engine"
+                " again"
+            ) from self._failure
+
+    def close(self) -> None:
+        """Copy what is queued, wait for it, and free the memory. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._device.activate()
+                self._saves.finish()
+                self._restores.finish()
+            except EngineError as error:
+                self._fail(error)
+            self._closed = True
+            self._slots = np.empty((0, 0), np.uint8)
+
+    def _queue(self, queue: "_CopyQueue", block: int, slot: int) -> BlockTransfer:
+        assert not self._closed
+        assert 0 <= slot < self.num_slots
+        transfer = BlockTransfer(self, block, slot)
+        with self._lock:
+            if self._failure:
+                transfer.end(self._failure)
+                return transfer
+            queue.waiting.append(transfer)
+            try:
+                self._device.activate()
+                queue.begin()
+            except EngineError as error:
+                self._fail(error)
+        return transfer
+
+    def _fail(self, error: EngineError) -> None:
+        """End all transfers: none can be known to be complete. `check` then ends the engine."""
+        self._failure = self._failure or error
+        self._saves.fail(error)
+        self._restores.fail(error)
+
+
+class _CopyQueue:
+    """Copies in one direction, in order, on a stream of their own.
+
+    copy        queues one: (block, slot, stream)
+    must_wait   the work on the compute stream that the copy of a block waits for
+    most_begun  copies on the stream at a time
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        copy: Callable[[int, int, Stream], None],
+        must_wait: Callable[[int], QueuedWork | None],
+        most_begun: int,
+    ) -> None:
+        self.waiting: deque[BlockTransfer] = deque()
+        self._device, self._copy, self._must_wait, self._most_begun = device, copy, must_wait, most_begun
+        self._stream = device.make_stream()
+        self._open: _Batch | None = None
+        self._begun: deque[_Batch] = deque()  # oldest first, without the open one
+        self._num_begun = 0
+        self._waited_for = 0  # number of the newest work that the stream waits for
+        self._free: list[_Batch] = []  # whose events can be used again
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether any copy waits or is on the stream."""
+        return bool(self.waiting or self._open or self._begun)
+
+    def begin(self) -> None:
+        """Put waiting copies on the stream, as many as may be there. One that the driver refuses fails alone."""
+        while self.waiting and self._num_begun < self._most_begun:
+            transfer = self.waiting[0]
+            if not transfer.ended:
+                self._begin(transfer)
+            self.waiting.popleft()
+
+    def collect(self) -> None:
+        """End the transfers of complete batches."""
+        self._seal()
+        while self._begun and self._device.reached(self._begun[0].last):
+            batch = self._begun[0]
+            seconds = self._device.seconds_between(batch.first, batch.last) / max(1, len(batch.transfers))
+            self._begun.popleft()
+            self._num_begun -= len(batch.transfers)
+            for transfer in batch.transfers:
+                transfer.seconds = seconds
+                transfer.end()
+            batch.transfers.clear()
+            self._free.append(batch)
+
+    def finish(self) -> None:
+        """Make all copies, and wait for them."""
+        while self.is_moving:
+            self.begin()
+            self._seal()
+            for batch in self._begun:
+                self._device.wait_on_host(batch.last, "copies of KV blocks")
+            self.collect()
+
+    def fail(self, error: EngineError) -> None:
+        """End all transfers with an error."""
+        batches = [*self._begun, *([self._open] if self._open else [])]
+        for transfer in (*self.waiting, *(each for batch in batches for each in batch.transfers)):
+            if not transfer.ended:
+                transfer.end(error)
+        self.waiting.clear()
+        self._begun.clear()
+        self._open = None
+
+    def _begin(self, transfer: BlockTransfer) -> None:
+        batch = self._batch_after(self._must_wait(transfer.block))
+        transfer.begun = True
+        try:
+            self._copy(transfer.block, transfer.slot, self._stream)
+        except EngineError as error:
+            transfer.end(error)
+            return
+        batch.transfers.append(transfer)
+        self._num_begun += 1
+
+    def _batch_after(self, work: QueuedWork | None) -> _Batch:
+        """The batch that a copy joins; a new one where the stream has to wait first, so that times are of copies."""
+        if work and work.number > self._waited_for:
+            self._seal()
+            self._device.wait(self._stream, work.event)
+            self._waited_for = work.number
+        if self._open is None:
+            make = self._device.make_event
+            self._open = self._free.pop() if self._free else _Batch(make(timed=True), make(timed=True))
+            self._device.record(self._open.first, self._stream)
+        return self._open
+
+    def _seal(self) -> None:
+        if self._open:
+            self._device.record(self._open.last, self._stream)
+            self._begun.append(self._open)
+            self._open = None
+
+
+def _allocate(device: Device, num_slots: int, block_bytes: int) -> Bytes:
+    size = num_slots * block_bytes
+    what = f"host memory for {num_slots} KV blocks (kv_host_bytes)"
+    if size > physical_bytes():
+        raise EngineError(
+            f"{what} takes {format_bytes(size)}, and this machine has {format_bytes(physical_bytes())}; give"
+            " kv_host_bytes less, or keep blocks on disk (kv_disk_path)"
+        )
+    slots: Bytes = device.allocate_pinned(size, what).reshape(num_slots, block_bytes)
+    return slots

@@ -33,9 +33,8 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
     if not options.kv_host_bytes and options.kv_disk_path is None:
         return None
     block_bytes = executor.kv_geometry.block_bytes
-    if not isinstance(executor, TieredExecutor) or executor.kv_geometry.state_bytes or executor.device:
-        has_state = executor.kv_geometry.state_bytes > 0
-        kind = "a model with side state" if has_state else "an engine on a GPU" if executor.device else "this engine"
+    if not isinstance(executor, TieredExecutor) or executor.kv_geometry.state_bytes:
+        kind = "a model with side state" if executor.kv_geometry.state_bytes else "this engine"
         raise UsageError(f"{kind} has no tiers for its KV blocks yet; leave out kv_host_bytes and kv_disk_path")
     num_slots = _num_slots(options, block_bytes)
     host_blocks = executor.host_blocks(num_slots)

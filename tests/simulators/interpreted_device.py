@@ -2,11 +2,15 @@
 
 A compiled kernel is its own description as JSON. Allocated memory is filled with NaN. Work runs as late as the protocol
 allows: a stream runs when something waits for it, and only up to that point; with `hasty`, streams other than the first
-run as early as allowed. Code that forgets to wait therefore reads data that is not written yet, or already overwritten.
+run as early as allowed; with `rng`, any stream runs on at any call, as its numbers say. Copies on streams other than the
+first are torn: a half and garbage, then the rest. Code that forgets to wait therefore reads data that is not written
+yet, or already overwritten. Polling an event moves its stream on, unless that is the first, whose work is waited for.
 """
 
+import random
+import threading
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,9 +45,11 @@ class FakeStream:
 
 @dataclass(eq=False)
 class FakeEvent:
+    timed: bool = False
     stream: FakeStream | None = None
     recorded: int = 0
     done: int = 0
+    ticks: int = 0  # when it was reached
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,20 @@ class FakeKernel:
 
 
 class InterpretedDevice:
-    """Has `memory_bytes` of memory; counts launches, captures, replays, copies and waits."""
+    """Has `memory_bytes` of memory; counts launches, captures, replays, copies, waits, and calls that move blocks."""
 
     name = "an interpreter"
     sm = SM
 
-    def __init__(self, memory_bytes: int = 2**30, *, hasty: bool = False) -> None:
+    def __init__(
+        self, memory_bytes: int = 2**30, *, hasty: bool = False, rng: random.Random | None = None, pinned: int = 2**30
+    ) -> None:
         self.total_bytes = memory_bytes
-        self.hasty = hasty
+        self.hasty, self.rng = hasty, rng
+        self.pinned_bytes = pinned  # the most at a time
+        self.calls: Counter[str] = Counter()
+        self.ticks = 0
+        self._lock = threading.RLock()
         self.memory: dict[int, Bytes] = {}
         self.streams: list[FakeStream] = []
         self.failing: str | None = None  # the node whose kernel fails and loses the device
@@ -90,6 +102,8 @@ class InterpretedDevice:
         del self.memory[address]
 
     def allocate_pinned(self, size: int, what: str) -> Bytes:
+        if size > self.pinned_bytes:
+            raise EngineError(f"{what} takes {size} bytes of page-locked host memory, which the system refuses")
         array = _aligned(size)
         array.fill(_GARBAGE)
         return array
@@ -98,23 +112,45 @@ class InterpretedDevice:
         self.streams.append(FakeStream(first=not self.streams))
         return self.streams[-1]
 
-    def make_event(self) -> FakeEvent:
-        return FakeEvent()
+    def make_event(self, *, timed: bool = False) -> FakeEvent:
+        self.calls["make_event"] += 1
+        return FakeEvent(timed)
 
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
+        self.calls["record"] += 1
         event.recorded += 1
         event.stream = stream
         version = event.recorded
 
         def mark() -> None:
-            event.done = version
+            event.done, event.ticks = version, self.ticks
 
         self._put(stream, mark)
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         version = event.recorded
+        self.calls["wait"] += 1
         stream.num_waits += 1
         self._put(stream, lambda: self._reach(event, version))
+
+    def reached(self, event: FakeEvent) -> bool:
+        self.calls["reached"] += 1
+        with self._lock:
+            if event.done < event.recorded:
+                assert event.stream is not None
+                if self.rng is None and not event.stream.first:
+                    self._step(event.stream)
+                self._run_on()
+            self._raise_if_lost("queued work")
+            return event.done >= event.recorded
+
+    def seconds_between(self, first: FakeEvent, last: FakeEvent) -> float:
+        self.calls["seconds_between"] += 1
+        assert first.timed
+        assert last.timed
+        assert first.done == first.recorded
+        assert last.done == last.recorded
+        return (last.ticks - first.ticks) * 1e-6
 
     def wait_on_host(self, event: FakeEvent, what: str) -> None:
         self.num_host_waits += 1
@@ -123,9 +159,9 @@ class InterpretedDevice:
 
     def copy_in(self, target: int, source: Bytes, stream: FakeStream) -> None:
         assert source.flags.c_contiguous
+        self.calls["copy_in"] += 1
         self.copied_bytes += source.size
-        view = self.view(target, source.size)
-        self._put(stream, lambda: np.copyto(view, source.reshape(-1)))
+        self._copy(self.view(target, source.size), source.reshape(-1), stream)
 
     def copy_rows_in(self, target: int, pitch: int, source: Bytes, stream: FakeStream) -> None:
         rows, width = source.shape
@@ -136,8 +172,8 @@ class InterpretedDevice:
 
     def copy_out(self, target: Bytes, source: int, stream: FakeStream) -> None:
         assert target.flags.c_contiguous
-        view = self.view(source, target.size)
-        self._put(stream, lambda: np.copyto(target.reshape(-1), view))
+        self.calls["copy_out"] += 1
+        self._copy(target.reshape(-1), self.view(source, target.size), stream)
 
     def copy(self, target: int, source: int, size: int, stream: FakeStream) -> None:
         self.num_copies += 1
@@ -203,10 +239,11 @@ class InterpretedDevice:
 
     def synchronize(self, what: str) -> None:
         self.num_host_waits += 1
-        for stream in self.streams:
-            assert stream.captured is None
-            while stream.queue:
-                self._step(stream)
+        with self._lock:
+            for stream in self.streams:
+                assert stream.captured is None
+                while stream.queue:
+                    self._step(stream)
         self._raise_if_lost(what)
 
     def close(self) -> None:
@@ -240,24 +277,49 @@ class InterpretedDevice:
         view = self.view(int(value))
         return torch.from_numpy(view[: len(view) // dtype.itemsize * dtype.itemsize]).view(dtype)
 
+    def _copy(self, target: Bytes, source: Bytes, stream: FakeStream) -> None:
+        if stream.first:
+            self._put(stream, lambda: np.copyto(target, source))
+            return
+        half = len(source) // 2
+
+        def begin() -> None:
+            target.fill(_GARBAGE)
+            target[:half] = source[:half]
+
+        self._put(stream, begin)
+        self._put(stream, lambda: np.copyto(target[half:], source[half:]))
+
     def _put(self, stream: FakeStream, operation: Callable[[], None]) -> None:
         assert not self.closed
         self._raise_if_lost("earlier work")
         if stream.captured is not None:
             stream.captured.append(operation)
             return
-        stream.queue.append(operation)
-        if self.hasty and not stream.first:
-            while stream.queue:  # runs what it waits for, too
-                self._step(stream)
+        with self._lock:
+            stream.queue.append(operation)
+            if self.hasty and not stream.first:
+                while stream.queue:  # runs what it waits for, too
+                    self._step(stream)
+            self._run_on()
+
+    def _run_on(self) -> None:
+        """Run some of what is queued, on any streams."""
+        while self.rng and self.rng.random() < 0.6:
+            busy = [stream for stream in self.streams if stream.queue and stream.captured is None]
+            if not busy:
+                return
+            self._step(self.rng.choice(busy))
 
     def _reach(self, event: FakeEvent, version: int) -> None:
-        while event.done < version:
-            assert event.stream is not None
-            self._step(event.stream)
+        with self._lock:
+            while event.done < version:
+                assert event.stream is not None
+                self._step(event.stream)
 
     def _step(self, stream: FakeStream) -> None:
         operation = stream.queue.popleft()
+        self.ticks += 1
         if self.lost is None or operation.__name__ == "mark":
             operation()
 
