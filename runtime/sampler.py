@@ -178,6 +178,10 @@ class SamplingArrays:
         """Whether every row takes its most likely token."""
         return not self.temperatures.any()
 
+    def rows(self, span: slice) -> "SamplingArrays":
+        """Those of some rows, as views."""
+        return SamplingArrays(self.temperatures[span], self.top_ks[span], self.top_ps[span], self.uniforms[span])
+
 
 def sampled_on_device(params: SamplingParams) -> bool:
     """Whether `SamplingArrays` can express these parameters; otherwise the host samples, from the logits."""

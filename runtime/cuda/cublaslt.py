@@ -65,6 +65,11 @@ class CublasLt:
             self._bound[key] = self._bind(matmul, addresses)
         return self._bound[key]
 
+    @property
+    def version(self) -> str:
+        """The library's version."""
+        return f"cuBLASLt {self._library.version}"
+
     def close(self) -> None:
         """Free everything. Idempotent."""
         if self._library.handle is not None:

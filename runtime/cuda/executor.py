@@ -53,7 +53,8 @@ class CudaExecutor:
             device.close()
             raise
         self.model, self.kv_geometry = loaded.model, loaded.pool.geometry
-        self.kernel_version = f"{device.name}, sm {device.sm}"  # its kernels are files of the artifact
+        versions = (loaded.segments.version, loaded.matmuls.version)  # its own kernels are files of the artifact
+        self.kernel_version = ", ".join([f"{device.name}, sm {device.sm}", *filter(None, versions)])
         self.num_blocks = loaded.pool.num_blocks
         self.max_batch_tokens, self.max_sequences = loaded.max_batch_tokens, loaded.max_sequences
         self._loaded = loaded
@@ -79,18 +80,30 @@ class CudaExecutor:
         head_rows = bound.program.logits_rows
         for begin in range(0, rows, head_rows):
             if begin:
-                loaded.inputs.send_indices(bound.layout, batch.logits_indices[begin : begin + head_rows])
+                loaded.inputs.send_rows(bound.layout, batch.logits_indices[begin : begin + head_rows])
                 bound.run("head", loaded.stream)
             loaded.outputs.read_logits(logits[begin : begin + head_rows], f"a step of the {bound}")
         return logits
 
     def submit(self, batch: ForwardBatch, draws: SamplingArrays, carried: Int32Array) -> CudaStep:
-        """Queue a step that also chooses its tokens; see `PipelinedExecutor`."""
+        """Queue a step that also chooses its tokens; see `PipelinedExecutor`.
+
+        If R exceeds the rows of the program's head, as where drafts are verified, head and sampling run several times.
+        The next step can then carry no tokens; it never does, because the engine reads drafts before it goes on.
+        """
         self._activate()
-        rows = len(batch.logits_indices)
+        loaded, rows = self._loaded, len(batch.logits_indices)
         part: Part = "body" if not rows else "greedy" if draws.greedy else "draw"
         bound = self._queue(batch, part, carried, draws)
-        return self._loaded.outputs.queue_tokens(rows, f"a step of the {bound}")
+        tokens, head_rows = loaded.outputs.tokens(rows), bound.program.logits_rows
+        for begin in range(0, rows, head_rows):
+            span = slice(begin, begin + head_rows)
+            if begin:
+                again = None if draws.greedy else draws.rows(span)
+                loaded.inputs.send_rows(bound.layout, batch.logits_indices[span], again)
+                bound.run("head-greedy" if draws.greedy else "head-draw", loaded.stream)
+            loaded.outputs.queue_tokens(tokens[span])
+        return loaded.outputs.step(tokens, f"a step of the {bound}")
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool (copy on write)."""
@@ -158,7 +171,6 @@ class CudaExecutor:
         batch.check(self.max_batch_tokens, self.model.context_tokens)
         loaded = self._loaded
         bound = choose(loaded.programs, batch)
-        assert draws is None or len(batch.logits_indices) <= bound.program.logits_rows
         size = self.kv_geometry.block_tokens
         slots = token_slots(batch, size)
         loaded.inputs.send(bound.layout, batch, slots, carried, draws)

@@ -6,10 +6,10 @@
     restore  ──────6─19─│───────────────────●─5─21─│───────────
 
 A block is one run of bytes in the pool, all layers and scales, and so is a slot: a block is one call of the driver and
-`block_bytes` bytes, plus at most six calls for all that move between two polls in one direction (wait, two events,
-query, time). Each direction has a stream, because the link carries both at once. A save waits for the step that
-writes its block; a restore for the last step or copy that uses its target (`block_uses.py`). No step waits for a copy:
-the caller uses a block again only when its transfer is done, which the GPU has then reached.
+`block_bytes` bytes, plus a few calls for all that move between two polls in one direction (a wait, two events, a query,
+a time). Each direction has a stream, because the link carries both at once. A save waits for the step that writes its
+block; a restore for the last step or copy that uses its target (`block_uses.py`). No step waits for a copy: the caller
+uses a block again only when its transfer is done, which the GPU has then reached.
 
 Only so much is begun at a time; the rest waits on the host, where it can be cancelled.
 """
@@ -83,7 +83,7 @@ class HostBlocks:
         self.num_slots = num_slots
         self.num_polls = 0
         size = pool.geometry.block_bytes
-        self._device = device
+        self._device, self._num_blocks = device, pool.num_blocks
         self._slots = _allocate(device, num_slots, size)
         self._uses = BlockUses(device, compute, pool.num_blocks)
         self._lock = threading.RLock()
@@ -170,6 +170,7 @@ class HostBlocks:
     def _queue(self, queue: "_CopyQueue", block: int, slot: int) -> BlockTransfer:
         assert not self._closed
         assert 0 <= slot < self.num_slots
+        assert 0 <= block < self._num_blocks
         transfer = BlockTransfer(self, block, slot)
         with self._lock:
             if self._failure:

@@ -41,7 +41,7 @@ from ingot.sizes import format_bytes
 _log = logging.getLogger(__name__)
 
 _OWN_FEATURES_FROM = 90  # triton/backends/nvidia/compiler.py: sm_arch_from_capability
-_CAPTURES = 4  # graphs that may contain a bucket's launches: see programs.Part
+_CAPTURES = 4  # graphs that may contain a bucket's body: see programs.Part; those of the head alone are small
 
 
 @dataclass(frozen=True)

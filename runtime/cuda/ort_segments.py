@@ -92,6 +92,11 @@ class OrtSegments:
             self._bound[key] = _BoundCall(call, self._bind(session, call, addresses), self._stream)
         return self._bound[key]
 
+    @property
+    def version(self) -> str:
+        """onnxruntime's version."""
+        return f"onnxruntime {self._onnxruntime.__version__}"
+
     def close(self) -> None:
         """Drop sessions and bindings. Idempotent."""
         for bound in self._bound.values():

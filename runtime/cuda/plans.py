@@ -101,6 +101,11 @@ class Plans:
 
         return run
 
+    @property
+    def version(self) -> str:
+        """TensorRT's version."""
+        return f"{self.library.name} {self.library.version}"
+
     def close(self) -> None:
         """Free contexts, engines and their memory. Idempotent."""
         if self.engines:

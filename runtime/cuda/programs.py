@@ -5,7 +5,8 @@ A step runs one part of its bucket's program:
     body      everything before the head: for a step that needs no logits
     logits    body and head
     greedy    body, head, and the kernels that choose the likeliest tokens; `draw` with those that sample randomly
-    head      the head again, for more rows of logits than it computes at once
+    head      the head again, for more rows of logits than it computes at once; `head-greedy` and `head-draw` with the
+              kernels that choose their tokens
 
 Each part is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many
 kernels it has. Programs whose segments cannot be captured are queued launch by launch in every step.
@@ -36,7 +37,8 @@ from ingot.runtime.cuda.step_inputs import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
 from ingot.runtime.steps.batch import ForwardBatch
 
-Part = Literal["body", "head", "logits", "greedy", "draw"]
+Part = Literal["body", "head", "logits", "greedy", "draw", "head-greedy", "head-draw"]
+_SAMPLERS: Mapping[Part, Sampler] = {"greedy": "greedy", "draw": "draw", "head-greedy": "greedy", "head-draw": "draw"}
 BoundStep = tuple[str, Queue]  # the node that it computes, and its work
 
 _ForeignStep = TypeVar("_ForeignStep", SegmentCall, LibraryMatmul, contravariant=True)
@@ -44,6 +46,11 @@ _ForeignStep = TypeVar("_ForeignStep", SegmentCall, LibraryMatmul, contravariant
 
 class StepBinder(Protocol[_ForeignStep]):
     """Another engine or library that runs steps of a program on the runtime's stream."""
+
+    @property
+    def version(self) -> str:
+        """Its name and version, on which the bits of its results depend."""
+        ...
 
     def __call__(self, step: _ForeignStep, addresses: Mapping[str, int], /) -> Queue:
         """Bind a step to the addresses of its operands.
@@ -65,6 +72,8 @@ OpenMatmuls = Callable[[Device, Stream], MatmulBinder]
 
 class NoBinder:
     """A `StepBinder` for programs of Ingot's kernels only: refuses every step."""
+
+    version = ""
 
     def __call__(self, step: SegmentCall | LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
         """Raise EngineError."""
@@ -176,7 +185,7 @@ class BoundProgram:
             self._queue(part)(stream)
 
     def warm_up(self, stream: Stream) -> None:
-        """Capture all parts that an engine runs; the head alone only serves logits of whole prompts."""
+        """Capture all parts that an engine runs in every case; the head alone serves whole prompts and drafts."""
         if not self.captured or settings.cuda_blocking():
             return
         parts: tuple[Part, ...] = ("logits", *self.samplers)
@@ -195,14 +204,12 @@ class BoundProgram:
         return work
 
     def _steps(self, part: Part) -> list[BoundStep]:
-        body = [] if part == "head" else self.body
+        body = [] if part.startswith("head") else self.body
         head = [] if part == "body" else self.head
-        sampler: Sequence[BoundStep] = ()
-        if part == "greedy" or part == "draw":
-            if part not in self.samplers:
-                raise EngineError(f"the {self} has no kernels that choose tokens; build the artifact again")
-            sampler = self.samplers[part]
-        return [*body, *head, *sampler]
+        name = _SAMPLERS.get(part)
+        if name and name not in self.samplers:
+            raise EngineError(f"the {self} has no kernels that choose tokens; build the artifact again")
+        return [*body, *head, *(self.samplers[name] if name else ())]
 
 
 def choose(programs: Sequence[BoundProgram], batch: ForwardBatch) -> BoundProgram:

@@ -65,12 +65,14 @@ class StepInputs:
                 self._tables.forget()
                 raise
 
-    def send_indices(self, layout: "InputLayout", indices: Int64Array) -> None:
-        """Queue the copy of other rows of wanted logits, for the head alone."""
+    def send_rows(self, layout: "InputLayout", indices: Int64Array, draws: SamplingArrays | None = None) -> None:
+        """Queue the copy of other rows of wanted logits, for the head alone, and of their sampling parameters."""
         with self._ring.area(self._stream) as area:
-            part: Bytes = area[: layout.program.logits_rows * ELEMENT_BYTES["i64"]]
-            _fill(part.view(np.int64), indices, -1)
-            self._device.copy_in(self._address + layout.offsets["logits_indices"], part, self._stream)
+            parts = [layout.fill_indices(area, indices)]
+            if draws is not None:
+                parts.append(layout.fill_sampling(area, draws))
+            for part in parts:
+                self._device.copy_in(self._address + part.start, area[part], self._stream)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class InputLayout:
         self._put(staging, "position_ids", batch.position_ids, 0)
         self._put(staging, "slots", slots, -1)
         self._put(staging, "carried", () if carried is None else carried, -1)
-        self._put(staging, "logits_indices", batch.logits_indices[: self.program.logits_rows], -1)
+        self.fill_indices(staging, batch.logits_indices[: self.program.logits_rows])
         self._put(staging, "lengths", batch.context_lens, 0)
         if self.program.attention == "ragged":
             self._put(staging, "query_starts", batch.query_starts, batch.num_tokens)
@@ -120,17 +122,27 @@ class InputLayout:
             self._put(staging, "tile_starts", starts, 0)
         if draws is None or draws.greedy:
             return self.greedy_bytes
+        self.fill_sampling(staging, draws.rows(slice(self.program.logits_rows)))
+        return self.bytes
+
+    def fill_indices(self, staging: Bytes, indices: Int64Array) -> slice:
+        """Write rows of wanted logits, at most the program's `logits_rows`; return their bytes of `staging`."""
+        return self._put(staging, "logits_indices", indices, -1)
+
+    def fill_sampling(self, staging: Bytes, draws: SamplingArrays) -> slice:
+        """Write the sampling parameters of these rows; return their bytes of `staging`."""
         self._put(staging, "temperatures", draws.temperatures, 0)
         self._put(staging, "top_ks", draws.top_ks, 0)
         self._put(staging, "top_ps", draws.top_ps, 1)
         self._put(staging, "uniforms", draws.uniforms, 0)
-        return self.bytes
+        return slice(self.greedy_bytes, self.bytes)
 
-    def _put(self, staging: Bytes, name: str, values: NDArray[np.generic] | tuple[()], padding: int) -> None:
+    def _put(self, staging: Bytes, name: str, values: NDArray[np.generic] | tuple[()], padding: int) -> slice:
         kind = EXTERNAL[name] or ""
         begin = self.offsets[name]
-        size = _counts(self.program)[name] * ELEMENT_BYTES[kind]
-        _fill(staging[begin : begin + size].view(_DTYPES[kind]), values, padding)
+        part = slice(begin, begin + _counts(self.program)[name] * ELEMENT_BYTES[kind])
+        _fill(staging[part].view(_DTYPES[kind]), values, padding)
+        return part
 
 
 class DeviceTables:

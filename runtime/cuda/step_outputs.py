@@ -52,8 +52,9 @@ class StepOutputs:
         device.clear(self.addresses["tokens"], rows * _TOKEN_BYTES, stream)  # no tokens were chosen yet
         self._rows, self._logits = rows, device.allocate_pinned(size, what)
         self._many: FloatArray = np.empty((0, program.vocab_size), np.float32)
-        pinned = device.allocate_pinned(_STEPS * rows * _TOKEN_BYTES, "tokens of steps")
-        self._tokens = pinned.view(np.int64).reshape(_STEPS, rows)
+        most = max(one.rows for one in program.programs)  # where every token of a step gets logits
+        pinned = device.allocate_pinned(_STEPS * most * _TOKEN_BYTES, "tokens of steps")
+        self._tokens = pinned.view(np.int64).reshape(_STEPS, most)
         self._events = [device.make_event() for _ in range(_STEPS)]
         self._steps: list[CudaStep | None] = [None] * _STEPS
         self._next = 0
@@ -77,18 +78,24 @@ class StepOutputs:
         if not np.may_share_memory(target, pinned):
             target[:] = pinned
 
-    def queue_tokens(self, rows: int, what: str) -> CudaStep:
-        """Queue the copy of the first `rows` tokens to the host."""
-        at = self._next % _STEPS
-        self._next += 1
-        before = self._steps[at]
+    def tokens(self, rows: int) -> Int64Array:
+        """Pinned memory [rows] for the tokens of the next step, to be filled by `queue_tokens` and given to `step`."""
+        before = self._steps[self._next % _STEPS]
         if before is not None:
             before.keep()
-        pinned: Int64Array = self._tokens[at, :rows]
-        if rows:
-            self._device.copy_out(pinned.view(np.uint8), self.addresses["tokens"], self._stream)
+        pinned: Int64Array = self._tokens[self._next % _STEPS, :rows]
+        return pinned
+
+    def queue_tokens(self, target: Int64Array) -> None:
+        """Queue the copy of the tokens that the sampling kernels chose last to a part of what `tokens` returned."""
+        self._device.copy_out(target.view(np.uint8), self.addresses["tokens"], self._stream)
+
+    def step(self, tokens: Int64Array, what: str) -> CudaStep:
+        """The step whose tokens are complete with what is queued now."""
+        at = self._next % _STEPS
+        self._next += 1
         self._device.record(self._events[at], self._stream)
-        step = self._steps[at] = CudaStep(self._device, self._events[at], pinned, what)
+        step = self._steps[at] = CudaStep(self._device, self._events[at], tokens, what)
         return step
 
     def close(self) -> None:

@@ -79,6 +79,7 @@ class StepLoop:
         self._speculator = speculator
         self.requests = OpenRequests(self.scheduler, clock=clock, speculator=speculator)
         self._reader = StepReader(self.requests, self.scheduler, speculator, self._make_copies)
+        self._computed_at = 0.0  # when the last step in flight was found complete
         self._batch_waits_until: float | None = None  # of a dynamic batch that is not full
 
     def new_scheduler(self) -> Scheduler:
@@ -291,6 +292,10 @@ class StepLoop:
                 self.scheduler.undo(step.batch)
                 self._execute_apart(step.batch, error)
                 return
+            if self._tiers:
+                now = time.perf_counter()
+                observe_prefill(self._tiers.costs, step.batch, now - max(step.queued_at, self._computed_at))
+                self._computed_at = now
             self.scheduler.retire(step.batch)
             self._reader.read(step.batch, tokens, self.clock(), num_discarded=step.num_discarded_tokens)
 

@@ -18,8 +18,9 @@ too (`step_loop`). One step ahead is enough to hide Python.
 A step with a request that the host must sample is not queued: the engine reads the step in flight first.
 """
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
 from ingot.runtime.request import Request
@@ -37,6 +38,7 @@ class StepInFlight:
     batch: ScheduledBatch
     requests: Sequence[Request]
     submitted: SubmittedStep
+    queued_at: float = field(default_factory=time.perf_counter)
 
     @property
     def rows(self) -> dict[int, int]:

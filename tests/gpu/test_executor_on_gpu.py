@@ -75,25 +75,6 @@ def test_submitted_steps_choose_the_likeliest_tokens(make_executor: MakeExecutor
     assert [int(row.argmax()) for row in logits] == chosen
 
 
-def test_a_sequence_resumes_from_blocks_that_were_saved_and_restored(make_executor: MakeExecutor) -> None:
-    executor = make_executor()
-    undisturbed = Growing([IDS[0]], [TABLES[0]])
-    executor.forward(undisturbed.step([8], "none"))
-    wanted = executor.forward(undisturbed.step([4])).copy()
-    host = executor.host_blocks(4)
-    sequence = Growing([IDS[0]], [[15, 16, 17]])
-    executor.forward(sequence.step([8], "none"))
-    host.save(15, 3)
-    host.save(16, 1)
-    executor.forward(Growing([IDS[1]], [[16, 15, 18]]).step([12], "none"))  # another sequence uses the blocks now
-    host.restore(3, 43)
-    host.restore(1, 44)
-    sequence.tables = np.array([[43, 44, 45]], np.int32)
-    np.testing.assert_array_equal(executor.forward(sequence.step([4])), wanted)
-    executor.write_block(46, host.read(3))
-    assert executor.read_block(46) == executor.read_block(43)
-
-
 def test_tokens_are_the_same_every_time_and_greedy_ones_alone_too(launches: Artifact) -> None:
     prompts = [ids.tolist() for ids in IDS]
     params = [

@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact import open_artifact
+from ingot.artifact import KVGeometry, open_artifact
 from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.driver import open_device
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.host_blocks import HostBlocks
+from ingot.runtime.cuda.kv_pool import DevicePool
 from ingot.runtime.cuda.loading import choose_sm
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import Growing, token_ids
@@ -217,12 +219,46 @@ def executor(shim: Shim) -> object:
         executor.copy_block(1, 5)
         copied.extend(executor.read_block(block) for block in (1, 5))
 
-    thread = Thread(target=elsewhere)  # an AsyncEngine is loaded by one thread and steps in another
-    thread.start()
-    thread.join()
+    in_thread(elsewhere)  # an AsyncEngine is loaded by one thread and steps in another
     executor.close()
     moved = len(copied) == 2 and copied[0] == copied[1]
     return {"logits": logits, "log": shim.log, "used": shim.used_bytes, "moved": moved}
+
+
+def host_blocks(shim: Shim) -> object:
+    """Blocks to host memory and back, polled by another thread; the calls of the driver that it takes."""
+    device = open_device()
+    device.activate()
+    pool = DevicePool(device, device.make_stream(), KVGeometry(num_layers=1, num_kv_heads=1, head_dim=4), 8)
+    shim.set(pinned=4096)
+    refused = refusal(lambda: HostBlocks(device, None, pool, 100))
+    host = HostBlocks(device, device.make_stream(), pool, 4)
+    pool.write_block(3, bytes([7]) * pool.geometry.block_bytes)
+    begin = len(shim.log)
+    shim.set(not_ready=2)
+    saves = [host.save(block, slot) for slot, block in enumerate((3, 5, 6))]
+    polls: list[list[bool]] = []
+
+    def poll() -> None:
+        polls.extend([save.done for save in saves] for _ in range(3))
+
+    in_thread(poll)
+    log = shim.log[begin:]
+    seconds = [save.seconds for save in saves]
+    restored = host.restore(0, 1)
+    moved = restored.done and pool.read_block(1) == pool.read_block(3) == host.view(0).tobytes()
+    failing = host.restore(1, 2)
+    shim.set(fail_query=700)
+    failed = [failing.done, str(failing.error), refusal(host.check)]
+    host.close()
+    device.close()
+    return {"refused": refused, "polls": polls, "log": log, "seconds": seconds, "moved": moved, "failed": failed}
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 SCENARIOS: Sequence[Callable[[Shim], object]] = (
@@ -236,6 +272,7 @@ SCENARIOS: Sequence[Callable[[Shim], object]] = (
     bad_kernels,
     other_gpu,
     executor,
+    host_blocks,
 )
 
 

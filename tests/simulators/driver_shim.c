@@ -14,7 +14,7 @@ typedef int CUresult;
 typedef uint64_t CUdeviceptr;
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201 };
-enum { NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+enum { NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 enum { MOST_PARAMETERS = 64, MOST_NODES = 4096, MOST_ALLOCATIONS = 4096 };
 
 typedef void (*Launcher)(const char *image, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned shared,
@@ -44,7 +44,8 @@ typedef struct {
 
 static struct {
     int64_t devices, version, major, minor, total, shared_optin, fail_launch, fail_wait, missing_graphs;
-} set = {1, 13000, 9, 0, 1 << 30, 227 * 1024, 0, 0, 0};
+    int64_t pinned, not_ready, fail_query;
+} set = {1, 13000, 9, 0, 1 << 30, 227 * 1024, 0, 0, 0, 1 << 30, 0, 0};
 
 static Launcher launcher;
 static char written[1 << 20];
@@ -64,7 +65,8 @@ void shim_set(const char *name, int64_t value) {
     static const struct { const char *name; int64_t *place; } names[] = {
         {"devices", &set.devices}, {"version", &set.version}, {"major", &set.major}, {"minor", &set.minor},
         {"total", &set.total}, {"shared_optin", &set.shared_optin}, {"fail_launch", &set.fail_launch},
-        {"fail_wait", &set.fail_wait}, {"missing_graphs", &set.missing_graphs},
+        {"fail_wait", &set.fail_wait}, {"missing_graphs", &set.missing_graphs}, {"pinned", &set.pinned},
+        {"not_ready", &set.not_ready}, {"fail_query", &set.fail_query},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i].name)) *names[i].place = value;
@@ -136,6 +138,7 @@ static int inside(CUdeviceptr address, size_t size) {
 }
 static CUresult MemHostAlloc(void **memory, size_t size, unsigned flags) {
     if (!current) return INVALID_CONTEXT;
+    if ((int64_t)size > set.pinned) return OUT_OF_MEMORY;
     note("pin %zu flags %u\n", size, flags);
     *memory = calloc(1, size);
     return *memory ? SUCCESS : OUT_OF_MEMORY;
@@ -150,12 +153,28 @@ static CUresult StreamCreate(Stream **stream, unsigned flags) {
 static CUresult StreamDestroy(Stream *stream) { free(stream); return SUCCESS; }
 static CUresult EventCreate(void **event, unsigned flags) {
     if (!current) return INVALID_CONTEXT;
-    (void)flags;
+    note("event flags %u\n", flags);
     *event = malloc(1);
     return SUCCESS;
 }
 static CUresult EventDestroy(void *event) { free(event); return SUCCESS; }
-static CUresult EventRecord(void *event, Stream *stream) { (void)event; (void)stream; return SUCCESS; }
+static CUresult EventRecord(void *event, Stream *stream) {
+    (void)event, (void)stream;
+    note("record\n");
+    return current ? SUCCESS : INVALID_CONTEXT;
+}
+static CUresult EventQuery(void *event) { /* NOT_READY `not_ready` times */
+    (void)event;
+    note("query\n");
+    if (!current) return INVALID_CONTEXT;
+    if (set.fail_query) return (CUresult)set.fail_query;
+    return set.not_ready-- > 0 ? NOT_READY : SUCCESS;
+}
+static CUresult EventElapsedTime(float *milliseconds, void *first, void *last) {
+    (void)first, (void)last;
+    *milliseconds = 0.5f;
+    return SUCCESS;
+}
 static CUresult StreamWaitEvent(Stream *stream, void *event, unsigned flags) {
     (void)stream, (void)event, (void)flags;
     note("wait\n");
@@ -309,7 +328,7 @@ static const struct { const char *name; void *function; } functions[] = {
     {"cuMemAlloc", MemAlloc}, {"cuMemFree", MemFree}, {"cuMemHostAlloc", MemHostAlloc}, {"cuMemFreeHost", MemFreeHost},
     {"cuStreamCreate", StreamCreate}, {"cuStreamDestroy", StreamDestroy}, {"cuEventCreate", EventCreate},
     {"cuEventDestroy", EventDestroy}, {"cuEventRecord", EventRecord}, {"cuStreamWaitEvent", StreamWaitEvent},
-    {"cuEventSynchronize", EventSynchronize}, {"cuMemcpyHtoDAsync", HtoD}, {"cuMemcpyDtoHAsync", DtoH},
+    {"cuEventQuery", EventQuery}, {"cuEventElapsedTime", EventElapsedTime}, {"cuEventSynchronize", EventSynchronize}, {"cuMemcpyHtoDAsync", HtoD}, {"cuMemcpyDtoHAsync", DtoH},
     {"cuMemcpyDtoDAsync", DtoD}, {"cuMemcpy2DAsync", Memcpy2D}, {"cuMemsetD8Async", MemsetD8},
     {"cuModuleLoadData", ModuleLoadData}, {"cuModuleUnload", ModuleUnload}, {"cuModuleGetFunction", ModuleGetFunction},
     {"cuFuncGetAttribute", FuncGetAttribute}, {"cuFuncSetAttribute", FuncSetAttribute}, {"cuLaunchKernel", LaunchKernel}, {"cuStreamBeginCapture", BeginCapture},

@@ -112,6 +112,8 @@ def compile_nothing(kernels: Mapping[str, Kernel], sm: int, workers: int | None 
 class FakeLibrary:
     """A library whose kernel takes `seconds`, without a kernel for `lacks` columns. Implements `MatmulBinder`."""
 
+    version = "a library 1"
+
     def __init__(self, gpu: FakeGpu, seconds: float, lacks: int = 0) -> None:
         self._gpu, self._seconds, self._lacks = gpu, seconds, lacks
         self.matmuls: list[LibraryMatmul] = []

@@ -2,9 +2,9 @@
 
 A compiled kernel is its own description as JSON. Allocated memory is filled with NaN. Work runs as late as the protocol
 allows: a stream runs when something waits for it, and only up to that point; with `hasty`, streams other than the first
-run as early as allowed; with `rng`, any stream runs on at any call, as its numbers say. Copies on streams other than the
-first are torn: a half and garbage, then the rest. Code that forgets to wait therefore reads data that is not written
-yet, or already overwritten. Polling an event moves its stream on, unless that is the first, whose work is waited for.
+run as early as allowed; with `rng`, any stream runs on at any call, as its numbers say. Copies on streams other than
+the first are torn: a half and garbage, then the rest. Code that forgets to wait therefore reads data that is not
+written yet, or already overwritten. Polling an event moves its stream on, unless that is the first one.
 """
 
 import random
@@ -333,6 +333,7 @@ class InterpretedMatmuls:
     """Matmuls in place of a library. Implements `programs.MatmulBinder`; counts what is queued."""
 
     device: InterpretedDevice
+    version = "matmuls 1"
     num_queued: int = 0
     closed: bool = False
 

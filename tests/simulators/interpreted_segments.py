@@ -17,6 +17,8 @@ _DTYPES: dict[str, Any] = {"fp32": np.float32, "i64": np.int64, "i8": np.int8}
 class InterpretedSegments:
     """Runs segments in onnxruntime on the memory at a call's addresses. Implements `SegmentBinder`."""
 
+    version = "segments 1"
+
     def __init__(self, device: InterpretedDevice, models: Mapping[str, ir.Model]) -> None:
         self._device = device
         self._sessions = {file: plain_session(model, optimize=False) for file, model in models.items()}

@@ -69,7 +69,11 @@ def test_the_model_end_to_end_has_the_cpu_engines_logits_and_tokens(records: lis
 
 
 def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None:
-    assert {record["way"] for record in of(records, "offload")} == {"save", "restore", "steps during a save"}
+    moved = of(records, "offload")
+    assert all(record["bytes_per_second"] > 0 for record in moved if record["way"] in ("save", "restore"))
+    blocks_per_step = {record["moving"]: record["blocks_per_step"] for record in moved if record["way"] == "step"}
+    assert list(blocks_per_step) == ["no tiers", "nothing", "save", "restore", "save and restore"]
+    assert all((count > 0) == (moving not in ("no tiers", "nothing")) for moving, count in blocks_per_step.items())
     assert all(record["steps"] > 1 for record in of(records, "gap"))
     assert {record["phase"] for record in of(records, "torch step")} == {"decode", "prefill"}
 

@@ -43,3 +43,25 @@ def test_the_executor_through_the_driver_has_the_interpreted_devices_logits(
     assert driver_scenarios["executor"]["used"] == 0
     assert driver_scenarios["executor"]["moved"]  # a block, by another thread
     assert sum(line.startswith("replay") for line in driver_scenarios["executor"]["log"]) == device.num_replays
+
+
+def test_blocks_move_through_the_driver_with_one_call_each(driver_scenarios: dict[str, Any]) -> None:
+    found = driver_scenarios["host_blocks"]
+    timed = ["event flags 0"] * 2
+    copies = [line for line in found["log"] if line.startswith("out")]
+    assert len(copies) == 3
+    assert found["log"] == [*timed, "record", *copies, "record", *["query"] * 3]
+    assert found["polls"] == [[False] * 3, [False] * 3, [True] * 3]
+    assert found["seconds"] == [0.5e-3 / 3] * 3
+    assert found["moved"]
+
+
+def test_host_memory_and_copies_that_the_driver_refuses_are_named(driver_scenarios: dict[str, Any]) -> None:
+    found = driver_scenarios["host_blocks"]
+    assert found["refused"].startswith("host memory for 100 KV blocks (kv_host_bytes) takes ")
+    assert "page-locked host memory, which the system refuses; ask for less (kv_host_bytes" in found["refused"]
+    done, error, reported = found["failed"]
+    assert done
+    assert "ILLEGAL_ADDRESS" in error
+    assert "KV blocks can no longer be copied between the GPU and host memory" in reported
+    assert "start the process again" in reported

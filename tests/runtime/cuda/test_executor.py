@@ -9,6 +9,8 @@ from ingot.artifact import Artifact
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.executors import PipelinedExecutor
+from ingot.runtime.sampler import SamplingArrays, sample_token
+from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
@@ -122,3 +124,30 @@ def test_it_reports_its_gpu_and_the_memory_that_it_uses(make_executor: MakeExecu
     facts = executor.device
     assert (facts.name, facts.sm, facts.total_bytes) == (device.name, device.sm, device.total_bytes)
     assert facts.used_bytes == device.total_bytes - device.free_bytes() > executor.num_blocks * 64
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_token_is_chosen_from_every_row_of_logits_however_many_the_head_has(
+    make_executor: MakeExecutor, temperature: float
+) -> None:
+    executor = make_executor()
+    rows = 7  # of two sequences, as where drafts are verified; the bucket has 4 rows of logits
+    random = np.random.default_rng(3)
+    draws = SamplingArrays(
+        temperatures=np.where(np.arange(rows) < 5, temperature, 0).astype(np.float32),  # the last run is greedy
+        top_ks=np.full(rows, 9, np.int32),
+        top_ps=np.full(rows, 0.9, np.float32),
+        uniforms=random.uniform(0, 1, rows).astype(np.float32),
+    )
+    logits = executor.forward(Growing(IDS, TABLES).step([4, 3, 0])).copy()
+    step = executor.submit(Growing(IDS, TABLES).step([4, 3, 0]), draws, np.full(rows, -1, np.int32))
+    plain = executor.submit(
+        Growing(IDS, [[20], [21], [22]]).step([0, 2, 0], "last"), greedy(1), np.full(2, -1, np.int32)
+    )
+    wanted = [
+        sample_token(row, SamplingParams(temperature=each, top_k=9, top_p=0.9), uniform) if each else int(row.argmax())
+        for row, each, uniform in zip(logits, draws.temperatures.tolist(), draws.uniforms.tolist(), strict=True)
+    ]
+    assert step.tokens().tolist() == wanted
+    assert plain.tokens().shape == (1,)
+    assert len(set(wanted)) > 1

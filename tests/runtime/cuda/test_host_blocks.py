@@ -5,7 +5,7 @@ that runs on as chance has it.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest.mock import patch
 
 import numpy as np
@@ -32,9 +32,14 @@ DEVICES: dict[str, Callable[[], InterpretedDevice]] = {
 }
 
 
+def still_moving(transfers: Sequence[Transfer]) -> list[Transfer]:
+    """Poll all of them, as the tiers do."""
+    return [transfer for transfer in transfers if not transfer.done]
+
+
 def wait(*transfers: Transfer) -> None:
     for _ in range(MOST_POLLS):
-        if all([transfer.done for transfer in transfers]):  # polls all of them, as the tiers do
+        if not still_moving(transfers):
             return
     raise AssertionError("a transfer is never done")
 
@@ -124,7 +129,7 @@ def test_a_block_is_one_call_and_a_poll_a_few_however_many_blocks_move(late: Set
     transfers += [late.host.restore(slot, slot) for slot in range(8, 16)]
     assert late.device.calls == {"copy_out": 8, "copy_in": 8, "make_event": 4, "record": 2}
     late.device.calls.clear()
-    assert not any([transfer.done for transfer in transfers])
+    assert still_moving(transfers) == transfers
     assert late.device.calls == {"record": 2, "reached": 2}, "one poll for all"
     wait(*transfers)
     late.device.calls.clear()
@@ -195,7 +200,7 @@ def test_a_lost_device_ends_all_transfers_and_is_reported(late: Setting) -> None
     late.device.lost = "an illegal address"
     wait(*transfers)
     assert all("an illegal address" in str(transfer.error) for transfer in transfers)
-    with pytest.raises(EngineError, match="can no longer be copied .* an illegal address.*load the engine again"):
+    with pytest.raises(EngineError, match=r"can no longer be copied .* an illegal address.*load the engine again"):
         late.host.check()
     after = late.host.save(3, 3)
     assert after.done
@@ -226,7 +231,7 @@ def test_memory_that_cannot_be_had_is_refused_by_the_name_of_its_option() -> Non
     pool = DevicePool(device, compute, KV, 4)
     with pytest.raises(EngineError, match=r"100 KV blocks \(kv_host_bytes\).*page-locked"):
         HostBlocks(device, compute, pool, 100)
-    with pytest.raises(EngineError, match="kv_host_bytes.* this machine has .*; give kv_host_bytes less"):
+    with pytest.raises(EngineError, match=r"kv_host_bytes.* this machine has .*; give kv_host_bytes less"):
         HostBlocks(device, compute, pool, 1 << 50)
 
 

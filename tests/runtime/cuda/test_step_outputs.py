@@ -76,7 +76,9 @@ def test_tokens_outlive_the_pinned_memory_that_a_later_step_reuses() -> None:
     for number in range(6):  # two more than have pinned memory of their own
         source.view(np.int64)[:] = [number, number + 10]
         device.copy_in(outputs.addresses["tokens"], source, stream)
-        steps.append(outputs.queue_tokens(2, f"step {number}"))
+        tokens = outputs.tokens(2)
+        outputs.queue_tokens(tokens)
+        steps.append(outputs.step(tokens, f"step {number}"))
         device.synchronize("a test")
     outputs.close()
     assert [step.tokens().tolist() for step in steps] == [[number, number + 10] for number in range(6)]
