@@ -63,7 +63,7 @@ class Setting:
     def step(self, source: int, target: int) -> None:
         """Queue a step that reads a block and writes its content, plus one, to another."""
         to, of = (self.device.view(self.pool.block(block), KV.block_bytes) for block in (target, source))
-        self.device.queue(self.compute, lambda: np.add(of, 1, out=to))
+        self.device.queue(self.compute, lambda: np.copyto(to, of + 1))
         self.host.add_step(np.array([[source, target]], np.int32), np.array([target]))
 
     def copy(self, source: int, target: int) -> None:
