@@ -57,11 +57,11 @@ class BlockUses:
             self._free.append(self._queued.popleft().event)
 
     def last_use(self, block: int) -> QueuedWork | None:
-        """The newest queued work that reads or writes a block, marked; None if there is none."""
+        """The newest queued work that reads or writes a block, marked; None if nothing does."""
         return self._newest(work for work in reversed(self._queued) if self._uses(work, block))
 
     def last_write(self, block: int) -> QueuedWork | None:
-        """The newest queued work that writes a block, marked; None if there is none."""
+        """The newest queued work that writes a block, marked; None if nothing does."""
         return self._newest(
             work for work in reversed(self._queued) if any((blocks == block).any() for blocks in work.written)
         )
