@@ -113,7 +113,7 @@ class CudaExecutor:
             self._host_blocks.add_copy(source, target)
 
     def read_block(self, block: int) -> bytes:
-        """Return a block's content, for a tier that the device cannot reach. Waits for all queued work."""
+        """Return a block's content. Waits for all queued work."""
         self._activate()
         return self._loaded.pool.read_block(block)
 
