@@ -1,21 +1,33 @@
 """Replay a trace on a real engine with tiers: hits per tier, wrong and lost answers, and step times while blocks move.
 
-    python -m benchmarks.kv.replay ARTIFACT --trace ../shared/data/traces/conversation_trace.jsonl --requests 2000
+    python -m benchmarks.kv.replay artifacts/demo --trace ../shared/data/traces/conversation_trace.jsonl \\
+        --output benchmarks/results/kv-replay.json
 
 A block of the trace (512 tokens) becomes one block of the engine: its tokens follow from its id, so equal prefixes stay
 equal. Chains that exceed the model's context are cut, outputs are scaled alike, and a fixed number of requests is in
 flight, in the trace's order. Every configuration answers the same requests greedily; an answer that differs from that
 of the engine without a prefix cache is wrong, one that is missing is lost.
+
+**Step times.** Steps with tier hits have fewer tokens than steps without, so steps are compared with others of their
+composition. Three engines answer the requests in turns of `--turn` requests: the pool alone, the pool with tiers, and
+the pool alone again. A step's slowdown is its time over the median time of the first engine's steps with as many
+sequences and about as many tokens. The quantiles of the slowdown, for steps of the tiered engine while blocks moved,
+are given next to those of both engines without tiers: the difference of these two is the noise. Between turns the
+tiered engine finishes its transfers, so that they disturb only its own steps.
+
+Results are written after each part; parts that `--output` has already are not run again.
 """
 
+import hashlib
 import json
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -23,12 +35,14 @@ import numpy as np
 from benchmarks.device import device_facts
 from benchmarks.kv.policies import belady_hits, unlimited_hits
 from ingot import Engine, SamplingParams
-from ingot.artifact import open_artifact
+from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.kv.policies import DEFAULT_POLICY
+from ingot.runtime.outputs import Completion
 
 _TRACE_TOKENS = 512  # per block of the trace
 _OUTPUT_ROOM = 64  # tokens of the context that are left for the output
-_CONCURRENCY = 8
+_TOKENS_PER_CLASS = 16  # steps whose tokens differ by less are of one composition
+_COUNTERS = ("saved_blocks", "dropped_saves", "restored_blocks", "disk_read_blocks", "disk_written_blocks")
 
 
 @dataclass(frozen=True)
@@ -40,16 +54,29 @@ class Request:
     chain: tuple[bytes, ...]
 
 
+class Step(NamedTuple):
+    """One step: seconds, tokens and sequences, and whether blocks moved meanwhile."""
+
+    seconds: float
+    num_tokens: int
+    num_sequences: int
+    moved: bool
+
+    @property
+    def composition(self) -> tuple[int, int]:
+        """Equal for steps that take about the same time."""
+        return self.num_sequences, -(-self.num_tokens // _TOKENS_PER_CLASS)
+
+
 @dataclass
 class Replay:
-    """What one configuration did."""
+    """What one engine did."""
 
     seconds: float = 0.0
-    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    answers: dict[int, str] = field(default_factory=dict)  # digests of the tokens, by request
     cached: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
-    step_seconds: list[float] = field(default_factory=list)
-    moving: list[bool] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     tiers: dict[str, int] = field(default_factory=dict)
 
 
@@ -67,92 +94,247 @@ def scaled_requests(trace: Path, limit: int, *, block_tokens: int, context_token
     return requests
 
 
-def replay(artifact: Path, requests: Sequence[Request], **options: Any) -> Replay:
-    """Answer all requests with an engine of these options."""
-    result = Replay()
-    with Engine.load(artifact, **options) as engine:
-        waiting, running = iter(enumerate(requests)), dict[int, int]()
-        started = time.perf_counter()
-        _fill(engine, waiting, running)
-        while running:
-            _step(engine, running, result)
-            _fill(engine, waiting, running)
-        result.seconds = time.perf_counter() - started
-        result.tiers = _tier_counts(engine)
-    return result
+class Lane:
+    """An engine that answers the requests, in as many turns as it is given."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request], in_flight: int) -> None:
+        self.engine, self.result = engine, Replay()
+        self._waiting, self._in_flight = iter(enumerate(requests)), in_flight
+        self._running: dict[int, int] = {}
+        self._batch = (0, 0)
+        self._executor_forward = engine._executor.forward
+        engine._executor.forward = self._forward  # type: ignore[method-assign]
+
+    def advance(self, num_requests: int) -> bool:
+        """Step until so many more requests were answered; False when all are."""
+        started, goal = time.perf_counter(), len(self.result.answers) + num_requests
+        self._fill()
+        while self._running and len(self.result.answers) < goal:
+            self._step()
+            self._fill()
+        self.result.seconds += time.perf_counter() - started
+        self.result.tiers = self._tier_counts()
+        return bool(self._running)
+
+    def _forward(self, batch: Any) -> Any:
+        self._batch = (batch.num_tokens, len(batch.context_lens))
+        return self._executor_forward(batch)
+
+    def _fill(self) -> None:
+        while len(self._running) < self._in_flight and (following := next(self._waiting, None)):
+            index, request = following
+            params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
+            self._running[self.engine.add(list(request.prompt), params)] = index
+
+    def _step(self) -> None:
+        self._batch = (0, 0)
+        counts, was_moving, started = self._tier_counts(), self._is_moving, time.perf_counter()
+        outputs = self.engine.step()
+        seconds = time.perf_counter() - started
+        moved = was_moving or self._is_moving or self._tier_counts() != counts
+        if self._batch[0]:
+            self.result.steps.append(Step(seconds, *self._batch, moved))
+        for output in outputs:
+            if output.completion:
+                self._answer(self._running.pop(output.request_id), output.completion)
+
+    def _answer(self, index: int, completion: Completion) -> None:
+        if completion.error is None:
+            self.result.answers[index] = hashlib.sha256(repr(completion.token_ids).encode()).hexdigest()[:12]
+        self.result.prompt_tokens += completion.prompt_tokens
+        self.result.cached.update(completion.cached_tokens_by_tier._asdict())
+
+    @property
+    def _is_moving(self) -> bool:
+        return self.engine._tiers is not None and self.engine._tiers.is_moving
+
+    def _tier_counts(self) -> dict[str, int]:
+        tiers = self.engine._tiers
+        metrics = tiers.metrics() if tiers else None
+        return {name: getattr(metrics, name) for name in (*_COUNTERS, "failed_transfers")} if metrics else {}
 
 
-def _fill(engine: Engine, waiting: Iterator[tuple[int, Request]], running: dict[int, int]) -> None:
-    while len(running) < _CONCURRENCY and (following := next(waiting, None)):
-        index, request = following
-        params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
-        running[engine.add(list(request.prompt), params)] = index
-
-
-def _step(engine: Engine, running: dict[int, int], result: Replay) -> None:
-    before, started = _tier_counts(engine), time.perf_counter()
-    outputs = engine.step()
-    result.step_seconds.append(time.perf_counter() - started)
-    result.moving.append(_tier_counts(engine) != before)
-    for output in outputs:
-        if output.result:
-            index = running.pop(output.request_id)
-            result.answers[index] = output.result.token_ids
-            result.prompt_tokens += output.result.prompt_tokens
-            result.cached.update(_by_tier(output.result))
-
-
-def _by_tier(completion: Any) -> dict[str, int]:
-    tiers = completion.cached_tokens_by_tier
-    return {name: getattr(tiers, name) for name in ("device", "host", "disk")}
-
-
-def _tier_counts(engine: Engine) -> dict[str, int]:
-    tiers = engine.metrics().kv_tiers
-    if tiers is None:
-        return {}
-    names = ("saved_blocks", "restored_blocks", "disk_read_blocks", "disk_written_blocks", "failed_transfers")
-    return {name: getattr(tiers, name) for name in names}
-
-
-def summary(result: Replay, right: Replay, total: int) -> dict[str, object]:
-    """Figures of a configuration; `right` is the replay without any cache."""
-    wrong = sum(result.answers[index] != right.answers[index] for index in result.answers)
-    times, moving = np.array(result.step_seconds) * 1e3, np.array(result.moving)
+def summary(
+    result: Replay, right: Mapping[int, str], total: int, bounds: Mapping[str, int], block: int
+) -> dict[str, Any]:
+    """Figures of an engine; `right` are the answers without any cache, `bounds` hits in blocks of `block` tokens."""
+    hits = sum(result.cached.values())
     return {
         "seconds": round(result.seconds, 1),
         "hit_rate": {name: round(count / result.prompt_tokens, 4) for name, count in result.cached.items()},
-        "all": round(sum(result.cached.values()) / result.prompt_tokens, 4),
-        "wrong": wrong,
+        "all": round(hits / result.prompt_tokens, 4),
+        "of_bounds": {name: round(hits / block / blocks, 4) for name, blocks in bounds.items()},
+        "wrong": sum(answer != right[index] for index, answer in result.answers.items()),
         "lost": total - len(result.answers),
-        "steps": len(times),
-        "step_ms": _quantiles(times),
-        "step_ms_while_blocks_move": _quantiles(times[moving]),
-        "step_ms_otherwise": _quantiles(times[~moving]),
+        "steps": len(result.steps),
         **result.tiers,
     }
 
 
-def _quantiles(times: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, float] | None:
-    if not len(times):
-        return None
-    return {f"p{share}": round(float(np.percentile(times, share)), 2) for share in (50, 90, 99, 100)}
+def slowdowns(steps: Sequence[Step], usual: Mapping[tuple[int, int], float]) -> list[float]:
+    """Each step's time over the usual one of its composition, where that is known."""
+    return [step.seconds / usual[step.composition] for step in steps if step.composition in usual]
+
+
+def usual_seconds(steps: Sequence[Step], least_steps: int = 5) -> dict[tuple[int, int], float]:
+    """Median time of each composition that has at least so many steps."""
+    times = defaultdict(list)
+    for step in steps:
+        times[step.composition].append(step.seconds)
+    return {key: float(np.median(each)) for key, each in times.items() if len(each) >= least_steps}
+
+
+def compare_steps(plain: Replay, tiered: Replay, again: Replay) -> dict[str, Any]:
+    """Quantiles of the slowdown: of steps while blocks moved, of the others, and of both engines without tiers."""
+    usual = usual_seconds(plain.steps)
+    groups = {
+        "without tiers": plain.steps,
+        "without tiers, again": again.steps,
+        "tiers, nothing moved": [step for step in tiered.steps if not step.moved],
+        "tiers, blocks moved": [step for step in tiered.steps if step.moved],
+    }
+    found = {name: slowdowns(steps, usual) for name, steps in groups.items()}
+    rows = {name: {"steps": len(each), **quantiles(each)} for name, each in found.items() if each}
+    plain_p99 = np.mean([rows[name]["p99"] for name in ("without tiers", "without tiers, again") if name in rows])
+    moved = rows.get("tiers, blocks moved")
+    excess = round(moved["p99"] / float(plain_p99) - 1, 4) if moved else None
+    return {"slowdown": rows, "compositions": len(usual), "p99_excess_while_blocks_move": excess}
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Some quantiles, and the mean."""
+    shares = {f"p{share}": round(float(np.percentile(values, share)), 4) for share in (50, 90, 99, 100)}
+    return {"mean": round(float(np.mean(values)), 4), **shares}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Blocks of each tier; 0 for none."""
+
+    pool: int
+    host: int
+    disk: int
+
+    def options(self, block_bytes: int, folder: Path) -> dict[str, Any]:
+        """Options of `Engine.load`."""
+        options: dict[str, Any] = {"kv_blocks": self.pool, "kv_host_bytes": self.host * block_bytes}
+        if self.disk:
+            options |= {"kv_disk_path": folder, "kv_disk_bytes": self.disk * (block_bytes + 512)}
+        return options
+
+
+class Report:
+    """The document that is written after each part, and continued by a later run."""
+
+    def __init__(self, path: Path | None, facts: dict[str, Any]) -> None:
+        self._path, self._facts = path, facts
+        self.document: dict[str, Any] = {**facts, "runs": {}, "answers": {}}
+        if path and path.is_file():
+            found = json.loads(path.read_text("utf-8"))
+            if {name: found.get(name) for name in facts} != facts:
+                raise click.UsageError(f"{path} has results of another machine, artifact or sizes; move it away")
+            self.document = found
+
+    def has(self, *names: str) -> bool:
+        """Whether runs are there already."""
+        return all(name in self.document["runs"] for name in names)
+
+    def add(self, runs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add figures, print and write them."""
+        for name, figures in runs.items():
+            self.document["runs"][name] = figures
+            click.echo(json.dumps({name: figures}))
+        self.write()
+
+    def write(self) -> None:
+        """Write all that is known."""
+        if self._path:
+            self._path.write_text(json.dumps(self.document, indent=1) + "\n")
+
+
+class Runs:
+    """The configurations, one after another."""
+
+    def __init__(self, artifact: Artifact, requests: Sequence[Request], in_flight: int, report: Report) -> None:
+        self._artifact, self._requests, self._in_flight, self._report = artifact, requests, in_flight, report
+        self._block_tokens = artifact.manifest.kv.block_tokens
+
+    def alone(self, name: str, bounds: Mapping[str, int], **options: Any) -> None:
+        """One engine."""
+        if self._report.has(name):
+            return
+        with Engine.load(self._artifact, **options) as engine:
+            lane = Lane(engine, self._requests, self._in_flight)
+            lane.advance(len(self._requests))
+        self._add(bounds, **{name: lane.result})
+
+    def in_turns(
+        self,
+        names: tuple[str, str, str],
+        bounds: Mapping[str, int],
+        plain: dict[str, Any],
+        tiered: dict[str, Any],
+        turn: int,
+    ) -> None:
+        """The pool alone, the pool with tiers, and the pool alone again, in turns."""
+        if self._report.has(*names):
+            return
+        engines = [Engine.load(self._artifact, **options) for options in (plain, tiered, plain)]
+        try:
+            lanes = [Lane(engine, self._requests, self._in_flight) for engine in engines]
+            for direction in cycle((1, -1)):
+                if not sum(self._advance(lane, turn) for lane in lanes[::direction]):
+                    break
+        finally:
+            for engine in engines:
+                engine.close()
+        self._report.document["step_times"] = compare_steps(*(lane.result for lane in lanes))
+        click.echo(json.dumps(self._report.document["step_times"]))
+        self._add(bounds, **dict(zip(names, (lane.result for lane in lanes), strict=True)))
+
+    def _advance(self, lane: Lane, turn: int) -> bool:
+        goes_on = lane.advance(turn)
+        lane.engine.flush_kv()
+        return goes_on
+
+    def _add(self, bounds: Mapping[str, int], **results: Replay) -> None:
+        answers = self._report.document["answers"]
+        for result in results.values():
+            answers = answers or {str(index): answer for index, answer in result.answers.items()}
+        self._report.document["answers"] = answers
+        right = {int(index): answer for index, answer in answers.items()}
+        total = len(self._requests)
+        self._report.add(
+            {name: summary(result, right, total, bounds, self._block_tokens) for name, result in results.items()}
+        )
 
 
 @click.command()
 @click.argument("artifact", type=click.Path(exists=True, path_type=Path))
 @click.option("--trace", type=click.Path(exists=True, path_type=Path), required=True)
 @click.option("--requests", "limit", default=2000, show_default=True)
+@click.option("--in-flight", default=8, show_default=True, help="Requests that are unfinished at a time.")
+@click.option("--turn", default=50, show_default=True, help="Requests of a turn, where engines take turns.")
 @click.option("--pool", default=10, show_default=True, help="Pool, in percent of the working set.")
 @click.option("--host", default=20, show_default=True, help="Host memory, in percent of the working set.")
 @click.option("--disk", default=50, show_default=True, help="Disk, in percent of the working set.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the disk tier's folder is made.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write the result as JSON.")
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file of results, made or continued.")
 def main(
-    artifact: Path, trace: Path, limit: int, pool: int, host: int, disk: int, folder: Path | None, output: Path | None
+    artifact: Path,
+    trace: Path,
+    limit: int,
+    in_flight: int,
+    turn: int,
+    pool: int,
+    host: int,
+    disk: int,
+    folder: Path | None,
+    output: Path | None,
 ) -> None:
     """Replay a trace without a cache, with an unlimited one, and with a small pool and tiers below it."""
-    geometry, model = open_artifact(artifact).manifest.kv, open_artifact(artifact).manifest.model
+    opened = open_artifact(artifact)
+    geometry, model = opened.manifest.kv, opened.manifest.model
     requests = scaled_requests(
         trace,
         limit,
@@ -162,35 +344,41 @@ def main(
     )
     chains = [request.chain for request in requests]
     working_set = len({key for chain in chains for key in chain})
-    floor = _CONCURRENCY * -(-model.context_tokens // geometry.block_tokens)
-    sizes = {name: working_set * share // 100 for name, share in (("pool", pool), ("host", host), ("disk", disk))}
-    sizes["pool"] = max(sizes["pool"], floor)
-    facts = {"requests": limit, "blocks": sum(map(len, chains)), "working_set": working_set, "sizes": sizes}
-    bounds = {"unlimited": unlimited_hits(chains), "belady_at_pool": belady_hits(chains, sizes["pool"])}
-    click.echo(json.dumps({**facts, **bounds}))
+    floor = in_flight * -(-model.context_tokens // geometry.block_tokens)
+    sizes = Sizes(max(working_set * pool // 100, floor), working_set * host // 100, working_set * disk // 100)
+    together = sum(vars(sizes).values())
+    bounds = {
+        "unlimited": unlimited_hits(chains),
+        "belady_at_pool": belady_hits(chains, sizes.pool),
+        "belady_at_all_tiers_together": belady_hits(chains, together),
+    }
+    facts = {
+        "device": device_facts(),
+        "artifact": opened.manifest.identity,
+        "policy": DEFAULT_POLICY,
+        "requests": limit,
+        "in_flight": in_flight,
+        "blocks": sum(map(len, chains)),
+        "working_set": working_set,
+        "sizes": vars(sizes),
+        "bounds": bounds,
+    }
+    click.echo(json.dumps(facts))
+    report = Report(output, facts)
+    runs = Runs(opened, requests, in_flight, report)
     block_bytes = geometry.block_bytes
     with tempfile.TemporaryDirectory(dir=folder) as base:
-        small = {"kv_blocks": sizes["pool"]}
-        tiers = {**small, "kv_host_bytes": sizes["host"] * block_bytes}
-        everything = {**tiers, "kv_disk_path": base, "kv_disk_bytes": sizes["disk"] * (block_bytes + 512)}
-        configurations: dict[str, dict[str, Any]] = {
-            "no cache": {**small, "prefix_cache": False},
-            "unlimited": {"kv_blocks": working_set + floor},
-            "pool": small,
-            "pool, host": tiers,
-            "pool, host, disk": everything,
-            "pool, host, disk, after a restart": everything,
-        }
-        runs: dict[str, object] = {}
-        right: Replay | None = None
-        for name, options in configurations.items():
-            result = replay(artifact, requests, **options)
-            right = right or result
-            runs[name] = summary(result, right, len(requests))
-            click.echo(json.dumps({name: runs[name]}))
-    if output:
-        document = {"device": device_facts(), "policy": DEFAULT_POLICY, **facts, "bounds": bounds, "runs": runs}
-        output.write_text(json.dumps(document, indent=1) + "\n")
+        small = Sizes(sizes.pool, 0, 0).options(block_bytes, Path(base))
+        with_host = Sizes(sizes.pool, sizes.host, 0).options(block_bytes, Path(base))
+        everything = sizes.options(block_bytes, Path(base) / "kv")
+        runs.alone("no cache", bounds, prefix_cache=False, **small)
+        runs.alone("unlimited", bounds, kv_blocks=working_set + floor)
+        runs.alone("pool, host", bounds, **with_host)
+        runs.in_turns(("pool", "pool, host, disk", "pool, again"), bounds, small, everything, turn)
+        if any((Path(base) / "kv").glob("*")):
+            runs.alone("pool, host, disk, after a restart", bounds, **everything)
+    report.document.pop("answers", None)  # all parts are there
+    report.write()
 
 
 if __name__ == "__main__":

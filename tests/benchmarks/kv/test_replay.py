@@ -3,7 +3,12 @@
 import json
 from pathlib import Path
 
-from benchmarks.kv.replay import Replay, scaled_requests, summary
+import click
+import pytest
+from benchmarks.kv.policies import unlimited_hits
+from benchmarks.kv.replay import Replay, Report, Runs, Sizes, Step, compare_steps, scaled_requests, summary
+
+from tests.conftest import BuildArtifact
 
 
 def test_prefixes_of_the_trace_are_prefixes_of_the_prompts(tmp_path: Path) -> None:
@@ -19,10 +24,53 @@ def test_prefixes_of_the_trace_are_prefixes_of_the_prompts(tmp_path: Path) -> No
     assert all(3 <= token < 100 for token in long.prompt)
 
 
-def test_wrong_and_lost_answers_are_counted() -> None:
-    right = Replay(answers={0: (1, 2), 1: (3,), 2: (4,)})
-    result = Replay(answers={0: (1, 2), 1: (9,)}, prompt_tokens=10, step_seconds=[0.1, 0.2], moving=[True, False])
-    result.cached.update(device=2, host=3, disk=0)
-    found = summary(result, right, 3)
-    assert (found["wrong"], found["lost"], found["all"]) == (1, 1, 0.5)
-    assert found["step_ms_otherwise"] == {"p50": 200.0, "p90": 200.0, "p99": 200.0, "p100": 200.0}
+def test_wrong_and_lost_answers_are_counted_and_hits_compared_with_bounds() -> None:
+    result = Replay(answers={0: "a", 1: "x"}, prompt_tokens=100, steps=[Step(0.1, 3, 1, moved=False)])
+    result.cached.update(device=16, host=32, disk=0)
+    found = summary(result, {0: "a", 1: "b", 2: "c"}, 3, {"unlimited": 4}, 16)
+    assert (found["wrong"], found["lost"], found["all"], found["steps"]) == (1, 1, 0.48, 1)
+    assert found["of_bounds"] == {"unlimited": 0.75}
+
+
+def test_steps_are_compared_with_others_of_their_composition() -> None:
+    def steps(*seconds: float, tokens: int = 1, moved: bool = False) -> list[Step]:
+        return [Step(each, tokens, 8, moved) for each in seconds]
+
+    plain = Replay(steps=[*steps(*[0.01] * 9), *steps(*[0.1] * 9, tokens=512)])
+    tiered = Replay(steps=[*steps(0.02, moved=True), *steps(0.1, 0.1, tokens=512), *steps(5.0, tokens=99, moved=True)])
+    found = compare_steps(plain, tiered, plain)
+    assert found["compositions"] == 2
+    assert found["slowdown"]["tiers, blocks moved"] == {
+        "steps": 1,
+        "mean": 2.0,
+        "p50": 2.0,
+        "p90": 2.0,
+        "p99": 2.0,
+        "p100": 2.0,
+    }
+    assert found["slowdown"]["tiers, nothing moved"]["mean"] == 1.0
+    assert found["p99_excess_while_blocks_move"] == 1.0
+
+
+def test_a_replay_answers_the_same_with_tiers_and_continues_its_report(
+    build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", two_layers)
+    rows = [[*range(6 * group, 6 * group + 5)] for group in (0, 1, 2, 3, 0, 1, 2, 3)]
+    trace, output = tmp_path / "trace.jsonl", tmp_path / "replay.json"
+    trace.write_text("".join(json.dumps({"hash_ids": ids, "output_length": 128}) + "\n" for ids in rows))
+    facts = artifact.manifest.model
+    requests = scaled_requests(trace, 8, block_tokens=16, context_tokens=facts.context_tokens, vocab=facts.vocab_size)
+    bounds = {"unlimited": unlimited_hits([request.chain for request in requests])}
+    pool = Sizes(14, 0, 0).options(artifact.manifest.kv.block_bytes, tmp_path)
+    tiers = Sizes(14, 64, 64).options(artifact.manifest.kv.block_bytes, tmp_path / "kv")
+    for _ in range(2):
+        report = Report(output, {"requests": 8})
+        runs = Runs(artifact, requests, 2, report)
+        runs.alone("no cache", bounds, prefix_cache=False, **pool)
+        runs.in_turns(("pool", "tiers", "pool, again"), bounds, pool, tiers, 2)
+    found = json.loads(output.read_text())["runs"]
+    assert all((run["wrong"], run["lost"]) == (0, 0) for run in found.values())
+    assert found["tiers"]["all"] > found["pool"]["all"]
+    with pytest.raises(click.UsageError, match="move it away"):
+        Report(output, {"requests": 9})
