@@ -1,5 +1,6 @@
 """The disk store's index: the limit, the order of eviction, and when the folder is listed again."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,16 +58,36 @@ def test_a_folder_over_the_limit_lists_enough_to_get_below_it() -> None:
 def test_a_used_block_is_older_than_those_before_it() -> None:
     index = StoreIndex(1000)
     index.replace(files(1, 2, 3))
-    index.touch(key(1), b"")
-    index.touch(key(2), key(1))
+    stamps = dict(index.touch(key(1), b""))
+    stamps |= index.touch(key(2), key(1))
+    stamps |= index.touch(key(3), key(2))
+    assert stamps[key(3)] < stamps[key(2)] < stamps[key(1)]
+    assert stamps[key(3)] > 3
+    again = dict(index.touch(key(2), key(1)))
+    assert stamps[key(3)] < again[key(2)] < stamps[key(1)]
+
+
+def test_a_chain_used_block_by_block_takes_two_new_times_for_each() -> None:
+    index = StoreIndex(10_000)
+    index.replace(files(*range(1, 101)))
+    touched = [index.touch(key(number), key(number - 1)) for number in range(1, 101)]
+    assert [len(stamps) for stamps in touched] == [1] + [2] * 99
+    stamps = {each: stamp for stamps in touched for each, stamp in stamps}
+    assert all(stamps[key(number)] > stamps[key(number + 1)] for number in range(1, 100))
+
+
+def test_blocks_before_a_used_one_follow_it_once_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = StoreIndex(1000)
+    index.replace(files(1, 2, 3))
+    monkeypatch.setattr("ingot.runtime.kv.disk.index._LEAD_NS", 0)
+    for number in (1, 2, 3):
+        index.touch(key(number), key(number - 1))
     stamps = dict(index.touch(key(3), key(2)))
     assert stamps[key(3)] < stamps[key(2)] < stamps[key(1)]
-    again = dict(index.touch(key(2), key(1)))
-    assert key(3) not in again
-    assert again[key(2)] < again[key(1)]
 
 
-def test_a_listing_keeps_the_chains_that_are_known() -> None:
+def test_a_listing_keeps_the_chains_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.runtime.kv.disk.index._LEAD_NS", 0)
     index = StoreIndex(1000)
     index.replace(files(1, 2))
     index.touch(key(2), key(1))

@@ -168,7 +168,8 @@ def test_the_oldest_blocks_go_first_and_used_ones_stay(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_chain_loses_its_end_first(tmp_path: Path) -> None:
+def test_a_chain_loses_its_end_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.runtime.kv.disk.index._LEAD_NS", 0)
     chain = chain_of(8, first=100)
     store = open_store(tmp_path, num_blocks=10)
     put(store, *BLOCKS[:2], *chain)
