@@ -81,7 +81,7 @@ class StoreIndex:
             entry.parent = parent
             self._last_stamp = max(time.time_ns(), self._last_stamp + 1)
             entry.stamp = now = max(self._last_stamp, entry.stamp)
-            older = []
+            older: list[tuple[bytes, _Entry]] = []
             before = self._entries.get(parent)
             while before and before.stamp <= now + len(older) + 1:
                 older.append((parent, before))
