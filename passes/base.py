@@ -101,6 +101,11 @@ class Pass(ir.passes.InPlacePass):
         """Precision that it gives the KV cache, which the target must support; None leaves the cache as it is."""
         return None
 
+    @property
+    def kv_group(self) -> int:
+        """Dims of int4 keys or values that share a scale and a minimum; 0: one scale for a vector."""
+        return 0
+
     def __post_init__(self) -> None:
         for option, annotation in option_types(type(self)).items():
             converted = convert_option(self.name, option, getattr(self, option), annotation)

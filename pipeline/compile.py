@@ -173,9 +173,9 @@ def _held_out(recipe: Recipe) -> HeldOutText | None:
 
 
 def _require_kv_type(target: Target, model: ir.Model) -> None:
-    dtype = KV.of(model).dtype
-    if dtype != "float32":  # the importer's; the target may store another float
-        require_kv_type(target, dtype)
+    kv = KV.of(model)
+    if kv.dtype != "float32":  # the importer's; the target may store another float
+        require_kv_type(target, kv.dtype, kv.int4_group)
 
 
 def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, folder: Path) -> None:

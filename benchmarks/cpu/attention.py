@@ -38,6 +38,7 @@ from ingot.runtime.cpu.native.attention import make_attention
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
 BLOCK_TOKENS = 16
+GROUP = 32  # dims of int4 that share a scale and a minimum
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,9 @@ class Data:
         """A pool that holds the keys and values."""
         p = self.problem
         geometry = KVGeometry(
-            num_layers=1, num_kv_heads=p.kv_heads, head_dim=p.dim, block_tokens=BLOCK_TOKENS, dtype=dtype
-        )
+            num_layers=1, num_kv_heads=p.kv_heads, head_dim=p.dim, block_tokens=BLOCK_TOKENS, dtype=dtype,
+            int4_group=GROUP if value_type(dtype) == "int4" else 0,
+        )  # fmt: skip
         pool = KVPool(geometry, self.table.size)
         views = pool.layer(0)
         for vectors, kind, codes, scales in (
@@ -124,7 +126,7 @@ class Data:
             (self.values, value_type(dtype), views.values, views.value_scales),
         ):
             blocks = vectors.reshape(p.sequences, p.kv_heads, -1, BLOCK_TOKENS, p.dim).swapaxes(1, 2)
-            codes[self.table], made = encode(blocks, kind, p.dim)
+            codes[self.table], made = encode(blocks, kind, geometry.int4_group)
             if scales is not None:
                 scales[self.table] = made
         return pool

@@ -52,7 +52,7 @@ def _weights(bits: int, block: int | str, symmetric: bool = False) -> Options:
 
 
 def _keys(precision: str) -> Options:
-    return {"quantize-kv-cache": {"precision": precision}}
+    return {"quantize-kv-cache": {"precision": precision, "group": 0}}
 
 
 CASES = (

@@ -100,7 +100,7 @@ def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe
 def passes_of(spec: ProgramSpec, recipe: Recipe) -> list[Pass]:
     """The recipe's passes, with placeholders for quantized weights, and the KV cache's precision."""
     made = [shape_only(pass_) for pass_ in recipe.make_passes()]
-    return made if spec.kv == "16-bit" else [*made, QuantizeKVCache(spec.kv)]
+    return made if spec.kv == "16-bit" else [*made, QuantizeKVCache(spec.kv, group=0)]
 
 
 def write_hollow_checkpoint(shape: ModelShape, context_tokens: int, folder: Path) -> Path:

@@ -1,11 +1,12 @@
 """The pass quantize-kv-cache: stores keys and values in 16, 8 or 4 bits.
 
     Matched         the model's KV geometry
-    Replacement     the same in float16, bfloat16, fp8 (e4m3), int8, int4, or k8v4 (keys int8, values int4); in 8 and 4
-                    bits each vector is divided by a float16 scale that maps its largest element to the type's largest
+    Replacement     the same in float16, bfloat16, fp8 (e4m3), int8, int4, or k8v4 (keys int8, values int4); in 8 bits
+                    each vector is divided by a float16 scale that maps its largest element to the type's largest; in 4
+                    bits each `group` of its dims has a scale and a minimum
 
 No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block of float32
-becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus a scale per vector.
+becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus the scales.
 
 Refuses: int4 with heads of an odd size, as two elements share a byte.
 """
@@ -19,6 +20,7 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.model_facts import KV
 
+_Group = Literal[0, 16, 32, 64, 128]
 _Precision = Literal["float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]
 
 
@@ -26,6 +28,8 @@ _Precision = Literal["float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]
 class QuantizeKVCache(Pass):
     """precision    float16 or bfloat16, for the CPU; k8v4, keys in 8 bits and values in 4, likewise;
     fp8: e4m3, for the CPU and GPUs from SM 89 on; int8; int4
+
+    group        dims of int4 that share a scale and a minimum, for the CPU; 0: one scale for a vector, no minimum
     """
 
     name: ClassVar[str] = "quantize-kv-cache"
@@ -35,11 +39,17 @@ class QuantizeKVCache(Pass):
     keeps_schemes: ClassVar[bool] = True
 
     precision: _Precision = "int8"
+    group: _Group = 32
 
     @property
     def kv_precision(self) -> _Precision:
         """The option `precision`."""
         return self.precision
+
+    @property
+    def kv_group(self) -> int:
+        """The option `group`, where the precision has values of int4."""
+        return self.group if self.precision in ("int4", "k8v4") else 0
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Set the precision in the model's KV geometry."""
@@ -47,6 +57,6 @@ class QuantizeKVCache(Pass):
         odd = next((dim for layer in before.layers for dim in (layer.key_dim, layer.value_dim) if dim % 2), None)
         if self.precision in ("int4", "k8v4") and odd:
             raise PassError(f"heads have {odd} dims, and two share a byte of int4; use int8")
-        after = before.model_copy(update={"dtype": self.precision})
+        after = before.model_copy(update={"dtype": self.precision, "int4_group": self.kv_group})
         KV.record(model, after)
         return ir.passes.PassResult(model, modified=before != after)

@@ -103,7 +103,7 @@ def _kv_messages(target: Target, passes: Sequence[Pass]) -> Iterator[str]:
     for made in passes:
         if made.kv_precision is not None:
             try:
-                require_kv_type(target, made.kv_precision)
+                require_kv_type(target, made.kv_precision, made.kv_group)
             except UsageError as error:
                 yield str(error)
 

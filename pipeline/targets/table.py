@@ -16,6 +16,7 @@ class Target:
     lowering    names of the passes that end every compile for it
     writer      function that writes the lowered IR into the artifact: module:function, a `ProgramWriter`
     kv_types    types that quantize-kv-cache can store keys and values in; without it they have the engine's own
+    kv_groups   whether its int4 may have a scale and a minimum for each group of dims, instead of a vector's one scale
     sms         SMs of the GPUs that it builds for; empty: no GPU, or the SMs that gpu.sms chooses
     sm_choice   SMs that gpu.sms may choose
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
@@ -28,6 +29,7 @@ class Target:
     lowering: tuple[str, ...]
     writer: str
     kv_types: tuple[KVType, ...] = ()
+    kv_groups: bool = False
     sms: tuple[int, ...] = ()
     sm_choice: tuple[int, ...] = ()
     has_tiles: bool = False
@@ -67,6 +69,7 @@ _ROWS = (
         lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
         writer="ingot.pipeline.targets.writers:write_segments",
         kv_types=("float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
+        kv_groups=True,
     ),
     *(_cuda(sm, gpus) for sm, gpus in _GPUS.items()),
     Target(
@@ -103,12 +106,18 @@ def get_target(name: str) -> Target:
     return TARGETS[name]
 
 
-def require_kv_type(target: Target, kv_type: KVType) -> None:
-    """Raise UsageError for keys and values in a precision that the target's kernels do not read."""
+def require_kv_type(target: Target, kv_type: KVType, int4_group: int) -> None:
+    """Raise UsageError for keys and values in a precision, or groups, that the target's kernels do not read."""
     if kv_type not in target.kv_types:
         able = [row.name for row in _ROWS if kv_type in row.kv_types]
         allowed = f"it reads {one_of(target.kv_types)}" if target.kv_types else "it stores them as 32-bit floats"
         raise UsageError(
             f"target {target.name} does not read keys and values in {kv_type}; {allowed}: leave quantize-kv-cache out, "
             f"or build for {one_of(able)}"
+        )
+    if int4_group and not target.kv_groups:
+        able = [row.name for row in _ROWS if row.kv_groups]
+        raise UsageError(
+            f"target {target.name} reads {kv_type} with one scale for a vector, not in groups of {int4_group} dims: "
+            f"set passes.quantize-kv-cache.group to 0, or build for {one_of(able)}"
         )

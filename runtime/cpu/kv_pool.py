@@ -4,7 +4,7 @@ A block holds all layers contiguously, so that moving it is one copy. The operat
 first write: a large pool uses no memory until it is filled.
 
 Within a block, a head's keys are stored by dim, [width, token], its values by token, [token, width], and their scales
-as [group, token] and [token, group]: the kernel multiplies many tokens by one dim of the query, and many dims of a
+as [scale, token] and [token, scale]: the kernel multiplies many tokens by one dim of the query, and many dims of a
 value by one probability, and reads vectors both times.
 """
 
@@ -31,7 +31,7 @@ def physical_bytes() -> int:
 
 
 class LayerViews(NamedTuple):
-    """One layer of all blocks: codes [blocks, kv heads, token, width], scales [blocks, kv heads, token, group].
+    """One layer of all blocks: codes [blocks, kv heads, token, width], scales [blocks, kv heads, token, scale].
 
     Views of the pool, of any strides. Scales are None for types without them.
     """
@@ -66,12 +66,12 @@ class KVPool:
             return self.blocks[:, at : at + size].view(kind).reshape(self.num_blocks, layer.num_kv_heads, *shape)
 
         half = np.dtype(np.float16)
-        scaled = self.geometry.is_quantized
+        of_key, of_value = layer.scales_of_key, layer.scales_of_value
         return LayerViews(
             view(layer.keys, key, layer.key_bytes // key.itemsize, tokens).swapaxes(2, 3),
             view(layer.values, value, tokens, layer.value_bytes // value.itemsize),
-            view(layer.key_scales, half, 1, tokens).swapaxes(2, 3) if scaled else None,
-            view(layer.value_scales, half, tokens, 1) if scaled else None,
+            view(layer.key_scales, half, of_key, tokens).swapaxes(2, 3) if of_key else None,
+            view(layer.value_scales, half, tokens, of_value) if of_value else None,
         )
 
     @property

@@ -4,10 +4,12 @@
     float16, bfloat16   rounded to nearest, ties to even; float16 makes numbers beyond 65504 infinite
     fp8                 e4m3fn codes of x / scale
     int8, int4          x / scale rounded to nearest, ties to even; int4 has dims 2 j and 2 j + 1 in byte j
+    grouped int4        0 .. 15 for each group of dims: (x - minimum) / scale rounded likewise
 
-A scale is a float16: largest |x| / 448, 127 or 7 of the dims that share it. Codes are made with the rounded scale;
-zeros have scale 1. Where a dim is NaN or infinite, or the scale is beyond float16, the scale is NaN and all codes are
-0: what is not finite decodes to NaN, never to a number.
+A vector's scale is a float16, largest |x| / 448, 127 or 7. A group's is (largest x - minimum) / 15, followed by its
+minimum; the last group may have fewer dims. Codes are made with the rounded numbers; scale 0 becomes 1. Where a dim is
+NaN or infinite, or the scale or the minimum is beyond float16, the scale is NaN and all codes are 0: what is not finite
+decodes to NaN, never to a number.
 """
 
 from collections.abc import Mapping
@@ -22,7 +24,7 @@ from ingot.runtime.steps.batch import FloatArray
 Codes = NDArray[Any]  # of ELEMENT's type
 HalfArray = NDArray[np.float16]
 
-KINDS: tuple[ElementType, ...] = ("float32", "float16", "bfloat16", "fp8", "int8", "int4")
+KINDS = ("float32", "float16", "bfloat16", "fp8", "int8", "int4", "grouped int4")
 """Numbers of the types in the C kernel."""
 
 ELEMENT: Mapping[ElementType, type[np.generic]] = {
@@ -35,8 +37,16 @@ _LIMITS: Mapping[ElementType, float] = {"fp8": 448.0, "int8": 127.0, "int4": 7.0
 _NAN = np.float16(np.nan)  # 0x7e00
 
 
-def encode(vectors: FloatArray, dtype: ElementType, group: int) -> tuple[Codes, HalfArray | None]:
-    """Codes [..., width] and scales [..., dim / group] of vectors [..., dim]; None for types without scales."""
+def kind_of(dtype: ElementType, int4_group: int) -> int:
+    """The type's number in the C kernel."""
+    return KINDS.index("grouped int4" if dtype == "int4" and int4_group else dtype)
+
+
+def encode(vectors: FloatArray, dtype: ElementType, int4_group: int = 0) -> tuple[Codes, HalfArray | None]:
+    """Codes [..., width] and scales [..., scales] of vectors [..., dim]; None for types without scales.
+
+    int4_group    dims of int4 that share a scale and a minimum; 0: one scale for the vector
+    """
     if dtype == "float32":
         return vectors, None
     if dtype == "float16":
@@ -44,30 +54,55 @@ def encode(vectors: FloatArray, dtype: ElementType, group: int) -> tuple[Codes, 
             return np.where(np.isnan(vectors), _NAN, vectors.astype(np.float16)), None
     if dtype == "bfloat16":
         return _bfloat16(vectors), None
-    parts = vectors.reshape(*vectors.shape[:-1], -1, group)  # [..., groups, group]
-    scales = _scales(parts, _LIMITS[dtype])
-    steps = scales.astype(np.float32)[..., None]
+    if dtype == "int4" and int4_group:
+        return _encode_groups(vectors, int4_group)
     limit = np.float32(_LIMITS[dtype])
+    scales = _scales(np.abs(vectors).max(axis=-1, keepdims=True) / limit)  # NaN where a dim is
+    steps = scales.astype(np.float32)
     with np.errstate(invalid="ignore"):
-        scaled = np.where(np.isnan(steps), np.float32(0), np.clip(parts / steps, -limit, limit))
-    return _codes(scaled.reshape(vectors.shape), dtype), scales
+        scaled = np.where(np.isnan(steps), np.float32(0), np.clip(vectors / steps, -limit, limit))
+    return _codes(scaled, dtype), scales
 
 
-def decode(codes: Codes, scales: HalfArray | None, dtype: ElementType) -> FloatArray:
-    """Vectors [..., dim] of codes [..., width] and scales [..., groups]."""
-    values = _floats(codes, dtype)
+def decode(codes: Codes, scales: HalfArray | None, dtype: ElementType, int4_group: int = 0) -> FloatArray:
+    """Vectors [..., dim] of codes [..., width] and scales [..., scales]."""
     if scales is None:
-        return values
-    parts = values.reshape(*scales.shape, -1)
-    decoded: FloatArray = (parts * scales.astype(np.float32)[..., None]).reshape(values.shape)
-    return decoded
+        return _floats(codes, dtype)
+    factors = scales.astype(np.float32)
+    if dtype == "int4" and int4_group:
+        nibbles = _nibbles(codes).astype(np.float32)
+        steps, minima = (_of_dims(factors[..., i::2], int4_group, nibbles.shape[-1]) for i in (0, 1))
+        decoded: FloatArray = nibbles * steps + minima
+        return decoded
+    return _floats(codes, dtype) * factors
 
 
-def _scales(parts: FloatArray, limit: float) -> HalfArray:
-    """Scales [...] of parts [..., group]."""
-    largest = np.abs(parts).max(axis=-1)  # NaN where a dim is
+def _encode_groups(vectors: FloatArray, group: int) -> tuple[Codes, HalfArray]:
+    """Codes and scales, minima [..., 2 * groups] of vectors [..., dim]."""
+    dim = vectors.shape[-1]
+    missing = [(0, 0)] * (vectors.ndim - 1) + [(0, -dim % group)]
+    parts = np.pad(vectors, missing, mode="edge").reshape(*vectors.shape[:-1], -1, group)  # [..., groups, group]
+    with np.errstate(over="ignore", invalid="ignore"):
+        minima = (parts.min(axis=-1) + np.float32(0)).astype(np.float16)
+        ranges = np.maximum(parts.max(axis=-1) - minima.astype(np.float32), np.float32(0))
+        steps = _scales(ranges / np.float32(15))
+        is_number = np.isfinite(parts).all(axis=-1) & np.isfinite(minima) & ~np.isnan(steps)
+        steps, minima = np.where(is_number, steps, _NAN), np.where(is_number, minima, np.float16(0))
+        each, base = (_of_dims(x.astype(np.float32), group, dim) for x in (steps, minima))
+        scaled = np.where(np.isnan(each), np.float32(0), np.clip((vectors - base) / each, 0, 15))
+    scales = np.stack((steps, minima), axis=-1).reshape(*vectors.shape[:-1], -1)
+    return _packed(np.rint(scaled).astype(np.uint8)), scales
+
+
+def _of_dims(of_groups: FloatArray, group: int, dim: int) -> FloatArray:
+    """The group's number for each dim: [..., dim] of [..., groups]."""
+    return np.repeat(of_groups, group, axis=-1)[..., :dim]
+
+
+def _scales(steps: FloatArray) -> HalfArray:
+    """Steps as float16: NaN where they are not finite there, 1 for 0."""
     with np.errstate(over="ignore"):
-        scales = (largest / np.float32(limit)).astype(np.float16)
+        scales = steps.astype(np.float16)
     scales = np.where(np.isfinite(scales), scales, _NAN)
     return np.where(scales == 0, np.float16(1), scales)
 
@@ -79,9 +114,18 @@ def _codes(scaled: FloatArray, dtype: ElementType) -> Codes:
     whole = np.rint(scaled).astype(np.int8)
     if dtype == "int8":
         return whole
-    nibbles = whole.view(np.uint8) & 15
+    return _packed(whole.view(np.uint8) & 15)
+
+
+def _packed(nibbles: NDArray[np.uint8]) -> Codes:
+    """Two dims in a byte: [..., dim / 2] of [..., dim]."""
     packed: Codes = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
     return packed
+
+
+def _nibbles(codes: Codes) -> NDArray[np.uint8]:
+    """The inverse of `_packed`."""
+    return np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def _floats(codes: Codes, dtype: ElementType) -> FloatArray:
@@ -92,8 +136,7 @@ def _floats(codes: Codes, dtype: ElementType) -> FloatArray:
         magnitudes = ((bits & 0x7F) << 20).view(np.float32) * np.float32(2.0**120)
         return np.where(bits & 0x80, -magnitudes, magnitudes)
     if dtype == "int4":
-        nibbles = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:-1], -1)
-        return ((nibbles ^ 8).astype(np.int8) - np.int8(8)).astype(np.float32)
+        return ((_nibbles(codes) ^ 8).astype(np.int8) - np.int8(8)).astype(np.float32)
     return codes.astype(np.float32)
 
 

@@ -60,6 +60,31 @@ def test_scales_follow_the_codes_in_the_same_order() -> None:
     assert 2 * made.strides()["scale_block_stride"] == made.block_bytes
 
 
+@pytest.mark.parametrize(
+    ("dtype", "group", "of_key", "of_value"),
+    [
+        ("float16", 0, 0, 0),
+        ("int8", 0, 1, 1),
+        ("int4", 0, 1, 1),
+        ("int4", 32, 6, 6),
+        ("k8v4", 32, 1, 6),
+        ("int4", 128, 2, 2),
+    ],
+)
+def test_a_group_of_int4_has_a_scale_and_a_minimum(dtype: KVType, group: int, of_key: int, of_value: int) -> None:
+    made = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=80, dtype=dtype, int4_group=group)
+    assert [(layer.scales_of_key, layer.scales_of_value) for layer in made.layers] == [(of_key, of_value)] * 2
+    assert made.block_bytes - made.code_bytes == 2 * 2 * 16 * 2 * (of_key + of_value)
+    assert KVGeometry.model_validate_json(made.model_dump_json()) == made
+
+
+def test_kernels_for_one_scale_a_vector_refuse_groups_by_name() -> None:
+    made = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, dtype="int4", int4_group=32)
+    with pytest.raises(BuildError, match="the model has int4 in groups of 32 dims; a GPU's attention kernel needs"):
+        made.strides()
+    assert made.type_in_words == "int4 in groups of 32"
+
+
 @pytest.mark.parametrize("change", [{"num_layers": 0}, {"head_dim": -8}, {"dtype": "int3"}, {"layout": "rows"}])
 def test_impossible_sizes_unknown_types_and_unknown_fields_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(change))):
@@ -99,7 +124,9 @@ def geometries(draw: st.DrawFn) -> KVGeometry:
                 columns[name][layer] = columns[name][source]
     dtype = draw(st.sampled_from(["float32", "float16", "fp8", "int4"]))
     tokens, state = draw(st.integers(1, 17)), draw(st.sampled_from([0, 24]))
+    group = draw(st.sampled_from([0, 6, 16])) if dtype == "int4" else 0
     fields = {**columns, "shares": shares, "block_tokens": tokens, "dtype": dtype, "state_bytes": state}
+    fields["int4_group"] = group
     return KVGeometry.model_validate({"num_layers": count, **fields})
 
 
@@ -112,8 +139,8 @@ def runs(made: KVGeometry) -> list[tuple[int, int]]:
             found.append((layer.keys, vectors * layer.key_bytes))
             found.append((layer.values, vectors * layer.value_bytes))
             if made.is_quantized:
-                found.append((layer.key_scales, 2 * vectors))
-                found.append((layer.value_scales, 2 * vectors * (layer.value_dim > 0)))
+                found.append((layer.key_scales, 2 * vectors * layer.scales_of_key))
+                found.append((layer.value_scales, 2 * vectors * layer.scales_of_value))
     return sorted((start, start + size) for start, size in found if size)
 
 
@@ -179,10 +206,12 @@ def test_a_uniform_model_has_the_json_of_before_there_were_layers() -> None:
         {"dtype": "float16"},
         {"state_bytes": 8},
         {"window": 3},
+        {"int4_group": 4},
+        {"int4_group": 2},
     ],
 )
 def test_the_format_digest_covers_every_field(change: dict[str, object]) -> None:
-    before = geometry()
+    before = geometry("int4" if "int4_group" in change else "float32")
     after = KVGeometry.model_validate({**before.model_dump(), **change})
     assert before.format_digest != after.format_digest
 
@@ -202,6 +231,8 @@ def test_the_format_digest_covers_every_field(change: dict[str, object]) -> None
         ({"shares": [0, 1, 1, 2]}, "layer 3 shares layer 2, which has no keys and values of its own; name layer 1"),
         ({"shares": [0, 1, 0, 3]}, r"layer 2 has heads, key dims, value dims \(1, 4, 4\), and layer 0, .* \(2, 8, 8\)"),
         ({"value_dim": [8, 4, 4, 7], "dtype": "int4"}, "value_dim is 7; int4 stores two dims in a byte"),
+        ({"int4_group": 32}, "int4_group is 32; with float32 it must be 0"),
+        ({"int4_group": 3, "dtype": "int4"}, "int4_group is 3; int4 stores two dims in a byte"),
         ({"state_bytes": -1}, "state_bytes"),
     ],
 )

@@ -29,7 +29,7 @@ RECIPES: list[tuple[str, tuple[str, ...]]] = [
     ("fp8-cpu-emulation", ()),
     *(
         ("fp32-cpu", (f"passes=[pack-projections, clean-up, {{quantize-kv-cache: {{precision: {precision}}}}}]",))
-        for precision in ("float16", "bfloat16", "fp8", "int8", "int4", "k8v4")
+        for precision in ("float16", "bfloat16", "fp8", "int8", "int4", "int4, group: 0", "k8v4")
     ),
 ]
 

@@ -19,7 +19,7 @@ from ingot.artifact import AttentionStep, KVGeometry
 from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.kv_precision import KINDS
+from ingot.runtime.cpu.kv_precision import kind_of
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 
@@ -184,8 +184,9 @@ def _place(layer: _Layer, geometry: KVGeometry, index: int) -> None:
     layer.keys, layer.values = own.keys, own.values
     layer.key_scales, layer.value_scales = own.key_scales, own.value_scales
     layer.block_bytes, layer.block_tokens = geometry.block_bytes, geometry.block_tokens
-    layer.key_kind, layer.value_kind = KINDS.index(own.key_type), KINDS.index(own.value_type)
-    layer.group = own.key_dim
+    layer.key_kind = kind_of(own.key_type, own.int4_group)
+    layer.value_kind = kind_of(own.value_type, own.int4_group)
+    layer.group = own.int4_group
     layer.writes = own.source == index
 
 

@@ -62,7 +62,7 @@ class NumpyAttention:
             (value, layer.value_type, views.values, views.value_scales),
         ):
             heads = vectors.reshape(-1, step.num_kv_heads, step.head_dim)  # [tokens, kv heads, dim]
-            codes[block, :, slot], made = encode(heads, dtype, step.head_dim)
+            codes[block, :, slot], made = encode(heads, dtype, layer.int4_group)
             if scales is not None:
                 scales[block, :, slot] = made
 
@@ -102,8 +102,8 @@ class NumpyAttention:
             (0, layer.key_type, views.keys, views.key_scales),
             (1, layer.value_type, views.values, views.value_scales),
         ):
-            of_tokens = None if scales is None else scales[block, :, slot]  # [tokens, kv heads, groups]
-            rows = decode(codes[block, :, slot], of_tokens, dtype)  # [tokens, kv heads, dim]
+            of_tokens = None if scales is None else scales[block, :, slot]  # [tokens, kv heads, scales]
+            rows = decode(codes[block, :, slot], of_tokens, dtype, layer.int4_group)  # [tokens, kv heads, dim]
             tile[part, :, positions - start] = rows
         return tile[0], tile[1]
 

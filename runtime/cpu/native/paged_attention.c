@@ -38,7 +38,7 @@ struct layer {
     int64_t query_stride, key_stride, value_stride;
     int32_t rotary_dim;               /* leading elements of a head that are rotated; 0 for none */
     int32_t key_kind, value_kind;     /* enum kind; both FLOAT32, or neither */
-    int32_t group;                    /* dims that share a scale */
+    int32_t group;                    /* dims of grouped int4 that share a scale and a minimum */
     int32_t writes;                   /* 0 for a layer that attends to another layer's keys and values */
     int32_t num_heads, num_kv_heads, dim, block_tokens, window;
     float scale, softcap;
@@ -61,7 +61,7 @@ struct rows {
 /* A tile's tokens in the pool. */
 struct places {
     const uint8_t *keys[TILE], *values[TILE]; /* keys: as many bytes of their block as one has, for prefetching */
-    const uint16_t *scales[TILE];             /* of values */
+    const uint16_t *scales[TILE];             /* of values; any address for types without them */
     struct stored of_16[TILE / 16];           /* keys, where 16 tokens follow each other in a block */
 };
 
@@ -76,7 +76,7 @@ struct tile {
 };
 
 /* Kinds of keys and values that are decoded in registers: equal ones by their kind, and keys of 8 bits with values of 4. */
-enum { K8V4 = NUM_KINDS, NUM_MIXES };
+enum { K8V4 = NUM_KINDS, GROUPED_K8V4, NUM_MIXES };
 
 struct isa {
     int vector_floats, rows;
@@ -182,8 +182,7 @@ static struct stored key_in(const struct layer *l, uint8_t *block, int head, int
     const int64_t unit = unit_bytes(l->key_kind), heads = (int64_t)head * l->block_tokens;
     struct stored at = {block + l->keys + heads * vector_bytes(l->key_kind, l->dim) + slot * unit, NULL,
                         l->block_tokens * unit, l->block_tokens};
-    if (is_scaled(l->key_kind))
-        at.scales = (uint16_t *)(block + l->key_scales) + heads * (l->dim / l->group) + slot;
+    at.scales = (uint16_t *)(block + l->key_scales) + heads * scales_of(l->key_kind, l->dim, l->group) + slot;
     return at;
 }
 
@@ -191,8 +190,7 @@ static struct stored value_in(const struct layer *l, uint8_t *block, int head, i
 {
     const int64_t row = (int64_t)head * l->block_tokens + slot;
     struct stored at = {block + l->values + row * vector_bytes(l->value_kind, l->dim), NULL, unit_bytes(l->value_kind), 1};
-    if (is_scaled(l->value_kind))
-        at.scales = (uint16_t *)(block + l->value_scales) + row * (l->dim / l->group);
+    at.scales = (uint16_t *)(block + l->value_scales) + row * scales_of(l->value_kind, l->dim, l->group);
     return at;
 }
 
@@ -315,7 +313,7 @@ static void find_tile(const struct job *job, int s, int head, int start, int fir
 {
     const struct layer *l = job->layer;
     const int64_t key_bytes = vector_bytes(l->key_kind, l->dim), value_bytes = vector_bytes(l->value_kind, l->dim);
-    const int64_t groups = l->dim / l->group;
+    const int64_t scales = scales_of(l->value_kind, l->dim, l->group);
     int slot = (start + first) % l->block_tokens;
     uint8_t *block = block_at(job, s, start + first);
     for (int t = first; t < last; t++, slot++) {
@@ -326,7 +324,7 @@ static void find_tile(const struct job *job, int s, int head, int start, int fir
         const int64_t row = (int64_t)head * l->block_tokens + slot;
         places->keys[t] = block + l->keys + row * key_bytes;
         places->values[t] = block + l->values + row * value_bytes;
-        places->scales[t] = (const uint16_t *)(block + l->value_scales) + row * groups;
+        places->scales[t] = (const uint16_t *)(block + l->value_scales) + row * scales;
         if (t == first || t % 16 == 0)
             places->of_16[t / 16] = key_in(l, block, head, slot - t % 16);
     }
@@ -346,8 +344,8 @@ static void copy_key(const struct layer *l, const struct stored *from, const str
     const int64_t unit = unit_bytes(l->key_kind);
     for (int64_t d = 0; d < units_of(l->key_kind, l->dim); d++)
         memcpy(to->codes + d * to->stride, from->codes + d * from->stride, unit);
-    for (int g = 0; is_scaled(l->key_kind) && g < l->dim / l->group; g++)
-        to->scales[g * to->scale_stride] = from->scales[g * from->scale_stride];
+    for (int64_t i = 0; i < scales_of(l->key_kind, l->dim, l->group); i++)
+        to->scales[i * to->scale_stride] = from->scales[i * from->scale_stride];
 }
 
 /* Gather the keys of 16 tokens from `start` on, of which first .. last are in use. */
@@ -401,17 +399,24 @@ static void load_values(const struct job *job, struct scratch *m, const struct p
     }
 }
 
-/* Row of isa->attend for keys and values that are decoded in registers. */
-static int mix_of(const struct layer *l) { return l->key_kind == l->value_kind ? l->key_kind : K8V4; }
+/* Row of isa->attend for keys and values that are decoded in registers; -1 for a mix that has none. */
+static int mix_of(const struct layer *l)
+{
+    if (l->key_kind == l->value_kind)
+        return l->key_kind;
+    if (l->key_kind != INT8)
+        return -1;
+    return l->value_kind == INT4 ? K8V4 : l->value_kind == GROUPED_INT4 ? GROUPED_K8V4 : -1;
+}
 
 /* Whether the rows can decode keys and values in registers: they fit into one group, and nothing needs padding. */
 static int decodes_in_registers(const struct job *job, int rows)
 {
     const struct layer *l = job->layer;
     const int lanes = job->isa->vector_floats;
-    const int has_functions = l->key_kind == l->value_kind || (l->key_kind == INT8 && l->value_kind == INT4);
-    return l->key_kind != FLOAT32 && has_functions && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
-           l->group % lanes == 0;
+    const int groups_fit = l->value_kind != GROUPED_INT4 || l->group % lanes == 0;
+    return l->key_kind != FLOAT32 && mix_of(l) >= 0 && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
+           groups_fit;
 }
 
 static void attend_tile(const struct job *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)

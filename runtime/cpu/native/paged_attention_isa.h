@@ -18,6 +18,7 @@ static inline __attribute__((always_inline, target("avx2,fma"))) float maximum_o
 
 /* Values of 4 bits of two's complement. */
 static const float NIBBLES[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+static const float UNSIGNED_NIBBLES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m256i halves_of_fp8(const uint8_t *p)
 {
@@ -42,6 +43,7 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define vwiden(x) ((ivec)_mm512_cvtepi8_epi32((__m128i)(x)))
 #define vnibble(i) ((vec)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(NIBBLES)))
+#define vunsigned_nibble(i) ((vec)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(UNSIGNED_NIBBLES)))
 #define vfp8(p) ((vec)_mm512_cvtph_ps(halves_of_fp8(p)))
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #define FP8_FACTOR 256.0f
@@ -58,6 +60,7 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define vhalf(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
 #define vwiden(x) ((ivec)_mm256_cvtepi8_epi32((__m128i){(int64_t)(x), 0}))
 #define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vec)
+#define vunsigned_nibble(i) __builtin_convertvector((i) & 15, vec)
 #define vfp8(p) ((vec)_mm256_cvtph_ps(halves_of_8_fp8(p)))
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #define FP8_FACTOR 256.0f
@@ -90,6 +93,7 @@ static inline four_floats floats_of_fp8(const uint8_t *p)
 #define vhalf(p) ((vec)floats_of_halves(p))
 #define vwiden(x) __builtin_convertvector((x), ivec)
 #define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vec)
+#define vunsigned_nibble(i) __builtin_convertvector((i) & 15, vec)
 #define vfp8(p) ((vec)floats_of_fp8(p))
 #define one_half(p) float_of_half(*(p))
 #define FP8_FACTOR 0x1p120f

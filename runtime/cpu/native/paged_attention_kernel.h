@@ -7,7 +7,8 @@
  *     ROWS                       query rows held in registers: 4 or 8
  *     vset1 vfma vmax vhmax      broadcast, a * b + c rounded once, maximum, maximum over lanes
  *     vhalf(p) vfp8(p)           VW float16 or e4m3fn as floats, the latter over FP8_FACTOR, a power of 2
- *     vwiden(x) vnibble(i)       VW int8 as int32; the lowest 4 bits of int32, as signed numbers, as floats
+ *     vwiden(x)                  VW int8 as int32
+ *     vnibble(i) vunsigned_nibble(i)   the lowest 4 bits of int32 as floats: -8 .. 7 and 0 .. 15
  *
  * Keys and values of a tile are first decoded to floats, exactly; kv_precision.h describes the types.
  *
@@ -79,6 +80,35 @@ INLINE vec NAME(tanh)(vec x)
     return (vec)((ivec)PICK(is_small, small, large) | sign);
 }
 
+/* What VW codes are multiplied by, and what is added to grouped int4 then. */
+struct NAME(factors) {
+    vec scale, minimum;
+};
+
+INLINE float NAME(factor)(enum kind kind) { return kind == FP8 ? FP8_FACTOR : 1.0f; }
+
+/* Factors of VW tokens' keys: `scales` has those of dim `first` and of the first token. */
+INLINE struct NAME(factors) NAME(key_factors)(enum kind kind, const uint16_t *scales, int64_t stride)
+{
+    struct NAME(factors) f = {vset1(1.0f), vset1(0.0f)};
+    if (kind >= FP8)
+        f.scale = vhalf((const uint8_t *)scales) * vset1(NAME(factor)(kind));
+    if (kind == GROUPED_INT4)
+        f.minimum = vhalf((const uint8_t *)(scales + stride));
+    return f;
+}
+
+/* Factors of some dims of one value. */
+INLINE struct NAME(factors) NAME(value_factors)(enum kind kind, const uint16_t *scales)
+{
+    struct NAME(factors) f = {vset1(1.0f), vset1(0.0f)};
+    if (kind >= FP8)
+        f.scale = vset1(one_half(scales) * NAME(factor)(kind));
+    if (kind == GROUPED_INT4)
+        f.minimum = vset1(one_half(scales + 1));
+    return f;
+}
+
 /* VW codes from p on times their scale; int4 has functions of its own. */
 INLINE vec NAME(decode)(enum kind kind, const uint8_t *p, vec scale)
 {
@@ -91,50 +121,68 @@ INLINE vec NAME(decode)(enum kind kind, const uint8_t *p, vec scale)
     return __builtin_convertvector(vwiden(*(const bytes *)p), vec) * scale;
 }
 
+/* The lowest 4 bits of each number as a number of int4. */
+INLINE vec NAME(decode_nibbles)(enum kind kind, ivec codes, struct NAME(factors) f)
+{
+    if (kind == INT4)
+        return vnibble(codes) * f.scale;
+    return vfma(vunsigned_nibble(codes), f.scale, f.minimum);
+}
+
 /* Dim 2 j (i = 0) or 2 j + 1 (i = 1) of VW keys of int4. */
-INLINE vec NAME(decode_half)(const uint8_t *p, int i, vec scale)
+INLINE vec NAME(decode_half)(enum kind kind, const uint8_t *p, int i, struct NAME(factors) f)
 {
     const ivec both = vwiden(*(const bytes *)p);
-    return vnibble(i == 0 ? both : both >> 4) * scale;
+    return NAME(decode_nibbles)(kind, i == 0 ? both : both >> 4, f);
 }
 
 /* VW dims of a value of int4. */
-INLINE vec NAME(decode_pairs)(const uint8_t *p, vec scale)
+INLINE vec NAME(decode_pairs)(enum kind kind, const uint8_t *p, struct NAME(factors) f)
 {
     const pair_halves spread = __builtin_convertvector(*(const pairs *)p, pair_halves);
-    return vnibble(vwiden((bytes)(spread | spread << 4))) * scale;
+    return NAME(decode_nibbles)(kind, vwiden((bytes)(spread | spread << 4)), f);
 }
 
-INLINE float NAME(factor)(enum kind kind) { return kind == FP8 ? FP8_FACTOR : 1.0f; }
+/* Dims that share a scale; the last group of grouped int4 may have fewer. */
+INLINE int NAME(group_dims)(enum kind kind, int dim, int group, int first)
+{
+    return kind != GROUPED_INT4 ? dim : first + group < dim ? group : dim - first;
+}
 
 /* Keys of 16 tokens: target[d * TILE + t] = dim d of token t. */
 INLINE void NAME(decode_keys)(enum kind kind, const struct stored *from, int dim, int group, float *target)
 {
     const int code_bytes = kind < FP8 ? 2 : 1;
-    for (int first = 0; first < dim; first += group)
+    for (int first = 0, g = 0; first < dim; first += NAME(group_dims)(kind, dim, group, first), g++)
         for (int t = 0; t < 16; t += VW) {
-            const uint8_t *p = from->codes + (kind == INT4 ? first / 2 : first) * from->stride + t * code_bytes;
+            const uint8_t *p = from->codes + (kind >= INT4 ? first / 2 : first) * from->stride + t * code_bytes;
+            const uint16_t *scales = from->scales + 2 * g * from->scale_stride + t;
+            const struct NAME(factors) f = NAME(key_factors)(kind, scales, from->scale_stride);
             float *to = target + first * TILE + t;
-            vec scale = vset1(1.0f);
-            if (kind >= FP8)
-                scale = vhalf((const uint8_t *)(from->scales + first / group * from->scale_stride + t)) *
-                        vset1(NAME(factor)(kind));
-            for (int d = 0; d < group; d += kind == INT4 ? 2 : 1, p += from->stride) {
-                if (kind == INT4) {
-                    STORE(to + d * TILE, NAME(decode_half)(p, 0, scale));
-                    STORE(to + (d + 1) * TILE, NAME(decode_half)(p, 1, scale));
+            const int dims = NAME(group_dims)(kind, dim, group, first);
+            for (int d = 0; d < dims; d += kind >= INT4 ? 2 : 1, p += from->stride) {
+                if (kind >= INT4) {
+                    STORE(to + d * TILE, NAME(decode_half)(kind, p, 0, f));
+                    STORE(to + (d + 1) * TILE, NAME(decode_half)(kind, p, 1, f));
                 } else {
-                    STORE(to + d * TILE, NAME(decode)(kind, p, scale));
+                    STORE(to + d * TILE, NAME(decode)(kind, p, f.scale));
                 }
             }
         }
 }
 
-/* Dims of a value that share a scale, rounded up to VW of them. Reads no byte beyond them. */
-INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, float factor, float *target)
+/* VW dims of a value from column on. */
+INLINE vec NAME(value_dims)(enum kind kind, const uint8_t *codes, int column, struct NAME(factors) f)
 {
-    const int twice_bytes = kind < FP8 ? 4 : kind == INT4 ? 1 : 2; /* bytes of two codes */
-    const vec scale = vset1(factor);
+    if (kind >= INT4)
+        return NAME(decode_pairs)(kind, codes + column / 2, f);
+    return NAME(decode)(kind, codes + column * (kind < FP8 ? 2 : 1), f.scale);
+}
+
+/* Dims of a value that share a scale, rounded up to VW of them. Reads no byte beyond them. */
+INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, struct NAME(factors) f, float *target)
+{
+    const int twice_bytes = kind < FP8 ? 4 : kind >= INT4 ? 1 : 2; /* bytes of two codes */
     for (int d = 0; d < dims; d += VW) {
         const uint8_t *p = codes + d * twice_bytes / 2;
         uint8_t padded[2 * VW];
@@ -143,7 +191,7 @@ INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, fl
             memcpy(padded, p, (dims - d) * twice_bytes / 2);
             p = padded;
         }
-        STORE(target + d, kind == INT4 ? NAME(decode_pairs)(p, scale) : NAME(decode)(kind, p, scale));
+        STORE(target + d, NAME(value_dims)(kind, p, 0, f));
     }
 }
 
@@ -151,10 +199,10 @@ INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, fl
 INLINE void NAME(decode_value)(enum kind kind, const uint8_t *codes, const uint16_t *scales, int dim, int group,
                                float *target)
 {
-    for (int first = 0; first < dim; first += group) {
-        const float factor = kind < FP8 ? 1.0f : float_of_half(scales[first / group]) * NAME(factor)(kind);
-        const uint8_t *p = codes + (kind < FP8 ? 2 * first : kind == INT4 ? first / 2 : first);
-        NAME(decode_dims)(kind, p, group, factor, target + first);
+    for (int first = 0, dims; first < dim; first += dims, scales += 2) {
+        dims = NAME(group_dims)(kind, dim, group, first);
+        const uint8_t *p = codes + (kind < FP8 ? 2 * first : kind >= INT4 ? first / 2 : first);
+        NAME(decode_dims)(kind, p, dims, NAME(value_factors)(kind, scales), target + first);
     }
 }
 
@@ -173,6 +221,7 @@ DECODERS(bfloat16, BFLOAT16)
 DECODERS(fp8, FP8)
 DECODERS(int8, INT8)
 DECODERS(int4, INT4)
+DECODERS(grouped_int4, GROUPED_INT4)
 
 /* Fetch the share of the next tile's keys that belongs to dim d, during the first score of this tile. */
 INLINE void NAME(prefetch_keys)(const struct tile *tile, int t, int d)
@@ -185,33 +234,33 @@ INLINE void NAME(prefetch_keys)(const struct tile *tile, int t, int d)
             __builtin_prefetch(tile->next->keys[token] + at, 0, 2);
 }
 
-/* Add dims first .. last of query times key to the sums; the keys are stored codes. */
+/* Add a group's dims, from `first` on, of query times key to the sums; the keys are stored codes. */
 INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors,
                               int t, int first, vec (*sum)[4])
 {
     const uint8_t *codes[4];
-    vec scale[4];
-    const int step = kind == INT4 ? 2 : 1, code_bytes = kind < FP8 ? 2 : 1;
+    struct NAME(factors) f[4];
+    const int step = kind >= INT4 ? 2 : 1, code_bytes = kind < FP8 ? 2 : 1;
     const int64_t stride = tile->codes->of_16[0].stride;
     UNROLL for (int j = 0; j < vectors; j++) {
         const struct stored *of_16 = &tile->codes->of_16[(t + j * VW) / 16];
         const int in_16 = (t + j * VW) % 16;
+        const uint16_t *scales = of_16->scales + in_16;
+        if (kind == GROUPED_INT4)
+            scales += 2 * (first / tile->group) * of_16->scale_stride;
         codes[j] = of_16->codes + in_16 * code_bytes + first / step * stride;
-        scale[j] = vset1(1.0f);
-        if (kind >= FP8) {
-            const uint16_t *scales = of_16->scales + first / tile->group * of_16->scale_stride + in_16;
-            scale[j] = vhalf((const uint8_t *)scales) * vset1(NAME(factor)(kind));
-        }
+        f[j] = NAME(key_factors)(kind, scales, of_16->scale_stride);
     }
-    for (int d = first; d < first + tile->group; d += step) {
+    const int last = first + NAME(group_dims)(kind, tile->dim, tile->group, first);
+    for (int d = first; d < last; d += step) {
         NAME(prefetch_keys)(tile, t, d);
         vec key[2][4];
         UNROLL for (int j = 0; j < vectors; j++) {
-            if (kind == INT4) {
-                key[0][j] = NAME(decode_half)(codes[j], 0, scale[j]);
-                key[1][j] = NAME(decode_half)(codes[j], 1, scale[j]);
+            if (kind >= INT4) {
+                key[0][j] = NAME(decode_half)(kind, codes[j], 0, f[j]);
+                key[1][j] = NAME(decode_half)(kind, codes[j], 1, f[j]);
             } else {
-                key[0][j] = NAME(decode)(kind, codes[j], scale[j]);
+                key[0][j] = NAME(decode)(kind, codes[j], f[j].scale);
             }
             codes[j] += stride;
         }
@@ -256,7 +305,7 @@ INLINE void NAME(score)(enum kind kind, const struct rows *g, const struct tile 
         if (kind == FLOAT32)
             NAME(score_floats)(g, tile, rows, vectors, t, sum);
         else
-            for (int first = 0; first < tile->dim; first += tile->group)
+            for (int first = 0; first < tile->dim; first += NAME(group_dims)(kind, tile->dim, tile->group, first))
                 NAME(score_codes)(kind, g, tile, rows, vectors, t, first, sum);
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
@@ -330,14 +379,6 @@ INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int 
     }
 }
 
-/* VW dims of a value from column on, decoded. */
-INLINE vec NAME(value_dims)(enum kind kind, const uint8_t *codes, int column, vec scale)
-{
-    if (kind == INT4)
-        return NAME(decode_pairs)(codes + column / 2, scale);
-    return NAME(decode)(kind, codes + column * (kind < FP8 ? 2 : 1), scale);
-}
-
 /* Columns column .. of the output: output * alpha + probabilities @ values. */
 INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile, int rows, int vectors, int column,
                         const float *probabilities, const float *alpha)
@@ -346,6 +387,9 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
+    int scales_at[4] = {0}; /* of each vector's group */
+    UNROLL for (int j = 0; j < vectors && kind == GROUPED_INT4; j++)
+        scales_at[j] = 2 * ((column + j * VW) / tile->group);
     for (int t = g->first; t < g->last; t++) {
         if (tile->next != NULL && column == 0)
             for (int at = 0; at < tile->value_bytes; at += 64)
@@ -356,10 +400,8 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             if (kind == FLOAT32) {
                 value[j] = LOAD(tile->values[t] + d);
             } else {
-                vec scale = vset1(1.0f);
-                if (kind >= FP8)
-                    scale = vset1(one_half(tile->codes->scales[t] + d / tile->group) * NAME(factor)(kind));
-                value[j] = NAME(value_dims)(kind, tile->codes->values[t], d, scale);
+                const struct NAME(factors) f = NAME(value_factors)(kind, tile->codes->scales[t] + scales_at[j]);
+                value[j] = NAME(value_dims)(kind, tile->codes->values[t], d, f);
             }
         }
         UNROLL for (int r = 0; r < rows; r++) {
@@ -375,7 +417,8 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
 
 INLINE void NAME(attend_tile)(int mix, struct rows *g, const struct tile *tile, int rows, int vectors)
 {
-    const enum kind key_kind = mix == K8V4 ? INT8 : (enum kind)mix, value_kind = mix == K8V4 ? INT4 : (enum kind)mix;
+    const enum kind key_kind = mix >= K8V4 ? INT8 : (enum kind)mix;
+    const enum kind value_kind = mix == K8V4 ? INT4 : mix == GROUPED_K8V4 ? GROUPED_INT4 : (enum kind)mix;
     float scores[ROWS * TILE] __attribute__((aligned(64))), alpha[16];
     const int step = vectors * VW > 16 ? vectors * VW : 16;
     const int begin = g->first / step * step, end = (g->last + step - 1) / step * step;
@@ -417,15 +460,20 @@ ATTENDS(attend_bfloat16, BFLOAT16)
 ATTENDS(attend_fp8, FP8)
 ATTENDS(attend_int8, INT8)
 ATTENDS(attend_int4, INT4)
+ATTENDS(attend_grouped_int4, GROUPED_INT4)
 ATTENDS(attend_k8v4, K8V4)
+ATTENDS(attend_grouped_k8v4, GROUPED_K8V4)
 
 static const struct isa NAME(isa) = {
     .vector_floats = VW,
     .rows = ROWS,
-    .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys)},
-    .value = {NULL, NAME(float16_value), NAME(bfloat16_value), NAME(fp8_value), NAME(int8_value), NAME(int4_value)},
+    .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys),
+             NAME(grouped_int4_keys)},
+    .value = {NULL, NAME(float16_value), NAME(bfloat16_value), NAME(fp8_value), NAME(int8_value), NAME(int4_value),
+              NAME(grouped_int4_value)},
     .attend = {ROW_OF(attend_float32), ROW_OF(attend_float16), ROW_OF(attend_bfloat16), ROW_OF(attend_fp8),
-               ROW_OF(attend_int8), ROW_OF(attend_int4), ROW_OF(attend_k8v4)},
+               ROW_OF(attend_int8), ROW_OF(attend_int4), ROW_OF(attend_grouped_int4), ROW_OF(attend_k8v4),
+               ROW_OF(attend_grouped_k8v4)},
     .merge = NAME(merge),
 };
 
@@ -443,6 +491,7 @@ static const struct isa NAME(isa) = {
 #undef vhalf
 #undef vwiden
 #undef vnibble
+#undef vunsigned_nibble
 #undef vfp8
 #undef FP8_FACTOR
 #undef INLINE

@@ -3,6 +3,8 @@
     keys, values of layer 0 | keys, values of layer 1 | ...      elements, each run [kv head, token, width]
     scales of the same runs in the same order                    float16 [kv head, token], if the type is quantized
 
+Grouped int4 has a scale and a minimum for each group of dims in place of a vector's one scale.
+
 One block holds all layers, so that moving a block between tiers is one copy. Layers may differ: each size is one number
 for all layers, or a list with one for each. A layer that shares another layer's keys and values takes no bytes, and
 one with value_dim 0 stores no values, because they are a part of its keys (latent attention). A sequence may also have
@@ -31,7 +33,7 @@ from ingot.sizes import round_up
 
 ElementType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]  # k8v4: keys int8, values int4
-QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4", "k8v4")  # a vector is stored as codes and one scale
+QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4", "k8v4")  # a vector is stored as codes and scales
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1, "k8v4": 1
@@ -79,6 +81,7 @@ class KVLayer:
     value_dim       0 if values are a part of the keys, and not stored
     keys, values    offsets of its vectors [kv head, token, width]
     key_scales, value_scales   offsets of their float16 scales [kv head, token]; unused without scales
+    int4_group      dims of int4 that share a scale and a minimum; 0: one scale for the vector
     """
 
     source: int
@@ -91,6 +94,7 @@ class KVLayer:
     values: int
     key_scales: int
     value_scales: int
+    int4_group: int = 0
 
     @property
     def key_bytes(self) -> int:
@@ -101,6 +105,16 @@ class KVLayer:
     def value_bytes(self) -> int:
         """Bytes of one value, without its scale; 0 if values are a part of the keys."""
         return _vector_bytes(self.value_dim, self.value_type)
+
+    @property
+    def scales_of_key(self) -> int:
+        """Numbers in float16 next to the codes of one key: scales, and the minima of grouped int4."""
+        return _scales_of(self.key_dim, self.key_type, self.int4_group)
+
+    @property
+    def scales_of_value(self) -> int:
+        """Numbers in float16 next to the codes of one value."""
+        return _scales_of(self.value_dim, self.value_type, self.int4_group)
 
     @property
     def key_type(self) -> ElementType:
@@ -123,6 +137,7 @@ class KVGeometry(BaseModel):
     shares         for each layer, the layer whose keys and values it reads: an earlier one, or itself; (): all itself
     block_tokens   tokens of a block
     dtype          type of the stored elements
+    int4_group     dims of int4 that share a scale and a minimum; 0: one scale for a vector, no minimum
     state_bytes    bytes of a sequence's side state; 0 for none
     """
 
@@ -136,6 +151,7 @@ class KVGeometry(BaseModel):
     shares: tuple[Annotated[int, Field(ge=0, lt=MAX_SIZE)], ...] = ()
     block_tokens: int = Field(default=16, ge=1, le=MAX_SIZE)
     dtype: KVType = "float32"
+    int4_group: int = Field(default=0, ge=0, le=MAX_SIZE)
     state_bytes: int = Field(default=0, ge=0, le=MAX_STATE_BYTES)
 
     @model_validator(mode="after")
@@ -144,6 +160,7 @@ class KVGeometry(BaseModel):
         columns = _columns(self)
         _check_sharing(columns)
         _check_whole_bytes(columns, self.dtype)
+        _check_group(self)
         self.__dict__.update(_shortest(columns))
         return self
 
@@ -173,6 +190,11 @@ class KVGeometry(BaseModel):
     def is_quantized(self) -> bool:
         """Whether vectors are stored as codes with a scale."""
         return self.dtype in QUANTIZED
+
+    @property
+    def type_in_words(self) -> str:
+        """The type, and the size of its groups if it has any."""
+        return f"{self.dtype} in groups of {self.int4_group}" if self.int4_group else self.dtype
 
     @property
     def element_bytes(self) -> int:
@@ -211,6 +233,7 @@ class KVGeometry(BaseModel):
         words = [f"layers of different {name}" for name in found]
         words += ["values of other dims than keys"] if self.value_dim is not None else []
         words += ["layers that share keys and values"] if self.shares else []
+        words += [f"int4 in groups of {self.int4_group} dims"] if self.int4_group else []
         words += [f"{self.state_bytes} bytes of side state for each sequence"] if self.state_bytes else []
         return ", ".join(words) or None
 
@@ -259,7 +282,7 @@ class KVGeometry(BaseModel):
         }
 
 
-_OPTIONAL = ("value_dim", "window", "shares", "state_bytes")  # fields that a manifest may leave out
+_OPTIONAL = ("value_dim", "window", "shares", "int4_group", "state_bytes")  # fields that a manifest may leave out
 
 
 class _Columns(NamedTuple):
@@ -324,6 +347,13 @@ def _check_whole_bytes(columns: _Columns, dtype: KVType) -> None:
             raise ValueError(f"{name} is {odd}; int4 stores two dims in a byte, so it must be even")
 
 
+def _check_group(geometry: KVGeometry) -> None:
+    if geometry.int4_group and value_type(geometry.dtype) != "int4":
+        raise ValueError(f"int4_group is {geometry.int4_group}; with {geometry.dtype} it must be 0")
+    if geometry.int4_group % 2:
+        raise ValueError(f"int4_group is {geometry.int4_group}; int4 stores two dims in a byte, so it must be even")
+
+
 def _shortest(columns: _Columns) -> dict[str, object]:
     """The fields that give these columns, in the shortest way."""
     fields: dict[str, object] = {
@@ -348,13 +378,14 @@ def _layout(geometry: KVGeometry) -> _Layout:
         if source != layer:
             made.append(replace(made[source], window=window))
             continue
-        vectors = heads * geometry.block_tokens
+        vectors, group = heads * geometry.block_tokens, geometry.int4_group
         values = at + vectors * _vector_bytes(key_dim, key_type(dtype)) if value_dim else at
-        scales = vectors * _SCALE_BYTES if geometry.is_quantized else 0
-        value_scales = scale + scales if value_dim else scale
-        made.append(KVLayer(source, heads, key_dim, value_dim, window, dtype, at, values, scale, value_scales))
+        of_key = _scales_of(key_dim, key_type(dtype), group) * _SCALE_BYTES
+        of_value = _scales_of(value_dim, value_type(dtype), group) * _SCALE_BYTES
+        value_scales = scale + vectors * of_key if value_dim else scale
+        made.append(KVLayer(source, heads, key_dim, value_dim, window, dtype, at, values, scale, value_scales, group))
         at += _run_bytes(geometry, columns, layer)
-        scale = value_scales + scales
+        scale += vectors * (of_key + of_value)
     return _Layout(tuple(made), code_bytes, round_up(scale, _ALIGNMENT) if geometry.is_quantized else at)
 
 
@@ -365,6 +396,13 @@ def _run_bytes(geometry: KVGeometry, columns: _Columns, layer: int) -> int:
     key_bytes = _vector_bytes(columns.head_dim[layer], key_type(geometry.dtype))
     value_bytes = _vector_bytes(columns.value_dim[layer], value_type(geometry.dtype))
     return columns.num_kv_heads[layer] * geometry.block_tokens * (key_bytes + value_bytes)
+
+
+def _scales_of(dims: int, dtype: ElementType, int4_group: int) -> int:
+    """Numbers in float16 next to a vector's codes."""
+    if dtype not in QUANTIZED or dims == 0:
+        return 0
+    return 2 * -(-dims // int4_group) if dtype == "int4" and int4_group else 1
 
 
 def _vector_bytes(dims: int, dtype: ElementType) -> int:

@@ -69,7 +69,7 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "model": f"{model.family}, {model.num_parameters:,} parameters, {model.num_layers} layers, {kv_in_words(kv)}",
         "context": f"{model.context_tokens:,} tokens, vocabulary {model.vocab_size:,}",
         "target": f"{manifest.target}, run by {manifest.engine}",
-        "KV block": f"{kv.block_tokens} tokens, {kv.dtype}, {format_bytes(kv.block_bytes)}",
+        "KV block": f"{kv.block_tokens} tokens, {kv.type_in_words}, {format_bytes(kv.block_bytes)}",
         **({"served with": _serving(manifest.serving)} if manifest.serving else {}),
         "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),

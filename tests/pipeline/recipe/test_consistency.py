@@ -10,6 +10,7 @@ from ingot.pipeline.recipe.sections import GpuOptions
 
 FLOAT16_KV = "passes=[{quantize-kv-cache: {precision: float16}}]"
 KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
+GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,10 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
         (["gpu.sms=[90]"], r"gpu.sms is \[90\], but target cuda-sm90 builds for SM 90 only; remove it"),
         (["target=cpu", "gpu.sms=[90]"], "target cpu does not build for a GPU; remove it"),
         (["target=cuda-sm90", FLOAT16_KV], "cuda-sm90 does not read keys and values in float16; .*or build for cpu"),
+        (
+            ["target=cuda-sm90", GROUPED_KV],
+            "reads int4 with one scale for a vector, not in groups of 32 .* group to 0, or",
+        ),
         (["target=cuda-sm86", KV], "cuda-sm86 does not read keys and values in fp8; it reads int4, int8"),
         (
             ["target=cuda-sm86", "passes=[fp8]"],

@@ -17,11 +17,15 @@ def test_a_block_is_contiguous_over_all_layers() -> None:
     assert pool.blocks[1].flags.c_contiguous
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4", "k8v4"])
-def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "group", "scales_of_token"),  # of both layers' keys and values, 3 heads in all
+    [("float32", 0, 0), ("bfloat16", 0, 0), ("int8", 0, 6), ("int4", 0, 6), ("int4", 4, 20), ("k8v4", 4, 3 + 10)],
+)
+def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType, group: int, scales_of_token: int) -> None:
     unequal = KVGeometry(
-        num_layers=3, num_kv_heads=(2, 1, 2), head_dim=(8, 4, 8), shares=(0, 1, 0), block_tokens=4, dtype=dtype
-    )
+        num_layers=3, num_kv_heads=(2, 1, 2), head_dim=(8, 4, 8), shares=(0, 1, 0), block_tokens=4, dtype=dtype,
+        int4_group=group,
+    )  # fmt: skip
     pool = KVPool(unequal, 2)
     for layer in (0, 1):
         for view in pool.layer(layer):
@@ -30,8 +34,7 @@ def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType) -> None:
                 view.view(np.uint8 if view.itemsize == 1 else f"u{view.itemsize}")[1] += 1
     vectors = (2 * 8 + 1 * 4) * 4 * 2  # elements of both layers' keys and values
     codes = {"int4": vectors // 2, "k8v4": vectors * 3 // 4}.get(dtype, vectors)
-    scales = (2 + 1) * 4 * 2 if unequal.is_quantized else 0
-    assert np.count_nonzero(pool.blocks[1]) == codes + scales
+    assert np.count_nonzero(pool.blocks[1]) == codes + 4 * scales_of_token
     assert not pool.blocks[0].any()
     shared = pool.layer(2)
     assert all(np.array_equal(a, b) for a, b in zip(shared[:2], pool.layer(0)[:2], strict=True))

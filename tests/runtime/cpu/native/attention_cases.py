@@ -38,6 +38,7 @@ class Case:
     rotary_dim   leading elements of each head that are rotated; 0 for none
     packed       query, key and value are columns of one matrix
     dtype        type of the pool's elements
+    int4_group   dims of int4 that share a scale and a minimum
     """
 
     heads: int = 4
@@ -51,6 +52,7 @@ class Case:
     rotary_dim: int = 0
     packed: bool = False
     dtype: KVType = "float32"
+    int4_group: int = 0
     sequences: tuple[Sequence, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class Case:
     def geometry(self) -> KVGeometry:
         return KVGeometry(
             num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens,
-            dtype=self.dtype,
+            dtype=self.dtype, int4_group=self.int4_group,
         )  # fmt: skip
 
     @property
@@ -100,8 +102,8 @@ def stored(case: Case, dtype: ElementType, vectors: FloatArray, rotated_by: Rota
     heads = vectors.reshape(len(vectors), -1, case.dim)
     if rotated_by is not None:
         heads = rotated_by.apply(heads, np.arange(len(heads)))
-    codes, scales = encode(heads, dtype, case.dim)
-    return decode(codes, scales, dtype)
+    codes, scales = encode(heads, dtype, case.int4_group)
+    return decode(codes, scales, dtype, case.int4_group)
 
 
 def expected(case: Case, sequence: Sequence) -> FloatArray:
@@ -224,15 +226,19 @@ SHAPES = [
     Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
 ]
 TYPES: tuple[KVType, ...] = ("float16", "bfloat16", "fp8", "int8", "int4", "k8v4")
+PRECISIONS: tuple[tuple[KVType, int], ...] = (*((dtype, 0) for dtype in TYPES), ("int4", 32), ("k8v4", 16), ("int4", 6))
+"""Every type that is rounded, and int4 in groups: of whole vectors of the instruction sets, and of others."""
+
 ROUNDED = [
     case
-    for dtype in TYPES
+    for dtype, group in PRECISIONS
     for case in (
-        Case(dtype=dtype),
-        Case(dtype=dtype, heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
-        Case(dtype=dtype, heads=8, kv_heads=1, dim=96, block_tokens=5),
-        Case(dtype=dtype, heads=2, kv_heads=2, dim=128, rotary_dim=128, block_tokens=64, packed=True),
-        Case(dtype=dtype, heads=3, kv_heads=3, dim=8, block_tokens=48),
+        Case(dtype=dtype, int4_group=group),
+        Case(dtype=dtype, int4_group=group, heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
+        Case(dtype=dtype, int4_group=group, heads=8, kv_heads=1, dim=96, block_tokens=5),
+        Case(dtype=dtype, int4_group=group, heads=2, kv_heads=2, dim=128, rotary_dim=128, block_tokens=64, packed=True),
+        Case(dtype=dtype, int4_group=group, heads=3, kv_heads=3, dim=8, block_tokens=48),
+        Case(dtype=dtype, int4_group=group, heads=2, kv_heads=1, dim=80, lengths=(33, 70)),
     )
 ]
 

@@ -30,10 +30,10 @@ from ingot.runtime.cpu.native.attention import (
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.steps.batch import ForwardBatch
 from tests.runtime.cpu.native.attention_cases import (
+    PRECISIONS,
     ROUNDED,
     SHAPES,
     TOLERANCE,
-    TYPES,
     Backend,
     Case,
     expected,
@@ -138,7 +138,7 @@ def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: 
     block_tokens=st.sampled_from([1, 7, 16, 64]), window=st.sampled_from([0, 0, 5, 64, 65]),
     softcap=st.sampled_from([0.0, 5.0]), lengths=st.lists(st.integers(1, 140), min_size=1, max_size=4),
     seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(),
-    dtype=st.sampled_from(["float32", *TYPES]),
+    precision=st.sampled_from([("float32", 0), *PRECISIONS]),
 )  # fmt: skip
 def test_any_shape_gives_the_same_bits_however_it_is_run(
     kv_heads: int,
@@ -151,11 +151,11 @@ def test_any_shape_gives_the_same_bits_however_it_is_run(
     seed: int,
     quarters: int,
     packed: bool,
-    dtype: KVType,
+    precision: tuple[KVType, int],
 ) -> None:
     rotary_dim = dim * quarters // 4
     shape = (kv_heads * group, kv_heads, dim, block_tokens, softcap, window)
-    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed, dtype)
+    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed, *precision)
     alone = run_alone(case, native_attention(1)(case.pool()))
     mixed = run_shuffled(case, native_attention(2)(case.pool()), seed)
     assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
@@ -163,18 +163,20 @@ def test_any_shape_gives_the_same_bits_however_it_is_run(
         np.testing.assert_allclose(output, expected(case, sequence), atol=2 * TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", *TYPES])
-def test_block_size_does_not_change_a_bit(dtype: KVType) -> None:
+@pytest.mark.parametrize(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
+def test_block_size_does_not_change_a_bit(dtype: KVType, int4_group: int) -> None:
     results = [
         run_alone(case, native_attention(1)(case.pool()))
-        for case in (Case(block_tokens=n, dtype=dtype) for n in (1, 5, 16, 64, 100))
+        for case in (Case(block_tokens=n, dtype=dtype, int4_group=int4_group) for n in (1, 5, 16, 64, 100))
     ]
     assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", *TYPES])
-def test_threads_do_not_change_a_bit(dtype: KVType) -> None:
-    case = Case(heads=8, kv_heads=4, dim=64, lengths=(300, 1, 200), dtype=dtype)  # large enough to be shared
+@pytest.mark.parametrize(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
+def test_threads_do_not_change_a_bit(dtype: KVType, int4_group: int) -> None:
+    case = Case(
+        heads=8, kv_heads=4, dim=64, lengths=(300, 1, 200), dtype=dtype, int4_group=int4_group
+    )  # large enough to be shared
     results = [run_alone(case, native_attention(threads)(case.pool())) for threads in (1, 2, 3, 8)]
     assert len({b"".join(x.tobytes() for x in outputs) for outputs in results}) == 1
 
@@ -182,7 +184,16 @@ def test_threads_do_not_change_a_bit(dtype: KVType) -> None:
 LONG = Case(heads=8, kv_heads=2, dim=64, lengths=(1, 1400, 513, 512))  # splits of 512 tokens, one of them of one token
 
 
-@pytest.mark.parametrize("case", [LONG, replace(LONG, dtype="int8", rotary_dim=64), replace(LONG, window=600)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        LONG,
+        replace(LONG, dtype="int8", rotary_dim=64),
+        replace(LONG, dtype="int4", int4_group=32),
+        replace(LONG, window=600),
+    ],
+    ids=str,
+)
 def test_splits_of_a_long_context_give_the_same_bits_on_any_number_of_threads(case: Case) -> None:
     plan = [[(s, n - 1) for s, n in enumerate(case.lengths) if n > 1], [(s, 1) for s in range(len(case.lengths))]]
     alone = run_alone(case, native_attention(1)(case.pool()))
@@ -203,9 +214,11 @@ def test_what_is_not_finite_in_a_shared_context_reaches_the_output(bad: float) -
     assert np.isfinite(output[-1].reshape(8, 64)[4:]).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", *TYPES])
-def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str, dtype: KVType) -> None:
-    case = Case(heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(600, 7), dtype=dtype)
+@pytest.mark.parametrize(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
+def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str, dtype: KVType, int4_group: int) -> None:
+    case = Case(
+        heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(600, 7), dtype=dtype, int4_group=int4_group
+    )
     results = [run_alone(case, native_attention(1)(case.pool())) for isa in ("avx512", "avx2") if use_isa(isa)]
     if len(results) < 2:
         pytest.skip("this CPU has one of them or neither")
@@ -273,26 +286,29 @@ def test_keys_and_values_are_written_to_their_layer_and_slot_only(backend: Backe
     assert counts == [0, 5 * 2 * case.kv_heads * case.dim]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_codes_and_scales_are_written_to_their_layer_and_slot_only(dtype: KVType, backend: Backend) -> None:
-    case = Case(lengths=(5,), block_tokens=4, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "int4_group"), PRECISIONS)
+def test_codes_and_scales_are_written_to_their_layer_and_slot_only(
+    dtype: KVType, int4_group: int, backend: Backend
+) -> None:
+    case = Case(lengths=(5,), block_tokens=4, dtype=dtype, int4_group=int4_group)
     pools = [case.pool(), case.pool()]
     pools[1].blocks[:] = 0
     for pool in pools:
         run_alone(case, backend(pool))
     same = (pools[0].blocks == pools[1].blocks).sum()  # bytes that were written, as the pools began unequal
     vector_bytes = case.dim * {"float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "k8v4": 0.75}[dtype]
-    scale_bytes = 2 if case.geometry.is_quantized else 0
+    layer = case.geometry.layers[1]
+    scale_bytes = layer.scales_of_key + layer.scales_of_value  # of two bytes each, averaged over key and value
     assert same == 5 * 2 * case.kv_heads * (vector_bytes + scale_bytes)
 
 
-@pytest.mark.parametrize("dtype", ["float32", *TYPES])
+@pytest.mark.parametrize(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["key", "value"])
 def test_a_number_that_is_not_finite_reaches_the_tokens_that_see_it_and_no_others(
-    dtype: KVType, bad: float, name: str, backend: Backend
+    dtype: KVType, int4_group: int, bad: float, name: str, backend: Backend
 ) -> None:
-    case = Case(lengths=(90, 90), heads=4, kv_heads=2, dtype=dtype)
+    case = Case(lengths=(90, 90), heads=4, kv_heads=2, dtype=dtype, int4_group=int4_group)
     clean = run_alone(case, backend(case.pool()))
     getattr(case.sequences[0], name)[70, 3] = bad  # token 70, first KV head: query heads 0 and 1
     spoiled = run_alone(case, backend(case.pool()))
