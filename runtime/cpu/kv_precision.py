@@ -114,7 +114,7 @@ def _codes(scaled: FloatArray, dtype: ElementType) -> Codes:
     whole = np.rint(scaled).astype(np.int8)
     if dtype == "int8":
         return whole
-    return _packed(whole.view(np.uint8) & 15)
+    return _packed(whole.view(np.uint8) & np.uint8(15))
 
 
 def _packed(nibbles: NDArray[np.uint8]) -> Codes:

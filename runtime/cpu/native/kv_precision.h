@@ -10,7 +10,8 @@
  * A vector's scale is a float16, largest |x| / 448, 127 or 7; a group's is (largest x - minimum) / 15, next to its minimum
  * as a float16. Codes are made with the rounded numbers, and scale 0 becomes 1. Where a dim is NaN or infinite, or the scale or
  * the minimum is beyond float16, the scale is NaN and all codes are 0: what is not finite decodes to NaN, never to a
- * number. Code times scale is exact in float32, so that every instruction set reads equal numbers, fused or not.
+ * number. Code times scale is exact in float32, so that every instruction set reads equal numbers, whether it fuses the
+ * multiplication with the addition of the minimum or not.
  *
  * Within a block, a head's keys are stored by dim, [width, token], so that a kernel that multiplies many tokens by one
  * dim of the query reads vectors; its values are stored by token, [token, width]. Scales are [scales, token] and

@@ -69,6 +69,7 @@ struct tile {
     const float *keys[TILE / 16]; /* [dim, 16] of 16 tokens each; key_stride floats from dim to dim */
     const float *values[TILE];    /* rows of `columns` floats */
     const struct places *codes;   /* instead of keys and values, if each is needed once: decoded in registers */
+    float *factors;               /* room for scales and minima of the values' groups, decoded with codes */
     const struct places *next;    /* the next tile, to be prefetched; NULL for none */
     int64_t key_stride;
     int start, dim, group, columns, window, key_bytes, value_bytes;
@@ -482,6 +483,7 @@ static void attend_split(const struct job *job, struct scratch *m, struct scratc
     struct tile tile = {.dim = l->dim,
                         .group = l->group,
                         .columns = round_up(l->dim, job->isa->vector_floats),
+                        .factors = m->values,
                         .window = l->window,
                         .key_bytes = (int)vector_bytes(l->key_kind, l->dim),
                         .value_bytes = (int)vector_bytes(l->value_kind, l->dim),

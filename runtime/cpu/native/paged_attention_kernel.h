@@ -10,7 +10,7 @@
  *     vwiden(x)                  VW int8 as int32
  *     vnibble(i) vunsigned_nibble(i)   the lowest 4 bits of int32 as floats: -8 .. 7 and 0 .. 15
  *
- * Keys and values of a tile are first decoded to floats, exactly; kv_precision.h describes the types.
+ * Keys and values of a tile are first decoded to floats, which rounds once at most; kv_precision.h describes the types.
  *
  * For one query row, whatever its neighbours in registers, the operations and their order are these:
  *     score[t]   fma over dim 0, 1, 2, ... of (query * scale) and key
@@ -98,7 +98,7 @@ INLINE struct NAME(factors) NAME(key_factors)(enum kind kind, const uint16_t *sc
     return f;
 }
 
-/* Factors of some dims of one value. */
+/* Factors of some dims of one value; for grouped int4 those of one group. */
 INLINE struct NAME(factors) NAME(value_factors)(enum kind kind, const uint16_t *scales)
 {
     struct NAME(factors) f = {vset1(1.0f), vset1(0.0f)};
@@ -379,6 +379,18 @@ INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int 
     }
 }
 
+/* Scales and minima of the values of tokens first .. last as floats: tile->factors[t][group]. */
+INLINE void NAME(decode_value_factors)(const struct tile *tile, int first, int last)
+{
+    const int numbers = 2 * ((tile->dim + tile->group - 1) / tile->group); /* of a token */
+    for (int t = first / 16 * 16; t < last; t += 16) {
+        const int near = t < first ? first : t; /* 16 tokens follow each other in a block */
+        const uint16_t *scales = tile->codes->scales[near] - (near - t) * numbers;
+        for (int i = 0; i < 16 * numbers; i += VW)
+            STORE(tile->factors + t * numbers + i, vhalf((const uint8_t *)(scales + i)));
+    }
+}
+
 /* Columns column .. of the output: output * alpha + probabilities @ values. */
 INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile, int rows, int vectors, int column,
                         const float *probabilities, const float *alpha)
@@ -387,9 +399,12 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
             sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
-    int scales_at[4] = {0}; /* of each vector's group */
-    UNROLL for (int j = 0; j < vectors && kind == GROUPED_INT4; j++)
-        scales_at[j] = 2 * ((column + j * VW) / tile->group);
+    int group[4] = {0}, groups = 0; /* of each vector */
+    if (kind == GROUPED_INT4) {
+        groups = (tile->dim + tile->group - 1) / tile->group;
+        UNROLL for (int j = 0; j < vectors; j++)
+            group[j] = (column + j * VW) / tile->group;
+    }
     for (int t = g->first; t < g->last; t++) {
         if (tile->next != NULL && column == 0)
             for (int at = 0; at < tile->value_bytes; at += 64)
@@ -400,7 +415,13 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             if (kind == FLOAT32) {
                 value[j] = LOAD(tile->values[t] + d);
             } else {
-                const struct NAME(factors) f = NAME(value_factors)(kind, tile->codes->scales[t] + scales_at[j]);
+                struct NAME(factors) f;
+                if (kind == GROUPED_INT4) {
+                    const float *factors = tile->factors + 2 * (t * groups + group[j]);
+                    f = (struct NAME(factors)){vset1(factors[0]), vset1(factors[1])};
+                } else {
+                    f = NAME(value_factors)(kind, tile->codes->scales[t]);
+                }
                 value[j] = NAME(value_dims)(kind, tile->codes->values[t], d, f);
             }
         }
@@ -424,6 +445,8 @@ INLINE void NAME(attend_tile)(int mix, struct rows *g, const struct tile *tile, 
     const int begin = g->first / step * step, end = (g->last + step - 1) / step * step;
     NAME(score)(key_kind, g, tile, rows, vectors, begin, end, scores);
     NAME(soften)(g, tile, rows, begin, end, scores, alpha);
+    if (value_kind == GROUPED_INT4)
+        NAME(decode_value_factors)(tile, g->first, g->last);
     int column = 0;
     for (; column + vectors * VW <= tile->columns; column += vectors * VW)
         NAME(weigh)(value_kind, g, tile, rows, vectors, column, scores, alpha);

@@ -22,7 +22,7 @@ GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
         (["target=cuda-sm90", FLOAT16_KV], "cuda-sm90 does not read keys and values in float16; .*or build for cpu"),
         (
             ["target=cuda-sm90", GROUPED_KV],
-            "reads int4 with one scale for a vector, not in groups of 32 .* group to 0, or",
+            "reads int4 with one scale for a vector, not in groups of 32 .*group to 0, or",
         ),
         (["target=cuda-sm86", KV], "cuda-sm86 does not read keys and values in fp8; it reads int4, int8"),
         (
