@@ -22,9 +22,10 @@ def sigmoid(x):
 def load_parts(x, part_stride, mask, PARTS: tl.constexpr):
     """Load x in float32, or add PARTS split-K partials of it in order; zeros where the mask is false.
 
-    Matmuls of few rows store split-K partials (matmul.py, matmul_nbits.py); the kernel that reads them adds them.
+    Matmuls of few rows store split-K partials (matmul.py, matmul_nbits.py); the kernel that reads them adds them. With
+    a stride of 0 the matmul added them itself: x is their sum.
     """
     total = tl.load(x, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(x + part * part_stride, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(x + part * part_stride, mask=mask & (part_stride > 0), other=0.0).to(tl.float32)
     return total

@@ -8,6 +8,10 @@
 and then softcap(alpha * y + b). With few rows the GPU waits for weights: SPLITS programs share the columns of one tile,
 and the kernel that reads the result adds the partials in order; the first partial contains the bias. (Split-K without
 atomics: the order of a sum is fixed.)
+
+With FOLDS the grid decides at run time which programs compute the partials: SPLITS programs store one each, or a single
+one adds all of them in the reader's order and stores their sum. Both give the same bits where alpha is 1: a partial is
+rounded before it is added, and the multiplication by alpha, which the compiler may fuse with the addition, is exact.
 """
 
 import triton
@@ -42,52 +46,30 @@ def finished(
 
 
 @triton.jit
-def matmul(
-    x,
-    weight,
+def _partial(
+    left,
+    right,
     x_scales,
     weight_scales,
-    bias,
-    out,
-    rows,
-    x_stride,
-    out_stride,
-    alpha,
-    softcap,
-    N: tl.constexpr,
+    m,
+    n,
+    k,
+    row_mask,
+    inside,
+    part,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
-    BAND: tl.constexpr,
     KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (ceil(N / TILE) * ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS], weight [N, COLUMNS].
-
-    x_scales, weight_scales    [rows] and [N] float32
-    out       [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
-    BAND      row tiles that run together, for the cache
-    UPCAST    multiply in float32: for the interpreter, whose bfloat16 and 8-bit matmuls are not the GPU's
-    """
-    row_tiles, tiles = tl.cdiv(rows, TILE_ROWS), tl.cdiv(N, TILE)
-    program, split = tl.program_id(0), tl.program_id(1)
-    band = program // (BAND * tiles)
-    height = tl.minimum(row_tiles - band * BAND, BAND)
-    inner = program - band * BAND * tiles
-    m = (band * BAND + inner % height) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    n = (inner // height) * TILE + tl.arange(0, TILE)
-    k = tl.arange(0, TILE_COLUMNS)
-    row_mask, inside = m < rows, n < N
-    left = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
-    right = weight + n.to(tl.int64)[:, None] * COLUMNS + k[None, :]
+    """One of SPLITS partials [rows, n], scaled; left and right are pointers [rows, k] and [n, k]."""
     SUM: tl.constexpr = tl.float32 if KIND != INT8 or UPCAST else tl.int32
     STEPS: tl.constexpr = (COLUMNS + TILE_COLUMNS - 1) // TILE_COLUMNS
     total = tl.zeros([TILE_ROWS, TILE], SUM)
-    for step in range(split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS):
+    for step in range(part * STEPS // SPLITS, (part + 1) * STEPS // SPLITS):
         column = step * TILE_COLUMNS
         if COLUMNS % TILE_COLUMNS == 0:
             a = tl.load(left + column, mask=row_mask[:, None], other=0.0)
@@ -111,6 +93,68 @@ def matmul(
         result *= tl.load(x_scales + m, mask=row_mask, other=0.0)[:, None]
     if KIND != FLOAT:
         result *= tl.load(weight_scales + n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    result = finished(result, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    return result
+
+
+@triton.jit
+def matmul(
+    x,
+    weight,
+    x_scales,
+    weight_scales,
+    bias,
+    out,
+    rows,
+    x_stride,
+    out_stride,
+    alpha,
+    softcap,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    BAND: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    UPCAST: tl.constexpr,
+    FOLDS: tl.constexpr,
+):
+    """Grid (ceil(N / TILE) * ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS], weight [N, COLUMNS].
+
+    x_scales, weight_scales    [rows] and [N] float32
+    out       [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
+    FOLDS     the grid's second size is SPLITS, or 1 for the sum of the partials, [1, rows, N]
+    BAND      row tiles that run together, for the cache
+    UPCAST    multiply in float32: for the interpreter, whose bfloat16 and 8-bit matmuls are not the GPU's
+    """
+    row_tiles, tiles = tl.cdiv(rows, TILE_ROWS), tl.cdiv(N, TILE)
+    program, split = tl.program_id(0), tl.program_id(1)
+    band = program // (BAND * tiles)
+    height = tl.minimum(row_tiles - band * BAND, BAND)
+    inner = program - band * BAND * tiles
+    m = (band * BAND + inner % height) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    n = (inner // height) * TILE + tl.arange(0, TILE)
+    k = tl.arange(0, TILE_COLUMNS)
+    row_mask, inside = m < rows, n < N
+    left = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    right = weight + n.to(tl.int64)[:, None] * COLUMNS + k[None, :]
+    if FOLDS:
+        count = SPLITS // tl.num_programs(1)
+        result = tl.zeros([TILE_ROWS, TILE], tl.float32)
+        for part in range(split * count, (split + 1) * count):
+            total = _partial(
+                left, right, x_scales, weight_scales, m, n, k, row_mask, inside, part,
+                COLUMNS, SPLITS, TILE_ROWS, TILE, TILE_COLUMNS, KIND, UPCAST,
+            )  # fmt: skip
+            result += finished(total, bias, n, inside, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    else:
+        total = _partial(
+            left, right, x_scales, weight_scales, m, n, k, row_mask, inside, split,
+            COLUMNS, SPLITS, TILE_ROWS, TILE, TILE_COLUMNS, KIND, UPCAST,
+        )  # fmt: skip
+        result = finished(total, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])

@@ -67,6 +67,59 @@ def scale_and_zero(
 
 
 @triton.jit
+def _partial(
+    place,
+    place_of_codes,
+    scales,
+    zero_points,
+    n,
+    inside,
+    row_mask,
+    part,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPANS_AT_ONCE: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    SCALE_WEIGHTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """One of SPLITS partials [rows, n]; `place` points at each row of x, `place_of_codes` at the weight's."""
+    STEPS: tl.constexpr = SPANS // SPANS_AT_ONCE
+    STEP: tl.constexpr = 64 * SPANS_AT_ONCE
+    total = tl.zeros([TILE_ROWS, TILE], tl.float32)
+    first, last = part * STEPS // SPLITS, (part + 1) * STEPS // SPLITS
+    scale, zero = scale_and_zero(scales, zero_points, n, first * STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    for step in range(first, last):
+        column = step * STEP
+        low = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 8 * BITS), mask=inside[:, None], other=0)
+        if BITS == 4:
+            low, high = low & 15, low >> 4
+        else:
+            high = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 64) + 32, mask=inside[:, None], other=0)
+        second_scale, second_zero = scale, zero
+        if GROUP % 64:
+            second_scale, second_zero = scale_and_zero(
+                scales, zero_points, n, column + 32, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
+            )
+        next_scale, next_zero = scale_and_zero(
+            scales, zero_points, n, column + STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
+        )
+        total += _half(place, column, low, scale, zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE)
+        total += _half(
+            place, column + 32, high, second_scale, second_zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE
+        )
+        scale, zero = next_scale, next_zero
+    return total
+
+
+@triton.jit
 def matmul_nbits(
     x,
     codes,
@@ -94,19 +147,19 @@ def matmul_nbits(
     HAS_SOFTCAP: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
+    FOLDS: tl.constexpr,
 ):
     """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 8 * BITS] uint8.
 
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
+    FOLDS                  as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     SPANS_AT_ONCE          divides SPANS; more than one only where GROUP is a multiple of all their columns
     """
     m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
     inside, row_mask = n < N, m < rows
-    STEPS: tl.constexpr = SPANS // SPANS_AT_ONCE
-    STEP: tl.constexpr = 64 * SPANS_AT_ONCE
     inner = tl.arange(0, 32 * SPANS_AT_ONCE)
     place = x + m.to(tl.int64) * x_stride
     place_of_codes = codes + n.to(tl.int64)[:, None] * (SPANS * 8 * BITS)
@@ -114,29 +167,22 @@ def matmul_nbits(
         place_of_codes += inner[None, :]
     else:
         place_of_codes += (inner // 32 * 64 + inner % 32)[None, :]
-    total = tl.zeros([TILE_ROWS, TILE], tl.float32)
-    first, last = split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS
-    scale, zero = scale_and_zero(scales, zero_points, n, first * STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
-    for step in range(first, last):
-        column = step * STEP
-        low = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 8 * BITS), mask=inside[:, None], other=0)
-        if BITS == 4:
-            low, high = low & 15, low >> 4
-        else:
-            high = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 64) + 32, mask=inside[:, None], other=0)
-        second_scale, second_zero = scale, zero
-        if GROUP % 64:
-            second_scale, second_zero = scale_and_zero(
-                scales, zero_points, n, column + 32, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
-            )
-        next_scale, next_zero = scale_and_zero(
-            scales, zero_points, n, column + STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
-        )
-        total += _half(place, column, low, scale, zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE)
-        total += _half(
-            place, column + 32, high, second_scale, second_zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE
-        )
-        scale, zero = next_scale, next_zero
-    total = finished(total, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    if FOLDS:
+        count = SPLITS // tl.num_programs(2)
+        total = tl.zeros([TILE_ROWS, TILE], tl.float32)
+        for part in range(split * count, (split + 1) * count):
+            found = _partial(
+                place, place_of_codes, scales, zero_points, n, inside, row_mask, part,
+                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, SPANS_AT_ONCE,
+                BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,
+            )  # fmt: skip
+            total += finished(found, bias, n, inside, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    else:
+        found = _partial(
+            place, place_of_codes, scales, zero_points, n, inside, row_mask, split,
+            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, SPANS_AT_ONCE,
+            BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,
+        )  # fmt: skip
+        total = finished(found, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])

@@ -103,7 +103,8 @@ class SyntheticExecutor(CudaExecutor):
     def __init__(self, artifact: Artifact, device: Device, options: EngineOptions) -> None:
         super().__init__(artifact, device, options)
         self.weights: dict[str, dict[str, Any]] = json.loads(artifact.file(WEIGHTS_TABLE).read_bytes())
-        self.kernels = read_launches(artifact).kernels
+        program = read_launches(artifact)
+        self.kernels, self.batch_invariant = program.kernels, program.batch_invariant
         fill_weights(self.loaded, self.weights)
 
     @property

@@ -106,7 +106,9 @@ def peaks_of(records: Sequence[Figure]) -> Peaks:
 
 def goals(records: Sequence[Figure]) -> list[Record]:
     """The goals that the figures are compared with."""
-    checks = [one for one in records if one.get("figure") in ("case", "check", "demo") and "within" in one]
+    checks = [
+        one for one in records if one.get("figure") in ("case", "check", "demo", "invariance") and "within" in one
+    ]
     wrong = float(sum(not one["within"] for one in checks)) if checks else None
     decode = _find(records, "step", program=f"{_HEADLINE}-int4-kv-16-bit", bucket="decode-1")
     attention = _all(records, "attention", program=f"{_HEADLINE}-16-bit-kv-16-bit")

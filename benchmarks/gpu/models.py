@@ -29,6 +29,7 @@ from ingot.passes.weights import drop_if_unused
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 
+INVARIANT = "-batch-invariant"  # ends the names of such programs
 WeightForm = Literal["16-bit", "int4"]
 KVForm = Literal["16-bit", "fp8", "int8", "int4"]
 
@@ -44,11 +45,12 @@ class ProgramSpec:
     decode_rows: tuple[int, ...] = (1, 8, 64)
     prefill_rows: tuple[int, ...] = (512, 4096)
     activations: str = "bfloat16"
+    batch_invariant: bool = False
 
     @property
     def name(self) -> str:
         """llama-3.1-8b-int4-kv-fp8"""
-        return f"{self.shape.name}-{self.weights}-kv-{self.kv}"
+        return f"{self.shape.name}-{self.weights}-kv-{self.kv}{INVARIANT if self.batch_invariant else ''}"
 
 
 LLAMA_8B = ModelShape(
@@ -70,6 +72,8 @@ SPECS = (
     ProgramSpec(LLAMA_8B, "int4", "fp8"),
     ProgramSpec(LLAMA_8B, "int4", "int8"),
     ProgramSpec(LLAMA_8B, "int4", "int4"),
+    ProgramSpec(LLAMA_8B, "int4", batch_invariant=True),
+    ProgramSpec(LLAMA_8B, "16-bit", batch_invariant=True),
 )
 _DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "int8"), ("int4", "16-bit"))
 _TINY = ModelShape(
@@ -82,7 +86,10 @@ _TINY = ModelShape(
     vocab_size=400,
     tied_head=False,
 )
-DRY_SPECS = tuple(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS)
+DRY_SPECS = (
+    *(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS),
+    ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", batch_invariant=True),
+)
 
 
 RECIPES: dict[WeightForm, str] = {"16-bit": "fp16-cuda", "int4": "int4-cuda"}
@@ -94,7 +101,8 @@ def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe
     rows = [f"gpu.decode_rows={list(spec.decode_rows)}", f"gpu.prefill_rows={list(spec.prefill_rows)}"]
     sizes = [f"engine.max_batch_tokens={spec.prefill_rows[-1]}", f"gpu.activations={spec.activations}"]
     table = [] if tiles is None else [f"gpu.tiles={tiles}"]
-    return load_recipe(RECIPES[spec.weights], [f"checkpoint={checkpoint}", *rows, *sizes, *table])
+    invariant = ["gpu.batch_invariant=true"] if spec.batch_invariant else []
+    return load_recipe(RECIPES[spec.weights], [f"checkpoint={checkpoint}", *rows, *sizes, *table, *invariant])
 
 
 def passes_of(spec: ProgramSpec, recipe: Recipe) -> list[Pass]:

@@ -36,6 +36,7 @@ PARTS = {
     "check": "benchmarks.gpu.check:check",
     "demo": "benchmarks.gpu.demo:demo",
     "steps": "benchmarks.gpu.steps:steps",
+    "invariance": "benchmarks.gpu.invariance:invariance",
     "torch": "benchmarks.gpu.torch_peer:peers",
     "gap": "benchmarks.gpu.gap:gap",
     "offload": "benchmarks.gpu.offload:offload",

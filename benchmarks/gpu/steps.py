@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
 from benchmarks.gpu.figures import Record, Work
 from benchmarks.gpu.launches import Group, groups, step_work
+from benchmarks.gpu.models import INVARIANT
 from benchmarks.gpu.packing import unpack
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.programs import BoundProgram
@@ -22,16 +23,17 @@ _SECONDS_A_PROGRAM = 20.0  # to unpack, load and fill the largest
 
 def steps(bench: Bench) -> Iterator[Record]:
     """Every program in turn."""
-    for file in program_files(bench.programs):
+    for file in program_files(bench.programs, invariant=True):
         if not bench.room(_SECONDS_A_PROGRAM):
             yield {"figure": "step", "program": file.stem, "skipped": "no time left"}
             continue
         yield from _program(bench, file)
 
 
-def program_files(folder: Path) -> list[Path]:
-    """The packed programs: large models first, 16-bit keys before quantized ones."""
-    return sorted(folder.glob("*-kv-*.zip"), key=lambda file: (not file.stem.endswith("kv-16-bit"), file.stem))
+def program_files(folder: Path, *, invariant: bool = False) -> list[Path]:
+    """The packed programs: large models first, 16-bit keys before quantized ones, batch-invariant ones last."""
+    files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith(INVARIANT))
+    return sorted(files, key=lambda file: (not file.stem.endswith("kv-16-bit"), INVARIANT in file.stem, file.stem))
 
 
 def open_program(bench: Bench, file: Path, device: Device | None = None) -> SyntheticExecutor:
@@ -86,7 +88,8 @@ def step_batch(executor: SyntheticExecutor, bound: BoundProgram) -> tuple[Forwar
     """The batch that a bucket is measured on: rows of long sequences, or one prompt that fills it."""
     block, context = executor.kv_geometry.block_tokens, executor.model.context_tokens
     rows = bound.program.rows
-    if bound.program.attention == "decode":
+    is_small = executor.batch_invariant and rows == bound.program.sequences  # such programs have no decode buckets
+    if bound.program.attention == "decode" or is_small:
         length = min(DECODE_CONTEXT, context)
         return decode_batch(rows, length, block), {"phase": "decode", "rows": rows, "context": length}
     length = min(rows, context)

@@ -17,16 +17,10 @@ from pathlib import Path
 import triton
 
 from ingot.artifact.launch_program import Constant, Kernel
+from ingot.pipeline.targets.cuda.attention_operands import TILE, HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.pipeline.targets.cuda.lower_attention import (
-    DECODE_WARPS,
-    LEAST_CHUNK,
-    MOST_CHUNKS,
-    TILE,
-    HeadSizes,
-    ragged_tile,
-)
+from ingot.pipeline.targets.cuda.lower_attention import DECODE_WARPS, LEAST_CHUNK, MOST_CHUNKS, ragged_tile
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, safe_tile
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
@@ -113,6 +107,7 @@ def _nbits_request(rows: int, sm: int) -> Request:
         "HAS_SOFTCAP": False,
         "SCALE_WEIGHTS": rows > FEW_ROWS,
         "DTYPE": "fp16",
+        "FOLDS": False,
     }
     types, aligned = {**HALF, "S": "fp16", "OUT": "fp32"}, frozenset({"x_stride", "out_stride"})
     form = f"4 bits, {rows} rows"
@@ -136,6 +131,7 @@ def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:
             "HAS_BIAS": False,
             "HAS_SOFTCAP": False,
             "UPCAST": False,
+            "FOLDS": False,
         }
         types, aligned = {**HALF, "C": x, "W": weight}, frozenset({"x_stride", "out_stride"})
         made = make_kernel("matmul", types, constants, aligned, tile.num_warps, tile.num_stages)

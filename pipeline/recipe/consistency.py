@@ -42,6 +42,7 @@ def _target_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Proble
         yield given.problem(str(error))
         return
     yield from _sm_problems(recipe, target)
+    yield from _invariance_problems(recipe, target)
     yield from _serving_problems(recipe, target)
     messages = (*_kv_messages(target, passes), *_float8_messages(recipe, target, passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
@@ -81,6 +82,25 @@ def _numbers(recipe: Located, section: str, key: str) -> tuple[int, ...]:
     value = outer.entries[key].plain() if outer and key in outer.entries else getattr(sections.get(section), key, None)
     listed = value if isinstance(value, tuple) else (value,)
     return tuple(int(number) for number in listed if isinstance(number, int | float))
+
+
+def _invariance_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """gpu.batch_invariant needs a target whose matmuls are all Ingot's, and one tile for all numbers of rows."""
+    gpu = recipe.entries.get("gpu")
+    given = gpu.entries.get("batch_invariant") if gpu else None
+    if gpu is None or given is None or given.value is not True:
+        return
+    if target.sm_choice:
+        yield given.problem(
+            f"gpu.batch_invariant is true, but another engine computes the segments of target {target.name}, in an "
+            "order that depends on the rows; build for a target such as cuda-sm90, or remove it"
+        )
+    tiles = gpu.entries.get("tiles")
+    if tiles is not None and tiles.value is not None:
+        yield tiles.problem(
+            "gpu.tiles chooses a tile for each number of rows, and gpu.batch_invariant has one for all; remove "
+            "one of them"
+        )
 
 
 def _given_sms(recipe: Located) -> tuple[Located | None, tuple[int, ...]]:

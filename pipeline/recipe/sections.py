@@ -34,6 +34,10 @@ class GpuOptions(Section):
         default="checkpoint",
         description="compute type; checkpoint: the checkpoint's type if it has 16 bits, else float16",
     )
+    batch_invariant: bool = Field(
+        default=False,
+        description="compute a row's logits with the same bits in every batch, at some cost in speed",
+    )
     decode_rows: tuple[Rows, ...] = Field(
         default=(1, 2, 4, 8, 16, 32, 64),
         min_length=1,

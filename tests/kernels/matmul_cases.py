@@ -72,6 +72,7 @@ def _nbits(
         HAS_SOFTCAP=softcap > 0,
         SCALE_WEIGHTS=scaled,
         DTYPE=DOT_TYPES[dtype],
+        FOLDS=False,
     )
     return numpy64(out.sum(0)), capped(numpy64(x) @ weight.T * 0.5 + numpy64(bias), softcap)
 
@@ -97,6 +98,7 @@ def _matmul(form: int, rows: int, n: int, columns: int, splits: int, dtype: torc
         HAS_BIAS=True,
         HAS_SOFTCAP=softcap > 0,
         UPCAST=True,
+        FOLDS=False,
     )
     return numpy64(out.sum(0)), capped(exact[0] @ exact[1].T * 0.5 + numpy64(bias), softcap)
 

@@ -33,3 +33,22 @@ def patch_language_once() -> None:
     inner._patch_lang(FunctionType(patch_language_once.__code__, {"tl": tl, "core": tl.core}))
     inner._patch_lang = lambda function: inner._LangPatchScope()
     inner._is_patched_once = True
+
+
+def use_ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add up tl.dot in the order of its inner axis, as a tensor core does for every row alike.
+
+    numpy's matmul is a BLAS call: the order in which it adds up a row may depend on the row's place in the matrix.
+    """
+    from triton.runtime import interpreter
+
+    inner: Any = interpreter
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        left, right = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
+        total = d.data.copy()
+        for k in range(left.shape[1]):
+            total += left[:, k, None] * right[None, k]
+        return inner.TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(inner.InterpreterBuilder, "create_dot", create_dot)

@@ -90,6 +90,16 @@ SIGNATURES: Mapping[str, Signature] = {
         "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; sinks: *fp32; "
         f"out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}",
     ),
+    "fixed_split_attention": _signature(
+        "fixed_split_attention.fixed_split_attention",
+        "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; "
+        "sums weights: *fp32; out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; "
+        f"{_STRIDES}",
+    ),
+    "join_fixed_splits": _signature(
+        "fixed_split_attention.join_fixed_splits",
+        "sums weights: *fp32; positions: *i64; out: *T; window out_stride: i32",
+    ),
     "matmul_nbits": _signature(
         "matmul_nbits.matmul_nbits",
         "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "

@@ -5,69 +5,44 @@ Attention is divided among programs so that each fits the registers and shared m
 context, at most MOST_CHUNKS of at least LEAST_CHUNK tokens (kernels/decode_attention.py). Ragged: a tile of
 TILE_QUERIES queries; a program computes some of them with all heads that share a key. Measured with ptxas
 (docs/kernels.md): no registers are spilled on any SM.
-"""
 
-from dataclasses import dataclass
-from typing import Any
+Batch-invariant programs have one attention kernel for both; see lower_fixed_splits.py.
+"""
 
 import onnx_ir as ir
 
 from ingot.artifact.launch_program import Argument
 from ingot.errors import PassError
 from ingot.passes.weights import float32_values
+from ingot.pipeline.targets.cuda.attention_operands import (
+    TILE,
+    HeadSizes,
+    QueryTile,
+    int_attribute,
+    pool_arguments,
+    reader_arguments,
+    reader_constants,
+    tile_arguments,
+    vector_constants,
+)
 from ingot.pipeline.targets.cuda.fusions import HeadNorms
+from ingot.pipeline.targets.cuda.lower_fixed_splits import lower_fixed_splits
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows, columns_of
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.sizes import ceil_div, next_power_of_two
 
-TILE = 32  # tokens read at once
 MOST_CHUNKS = 64
 LEAST_CHUNK = 128
 DECODE_WARPS = 4
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
 _MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
-_SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
-_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
 _FEW_HEADS = 4  # of a token, in one program, for few tokens
 _MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
 _ONE_WARP = 128  # head size up to which one warp is enough
 
 
-@dataclass(frozen=True)
-class HeadSizes:
-    """Number and size of an attention's heads."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-
-    @property
-    def group(self) -> int:
-        """Heads that share a key."""
-        return self.heads // self.kv_heads
-
-    @property
-    def block_dim(self) -> int:
-        """Head size of a tile: a power of two."""
-        return next_power_of_two(self.dim, 16)
-
-    @property
-    def num_stages(self) -> int:
-        """Tiles of keys and values in flight: as many as fit the smallest shared memory of all SMs."""
-        return 3 if self.block_dim <= _SMALL_DIM else 2
-
-
-@dataclass(frozen=True)
-class RaggedTile:
-    """queries * group rows; a matmul needs 16 at least."""
-
-    queries: int
-    group: int
-    num_warps: int
-
-
-def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_float32: bool = False) -> RaggedTile:
+def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_float32: bool = False) -> QueryTile:
     """Return the tile of a program of ragged attention; with `sm` None it fits every SM."""
     sums = _MOST_SUMS // 2 if is_quantized and sm != _MANY_REGISTERS else _MOST_SUMS
     if is_float32:  # tiles need twice the shared memory
@@ -75,15 +50,17 @@ def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_floa
     group = next_power_of_two(sizes.group)
     queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, as both factors are
     warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4
-    return RaggedTile(queries, max(group, 16 // queries), warps)
+    return QueryTile(queries, max(group, 16 // queries), warps)
 
 
 def lower_attention(context: LoweringContext, node: ir.Node) -> None:
-    """Lower attention: split along the context in decode buckets, by tiles of queries in ragged ones."""
+    """Lower attention: split along the context in decode buckets, by tiles of queries in ragged ones; or invariant."""
     sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
     queries = write_pool(context, node, sizes)
     out = context.make(node.outputs[0])
-    if context.builder.bucket.attention == "ragged":
+    if context.builder.shared.batch_invariant:
+        lower_fixed_splits(context, node, sizes, queries, out)
+    elif context.builder.bucket.attention == "ragged":
         _ragged(context, node, sizes, queries, out)
     else:
         _decode(context, node, sizes, queries, out)
@@ -126,7 +103,8 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
     q, k, v = _operands(context, node, sizes, norms)
     width = sizes.heads * sizes.dim
     queries = Rows(builder.buffer(f"{node.name}.queries", context.rows * width), width, width)
-    at_once = _FEW_HEADS if context.rows <= FEW_ROWS else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
+    are_few = context.rows <= FEW_ROWS or builder.shared.batch_invariant
+    at_once = _FEW_HEADS if are_few else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
     at_once = min(at_once, next_power_of_two(sizes.heads))
     builder.launch(
         "rotary_kv_write",
@@ -182,34 +160,10 @@ def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: 
     return found
 
 
-def vector_constants(builder: ProgramBuilder, sizes: HeadSizes) -> dict[str, int]:
-    """Constants of every kernel that accesses the pool."""
-    kind = _KINDS.get(builder.kv.dtype, 0)
-    return {"DIM": sizes.dim, "BLOCK_DIM": sizes.block_dim, "BLOCK_TOKENS": builder.kv.block_tokens, "KIND": kind}
-
-
-def pool_arguments(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
-    """Pointers to the layer's keys and values, and their strides."""
-    layer = int_attribute(node, "layer")
-    scales = builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None
-    pool = builder.external("kv_pool", builder.kv.pool_offset(layer))
-    return {"pool": pool, "scales": scales, **builder.kv.strides()}
-
-
 def _table(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
     table = node.inputs[index]
     assert table is not None
     return builder.weight(table.name or "", "fp32", lambda: float32_values(table))
-
-
-def int_attribute(node: ir.Node, name: str) -> int:
-    """Return an attribute; 0 if it is missing."""
-    return node.attributes.get_int(name, 0) or 0
-
-
-def float_attribute(node: ir.Node, name: str) -> float:
-    """Return an attribute; 0 if it is missing."""
-    return float(node.attributes.get_float(name, 0.0) or 0.0)
 
 
 def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
@@ -223,10 +177,10 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
         "decode_attention",
         node,
         (rows, sizes.kv_heads, chunks),
-        {**_reader_constants(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
+        {**reader_constants(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
         num_warps=DECODE_WARPS,
         num_stages=sizes.num_stages,
-        **_reader_arguments(builder, node, queries),
+        **reader_arguments(builder, node, queries),
         sums=sums,
         weights=weights,
     )
@@ -262,7 +216,7 @@ def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
         node,
         (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
         {
-            **_reader_constants(builder, node, sizes),
+            **reader_constants(builder, node, sizes),
             "TILE": TILE,
             "BLOCK_GROUP": tile.group,
             "TILE_QUERIES": TILE_QUERIES,
@@ -271,37 +225,9 @@ def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
         },
         num_warps=tile.num_warps,
         num_stages=sizes.num_stages,
-        **_reader_arguments(builder, node, queries),
-        query_starts=builder.external("query_starts"),
-        tile_sequences=builder.external("tile_sequences"),
-        tile_starts=builder.external("tile_starts"),
+        **reader_arguments(builder, node, queries),
+        **tile_arguments(builder),
         sinks=None,
         out=out.buffer,
         out_stride=out.stride,
     )
-
-
-def _reader_constants(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
-    """Constants of both attention kernels."""
-    return {
-        **vector_constants(builder, sizes),
-        "WIDTH": builder.kv.width,
-        "GROUP": sizes.group,
-        "HAS_SOFTCAP": float_attribute(node, "softcap") > 0,
-        "DTYPE": builder.activation_type,
-    }
-
-
-def _reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
-    """Arguments of both attention kernels."""
-    return {
-        **pool_arguments(builder, node),
-        "q": queries.buffer,
-        "tables": builder.external("tables"),
-        "lengths": builder.external("lengths"),
-        "scale": float_attribute(node, "scale"),
-        "softcap": float_attribute(node, "softcap"),
-        "window": int_attribute(node, "window"),
-        "q_stride": queries.stride,
-        "table_stride": ceil_div(builder.bucket.context_tokens, builder.kv.block_tokens),
-    }

@@ -12,6 +12,10 @@ partials are the result, which the reader adds. Many rows: a weight of 4 or 8 bi
 bits, in slices that stay in the GPU's cache, and then multiplied by the kernel of plain weights: from some hundred rows
 on a matmul is compute-bound, and that kernel only multiplies. A library's kernel multiplies by a plain weight if the
 tile table chooses it.
+
+Batch-invariant programs have one kernel and one tile per weight, whatever the rows: the kernel of the weight's form,
+with a fixed split-K. For few rows its programs store the partials; for many rows, whose partials would take too much
+memory, each program adds them itself in the same order (kernels/matmul.py, FOLDS).
 """
 
 from dataclasses import dataclass
@@ -33,7 +37,7 @@ from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.fusions import Epilogue, Rounding
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows, columns_of
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile, invariant_tile
 from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
@@ -79,10 +83,14 @@ class MatmulLowering:
         elif weight_layouts.is_float8(dequantize):
             weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
             self._matmul(self._input(), weight, weight_layouts.FP8_WEIGHT, None, scales)
-        elif self.context.rows < DEQUANTIZED_FROM:
+        elif self.context.rows < DEQUANTIZED_FROM or self._is_invariant:
             self._nbits(self._input(), weight_layouts.spans(self.context.builder, dequantize))
         else:
             self._dequantized(self._input(), weight_layouts.spans(self.context.builder, dequantize))
+
+    @property
+    def _is_invariant(self) -> bool:
+        return self.context.builder.shared.batch_invariant
 
     def _input(self) -> Rows:
         return self.context.read(self.node.inputs[0], self.node)
@@ -108,7 +116,7 @@ class MatmulLowering:
         if tile.library and self._fits_libraries():
             self._call_library(tile.library, x, weight, outputs or _Slice(0, self.n))
             return
-        splits = 1 if outputs else min(tile.splits, ceil_div(self.columns, tile.depth))
+        splits = 1 if outputs else self._splits(min(tile.splits, ceil_div(self.columns, tile.depth)))
         constants = {
             "TILE_ROWS": tile.rows,
             "TILE_COLUMNS": tile.depth,
@@ -118,7 +126,7 @@ class MatmulLowering:
         }
         programs = ceil_div(n, tile.columns) * ceil_div(self.context.rows, tile.rows)
         given = {"x": x.buffer, "weight": weight, "x_scales": x_scales, "weight_scales": weight_scales}
-        self._launch("matmul", (programs, splits), constants, given, x, tile, splits, outputs)
+        self._launch("matmul", (programs, self._programs(splits)), constants, given, x, tile, splits, outputs)
 
     def _fits_libraries(self) -> bool:
         """Whether a library computes the epilogue: no softcap, no bias of another type than the result."""
@@ -182,16 +190,16 @@ class MatmulLowering:
         at_once = tile.depth // SPAN
         if weight.spans % at_once or (at_once > 1 and weight.group % tile.depth):
             at_once = 1  # a step has one scale and whole spans
-        splits = min(tile.splits, weight.spans // at_once)
+        splits = self._splits(min(tile.splits, weight.spans // at_once))
         constants = {
             **weight.constants,
             "GROUPS": weight.groups,
             "SPANS_AT_ONCE": at_once,
             "TILE_ROWS": tile.rows,
-            "SCALE_WEIGHTS": self.context.rows > FEW_ROWS,
+            "SCALE_WEIGHTS": self._is_invariant or self.context.rows > FEW_ROWS,
             "DTYPE": self.context.builder.activation_type,
         }
-        grid = (ceil_div(self.context.rows, tile.rows), ceil_div(self.n, tile.columns), splits)
+        grid = (ceil_div(self.context.rows, tile.rows), ceil_div(self.n, tile.columns), self._programs(splits))
         given = {"x": x.buffer, "codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
         self._launch("matmul_nbits", grid, constants, given, x, tile, splits)
 
@@ -209,7 +217,8 @@ class MatmulLowering:
         """Add the launch; if a softcap or the logits need the sum of the partials, another that adds them."""
         context, epilogue, bias = self.context, self.epilogue, self._bias()
         result, is_last = epilogue.result, epilogue.result.is_graph_output()
-        out = context.make_partials(result, splits) if splits > 1 else context.make(result)
+        is_added = self._programs(splits) < splits
+        out = context.make_partials(result, splits, added=is_added) if splits > 1 else context.make(result)
         outputs = outputs or _Slice(0, self.n)
         constants |= {
             "N": outputs.count,
@@ -218,6 +227,7 @@ class MatmulLowering:
             "TILE": tile.columns,
             "HAS_BIAS": bias is not None,
             "HAS_SOFTCAP": epilogue.softcap > 0,
+            "FOLDS": self._is_invariant and splits > 1,
         }
         context.builder.launch(
             kernel,
@@ -240,7 +250,21 @@ class MatmulLowering:
 
     def _tile(self, shape: MatmulShape) -> Tile:
         is_float32 = self.context.builder.activation_type == "fp32"
-        return self.context.builder.shared.tiles.choose(shape.model_copy(update={"is_float32": is_float32}))
+        shape = shape.model_copy(update={"is_float32": is_float32})
+        return invariant_tile(shape) if self._is_invariant else self.context.builder.shared.tiles.choose(shape)
+
+    def _splits(self, wanted: int) -> int:
+        """Split-K partials. One in batch-invariant programs where adding them would not be the same in all buckets.
+
+        A factor other than 1 would be rounded, unless the compiler fuses it with the addition; and the stride of the
+        partials is a multiple of 16 for any number of rows only if n is.
+        """
+        is_same = self.epilogue.alpha == 1 and self.n % 16 == 0
+        return wanted if is_same or not self._is_invariant else 1
+
+    def _programs(self, splits: int) -> int:
+        """Programs that share the columns of one tile of the result."""
+        return 1 if self._is_invariant and self.context.rows > FEW_ROWS else splits
 
     def _bias(self) -> WeightArgument | None:
         """The bias, scaled like the matmul."""

@@ -65,6 +65,7 @@ class Lowered:
             cubins={sm: dict(facts) for sm, facts in cubins.items()},
             programs=self.programs,
             tuned_on=tuned_on,
+            batch_invariant=self.shared.batch_invariant,
         )
 
 
@@ -73,13 +74,17 @@ def lower_to_launches(
     buckets: Sequence[Bucket],
     activation_type: ActivationType = "fp16",
     tiles: TileTable | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Lowered:
     """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
+
+    batch_invariant    one kernel and one order of sums per node in all buckets, which must be ragged
 
     PassError names a node without a kernel.
     """
     geometry = KV.of(model)
-    shared = Shared.of(activation_type, geometry, tiles or TileTable())
+    shared = Shared.of(activation_type, geometry, tiles or TileTable(), batch_invariant=batch_invariant)
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 

@@ -22,7 +22,8 @@ _MOST_ELEMENTS = 1024  # of a row, in one program of an elementwise kernel
 class Rows:
     """A value [rows, columns]: a buffer that begins at its first element, a row every `stride` elements.
 
-    partials    split-K partial sums, `partial_stride` elements apart, that the reader adds in order
+    partials    split-K partial sums, `partial_stride` elements apart, that the reader adds in order; with a stride of
+                0 the matmul added them, and the reader's kernel is the same
     """
 
     buffer: BufferArgument
@@ -84,11 +85,11 @@ class LoweringContext:
             buffer = self.builder.buffer(value.name or "", self.rows * columns)
         return self.put(value, Rows(buffer, columns, columns))
 
-    def make_partials(self, value: ir.Value, count: int) -> Rows:
-        """Allocate a value as split-K partials in float32."""
-        columns = columns_of(value)
-        buffer = self.builder.buffer(f"{value.name}.parts", count * self.rows * columns, "fp32")
-        return self.put(value, Rows(buffer, columns, columns, count, self.rows * columns))
+    def make_partials(self, value: ir.Value, count: int, *, added: bool = False) -> Rows:
+        """Allocate a value as split-K partials in float32, or as their sum."""
+        columns, stride = columns_of(value), 0 if added else self.rows * columns_of(value)
+        buffer = self.builder.buffer(f"{value.name}.parts", (1 if added else count) * self.rows * columns, "fp32")
+        return self.put(value, Rows(buffer, columns, columns, count, stride))
 
     def put(self, value: ir.Value, rows: Rows) -> Rows:
         """Record the rows of a value."""

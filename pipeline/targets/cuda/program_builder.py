@@ -41,6 +41,7 @@ from ingot.pipeline.targets.cuda.tiles import TileTable
 TILE_QUERIES = 32  # queries of one sequence in a tile of ragged attention
 SAMPLER_WARPS = 16  # a program has a whole row of logits: as many warps as a multiprocessor can use
 ArgumentValue = Argument | int | float | None
+_OF_ROWS = ("rows",)  # arguments by which buckets would have kernels of their own
 
 _FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -81,20 +82,26 @@ class Weight:
 
 @dataclass
 class Shared:
-    """State that the programs of all buckets share."""
+    """State that the programs of all buckets share.
+
+    batch_invariant    every node has the same compiled kernel in all buckets, with one order of sums
+    """
 
     activation_type: ActivationType
     kv: KVGeometry
     tiles: TileTable = field(default_factory=TileTable)
+    batch_invariant: bool = False
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable) -> "Shared":
+    def of(
+        cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable, *, batch_invariant: bool = False
+    ) -> "Shared":
         """Start with a model's geometry; an unquantized pool gets the activations' type."""
         if not geometry.is_quantized:
             geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
-        return cls(activation_type, geometry, tiles)
+        return cls(activation_type, geometry, tiles, batch_invariant)
 
     def kernel(self, kernel: Kernel) -> str:
         """Add a kernel and return its key: the name and a digest of everything that it is compiled for."""
@@ -211,7 +218,7 @@ class ProgramBuilder:
             name=name,
             constants=dict(constants),
             types=tuple(map(_type, arguments, listed.values())),
-            aligned=_aligned(arguments),
+            aligned=_aligned(arguments, () if not self.shared.batch_invariant else _OF_ROWS, list(listed)),
             num_warps=options[0],
             num_stages=options[1],
         )
@@ -231,10 +238,13 @@ def _type(argument: Argument, listed: str) -> str:
     return listed if isinstance(argument, NumberArgument) else f"*{argument.type}"
 
 
-def _aligned(arguments: Sequence[Argument]) -> tuple[int, ...]:
+def _aligned(arguments: Sequence[Argument], ignored: Sequence[str], names: Sequence[str]) -> tuple[int, ...]:
     """Positions of integers that are multiples of 16: kernels compiled for that use vector loads."""
     return tuple(
         place
-        for place, argument in enumerate(arguments)
-        if isinstance(argument, NumberArgument) and isinstance(argument.value, int) and argument.value % 16 == 0
+        for place, (name, argument) in enumerate(zip(names, arguments, strict=True))
+        if isinstance(argument, NumberArgument)
+        and isinstance(argument.value, int)
+        and argument.value % 16 == 0
+        and name not in ignored
     )

@@ -7,7 +7,8 @@ A table is a JSON file:
 
 The kernel walks the columns in steps of `depth`; packed codes in whole spans. The split of the columns decides the
 order in which a row's sum is added up. Safe tiles for few rows share it, so that a row has the same bits in all buckets
-of few rows; a measured table with different `splits` per bucket gives that up.
+of few rows; a measured table with different `splits` per bucket gives that up. Batch-invariant programs have one tile
+for all buckets (`invariant_tile`), and no table.
 """
 
 from pathlib import Path
@@ -103,6 +104,21 @@ def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
         return Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
     rows = 16 if shape.rows <= 16 else 32  # SM 90 has other instructions for 64 rows than for fewer
     return Tile(rows=rows, columns=64, depth=depth, splits=_splits(shape, depth), num_stages=4)
+
+
+def invariant_tile(shape: MatmulShape) -> Tile:
+    """Return the tile of batch-invariant programs, which depends on the weight alone: `shape.rows` is not read.
+
+    64 rows: the fewest for which SM 90 multiplies with its own instructions, so that a prompt does not pay much; a
+    decode step of one row, which waits for weights, has time for the others. Fits every SM (docs/kernels.md).
+    """
+    if shape.is_float32:
+        tile = Tile(rows=64, columns=64, depth=SPAN if shape.kernel == "matmul_nbits" else SPAN // 2, num_stages=2)
+    else:
+        is_wide = shape.kernel == "matmul_nbits" or shape.bits == 16
+        tile = Tile(rows=64, columns=_WIDE, depth=SPAN if is_wide else 2 * SPAN, num_stages=3)
+    filling = max(1, _PROGRAMS // ceil_div(shape.n, tile.columns))
+    return tile.model_copy(update={"splits": min(_MOST_SPLITS, ceil_div(shape.columns, tile.depth), filling)})
 
 
 def _float32_tile(shape: MatmulShape) -> Tile:

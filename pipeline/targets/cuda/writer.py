@@ -43,7 +43,8 @@ def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Ta
 def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered:
     """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
     KV.record(model, kv_geometry(model, recipe))
-    return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe), tiles)
+    buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
+    return lower_to_launches(model, buckets, compute, tiles, batch_invariant=recipe.gpu.batch_invariant)
 
 
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
@@ -53,10 +54,14 @@ def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
 
 
 def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:
-    """Return the recipe's buckets: decode first, each kind by rows."""
+    """Return the recipe's buckets: decode first, each kind by rows; batch-invariant ones are all ragged."""
     context_tokens = MODEL.of(model).context_tokens
     decode = recipe.gpu.decode_rows
     ragged = recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
+    if recipe.gpu.batch_invariant:
+        most = ragged[-1]  # tokens of a step
+        rows = sorted({*(rows for rows in decode if rows <= most), *ragged})
+        return tuple(Bucket.ragged(rows, context_tokens, decode[-1]) for rows in rows)
     return (
         *(Bucket.decode(rows, context_tokens) for rows in decode),
         *(Bucket.ragged(rows, context_tokens, decode[-1]) for rows in ragged),

@@ -282,7 +282,8 @@ class CubinFacts(_Frozen):
 class CudaProgram(_Frozen):
     """program/launches.json: the programs of all buckets, and the kernels that they share.
 
-    tuned_on    name of the GPU on which the tiles were measured; None: safe tiles
+    tuned_on           name of the GPU on which the tiles were measured; None: safe tiles
+    batch_invariant    a row's logits have the same bits in every batch: all buckets run the same kernels for a node
     """
 
     sms: tuple[int, ...] = Field(min_length=1)
@@ -295,6 +296,7 @@ class CudaProgram(_Frozen):
     cubins: dict[int, dict[str, CubinFacts]] = Field(description="by SM, by kernel")
     programs: tuple[LaunchProgram, ...] = Field(min_length=1)
     tuned_on: str | None = None
+    batch_invariant: bool = False
 
     @property
     def table_columns(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.simulators.triton_interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter, use_ordered_dots
 
 use_interpreter()
 
@@ -38,6 +38,7 @@ def records(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Fi
     peaks = {"bytes_per_second": 1.0, "flops_per_second": 1.0, "to_device": 1.0, "to_host": 1.0}
     found: list[Figure] = []
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):  # kernels alone run on any device
+        use_ordered_dots(patch)
         patch.setattr("builtins.print", lambda text, **_: found.append(json.loads(text)))
         for part in PARTS:
             patch.setenv("INGOT_CUDA_BLOCKING", "1" if part == "check" else "0")
@@ -60,6 +61,14 @@ def test_launches_on_the_device_equal_the_interpreters(records: list[Figure]) ->
     checked = of(records, "check")
     assert {"out", "q_out", "pool", "sums", "tokens"} <= {record["argument"] for record in checked}
     assert [record for record in checked if not record["within"]] == []
+
+
+def test_batch_invariant_programs_have_equal_bits_in_all_ways_to_compute_a_row(records: list[Figure]) -> None:
+    found = of(records, "invariance")
+    judged = [record for record in found if "within" in record]
+    assert {record["program"] for record in judged} == {"tiny-int4-kv-16-bit-batch-invariant"}
+    assert all(record["within"] for record in judged)
+    assert {"decoded alone", "in chunks", "as speculation's rows", "decoded with 1 mates"} == {r["way"] for r in found}
 
 
 def test_the_model_end_to_end_has_the_cpu_engines_logits_and_tokens(records: list[Figure]) -> None:

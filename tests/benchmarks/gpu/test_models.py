@@ -32,7 +32,8 @@ def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
     real = [*recipe.make_passes(), *shapes[len(recipe.passes) :]]
     PassManager([*real, *map(make_pass, get_target(recipe.target).lowering)]).run(model)
     KV.record(model, kv_geometry(model, recipe))
-    return lower_to_launches(model, recipe_buckets(model, recipe), activation_type(model, recipe))
+    buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
+    return lower_to_launches(model, buckets, compute, batch_invariant=recipe.gpu.batch_invariant)
 
 
 @pytest.mark.parametrize("spec", DRY_SPECS, ids=lambda spec: spec.name)

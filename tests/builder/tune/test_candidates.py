@@ -5,6 +5,7 @@ import pytest
 
 from ingot.artifact.launch_program import CudaProgram
 from ingot.builder.tune.candidates import candidates, matmuls_of, shape_of, with_tile
+from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
 from tests.builder.tune.programs import BUCKETS, program_of
@@ -33,6 +34,11 @@ def test_matmuls_are_the_shapes_that_the_lowering_looks_up_in_the_table(
     monkeypatch.setattr(TileTable, "choose", record)
     lower_to_launches(model, BUCKETS, "fp16", TileTable(sm=90))
     assert {matmul.shape.key for matmul in matmuls_of(program)} == looked_up
+
+
+def test_a_batch_invariant_program_has_nothing_to_tune(program: CudaProgram) -> None:
+    with pytest.raises(UsageError, match="batch-invariant: it has one tile per weight"):
+        matmuls_of(program.model_copy(update={"batch_invariant": True}))
 
 
 def test_candidates_are_distinct_and_keep_the_shape(program: CudaProgram) -> None:

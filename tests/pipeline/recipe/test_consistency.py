@@ -45,6 +45,12 @@ GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
             ["serving.max_batch_tokens=4097", "engine.max_batch_tokens=4096"],
             "serving.max_batch_tokens is 4097, but engine.max_batch_tokens is 4096; lower it, or raise that",
         ),
+        (
+            ["target=tensorrt", "gpu.sms=[89]", "gpu.batch_invariant=true"],
+            "gpu.batch_invariant is true, but another engine computes the segments of target tensorrt",
+        ),
+        (["gpu.batch_invariant=true", "gpu.tiles=t.json"], "gpu.batch_invariant has one for all; remove one of them"),
+        (["gpu.batch_invariant=1"], "gpu.batch_invariant is 1; it must be true or false"),
         (["gpu.decode_rows=[4, 2]"], r"gpu.decode_rows: \[4, 2\] must be in ascending order without duplicates"),
         (["gpu.decode_rows=[]"], "gpu.decode_rows is .*; it must be a list of at least 1 value"),
         (["gpu.decode_rows=[0, 1]"], "it must be from 1 to 1048576"),

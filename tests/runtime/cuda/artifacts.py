@@ -76,8 +76,10 @@ def write_artifact(
     activation_type: ActivationType = "fp32",
     compiled: Callable[[Kernel], bytes] = described,
     tiles: TileTable | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> Artifact:
-    lowered = lower_to_launches(model, given, activation_type, tiles)
+    lowered = lower_to_launches(model, given, activation_type, tiles, batch_invariant=batch_invariant)
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)

@@ -58,6 +58,11 @@ def matmuls_of(program: CudaProgram) -> list[Matmul]:
             "the program was built with a table that leaves matmuls to a library, and has no tiles for them; tune the "
             "recipe, or an artifact that was built without gpu.tiles"
         )
+    if program.batch_invariant:
+        raise UsageError(
+            "the program is batch-invariant: it has one tile per weight, for any number of rows, and nothing to "
+            "choose; tune without gpu.batch_invariant"
+        )
     for one in program.programs:
         for launch in one.launches:
             if isinstance(launch, Launch):

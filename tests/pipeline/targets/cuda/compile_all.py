@@ -44,6 +44,8 @@ def requests() -> Iterator[Kernel]:
         yield from pool_requests(kind, {"T": "fp16", "X": "fp32" if kind == 3 else "fp16", "KV": pool})
     joined: dict[str, Constant] = {**CHUNKS, "HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "BLOCK_CHUNKS": 32}
     yield make_kernel("join_chunks", HALF, {**joined, "HAS_SINKS": True})
+    fixed: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "SPLITS": 3, "SPLIT": 64, "AT_ONCE": 8}
+    yield make_kernel("join_fixed_splits", HALF, fixed)
     yield from matmul_requests()
     for kernel in ("greedy", "draw"):
         yield make_kernel(kernel, {}, {"VOCABULARY": 300, "BLOCK": 128})
@@ -58,6 +60,8 @@ def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     yield make_kernel("decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16})
     tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
     yield make_kernel("ragged_attention", types, {**read, **tiles})
+    splits: dict[str, Constant] = {"KV_HEADS": 2, "BLOCK_GROUP": 4, "QUERIES": 8, "SPLITS": 3, "SPLIT": 64}
+    yield make_kernel("fixed_split_attention", types, {**read, **splits})
 
 
 def matmul_requests() -> Iterator[Kernel]:
@@ -66,12 +70,13 @@ def matmul_requests() -> Iterator[Kernel]:
     for bits, scale_weights, splits in ((4, False, 2), (4, True, 1), (8, False, 1)):
         tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
         constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
+        constants["FOLDS"] = splits > 1
         yield make_kernel("matmul_nbits", {**PARTIALS, "S": "fp16"}, constants, frozenset({"x_stride"}))
         form: dict[str, Constant] = {**SPANS, "N": 64, "COLUMNS": 128, "TILE": 32, "GROUPS": 4, "BITS": bits}
         yield make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, form)
     for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
         tiles = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4, "SPLITS": 1 + kind % 2}
-        constants = {**shape, **tiles, "KIND": kind, "UPCAST": False}
+        constants = {**shape, **tiles, "KIND": kind, "UPCAST": False, "FOLDS": kind % 2 == 1}
         yield make_kernel("matmul", {**HALF, "C": x, "W": weight}, constants)
     for kind, codes in ((1, FLOAT8), (2, "i8"), (2, "bf16")):
         form = {"KIND": kind, "IS_STATIC": kind == 1, "SCALES_BACK": codes == "bf16"}

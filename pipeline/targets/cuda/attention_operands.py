@@ -1,0 +1,102 @@
+"""Operands that the attention kernels share: sizes of heads, the pool of keys and values, tiles of queries."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ingot.pipeline.targets.cuda.lowering_context import Rows
+from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
+from ingot.sizes import ceil_div, next_power_of_two
+
+TILE = 32  # tokens read at once
+_SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
+_KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Number and size of an attention's heads."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key."""
+        return self.heads // self.kv_heads
+
+    @property
+    def block_dim(self) -> int:
+        """Head size of a tile: a power of two."""
+        return next_power_of_two(self.dim, 16)
+
+    @property
+    def num_stages(self) -> int:
+        """Tiles of keys and values in flight: as many as fit the smallest shared memory of all SMs."""
+        return 3 if self.block_dim <= _SMALL_DIM else 2
+
+
+@dataclass(frozen=True)
+class QueryTile:
+    """Queries of a program with all heads that share a key: queries * group rows; a matmul needs 16 at least."""
+
+    queries: int
+    group: int
+    num_warps: int
+
+
+def vector_constants(builder: ProgramBuilder, sizes: HeadSizes) -> dict[str, int]:
+    """Constants of every kernel that accesses the pool."""
+    kind = _KINDS.get(builder.kv.dtype, 0)
+    return {"DIM": sizes.dim, "BLOCK_DIM": sizes.block_dim, "BLOCK_TOKENS": builder.kv.block_tokens, "KIND": kind}
+
+
+def pool_arguments(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
+    """Pointers to the layer's keys and values, and their strides."""
+    layer = int_attribute(node, "layer")
+    scales = builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None
+    pool = builder.external("kv_pool", builder.kv.pool_offset(layer))
+    return {"pool": pool, "scales": scales, **builder.kv.strides()}
+
+
+def reader_constants(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
+    """Constants of every attention kernel."""
+    return {
+        **vector_constants(builder, sizes),
+        "WIDTH": builder.kv.width,
+        "GROUP": sizes.group,
+        "HAS_SOFTCAP": _float_attribute(node, "softcap") > 0,
+        "DTYPE": builder.activation_type,
+    }
+
+
+def reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
+    """Arguments of every attention kernel."""
+    return {
+        **pool_arguments(builder, node),
+        "q": queries.buffer,
+        "tables": builder.external("tables"),
+        "lengths": builder.external("lengths"),
+        "scale": _float_attribute(node, "scale"),
+        "softcap": _float_attribute(node, "softcap"),
+        "window": int_attribute(node, "window"),
+        "q_stride": queries.stride,
+        "table_stride": ceil_div(builder.bucket.context_tokens, builder.kv.block_tokens),
+    }
+
+
+def tile_arguments(builder: ProgramBuilder) -> dict[str, Any]:
+    """Arguments of the kernels that read tiles of queries."""
+    return {name: builder.external(name) for name in ("query_starts", "tile_sequences", "tile_starts")}
+
+
+def int_attribute(node: ir.Node, name: str) -> int:
+    """Return an attribute; 0 if it is missing."""
+    return node.attributes.get_int(name, 0) or 0
+
+
+def _float_attribute(node: ir.Node, name: str) -> float:
+    """Return an attribute; 0 if it is missing."""
+    return float(node.attributes.get_float(name, 0.0) or 0.0)
