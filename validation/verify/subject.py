@@ -12,7 +12,7 @@ from ingot.runtime.speculation.loading import require_same_tokens
 
 # Largest difference of two computations of one logit on a GPU, as a share of the row's largest logit. Both round the
 # same values to the activations' type, but may sum them in another order: 2^-11 and 2^-8 are half units of the types.
-_GPU_BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+_GPU_BOUNDS = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,15 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         kv=manifest.kv,
         max_batch_tokens=manifest.max_batch_tokens,
         load=load,
-        logits_bound=0.0 if on_cpu else _GPU_BOUNDS[_activation_type(artifact)],
+        logits_bound=0.0 if on_cpu else _gpu_bound(artifact),
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
     )
 
 
-def _activation_type(artifact: Artifact) -> str:
+def _gpu_bound(artifact: Artifact) -> float:
+    """0 for a batch-invariant program: its logits must have equal bits, as on the CPU."""
     from ingot.artifact.launch_checks import read_launches
 
-    return read_launches(artifact).activation_type
+    program = read_launches(artifact)
+    return 0.0 if program.batch_invariant else _GPU_BOUNDS[program.activation_type]
