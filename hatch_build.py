@@ -8,6 +8,7 @@ INGOT_WHEEL_PLATFORM (`make wheel` sets it) is the platform of a wheel to publis
 must compile for it, and a failure ends the build.
 """
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -65,7 +66,8 @@ def compile_library(source: Path, target: Path) -> str | None:
         start, given, link = map(shlex.split, (compiler, os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", "")))
     except ValueError as error:
         return f"CC, CFLAGS or LDFLAGS in the environment: {error}"
-    command = [*start, *given, *FLAGS, "-o", str(target), str(source), *link, *LIBRARIES]
+    digest = f'-DSOURCE_DIGEST="{source_digest(source.parent)}"'
+    command = [*start, *given, *FLAGS, digest, "-o", str(target), str(source), *link, *LIBRARIES]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
     except OSError as error:
@@ -73,6 +75,12 @@ def compile_library(source: Path, target: Path) -> str | None:
     except subprocess.CalledProcessError as error:
         return f"{shlex.join(command)} failed:\n{error.stderr.strip()}"
     return None
+
+
+def source_digest(folder: Path) -> str:
+    """Digest of the C sources in a folder, which the library holds: the binding refuses one that has another."""
+    sources = sorted([*folder.glob("*.c"), *folder.glob("*.h")])
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 def replace_library(target: Path, built: Path) -> None:

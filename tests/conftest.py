@@ -51,14 +51,13 @@ def pytest_xdist_setupnodes(specs: list[object]) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """In a source tree, compile the attention kernel again if a source is newer: tests must not run an older one."""
+    """In a source tree, compile the attention kernel again if its sources changed: tests must not run an older one."""
     library = NATIVE / "paged_attention.so"
-    sources = [*NATIVE.glob("*.c"), *NATIVE.glob("*.h")]
     if "PYTEST_XDIST_WORKER" in os.environ or not library.exists() or find_spec("hatchling") is None:
         return
-    from hatch_build import compile_library, replace_library
+    from hatch_build import compile_library, replace_library, source_digest
 
-    if max(source.stat().st_mtime for source in sources) > library.stat().st_mtime:
+    if source_digest(NATIVE).encode() not in library.read_bytes():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, library.name)
             problem = compile_library(NATIVE / "paged_attention.c", built)

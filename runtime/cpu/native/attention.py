@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p, sizeof
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -87,8 +88,10 @@ def load_library(path: Path) -> ctypes.CDLL:
     except OSError as error:
         message = f"{path}: does not load ({error}); build it again, or remove it to use numpy"
         raise EngineError(message) from error
-    if _layer_bytes(library) != sizeof(_Layer):
-        raise EngineError(f"{path}: was built from another version of its source; install Ingot again")
+    if not _is_of_this_version(library, path.parent):
+        raise EngineError(
+            f"{path}: was built from another version of its source; install Ingot again: pip install -e . in a checkout"
+        )
     library.paged_attention.argtypes = (POINTER(_Layer), POINTER(_Step))
     library.paged_attention.restype = c_int
     library.paged_attention_isa.restype = c_char_p
@@ -102,12 +105,20 @@ def library_file(folder: Path) -> Path | None:
     return next(filter(Path.is_file, candidates), None)
 
 
-def _layer_bytes(library: ctypes.CDLL) -> int | None:
-    """Size of struct layer in the library; None for a library without that function."""
+def _is_of_this_version(library: ctypes.CDLL, folder: Path) -> bool:
+    """Whether the library fits this binding and, in a source tree, was built from the sources that are there."""
     try:
-        return int(library.paged_attention_layer_bytes())
+        library.paged_attention_source.restype = c_char_p
+        built_from, layer_bytes = library.paged_attention_source(), library.paged_attention_layer_bytes()
     except AttributeError:
-        return None
+        return False
+    return layer_bytes == sizeof(_Layer) and source_digest(folder) in (None, built_from.decode())
+
+
+def source_digest(folder: Path) -> str | None:
+    """Digest of the C sources in a folder, as the build computes it; None where there are none, as in a wheel."""
+    sources = sorted([*folder.glob("*.c"), *folder.glob("*.h")])
+    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16] if sources else None
 
 
 def isa_in_use() -> str:

@@ -626,8 +626,13 @@ static double multiply_adds(const struct job *job)
     return 2.0 * scores * job->layer->num_heads * job->layer->dim;
 }
 
-/* Bytes of struct layer, by which the binding detects a library that was built from another version. */
+/* Bytes of struct layer and a digest of the sources, by which the binding detects a library of another version. */
 int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
+
+#ifndef SOURCE_DIGEST
+#define SOURCE_DIGEST ""
+#endif
+const char *paged_attention_source(void) { return SOURCE_DIGEST; }
 
 /* Write keys and values into the pool, then attend. Returns 0, or -1 when there is too little memory for the scratch space. */
 int paged_attention(const struct layer *layer, const struct step *step)

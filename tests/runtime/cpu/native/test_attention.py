@@ -1,6 +1,7 @@
 """Attention: the choice of a backend; both are correct, and independent of batch, chunks, blocks and threads."""
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -101,6 +102,18 @@ def test_a_damaged_library_is_named(tmp_path: Path) -> None:
     damaged.write_bytes(b"not a library")
     with pytest.raises(EngineError, match=r"paged_attention.so: does not load .* build it again, or remove it"):
         load_library(damaged)
+
+
+def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
+    built = library_file(Path(attention.__file__).parent)
+    if built is None:
+        pytest.skip("the attention kernel was not compiled")
+    library = Path(shutil.copy(built, tmp_path))
+    load_library(library)  # no sources are next to it, as in a wheel
+    for source in ("paged_attention.c", "kv_precision.h"):
+        shutil.copy(Path(attention.__file__).parent / source, tmp_path)
+    with pytest.raises(EngineError, match="another version of its source; install Ingot again"):
+        load_library(library)
 
 
 @pytest.fixture(params=["numpy", "native"])
