@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,7 @@ class Peer:
     label: str
     module: str
     runs_in: Literal["this", "peers"]
-    options: dict[str, int]
+    options: Mapping[str, int | str]
 
 
 PEERS: dict[str, Peer] = {
@@ -106,7 +107,7 @@ def tokens_per_second(scenario: Scenario, timing: Timing) -> float:
     return scenario.counted_tokens / seconds
 
 
-def _setup_json(setup: Setup, options: dict[str, int]) -> str:
+def _setup_json(setup: Setup, options: Mapping[str, int | str]) -> str:
     return json.dumps(asdict(replace(setup, options=options)), default=str)
 
 

@@ -35,7 +35,7 @@ class Setup:
     threads: int
     max_batch: int
     max_tokens: int
-    options: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,19 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
 
-_MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
+MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
 
 
 class Ingot:
     """One engine without a tokenizer and without a prefix cache: every prompt is computed."""
 
     def __init__(self, setup: Setup) -> None:
-        self._artifact = build_int4(setup.checkpoint, setup.work_folder, setup.options["block_size"])
+        self._artifact = build_int4(setup.checkpoint, setup.work_folder, int(setup.options["block_size"]))
         blocks_each = -(-setup.max_tokens // self._artifact.manifest.kv.block_tokens) + 1
         executor = OnnxRuntimeExecutor(
             self._artifact,
             num_blocks=setup.max_batch * blocks_each,
-            max_batch_tokens=_MAX_BATCH_TOKENS,
+            max_batch_tokens=MAX_BATCH_TOKENS,
             num_threads=setup.threads,
         )
         self._engine = Engine(executor, max_sequences=setup.max_batch, prefix_cache=False)

@@ -63,17 +63,20 @@ class LlamaCpp:
 
     def _context(self, batch: int) -> Any:
         if batch not in self._contexts:
-            params = llama_cpp.llama_context_default_params()
-            params.n_ctx = batch * self._setup.max_tokens
-            params.n_batch = batch * self._setup.max_tokens
-            params.n_ubatch = _MICRO_BATCH_TOKENS
-            params.n_seq_max = batch
-            params.n_threads = params.n_threads_batch = self._setup.threads
-            params.flash_attn_type = FLASH_ATTENTION
-            params.kv_unified = False
-            params.no_perf = True
-            self._contexts[batch] = llama_cpp.llama_init_from_model(self._model, params)
+            self._contexts[batch] = llama_cpp.llama_init_from_model(self._model, self._context_params(batch))
         return self._contexts[batch]
+
+    def _context_params(self, batch: int) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = batch * self._setup.max_tokens
+        params.n_batch = batch * self._setup.max_tokens
+        params.n_ubatch = _MICRO_BATCH_TOKENS
+        params.n_seq_max = batch
+        params.n_threads = params.n_threads_batch = self._setup.threads
+        params.flash_attn_type = FLASH_ATTENTION
+        params.kv_unified = False
+        params.no_perf = True
+        return params
 
     def _fill(self, tokens: Tokens, positions: Tokens, sequences: Tokens, wanted: Any) -> None:
         count = len(tokens)

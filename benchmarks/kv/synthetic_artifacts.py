@@ -15,15 +15,21 @@ from ingot.pipeline.targets.table import get_target
 WORK_FOLDER = ROOT / "artifacts" / "synthetic"  # ignored by git
 
 
-def synthetic_artifact(shape: ModelShape, recipe: str, *, context_tokens: int, folder: Path = WORK_FOLDER) -> Artifact:
+def synthetic_artifact(
+    shape: ModelShape,
+    recipe: str,
+    *,
+    context_tokens: int,
+    folder: Path = WORK_FOLDER,
+    overrides: tuple[str, ...] = (),
+) -> Artifact:
     """The artifact of a shape, built without evidence if `folder` has none by this recipe and these versions."""
     checkpoint = folder / f"{shape.name}-{context_tokens}"
-    overrides = (f"checkpoint={checkpoint}",)
+    overrides = (f"checkpoint={checkpoint}", *overrides)
     resolved = load_recipe(recipe, overrides)
     program = f"{shape}{resolved.resolved_yaml()}{get_target(resolved.target).lowering}{tool_versions()}"
     output = folder / f"{checkpoint.name}-{recipe}-{hashlib.sha256(program.encode()).hexdigest()[:12]}"
     if not output.is_dir():
-        build(
-            recipe, (f"checkpoint={write_checkpoint(shape, checkpoint, context_tokens=context_tokens)}",), output=output
-        )
+        write_checkpoint(shape, checkpoint, context_tokens=context_tokens)
+        build(recipe, overrides, output=output)
     return open_artifact(output, verify=False)
