@@ -116,7 +116,7 @@ def _is_of_this_version(library: ctypes.CDLL, folder: Path) -> bool:
 
 
 def source_digest(folder: Path) -> str | None:
-    """Digest of the C sources in a folder, as the build computes it; None where there are none, as in a wheel."""
+    """Digest of the C sources in a folder, as the build computes it; None without sources, as in a wheel."""
     sources = sorted([*folder.glob("*.c"), *folder.glob("*.h")])
     return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16] if sources else None
 
