@@ -102,6 +102,14 @@ class Pass(ir.passes.InPlacePass):
         return None
 
     @property
+    def compares_generations(self) -> bool:
+        """Whether evidence compares greedy generations by default: where `kv_precision` rounds more than float16 does.
+
+        The loss of float16 is far below what 16 generations can show (docs/kv-cache.md); perplexity and KL cover it.
+        """
+        return self.kv_precision not in (None, "float32", "float16")
+
+    @property
     def kv_group(self) -> int:
         """Dims of int4 keys or values that share a scale and a minimum; 0: one scale for a vector."""
         return 0

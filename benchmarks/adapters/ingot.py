@@ -39,7 +39,7 @@ class Ingot:
         """Sizes come from the segments' ONNX files."""
         versions = {"ingot": ingot.__version__, "onnxruntime": version("onnxruntime")}
         segments = sorted((self._artifact.path / "program").glob("*.onnx"))
-        notes = "int4-cpu: asymmetric with a clip search, head int8, KV cache float32"
+        notes = f"int4-cpu: asymmetric with a clip search, head int8, KV cache {self._artifact.manifest.kv.dtype}"
         return PeerFacts(versions, weight_bytes(segments), notes)
 
     def start(self, prompts: Tokens, new_tokens: int) -> None:

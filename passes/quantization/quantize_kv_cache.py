@@ -1,12 +1,13 @@
 """The pass quantize-kv-cache: stores keys and values in 16, 8 or 4 bits.
 
     Matched         the model's KV geometry
-    Replacement     the same in float16, bfloat16, fp8 (e4m3), int8, int4, or k8v4 (keys int8, values int4); in 8 bits
-                    each vector is divided by a float16 scale that maps its largest element to the type's largest; in 4
-                    bits each `group` of its dims has a scale and a minimum
+    Replacement     the same in float32, float16, bfloat16, fp8 (e4m3), int8, int4, or k8v4 (keys int8, values int4);
+                    in 8 bits each vector is divided by a float16 scale that maps its largest element to the type's
+                    largest; in 4 bits each `group` of its dims has a scale and a minimum
 
 No node changes: the kernels that write the pool round, those that read it multiply by the scale. A block of float32
-becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus the scales.
+becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus the scales. float32 is the CPU's own
+type: with it the pass changes nothing, so that a recipe that has the pass can be built without its rounding.
 
 Refuses: int4 with heads of an odd size, as two elements share a byte.
 """
@@ -21,13 +22,13 @@ from ingot.passes.base import Pass, PassKind
 from ingot.passes.model_facts import KV
 
 _Group = Literal[0, 16, 32, 64, 128]
-_Precision = Literal["float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]
+_Precision = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]
 
 
 @dataclass(frozen=True)
 class QuantizeKVCache(Pass):
-    """precision    float16 or bfloat16, for the CPU; k8v4, keys in 8 bits and values in 4, likewise;
-    fp8: e4m3, for the CPU and GPUs from SM 89 on; int8; int4
+    """precision    for the CPU: float32, which rounds nothing; float16; bfloat16; k8v4, keys in 8 bits and values in 4;
+    for the CPU and GPUs: fp8 (e4m3), from SM 89 on; int8; int4
 
     group        dims of int4 that share a scale and a minimum, for the CPU; 0: one scale for a vector, no minimum
     """

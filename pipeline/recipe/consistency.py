@@ -171,12 +171,12 @@ def _limit_problems(recipe: Located, facts: MetricFacts, level: str | None, gate
 
 
 def _count_problems(recipe: Located, facts: MetricFacts, passes: Sequence[Pass], gate: Located) -> Iterator[Problem]:
-    """A metric whose count is 0, or null where no pass rounds the KV cache."""
+    """A metric whose count is 0, or null where no pass starts its measurement."""
     if facts.count is None or facts.section is None or not _has(recipe, facts.section) or _is_set(gate, "if_measured"):
         return
     given = recipe.entries[facts.section].entries.get(facts.count)
     value = None if given is None else given.value
-    if value == 0 or (value is None and all(made.kv_precision is None for made in passes)):
+    if value == 0 or (value is None and not any(made.compares_generations for made in passes)):
         yield gate.problem(
             f"gates: {facts.name} requires {facts.section}.{facts.count} of 2 or more; set it, or remove the gate with "
             "null"

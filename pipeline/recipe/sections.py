@@ -110,7 +110,7 @@ class EvaluationOptions(Section):
     )
     generations: Generations | None = Field(
         default=None,
-        description="prompts that both continue greedily; 0: none, null: 16 if a pass rounds keys and values",
+        description="prompts that both continue greedily; 0: none, null: 16 if keys and values have less than float16",
     )
     generation_tokens: ContextTokens = Field(
         default=512, description="tokens that each of these prompts is continued by, up to the context's end"

@@ -68,7 +68,7 @@ _ROWS = (
         summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
         lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
         writer="ingot.pipeline.targets.writers:write_segments",
-        kv_types=("float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
+        kv_types=("float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
         kv_groups=True,
     ),
     *(_cuda(sm, gpus) for sm, gpus in _GPUS.items()),

@@ -22,6 +22,7 @@ from ingot.validation.windows import AccuracyOptions
 from tests.data_paths import FIXTURES, ROOT
 
 MEASURED = (f"evaluation.text={ROOT / 'README.md'}",)
+PRECISION = "passes.quantize-kv-cache.precision"
 
 
 def use_gpu(monkeypatch: pytest.MonkeyPatch, sm: int | None) -> None:
@@ -83,10 +84,19 @@ def test_sections_of_the_recipe_become_options_of_validation() -> None:
 
 def test_generations_are_compared_by_default_where_the_kv_cache_is_rounded() -> None:
     assert measure_options(recipe(*MEASURED)).generation is None
-    assert measure_options(load_recipe("int4-kv8-cpu", MEASURED)).generation == GenerationOptions(16, 64, 512)
+    for precision in ("bfloat16", "fp8", "int8", "int4", "k8v4"):
+        rounded = load_recipe("int4-kv8-cpu", [*MEASURED, f"{PRECISION}={precision}"])
+        assert measure_options(rounded).generation == GenerationOptions(16, 64, 512)
     assert measure_options(load_recipe("int4-kv8-cpu", [*MEASURED, "evaluation.generations=0"])).generation is None
     fewer = ("evaluation.generations=4", "evaluation.generation_tokens=32")
     assert measure_options(recipe(*MEASURED, *fewer)).generation == GenerationOptions(4, 64, 32)
+
+
+def test_generations_of_float16_keys_and_values_are_compared_on_request_alone() -> None:
+    for precision in ("float32", "float16"):
+        given = [*MEASURED, f"{PRECISION}={precision}"]
+        assert measure_options(load_recipe("int4-kv8-cpu", given)).generation is None
+        assert measure_options(load_recipe("int4-kv8-cpu", [*given, "evaluation.generations=2"])).generation is not None
 
 
 def test_memory_probes_follow_the_recipe() -> None:

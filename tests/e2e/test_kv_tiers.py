@@ -80,8 +80,8 @@ def test_blocks_of_other_weights_are_not_found(
 ) -> None:
     """Both artifacts have the same tokens, layout and folder."""
     disk: dict[str, Any] = {"kv_disk_path": tmp_path / "kv", "kv_disk_bytes": 1 << 30}
-    for recipe in ("fp32-cpu", "int8-cpu"):
-        artifact = build_unmeasured(recipe, two_layers)
+    for recipe, overrides in (("fp32-cpu", ()), ("int8-cpu", ("passes.quantize-kv-cache.precision=float32",))):
+        artifact = build_unmeasured(recipe, two_layers, *overrides)
         (prompt,) = prompts(artifact, 1, 100)
         with Engine.load(artifact, kv_blocks=12, **disk) as engine:
             assert engine.generate(prompt, PARAMS).cached_tokens == 0

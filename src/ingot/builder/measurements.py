@@ -49,13 +49,13 @@ def gate_specs(gates: Mapping[str, GateLimit]) -> tuple[GateSpec, ...]:
 
 
 def _generation(recipe: Recipe) -> GenerationOptions | None:
-    """What to generate; by default only where keys and values are rounded, which adds up over a generation."""
+    """What to generate; by default only where a pass rounds keys and values so that it adds up over a generation."""
     if recipe.evaluation is None:
         return None
     prompts = recipe.evaluation.generations
     if prompts is None:
-        rounds = any(made.kv_precision is not None for made in recipe.make_passes())
-        prompts = GenerationOptions.prompts if rounds else 0
+        drifts = any(made.compares_generations for made in recipe.make_passes())
+        prompts = GenerationOptions.prompts if drifts else 0
     return GenerationOptions(prompts, output_tokens=recipe.evaluation.generation_tokens) if prompts else None
 
 

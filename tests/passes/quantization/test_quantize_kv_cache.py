@@ -34,6 +34,16 @@ def test_a_block_holds_its_codes_and_the_scales_that_they_need(precision: str, s
     assert not one_scale(model).modified
 
 
+def test_float32_leaves_the_cpu_with_its_own_type_and_takes_back_another() -> None:
+    model = import_checkpoint(Checkpoint.open(LLAMA))
+    before = geometry(model)
+    assert not QuantizeKVCache(precision="float32")(model).modified
+    assert geometry(model) == before
+    QuantizeKVCache(precision="float16")(model)
+    assert QuantizeKVCache(precision="float32")(model).modified
+    assert geometry(model) == before
+
+
 @pytest.mark.parametrize(("precision", "grouped_sides"), [("int4", 2), ("k8v4", 1)])
 def test_int4_has_a_scale_and_a_minimum_for_each_group(precision: str, grouped_sides: int) -> None:
     model = import_checkpoint(Checkpoint.open(LLAMA))

@@ -217,6 +217,18 @@ def test_a_gate_on_generations_requires_some(tmp_path: Path) -> None:
     load_recipe(written(tmp_path, f"evaluation: {{text: t}}\npasses: [quantize-kv-cache]\n{gate}"))
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_float16_keys_and_values_start_no_generations(tmp_path: Path, precision: str) -> None:
+    text = f"""
+evaluation: {{text: t}}
+passes: [quantize-kv-cache: {{precision: {precision}}}]
+gates: {{greedy_agreement: {{min: 0.9}}}}
+"""
+    (found,) = problems(written(tmp_path, text))
+    assert "greedy_agreement requires evaluation.generations of 2 or more; set it, or remove the gate" in found
+    load_recipe(written(tmp_path, text.replace("text: t", "text: t, generations: 4")))
+
+
 @pytest.mark.parametrize("key", ["seed", "generate.temperature", "gates.size_ratio.max", "passes.gptq.damping"])
 def test_an_integer_of_thousands_of_digits_is_refused(key: str) -> None:
     assert len(problems("int4-gptq-cpu", "generate.prompt=a", f"{key}=0x{'f' * 5000}")[0]) < 400

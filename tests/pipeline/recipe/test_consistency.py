@@ -8,6 +8,7 @@ from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.sections import GpuOptions
 
+FLOAT32_KV = "passes=[{quantize-kv-cache: {precision: float32}}]"
 FLOAT16_KV = "passes=[{quantize-kv-cache: {precision: float16}}]"
 KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
 GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
@@ -19,6 +20,7 @@ GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
         (["target=cuda-sm91"], r"unknown target 'cuda-sm91'. Did you mean .*'cuda-sm90'"),
         (["gpu.sms=[90]"], r"gpu.sms is \[90\], but target cuda-sm90 builds for SM 90 only; remove it"),
         (["target=cpu", "gpu.sms=[90]"], "target cpu does not build for a GPU; remove it"),
+        (["target=cuda-sm90", FLOAT32_KV], "cuda-sm90 does not read keys and values in float32; .*or build for cpu"),
         (["target=cuda-sm90", FLOAT16_KV], "cuda-sm90 does not read keys and values in float16; .*or build for cpu"),
         (
             ["target=cuda-sm90", GROUPED_KV],
