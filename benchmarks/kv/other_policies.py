@@ -1,52 +1,8 @@
-"""Eviction policies that were measured and are not kept: see docs/log.md."""
+"""The eviction policy that was better than the kept ones at the smallest capacities only: see docs/log.md."""
 
 from collections import OrderedDict
 
 from ingot.runtime.kv.policies import Chains, LeafQueue, MayLeave
-
-
-class GreedyDualFrequency:
-    """Evicts the leaf with the lowest age + uses * cost, where age is the priority of the last one that was evicted.
-
-    All blocks have the same size. The cost of computing one grows with its position. (Cherkasova, "Improving WWW
-    Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy", 1998)
-    """
-
-    depth_cost = 1 / 64  # of computing a block, per block before it, in units of the first block's cost
-
-    def __init__(self, capacity: int) -> None:
-        self._age = 0.0
-        self._chains = Chains()
-        self._queue = LeafQueue(self._chains)
-        self._uses: dict[bytes, int] = {}
-        self._cost: dict[bytes, float] = {}
-
-    def insert(self, key: bytes, parent: bytes = b"") -> None:
-        """Count the first use."""
-        self._chains.add(key, parent)
-        self._uses[key] = 0
-        self._cost[key] = self._cost.get(parent, 1.0 - self.depth_cost) + self.depth_cost
-        self.touch(key)
-
-    def touch(self, key: bytes) -> None:
-        """Count a use."""
-        self._uses[key] += 1
-        self._queue.put(key, self._age + self._uses[key] * self._cost[key])
-
-    def evict(self, may_leave: MayLeave) -> bytes | None:
-        """Remove the leaf with the lowest value; what stays has aged."""
-        found = self._queue.lowest(may_leave)
-        if found is None:
-            return None
-        self._age = max(self._age, found[0])
-        self.remove(found[1])
-        return found[1]
-
-    def remove(self, key: bytes) -> None:
-        """Remove a key."""
-        del self._uses[key], self._cost[key]
-        self._queue.discard(key)
-        self._queue.expose_after(self._chains.remove(key))
 
 
 class SmallMainFifo:

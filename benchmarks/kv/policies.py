@@ -11,13 +11,15 @@ are needed by the same request the last in its chain. Every request that needs a
 the rule never evicts a block before those that follow it: it meets the prefix constraint, and being optimal without the
 constraint it is optimal with it. It may drop blocks as soon as a request has ended, so no policy can be better.
 
+"Known dead": LRU that evicts first the blocks that are never needed again, which only the future shows.
+
 "Tiers": the pool evicts idle blocks by LRU; each block is saved to host memory, by `kv_policy`, and to disk, whose
-store evicts by LRU and sees only its own reads. A block is counted where it is found first.
+store evicts by LRU and sees only its own reads. A block is counted where it is found first. Hits are compared with
+Belady's at the pool's size and at the sizes of all tiers together; "exclusive" is of tiers that share no block.
 """
 
 import heapq
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,46 +27,15 @@ from pathlib import Path
 import click
 
 from benchmarks.device import device_facts
-from benchmarks.kv.other_policies import GreedyDualFrequency, SmallMainFifo
-from ingot.runtime.kv.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy, make_policy
+from benchmarks.kv.other_policies import SmallMainFifo
+from benchmarks.kv.tier_simulation import Chain, Store, exclusive_hits, prefix_in, tier_hits
+from ingot.runtime.kv.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy, LeastRecentlyUsed
 
-Chain = Sequence[bytes]
 SHARES = (1, 5, 10, 20, 50)  # percent of the working set
 ALL_POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {
     **POLICIES,
     "s3-fifo": SmallMainFifo,
-    "gdsf": GreedyDualFrequency,
 }
-
-
-class Store:
-    """A tier of the simulation: keys, and a policy that evicts when it is full."""
-
-    def __init__(self, capacity: int, policy: EvictionPolicy) -> None:
-        self.capacity = capacity
-        self.keys: set[bytes] = set()
-        self._policy = policy
-
-    def touch(self, keys: Chain) -> None:
-        """Record that the leading blocks of a chain were used."""
-        for key in reversed(keys):
-            if key in self.keys:
-                self._policy.touch(key)
-
-    def insert(self, chain: Chain) -> None:
-        """Store the blocks that are missing, as far as there is room next to the chain itself."""
-        pinned = set(chain)
-        for index, key in enumerate(chain):
-            if key not in self.keys:
-                if len(self.keys) >= self.capacity and not self._evict(pinned):
-                    return
-                self._policy.insert(key, chain[index - 1] if index else b"")
-                self.keys.add(key)
-
-    def _evict(self, pinned: set[bytes]) -> bool:
-        key = self._policy.evict(lambda key: key not in pinned)
-        self.keys.discard(key or b"")
-        return key is not None
 
 
 @dataclass(frozen=True)
@@ -76,12 +47,15 @@ class Tiers:
     disk: int
 
 
-TIERS = (Tiers(10, 0, 0), Tiers(10, 20, 0), Tiers(10, 20, 50), Tiers(10, 20, 100), Tiers(2, 3, 5))
+TIERS = tuple(
+    Tiers(*sizes)
+    for sizes in ((10, 0, 0), (10, 10, 0), (10, 20, 0), (10, 10, 20), (10, 20, 50), (10, 20, 100), (2, 3, 5))
+)
 
 
-def read_trace(path: Path, limit: int | None = None) -> list[list[bytes]]:
+def read_trace(path: Path) -> list[list[bytes]]:
     """The chains of a trace's requests."""
-    lines = path.read_text("utf-8").splitlines()[:limit]
+    lines = path.read_text("utf-8").splitlines()
     return [[key.to_bytes(8, "big") for key in json.loads(line)["hash_ids"]] for line in lines]
 
 
@@ -127,32 +101,32 @@ def policy_hits(chains: Sequence[Chain], capacity: int, make: Callable[[int], Ev
     return hits
 
 
-def tier_hits(chains: Sequence[Chain], sizes: Mapping[str, int], policy: str) -> Counter[str]:
-    """Hits by the tier that has the block; `sizes` in blocks, fastest tier first."""
-    policies = {"device": "lru", "host": policy, "disk": "lru"}
-    stores = {name: Store(size, make_policy(policies[name], size)) for name, size in sizes.items() if size}
-    hits: Counter[str] = Counter()
-    for chain in chains:
-        places = [_place(key, stores) for key in chain]
-        found = places.index(None) if None in places else len(places)
-        hits.update(place for place in places[:found] if place)
-        for name, store in stores.items():
-            if name != "disk":
-                store.touch(chain[:found])
-            elif "disk" in places[:found]:
-                last = max(index for index in range(found) if places[index] == "disk")
-                store.touch(chain[: last + 1])
-            store.insert(chain)
+def known_dead_hits(chains: Sequence[Chain], capacity: int) -> int:
+    """Hits of LRU that evicts first the blocks that are never needed again."""
+    policy = _KnownDead(capacity)
+    store = Store(capacity, policy)
+    hits = 0
+    for chain, following in zip(chains, _next_needs(chains), strict=True):
+        found = prefix_in(chain, store.keys)
+        hits += found
+        policy.dead.difference_update(chain)
+        policy.dead.update(key for key, need in zip(chain, following, strict=True) if need is None)
+        store.touch(chain[:found])
+        store.insert(chain)
     return hits
 
 
-def prefix_in(chain: Chain, keys: set[bytes] | dict[bytes, tuple[int, int]]) -> int:
-    """Leading blocks of the chain that are stored."""
-    return next((index for index, key in enumerate(chain) if key not in keys), len(chain))
+class _KnownDead(LeastRecentlyUsed):
+    """LRU that evicts the blocks named in `dead` first."""
 
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.dead: set[bytes] = set()
 
-def _place(key: bytes, stores: Mapping[str, Store]) -> str | None:
-    return next((name for name, store in stores.items() if key in store.keys), None)
+    def touch(self, key: bytes) -> None:
+        """Make the key the newest, or the first to go."""
+        self._clock += 1
+        self._queue.put(key, -1 if key in self.dead else self._clock)
 
 
 def _next_needs(chains: Sequence[Chain]) -> list[list[int | None]]:
@@ -168,7 +142,6 @@ def _next_needs(chains: Sequence[Chain]) -> list[list[int | None]]:
 def compare(chains: Sequence[Chain]) -> dict[str, object]:
     """All policies at all sizes, and the tiers."""
     total, working_set = sum(map(len, chains)), len({key for chain in chains for key in chain})
-    unlimited = unlimited_hits(chains)
     rows = []
     for share in SHARES:
         capacity = working_set * share // 100
@@ -180,37 +153,53 @@ def compare(chains: Sequence[Chain]) -> dict[str, object]:
             "share": share,
             "blocks": capacity,
             "belady": round(best / total, 4),
+            "known_dead_of_belady": round(known_dead_hits(chains, capacity) / best, 3),
             "hits": rates,
             "of_belady": of_best,
         }
         rows.append(row)
         click.echo(json.dumps(row))
-    tiers = []
-    for sizes in TIERS:
-        blocks = {name: working_set * share // 100 for name, share in vars(sizes).items()}
-        found = tier_hits(chains, blocks, DEFAULT_POLICY)
-        everything = sum(found.values())
-        tier_row = {
-            "percent": vars(sizes),
-            "hits": {name: round(found[name] / total, 4) for name in blocks},
-            "all": round(everything / total, 4),
-            "of_unlimited": round(everything / unlimited, 3),
-            "of_belady_at_largest": round(everything / belady_hits(chains, max(blocks.values())), 3),
-            "of_belady_at_pool": round(everything / belady_hits(chains, blocks["device"]), 3),
-        }
-        tiers.append(tier_row)
-        click.echo(json.dumps(tier_row))
+    tiers = [_compare_tiers(chains, working_set, sizes) for sizes in TIERS]
     facts = {"requests": len(chains), "blocks": total, "working_set": working_set}
-    return {**facts, "unlimited": round(unlimited / total, 4), "one_tier": rows, "tiers": tiers}
+    return {**facts, "unlimited": round(unlimited_hits(chains) / total, 4), "one_tier": rows, "tiers": tiers}
+
+
+def _compare_tiers(chains: Sequence[Chain], working_set: int, sizes: Tiers) -> dict[str, object]:
+    blocks = {name: working_set * share // 100 for name, share in vars(sizes).items()}
+    found = tier_hits(chains, blocks, DEFAULT_POLICY)
+    everything, total = sum(found.values()), sum(map(len, chains))
+    at_pool, at_total = belady_hits(chains, blocks["device"]), belady_hits(chains, sum(blocks.values()))
+    exclusive = sum(exclusive_hits(chains, blocks, DEFAULT_POLICY).values())
+    row = {
+        "percent": vars(sizes),
+        "hits": {name: round(found[name] / total, 4) for name in blocks},
+        "all": round(everything / total, 4),
+        "of_unlimited": round(everything / unlimited_hits(chains), 3),
+        "of_belady_at_pool": round(everything / at_pool, 3),
+        "of_belady_at_total": round(everything / at_total, 3),
+        "exclusive_of_belady_at_pool": round(exclusive / at_pool, 3),
+        "exclusive_of_belady_at_total": round(exclusive / at_total, 3),
+    }
+    click.echo(json.dumps(row))
+    return row
+
+
+def _part(text: str) -> slice:
+    """Read START:END; BadParameter unless both are numbers and END is the larger."""
+    start, _, end = text.partition(":")
+    if not (start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+        raise click.BadParameter(f"{text!r} must be START:END, two numbers with START < END, such as 0:2000")
+    return slice(int(start), int(end))
 
 
 @click.command()
 @click.option("--trace", type=click.Path(exists=True, path_type=Path), required=True)
-@click.option("--requests", multiple=True, type=int, help="Only so many requests; several times for several runs.")
+@click.option("--requests", multiple=True, type=_part, help="START:END, only these; several times for several runs.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the result as JSON.")
-def main(trace: Path, requests: tuple[int, ...], output: Path | None) -> None:
+def main(trace: Path, requests: tuple[slice, ...], output: Path | None) -> None:
     """Simulate all policies on a trace."""
-    runs = [compare(read_trace(trace, limit)) for limit in requests or (None,)]
+    chains = read_trace(trace)
+    runs = [{"first": part.start or 0, **compare(chains[part])} for part in requests or (slice(None),)]
     result = {"device": device_facts(), "trace": trace.name, "default_policy": DEFAULT_POLICY, "runs": runs}
     if output:
         output.write_text(json.dumps(result, indent=1) + "\n")

@@ -150,9 +150,11 @@ class LeastRecentlyUsed:
 class RecencyAndUses:
     """Evicts the leaf that was used the longest ago, where every use after the first makes a key look newer.
 
-    A use counts as much as `use_share` of the time in which as many keys enter as the tier holds; at most `most_uses`
-    count. Uses are remembered for the last `memory` * capacity keys that were evicted: a conversation that went on
-    once is likelier to go on again. docs/log.md has the measurements that chose the constants.
+    Time is counted in keys that enter. A use counts as much as the mean time between two uses of a key, which is
+    measured, but at least `use_share` of the time in which as many keys enter as the tier holds; at most `most_uses`
+    count. So a conversation that went on outlives the pause before its next turn, also in a tier that new keys fill
+    sooner. The last `memory` * capacity keys that were evicted are remembered: a conversation that went on once is
+    likelier to go on again. docs/log.md has the measurements that chose the constants.
     """
 
     use_share = 0.4
@@ -164,20 +166,30 @@ class RecencyAndUses:
         self._entered = 0
         self._chains = Chains()
         self._queue = LeafQueue(self._chains)
-        self._uses: dict[bytes, int] = {}
-        self._remembered: OrderedDict[bytes, int] = OrderedDict()
+        self._uses: dict[bytes, tuple[int, int]] = {}  # after the first, and how many keys had entered at the last
+        self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._mean_gap = 0.0  # over the last `capacity` uses, roughly
+        self._num_gaps = 0
 
     def insert(self, key: bytes, parent: bytes = b"") -> None:
         """Count a use, after those that are remembered."""
         self._chains.add(key, parent)
         self._entered += 1
-        self._uses[key] = self._remembered.pop(key, -1)
-        self.touch(key)
+        remembered = self._remembered.pop(key, None)
+        if remembered:
+            self._uses[key] = remembered
+            self.touch(key)
+        else:
+            self._uses[key] = (0, self._entered)
+            self._queue.put(key, self._entered)
 
     def touch(self, key: bytes) -> None:
         """Count a use."""
-        uses = self._uses[key] = min(self.most_uses, self._uses[key] + 1)
-        self._queue.put(key, self._entered + self.use_share * self._capacity * uses)
+        uses, last = self._uses[key]
+        self._observe_gap(self._entered - last)
+        uses = min(self.most_uses, uses + 1)
+        self._uses[key] = (uses, self._entered)
+        self._queue.put(key, self._entered + uses * max(self._mean_gap, self.use_share * self._capacity))
 
     def evict(self, may_leave: MayLeave) -> bytes | None:
         """Remove the leaf that looks the oldest, and remember its uses."""
@@ -195,6 +207,10 @@ class RecencyAndUses:
         del self._uses[key]
         self._queue.discard(key)
         self._queue.expose_after(self._chains.remove(key))
+
+    def _observe_gap(self, gap: int) -> None:
+        self._num_gaps = min(self._num_gaps + 1, self._capacity)
+        self._mean_gap += (gap - self._mean_gap) / self._num_gaps
 
 
 class AdaptiveReplacement:

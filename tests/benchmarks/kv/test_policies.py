@@ -8,12 +8,14 @@ import pytest
 from benchmarks.kv.policies import (
     ALL_POLICIES,
     belady_hits,
+    known_dead_hits,
+    main,
     policy_hits,
-    prefix_in,
     read_trace,
-    tier_hits,
     unlimited_hits,
 )
+from benchmarks.kv.tier_simulation import prefix_in
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,11 +62,15 @@ def test_a_cache_as_large_as_the_working_set_misses_nothing(name: str) -> None:
     assert policy_hits(chains, 23, ALL_POLICIES[name]) == unlimited_hits(chains)
 
 
-def test_hits_are_counted_where_they_are_found_first() -> None:
-    chains = [chain_to(8), chain_to(9), chain_to(8)]
-    hits = tier_hits(chains, {"device": 4, "host": 5, "disk": 6}, "lru")
-    assert hits == {"device": 6, "host": 1}
-    assert tier_hits(chains, {"device": 4, "host": 0, "disk": 6}, "lru") == {"device": 6, "disk": 1}
+@given(st.lists(st.integers(1, 40).map(chain_to), max_size=40), st.integers(1, 12))
+def test_to_know_what_is_dead_does_not_beat_belady(chains: Chains, capacity: int) -> None:
+    assert known_dead_hits(chains, capacity) <= belady_hits(chains, capacity)
+
+
+def test_what_is_never_needed_again_leaves_before_what_is() -> None:
+    chains = [[b"a"], [b"b"], [b"c"], [b"a"]]
+    assert policy_hits(chains, 2, ALL_POLICIES["lru"]) == 0
+    assert known_dead_hits(chains, 2) == 1
 
 
 def test_a_trace_is_read(tmp_path: Path) -> None:
@@ -72,4 +78,21 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"hash_ids": ids}) + "\n" for ids in ([0, 1], [0, 2])))
     first, second = read_trace(path)
     assert first[0] == second[0] != second[1]
-    assert len(read_trace(path, 1)) == 1
+
+
+def test_each_part_of_a_trace_is_a_run(tmp_path: Path) -> None:
+    trace, output = tmp_path / "trace.jsonl", tmp_path / "result.json"
+    trace.write_text(6 * (json.dumps({"hash_ids": [*range(100)]}) + "\n"))
+    arguments = ["--trace", str(trace), "--requests", "0:2", "--requests", "2:6", "--output", str(output)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    first, second = json.loads(output.read_text())["runs"]
+    assert (first["first"], first["requests"], first["unlimited"]) == (0, 2, 0.5)
+    assert (second["first"], second["requests"], second["unlimited"]) == (2, 4, 0.75)
+
+
+@pytest.mark.parametrize("part", ["2000", "5:5", "a:b", ":3"])
+def test_a_part_that_is_not_a_range_is_refused(tmp_path: Path, part: str) -> None:
+    (tmp_path / "trace").touch()
+    result = CliRunner().invoke(main, ["--trace", str(tmp_path / "trace"), "--requests", part])
+    assert result.exit_code == 2
+    assert f"'{part}' must be START:END" in result.output

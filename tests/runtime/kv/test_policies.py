@@ -109,6 +109,22 @@ def test_it_does_not_outlive_them_for_good() -> None:
     assert evicted(policy, 1) != "a"
 
 
+def test_a_use_counts_as_much_as_the_mean_time_between_uses() -> None:
+    policy = RecencyAndUses(4)
+    insert(policy, *"abcdefghijklmnop")
+    touch(policy, "a")  # after 15 other keys: it looks 15 keys newer, where a share of the capacity would be 1.6
+    insert(policy, *"qrstuvwxyzABCD")
+    assert evicted(policy, 29) == "bcdefghijklmnopqrstuvwxyzABCD"
+
+
+def test_a_mean_time_between_uses_does_not_protect_for_good() -> None:
+    policy = RecencyAndUses(4)
+    insert(policy, *"abcdefghijklmnop")
+    touch(policy, "a")
+    insert(policy, *"qrstuvwxyzABCDEFGH")
+    assert evicted(policy, 31).endswith("Ea")
+
+
 def test_uses_are_remembered_after_an_eviction() -> None:
     policy = RecencyAndUses(4)
     insert(policy, "a")
