@@ -1,8 +1,8 @@
 """Hits of several tiers on a trace: inclusive as in the engine, and exclusive for comparison.
 
 Inclusive: a block on the device is also in host memory and on disk, and takes room in each. Exclusive: a block is in
-one tier; what the device evicts moves to host memory, and what that evicts to disk. The engine is not exclusive: a
-block would have to be copied while a step waits for its place.
+one tier; what the device evicts moves to host memory, and what that evicts to disk. The engine is inclusive,
+because a block that is saved ahead costs nothing when it is evicted.
 """
 
 from collections import Counter
