@@ -131,6 +131,15 @@ class TieredExecutor(Executor, Protocol):
         ...
 
 
+@runtime_checkable
+class TieredStatefulExecutor(StatefulExecutor, TieredExecutor, Protocol):
+    """An executor whose side states can move too: the same copies, between its state slots and host memory."""
+
+    def host_states(self, num_slots: int) -> HostBlocks:
+        """Make the states' slots in host memory; may be called once. EngineError when there is too little of it."""
+        ...
+
+
 class SubmittedStep(Protocol):
     """A step that was queued on the device."""
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ingot.runtime.kv.tiers import TierMetrics
+from ingot.runtime.kv.tier_metrics import TierMetrics
 from ingot.runtime.speculation.counters import SpeculationMetrics
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.kv.random_operations --output benchmarks/results/kv-random-operations.json
 
-Engines with the fake executor, tiny pools, host memories and stores. Transfers end in any order and fail, requests are
-added, stepped, aborted and expire, engines restart on the same store. Invariants are checked after every operation,
-and each output is compared with what its request gets alone. The exit code is 1 at the first difference.
+Engines with the fake executors, half of them with side state, and tiny pools, host memories and stores. Transfers end
+in any order and fail, requests are added, stepped, aborted and expire, engines restart on the same store. Invariants
+are checked after every operation, and each output is compared with what its request gets alone. The exit code is 1 at
+the first difference.
 
 A world is one set of sizes and 300 operations, seeded by the run's seed and its number; each process has its own seed.
 Counts are written while the run goes on, also at Ctrl-C, and a run with the same `--output` continues. A world that
@@ -19,18 +20,18 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import click
-from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore, Transfers
+from tests.simulators.layered_executor import LayeredExecutor, LayeredPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 from benchmarks.device import device_facts
@@ -41,13 +42,25 @@ from ingot.runtime.sampling import SamplingParams
 _OPERATIONS_PER_WORLD = 300
 _VOCAB_SIZE = 3
 _WORLDS_PER_TASK = 20
+_LAYOUT = "all"  # with side state
+_COUNTED = (
+    "saved_blocks",
+    "saved_states",
+    "dropped_saves",
+    "restored_blocks",
+    "restored_states",
+    "disk_read_blocks",
+    "disk_read_states",
+    "failed_transfers",
+)
 _CHUNKS = ((0, 0, 0, 0), (0, 1, 0, 1))
 
 
 @cache
-def tokens_alone(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+def tokens_alone(prompt: tuple[int, ...], max_tokens: int, has_state: bool) -> tuple[int, ...]:
     """What a request gets from an engine of its own, without tiers."""
-    with token_engine(vocab_size=_VOCAB_SIZE) as engine:
+    executor = LayeredExecutor(_LAYOUT, vocab_size=_VOCAB_SIZE) if has_state else FakeExecutor(vocab_size=_VOCAB_SIZE)
+    with Engine(executor, prefix_cache=False) as engine:
         return engine.generate(list(prompt), SamplingParams(max_tokens=max_tokens)).token_ids
 
 
@@ -64,8 +77,14 @@ class World:
         rng = self.rng
         self.transfers = Transfers(random.Random(rng.random()), moves=0.5)
         self.store = FakeStore(self.transfers, rng.choice([2, 8, 64])) if rng.random() < 0.7 else None
+        self.has_state = rng.random() < 0.5
+        kinds: list[Callable[..., FakeExecutor]] = [FakeExecutor, FakePipelinedExecutor]
+        if self.has_state:
+            states = {"layout": _LAYOUT, "num_states": rng.randrange(1, 12)}
+            kinds = [partial(LayeredExecutor, **states), partial(LayeredPipelinedExecutor, **states)]
         self.options: dict[str, Any] = {
-            "kind": rng.choice([FakeExecutor, FakePipelinedExecutor]),
+            "kind": rng.choice(kinds),
+            "num_state_slots": rng.randrange(1, 6),
             "num_slots": rng.randrange(1, 14),
             "store": self.store,
             "transfers": self.transfers,
@@ -90,12 +109,14 @@ class World:
         self.engine.close()
         self.engine.check()
         assert self.engine._blocks.num_pinned == 0, "a transfer never ended"
+        states = self.engine._blocks.states
+        assert states is None or states.num_pinned == 0, "a transfer of a state never ended"
         assert self.engine._blocks.num_in_use == 0, "a block leaked"
         metrics = self.engine.metrics()
         self.counts["preemptions"] += metrics.num_preemptions
         self.counts.update({f"hit tokens, {tier}": n for tier, n in metrics.prefix_hit_tokens_by_tier.items()})
         assert metrics.kv_tiers is not None
-        for name in ("saved_blocks", "dropped_saves", "restored_blocks", "disk_read_blocks", "failed_transfers"):
+        for name in _COUNTED:
             self.counts[name] += getattr(metrics.kv_tiers, name)
 
     def operate(self) -> None:
@@ -145,7 +166,7 @@ class World:
 
     def compare(self, request_id: int, found: tuple[int, ...], *, whole: bool) -> None:
         """Compare a request's tokens with those that it gets alone."""
-        wanted = tokens_alone(*self.requests.pop(request_id))
+        wanted = tokens_alone(*self.requests.pop(request_id), self.has_state)
         assert found == (wanted if whole else wanted[: len(found)]), "a request got other tokens than alone"
 
 

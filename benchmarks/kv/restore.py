@@ -157,14 +157,16 @@ class Conversation:
         self._evict(ends if place == "device" else self._contents)
         tiers = self.engine._tiers
         assert tiers is not None
-        assert tiers._disk is not None
+        disk = tiers._block_tiers.disk
+        assert disk is not None
+        assert tiers._store is not None
         with tiers._lock:
             for content in self._contents if place in ("disk", "computed") else ends:
                 if (block := tiers.host.find(content)) is not None:
                     tiers.host.lose(block)
             for content in self._contents if place == "computed" else ends:
-                tiers._disk.remove(content)
-            assert all(tiers._disk.contains(content) for content in prefix) or place == "computed"
+                tiers._store.remove(content.hash)
+            assert all(disk.contains(content) for content in prefix) or place == "computed"
 
     def _evict(self, contents: Sequence[BlockContent]) -> None:
         """Take blocks from the pool, as a step does that needs others."""

@@ -13,7 +13,7 @@ A block that a transfer reads or writes is pinned: it is not evicted, not freed,
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
@@ -38,10 +38,25 @@ Copy: TypeAlias = BlockCopy | StateCopy
 
 
 class Admission(NamedTuple):
-    """Result of allocating a sequence's blocks; its first `cached_tokens` need not be computed."""
+    """Result of allocating a sequence's blocks; its first `cached_tokens` need not be computed.
+
+    num_arriving   blocks after those that are being restored for another sequence, and are shared with it
+    needs_state    whether the side state after all of these is in a tier alone, and must be restored
+    """
 
     cached_tokens: int
     copies: tuple[Copy, ...]
+    num_arriving: int = 0
+    needs_state: bool = False
+
+
+class _Start(NamedTuple):
+    """Where a sequence starts: cached blocks with their keys, and blocks that arrive; see `Admission`."""
+
+    hits: list[int]
+    arriving: list[int]
+    hashes: list[bytes]
+    needs_state: bool
 
 
 class BlockTable:
@@ -67,6 +82,8 @@ class BlockManager:
         self.on_cached: Callable[[int], None] = lambda block: None  # a block is worth saving: indexed, or idle now
         self.on_shortage: Callable[[], None] = lambda: None  # blocks run out: unpin what can be
         self.on_forgotten: Callable[[bytes, list[BlockContent]], None] = lambda first, contents: None
+        self.find_arriving: Callable[[BlockContent], int | None] = lambda content: None  # the target of a restore
+        self.find_state: Callable[[list[bytes], int], int] = lambda hashes, count: count  # see `_start`
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
@@ -117,31 +134,32 @@ class BlockManager:
         scope: PrefixScope = SHARED,
         spare_blocks: int = 0,
         reuse_prefix: bool = True,
+        may_restore: bool = True,
     ) -> Admission | None:
         """Allocate blocks for all tokens of a new sequence; with `reuse_prefix`, use as many cached blocks as possible.
 
-        The last token is always computed, because its logits are needed. Returns None, and changes nothing, when fewer
-        than `spare_blocks` would be left for other sequences.
+        With `may_restore`, also blocks and side state that only come from a tier: the caller must restore them before
+        the sequence runs. The last token is always computed, because its logits are needed. Returns None, and changes
+        nothing, when fewer than `spare_blocks` would be left for other sequences.
         """
         assert sequence_id not in self._tables
-        hits, hashes = self._match(scope.root, tokens) if reuse_prefix else ([], [])
-        if self.states:
-            count = self.states.longest(hashes, len(tokens))
-            hits, hashes = hits[:count], hashes[:count]
+        start = self._start(scope.root, tokens, may_restore) if reuse_prefix else _Start([], [], [], needs_state=False)
+        hits, arriving, hashes = start.hits, start.arriving, start.hashes
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
-        needed = self.blocks_for(len(tokens)) - len(hits) + (rewrites and not self._is_writable(hits[-1], 0))
-        if (self.states and not self.states.num_available) or not self._have(needed + spare_blocks, hits):
+        needed = self.blocks_for(len(tokens)) - len(hits) - len(arriving)
+        needed += rewrites and not self._is_writable(hits[-1], 0)
+        if (self.states and not self.states.have()) or not self._have(needed + spare_blocks, hits):
             return None
-        for block in hits:
+        for block in (*hits, *arriving):
             self._idle.pop(block, None)
             self._references[block] += 1
-        table = self._tables[sequence_id] = BlockTable(scope, array("i", hits), hashes)
+        table = self._tables[sequence_id] = BlockTable(scope, array("i", [*hits, *arriving]), hashes)
         copies: tuple[Copy, ...] = self._make_writable(table, [len(hits) - 1] if rewrites else [])
         self._extend(table, self.blocks_for(len(tokens)))
         if self.states:
-            copies += self.states.admit(sequence_id, hashes[-1] if hashes else None)
-        return Admission(cached_tokens, copies)
+            copies += self.states.admit(sequence_id, hashes[-1] if hashes and not start.needs_state else None)
+        return Admission(cached_tokens, copies, len(arriving), start.needs_state)
 
     def reserve(self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0) -> tuple[BlockCopy, ...] | None:
         """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out.
@@ -166,8 +184,7 @@ class BlockManager:
             index = len(table.hashes)
             content = self._content(table.scope.root, table.hashes, tokens, index)
             self._add(table, content)
-        if self.states:
-            self.states.commit(sequence_id, table.hashes)
+        self._commit_states(sequence_id)
 
     def contents(self, tokens: TokenArray, scope: PrefixScope) -> Iterator[BlockContent]:
         """Contents of the full blocks of a sequence's tokens."""
@@ -186,10 +203,10 @@ class BlockManager:
             hashes.append(content.hash)
             yield content
 
-    def tree(self, sequence_id: int, following: BlockContent) -> Tree:
-        """The tree of the blocks of a sequence, of which this content follows those that are cached."""
+    def tree(self, sequence_id: int, following: Sequence[BlockContent]) -> Tree:
+        """The tree of the blocks of a sequence, of which these contents follow those that are cached."""
         table = self._tables[sequence_id]
-        return Tree(table.hashes[0] if table.hashes else following.hash, table.scope.private)
+        return Tree(table.hashes[0] if table.hashes else following[0].hash, table.scope.private)
 
     def has(self, content: BlockContent) -> bool:
         """Whether the prefix index has a block with exactly this content."""
@@ -199,6 +216,11 @@ class BlockManager:
         """Add blocks of a sequence to the prefix index, after those that are cached: they were restored."""
         for content in contents:
             self._add(self._tables[sequence_id], content)
+        self._commit_states(sequence_id)
+
+    def is_shared(self, sequence_id: int, index: int) -> bool:
+        """Whether another sequence's table has block `index` of a sequence too."""
+        return self._references[self._tables[sequence_id].blocks[index]] > 1
 
     def cached(self, block: int) -> tuple[BlockContent, Tree] | None:
         """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
@@ -283,6 +305,47 @@ class BlockManager:
         self._index.check()
         if self.states:
             self.states.check(self._tables, self._index.hashes)
+
+    def _start(self, root: bytes, tokens: TokenArray, may_restore: bool) -> "_Start":
+        """The longest prefix that a sequence can start after.
+
+        With side state it ends where there is a state. `find_state` is given the keys of the blocks that could be
+        shared, and how many of them have a state on the device after them; it returns how many to share, if a tier has
+        the state after more.
+        """
+        hits, hashes = self._match(root, tokens)
+        arriving, chain = self._match_arriving(root, tokens, hashes) if may_restore else ([], hashes)
+        if self.states is None:
+            return _Start(hits, arriving, hashes, needs_state=False)
+        most = min(len(chain), (len(tokens) - 1) // self.block_tokens)
+        on_device = self.states.longest(hashes, len(tokens))
+        count = self.find_state(chain[:most], on_device) if may_restore else on_device
+        arriving = arriving[: max(0, count - len(hits))]
+        return _Start(hits[:count], arriving, hashes[:count], needs_state=count > on_device)
+
+    def _match_arriving(self, root: bytes, tokens: TokenArray, hashes: list[bytes]) -> tuple[list[int], list[bytes]]:
+        """Blocks after the cached ones that are being restored, and the keys of all of both."""
+        arriving: list[int] = []
+        chain = hashes[:]
+        for index in range(len(hashes), (len(tokens) - 1) // self.block_tokens):
+            content = self._content(root, chain, tokens, index)
+            block = self.find_arriving(content)
+            if block is None:
+                break
+            arriving.append(block)
+            chain.append(content.hash)
+        return arriving, chain
+
+    def _commit_states(self, sequence_id: int) -> None:
+        """Make snapshots of states after blocks that are cached now; report those that others may use."""
+        if self.states is None:
+            return
+        table = self._tables[sequence_id]
+        for key in self.states.commit(sequence_id, table.hashes):
+            if key not in self._index.hashes:
+                self.states.forget(key)  # its block was forgotten meanwhile
+            elif not table.scope.private:
+                self.on_cached(self._index.block(key))
 
     def _match(self, root: bytes, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
         """Cached blocks of the longest prefix in the index, and their hashes."""

@@ -1,12 +1,13 @@
 """Whether to restore stored blocks or to compute them: measured seconds of both, for one engine on one machine.
 
 A restored prefix must be whole, so the leading blocks are restored for which the sum of what they save is largest. A
-slow block is restored where the blocks after it make up for it. Seconds are running averages of real transfers and
-steps; those of the tiers begin with a short measurement at load. Until a prompt was computed, restoring is assumed to
-be faster. With the rule "always" every stored block is restored, whatever was measured.
+slow block is restored where the blocks after it make up for it. With side state, a prefix can only end where its state
+is stored, which is restored too. Seconds are running averages of real transfers and steps; those of the tiers begin
+with a short measurement at load. Until a prompt was computed, restoring is assumed to be faster. With the rule "always"
+every stored block is restored, whatever was measured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
@@ -14,6 +15,7 @@ from typing import Literal, get_args
 from ingot.errors import UsageError, unknown
 
 TierName = Literal["host", "disk"]
+Place = Literal["device", "host", "disk"]  # of a block; one on the device costs nothing
 RestoreRule = Literal["auto", "always"]
 """Restore what is faster to restore than to compute, or all that is stored."""
 
@@ -49,15 +51,22 @@ class Decision:
 class CostModel:
     """Seconds to restore a block from each tier, and to compute a prompt's tokens at each length of context."""
 
-    def __init__(self, block_tokens: int, rule: RestoreRule = DEFAULT_RULE) -> None:
+    def __init__(self, block_tokens: int, rule: RestoreRule = DEFAULT_RULE, *, state_blocks: float = 0.0) -> None:
+        """Nothing is measured yet. `state_blocks` is the size of a side state in blocks."""
         self._block_tokens = block_tokens
         self._rule = rule
+        self._state_blocks = state_blocks
+        self._state_seconds: dict[TierName, _Average] = {}
         self._block_seconds: dict[TierName, _Average] = {}
         self._token_seconds: dict[int, _Average] = {}  # by the number of bits of the context's length
 
     def observe_block(self, tier: TierName, seconds: float) -> None:
         """Record how long it took to read one block from a tier; from disk, to host memory."""
         self._block_seconds.setdefault(tier, _Average()).add(1, seconds)
+
+    def observe_state(self, tier: TierName, seconds: float) -> None:
+        """Record how long it took to read a side state from a tier; from disk, to host memory."""
+        self._state_seconds.setdefault(tier, _Average()).add(1, seconds)
 
     def observe_prefill(self, context_tokens: int, num_tokens: int, seconds: float) -> None:
         """Record a step that computed prompt tokens up to a context's length; shorter ones than a block are ignored."""
@@ -66,8 +75,17 @@ class CostModel:
 
     def block_seconds(self, tier: TierName) -> float:
         """Seconds to restore a block to the device; 0 before the first one. One on disk passes through host memory."""
-        tiers: tuple[TierName, ...] = ("disk", "host") if tier == "disk" else ("host",)
-        return sum(self._block_seconds[each].seconds_per_unit for each in tiers if each in self._block_seconds)
+        return sum(self._block_seconds[each].seconds_per_unit for each in _ways(tier) if each in self._block_seconds)
+
+    def state_seconds(self, tier: TierName) -> float:
+        """Seconds to restore a side state to the device; by its size, until one was."""
+        total = 0.0
+        for each in _ways(tier):
+            if each in self._state_seconds:
+                total += self._state_seconds[each].seconds_per_unit
+            elif each in self._block_seconds:
+                total += self._block_seconds[each].seconds_per_unit * self._state_blocks
+        return total
 
     def token_seconds(self, context_tokens: int) -> float | None:
         """Seconds to compute a prompt's token, from the nearest length that was measured; None before any was."""
@@ -77,34 +95,52 @@ class CostModel:
         nearest = min(self._token_seconds, key=lambda each: (abs(each - bits), each))
         return self._token_seconds[nearest].seconds_per_unit
 
-    def decide(self, tiers: Sequence[TierName], num_cached_tokens: int) -> Decision:
-        """Choose how many blocks to restore of those that continue a prefix on the device, given the tier of each."""
+    def decide(
+        self, tiers: Sequence[Place], num_cached_tokens: int, states: Mapping[int, TierName] | None = None
+    ) -> Decision:
+        """Choose how many blocks to restore of those that continue a computed prefix, given the place of each.
+
+        states  for a model with side state: after how many of the blocks a tier has the state, and which tier
+        """
         if not tiers:
             return Decision(0, None, "no tier has a block that continues the prefix")
+        if states is not None and not states:
+            return Decision(0, None, "no tier has the side state after any of the blocks")
         if self._rule == "always":
-            return Decision(len(tiers), None, "all that is stored is restored, because kv_restore is 'always'")
+            reason = "all that is stored is restored, because kv_restore is 'always'"
+            return Decision(max(states or [len(tiers)]), None, reason)
+        counts = range(1, len(tiers) + 1) if states is None else states
         if self.token_seconds(num_cached_tokens) is None:
-            return Decision(len(tiers), None, "no prompt was computed yet, so restoring is assumed to be faster")
+            return Decision(max(counts), None, "no prompt was computed yet, so restoring is assumed to be faster")
+        state_seconds = {count: self.state_seconds(tier) for count, tier in (states or {}).items()}
         saved = [0.0, *accumulate(self._saved_seconds(tiers, num_cached_tokens))]
-        best = max(range(len(saved)), key=lambda count: (saved[count], count))
-        restore, compute = self._totals(tiers[: best or len(tiers)], num_cached_tokens)
+        gains = {0: 0.0} | {count: saved[count] - state_seconds.get(count, 0.0) for count in counts}
+        best = max(gains, key=lambda count: (gains[count], count))
+        shown = best or max(counts)
+        restore, compute = self._totals(tiers[:shown], num_cached_tokens)
+        restore += state_seconds.get(shown, 0.0)
         verb = "restoring" if best else "computing"
         reason = f"{verb} is faster: {restore * 1e3:.2f} ms to restore, {compute * 1e3:.2f} ms to compute"
-        return Decision(best, saved[best], reason)
+        return Decision(best, gains[best], reason)
 
-    def _saved_seconds(self, tiers: Sequence[TierName], start: int) -> Iterable[float]:
+    def _saved_seconds(self, tiers: Sequence[Place], start: int) -> Iterable[float]:
         return (compute - restore for restore, compute in self._block_costs(tiers, start))
 
-    def _totals(self, tiers: Sequence[TierName], start: int) -> tuple[float, float]:
+    def _totals(self, tiers: Sequence[Place], start: int) -> tuple[float, float]:
         restore, compute = zip(*self._block_costs(tiers, start), strict=True)
         return sum(restore), sum(compute)
 
-    def _block_costs(self, tiers: Sequence[TierName], start: int) -> Iterable[tuple[float, float]]:
+    def _block_costs(self, tiers: Sequence[Place], start: int) -> Iterable[tuple[float, float]]:
         """Seconds to restore and to compute each block."""
-        restore = {tier: self.block_seconds(tier) for tier in set(tiers)}
+        restore: dict[Place, float] = {tier: self.block_seconds(tier) for tier in set(tiers) if tier != "device"}
         for index, tier in enumerate(tiers):
             context_tokens = start + (index + 1) * self._block_tokens
-            yield restore[tier], self._block_tokens * (self.token_seconds(context_tokens) or 0.0)
+            yield restore.get(tier, 0.0), self._block_tokens * (self.token_seconds(context_tokens) or 0.0)
+
+
+def _ways(tier: TierName) -> tuple[TierName, ...]:
+    """Copies on the way to the device: what is on disk passes through host memory."""
+    return ("disk", "host") if tier == "disk" else ("host",)
 
 
 def require_rule(name: object) -> None:

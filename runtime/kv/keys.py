@@ -3,6 +3,7 @@
     root      artifact (digest of program and weights), engine, its kernels, KV layout, format version
     scope     root, or root + cache salt + adapter, or random bytes for a sequence that shares nothing
     block     key of the block before it (the scope for the first) + its own tokens
+    state     key of the block that it is the side state after (`state_content`)
 
 So equal keys mean equal model, precision, kernels, tenant and history back to token 0. A hit compares the tokens too
 (`PrefixIndex`, `DiskStore`), so that even a collision cannot serve another prompt's block.
@@ -63,6 +64,14 @@ def prefix_scope(root: bytes, *, cache_salt: str = "", adapter: str = "", shared
 def block_hash(parent: bytes, tokens: bytes) -> bytes:
     """Key of a block: 32 bytes. The parent's length is fixed, so the two parts cannot be confused."""
     return sha256(parent + tokens).digest()
+
+
+def state_content(block: bytes) -> BlockContent:
+    """What the side state after a block is stored for: like a block that follows it and has no tokens.
+
+    No block has this key, because each has tokens.
+    """
+    return BlockContent(block_hash(block, b""), block, b"")
 
 
 def _digest(*parts: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A sequence's blocks on their way from a tier to the device."""
+"""A sequence's blocks, and its side state, on their way from a tier to the device."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,11 +24,15 @@ class CachedTokens(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LoadingBlock:
-    """One block. `target` is its block in the pool, `source` its slot in host memory once it has one."""
+    """A block, or a side state. `target` is its place in the pool, `source` its slot in host memory once it has one.
+
+    Sequences that begin with the same blocks share one; it is restored as long as any of their loads needs it.
+    """
 
     content: BlockContent
     tree: Tree
     target: int
+    num_loads: int = 1  # that need it
     source: HostBlock | None = None
     tier: TierName = "host"
     transfer: Transfer | None = None
@@ -37,15 +41,26 @@ class LoadingBlock:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Blocks that are being restored for one sequence, in order of position."""
+    """Blocks that are being restored for one sequence, in order of position, and the side state after the last."""
 
     blocks: list[LoadingBlock]
-    cancelled: bool = False
+    state: LoadingBlock | None = None
+    num_given_up: int = 0  # parts, from the end, that this load does not need any more
+
+    @property
+    def parts(self) -> list[LoadingBlock]:
+        """Blocks and state."""
+        return [*self.blocks, self.state] if self.state else self.blocks
 
     @property
     def done(self) -> bool:
-        """Whether nothing writes to its blocks any more."""
-        return all(block.arrived is not None for block in self.blocks)
+        """Whether nothing writes to its places any more."""
+        return all(part.arrived is not None for part in self.parts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all arrived."""
+        return all(part.arrived for part in self.parts)
 
     @property
     def arrived(self) -> list[LoadingBlock]:

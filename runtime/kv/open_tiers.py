@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from ingot.errors import UsageError
-from ingot.runtime.executors import Executor, TieredExecutor
+from ingot.runtime.executors import Executor, TieredExecutor, TieredStatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.store import DiskStore
@@ -17,6 +18,7 @@ from ingot.sizes import format_bytes
 _log = logging.getLogger(__name__)
 _STAGING_BYTES = 64 * 2**20  # of host memory that a disk tier needs on its way, if it is given no more
 _LEAST_SLOTS = 8
+_BLOCKS_PER_STATE = 8  # in host memory; twice as many snapshots as long prompts make, since short ones make more
 _MEASURED_COPIES = 4
 _POLL_SECONDS = 0.0002
 
@@ -27,31 +29,54 @@ OpenTiers = Callable[[Executor, BlockManager, bytes], TierManager | None]
 def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: EngineOptions) -> TierManager | None:
     """Make the tiers that the options ask for; None for none.
 
-    Raises UsageError for a host tier smaller than a block, a disk folder that cannot be used, or an executor without
-    tiers; EngineError when the machine has too little memory.
+    Raises UsageError for a host tier smaller than a block and its share of side state, a disk folder that cannot be
+    used, or an executor without tiers; EngineError when the machine has too little memory.
     """
     if not options.kv_host_bytes and options.kv_disk_path is None:
         return None
-    block_bytes = executor.kv_geometry.block_bytes
-    if not isinstance(executor, TieredExecutor) or executor.kv_geometry.state_bytes:
-        kind = "a model with side state" if executor.kv_geometry.state_bytes else "this engine"
-        raise UsageError(f"{kind} has no tiers for its KV blocks yet; leave out kv_host_bytes and kv_disk_path")
-    num_slots = _num_slots(options, block_bytes)
-    host_blocks = executor.host_blocks(num_slots)
-    costs = CostModel(blocks.block_tokens, options.kv_restore)
-    try:
+    tiered = _require_tiers(executor)
+    kv = executor.kv_geometry
+    num_blocks, num_states = _num_slots(options, kv.block_bytes, kv.state_bytes)
+    costs = CostModel(blocks.block_tokens, options.kv_restore, state_blocks=kv.state_bytes / kv.block_bytes)
+    with ExitStack() as opened:
+        host_blocks = tiered.host_blocks(num_blocks)
+        opened.callback(host_blocks.close)
+        host_states = None
+        if isinstance(tiered, TieredStatefulExecutor) and num_states:
+            host_states = tiered.host_states(num_states)
+            opened.callback(host_states.close)
         _measure(host_blocks, costs)
-        store = _open_store(options, block_bytes, root)
-    except BaseException:
-        host_blocks.close()
-        raise
+        store = _open_store(options, kv.block_bytes, root)
+        if store is not None:
+            _measure_disk(store, host_blocks, costs, blocks.block_tokens)
+        opened.pop_all()
+    size = format_bytes(num_blocks * kv.block_bytes + num_states * kv.state_bytes)
+    states = f" and {num_states} side states" if num_states else ""
     _log.info(
-        "KV tiers: %d blocks in host memory (%s), %.3f ms to restore one",
-        num_slots,
-        format_bytes(num_slots * block_bytes),
+        "KV tiers: %d blocks%s in host memory (%s), %.3f ms to restore one",
+        num_blocks,
+        states,
+        size,
         costs.block_seconds("host") * 1e3,
     )
-    return TierManager(blocks, host_blocks, costs, block_bytes=block_bytes, policy=options.kv_policy, store=store)
+    return TierManager(
+        blocks,
+        host_blocks,
+        costs,
+        block_bytes=kv.block_bytes,
+        host_states=host_states,
+        state_bytes=kv.state_bytes,
+        policy=options.kv_policy,
+        store=store,
+    )
+
+
+def _require_tiers(executor: Executor) -> TieredExecutor:
+    has_state = executor.kv_geometry.state_bytes > 0
+    if isinstance(executor, TieredStatefulExecutor if has_state else TieredExecutor):
+        return executor
+    kind = "this engine, of a model with side state," if has_state else "this engine"
+    raise UsageError(f"{kind} has no tiers for its KV blocks yet; leave out kv_host_bytes and kv_disk_path")
 
 
 def _open_store(options: EngineOptions, block_bytes: int, root: bytes) -> DiskStore | None:
@@ -62,14 +87,20 @@ def _open_store(options: EngineOptions, block_bytes: int, root: bytes) -> DiskSt
     return store
 
 
-def _num_slots(options: EngineOptions, block_bytes: int) -> int:
+def _num_slots(options: EngineOptions, block_bytes: int, state_bytes: int) -> tuple[int, int]:
+    """Slots for blocks, and for side states: one for every few blocks."""
+    with_share = block_bytes + -(-state_bytes // _BLOCKS_PER_STATE)
     if not options.kv_host_bytes:
-        return max(_LEAST_SLOTS, _STAGING_BYTES // block_bytes)
-    if options.kv_host_bytes < block_bytes:
+        num_blocks = max(_LEAST_SLOTS, _STAGING_BYTES // with_share)
+    elif options.kv_host_bytes < block_bytes + state_bytes:
+        with_state = f", and its side state {state_bytes}" if state_bytes else ""
         raise UsageError(
-            f"kv_host_bytes is {options.kv_host_bytes}; one block takes {block_bytes} bytes: give more, or 0 for none"
+            f"kv_host_bytes is {options.kv_host_bytes}; one block takes {block_bytes} bytes{with_state}: give more, or"
+            " 0 for none"
         )
-    return options.kv_host_bytes // block_bytes
+    else:
+        num_blocks = max(1, (options.kv_host_bytes - state_bytes) // with_share)
+    return num_blocks, 1 + num_blocks // _BLOCKS_PER_STATE if state_bytes else 0
 
 
 def _measure(host_blocks: HostBlocks, costs: CostModel) -> None:
@@ -79,6 +110,16 @@ def _measure(host_blocks: HostBlocks, costs: CostModel) -> None:
         restored = _wait(host_blocks.restore(0, 0))
         if count:
             costs.observe_block("host", restored.seconds)
+
+
+def _measure_disk(store: DiskStore, host_blocks: HostBlocks, costs: CostModel, block_tokens: int) -> None:
+    measured = store.measure(host_blocks.view(0), block_tokens)
+    for seconds in measured.seconds:
+        costs.observe_block("disk", seconds)
+    if measured.seconds:
+        _log.info(
+            "KV tiers: %.3f ms to read a block from disk (%s)", costs.block_seconds("disk") * 1e3, measured.source
+        )
 
 
 def _wait(transfer: Transfer) -> Transfer:

@@ -35,6 +35,10 @@ class PrefixIndex:
         """The tree that an indexed block belongs to."""
         return self._tree_of[block]
 
+    def block(self, key: bytes) -> int:
+        """The indexed block with this key."""
+        return self._block_of[key]
+
     def find(self, content: BlockContent) -> int | None:
         """Block with exactly this content, or None."""
         block = self._block_of.get(content.hash)

@@ -7,16 +7,18 @@ has a pool of state slots, and a slot is one of:
     pending     a copy of a live one, made when a step ended at a block's end; its block is not in the prefix index yet
     snapshot    a pending one whose block is indexed: a prefix that ends there may be reused
     checkpoint  a live state before a step that verifies drafts, to return to when one is rejected
+    arriving    the target of a state that is restored from a tier for a running sequence; then pending
     free
 
 A prefix hit needs the snapshot of its last block, and is shortened to the longest prefix that has one. Snapshots are
 made where a prompt has its last full block and after every `snapshot_blocks` blocks; the scheduler ends chunks there.
 A snapshot leaves with its block, or earlier: running sequences take slots from the least recently used snapshot, and
-then from pending ones, so only live slots keep a sequence waiting.
+then from pending ones, so only live slots, and for a moment those of transfers, keep a sequence waiting. A slot that a
+transfer reads or writes is pinned: it is not given to another use, and if its own has ended, it is free once unpinned.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 SNAPSHOT_BLOCKS = 16  # 256 tokens in blocks of 16
@@ -44,11 +46,27 @@ class StateManager:
         self._checkpoints: dict[int, int] = {}
         self._pending: OrderedDict[tuple[int, int], int] = OrderedDict()  # by sequence and its number of tokens
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # by the key of the last block
+        self._arriving: dict[int, tuple[int, int]] = {}  # number of tokens and slot, by sequence
+        self._pins: Counter[int] = Counter()
+        self._ended: set[int] = set()  # pinned, and of no more use
+        self.on_shortage: Callable[[], None] = lambda: None  # slots run out: unpin what can be
 
     @property
     def num_available(self) -> int:
         """Slots that running sequences can get."""
-        return self.num_slots - len(self._live) - len(self._checkpoints)
+        arriving = [slot for _, slot in self._arriving.values()]
+        return self.num_slots - len({*self._live.values(), *self._checkpoints.values(), *arriving, *self._pins})
+
+    def have(self) -> bool:
+        """Whether a running sequence can get a slot, after unpinning what can be if need be."""
+        if not self.num_available and self._pins:
+            self.on_shortage()
+        return self.num_available > 0
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots with a transfer."""
+        return len(self._pins)
 
     @property
     def num_snapshots(self) -> int:
@@ -63,6 +81,10 @@ class StateManager:
         """Whether a slot is the live one or the checkpoint of a sequence."""
         return slot in (self._live[sequence_id], self._checkpoints.get(sequence_id))
 
+    def find(self, block: bytes) -> int | None:
+        """The slot with the snapshot of a block."""
+        return self._snapshots.get(block)
+
     def longest(self, hashes: Sequence[bytes], num_tokens: int) -> int:
         """Number of leading blocks after which a sequence of `num_tokens` can start, given their keys; 0 for none.
 
@@ -72,12 +94,12 @@ class StateManager:
         return next((count for count in range(most, 0, -1) if hashes[count - 1] in self._snapshots), 0)
 
     def admit(self, sequence_id: int, last_block: bytes | None) -> tuple[StateCopy, ...]:
-        """Give a sequence its live slot, with the state after the block `last_block`, or an unset one for None.
+        """Give a sequence its live slot, with the snapshot of the block `last_block`, or an unset one without it.
 
-        The caller has seen `num_available`, and with `longest` that there is such a snapshot.
+        The caller has seen `num_available`.
         """
         assert sequence_id not in self._live
-        if last_block is None:
+        if last_block is None or last_block not in self._snapshots:
             self._live[sequence_id] = self._allocate()
             return ()
         self._snapshots.move_to_end(last_block)
@@ -91,9 +113,32 @@ class StateManager:
         self._live[child_id] = self._allocate()
         return StateCopy(self._live[parent_id], self._live[child_id])
 
+    def arrive(self, sequence_id: int, num_tokens: int) -> int:
+        """The slot to restore the state of a sequence after `num_tokens` to: a free one, to keep it, or the live one.
+
+        The slot is the sequence's until `arrived`.
+        """
+        assert sequence_id not in self._arriving
+        if not self._free:
+            return self._live[sequence_id]
+        self._arriving[sequence_id] = num_tokens, self._free[-1]
+        return self._free.pop()
+
+    def arrived(self, sequence_id: int, *, is_sound: bool) -> tuple[StateCopy, ...]:
+        """Record that a state was restored or not; returns the copy that makes it the live one, if it is not."""
+        if sequence_id not in self._arriving:
+            return ()
+        num_tokens, slot = self._arriving.pop(sequence_id)
+        if not is_sound:
+            self._release(slot)
+            return ()
+        self._pending[sequence_id, num_tokens] = slot
+        return (StateCopy(slot, self._live[sequence_id]),)
+
     def release(self, sequence_id: int) -> None:
         """Free all slots of a sequence but its snapshots."""
-        self._free.append(self._live.pop(sequence_id))
+        self._release(self._live.pop(sequence_id))
+        self.arrived(sequence_id, is_sound=False)
         self.drop_checkpoint(sequence_id)
         self.rollback(sequence_id, 0)
 
@@ -115,7 +160,7 @@ class StateManager:
         """Free the checkpoint of a sequence, if it has one."""
         slot = self._checkpoints.pop(sequence_id, None)
         if slot is not None:
-            self._free.append(slot)
+            self._release(slot)
 
     def num_drafts(self, start: int, most: int) -> int:
         """Drafts that a step from `start` may verify, so that a later step ends at the next place for a snapshot."""
@@ -142,41 +187,75 @@ class StateManager:
         target = self._pending[sequence_id, num_tokens] = self._allocate()
         return StateCopy(self._live[sequence_id], target)
 
-    def commit(self, sequence_id: int, hashes: Sequence[bytes]) -> None:
-        """Make snapshots of pending states at the ends of a sequence's indexed blocks, given their keys in order."""
+    def commit(self, sequence_id: int, hashes: Sequence[bytes]) -> list[bytes]:
+        """Make snapshots of pending states at the ends of a sequence's indexed blocks, given their keys in order.
+
+        Returns the keys of the blocks that have one now and had none.
+        """
+        new = []
         ready = [key for key in self._pending if key[0] == sequence_id and key[1] <= len(hashes) * self._block_tokens]
         for key in ready:
             block, slot = hashes[key[1] // self._block_tokens - 1], self._pending.pop(key)
             if block in self._snapshots:
-                self._free.append(slot)
+                self._release(slot)
                 self._snapshots.move_to_end(block)
             else:
                 self._snapshots[block] = slot
+                new.append(block)
+        return new
 
     def rollback(self, sequence_id: int, num_tokens: int) -> None:
         """Drop pending states of a sequence after more than `num_tokens`: they do not count, or were never copied."""
         for key in [key for key in self._pending if key[0] == sequence_id and key[1] > num_tokens]:
-            self._free.append(self._pending.pop(key))
+            self._release(self._pending.pop(key))
 
     def forget(self, block: bytes) -> None:
         """Drop the snapshot of a block that leaves the prefix index, if it has one."""
         slot = self._snapshots.pop(block, None)
         if slot is not None:
-            self._free.append(slot)
+            self._release(slot)
+
+    def pin(self, slot: int) -> None:
+        """Keep a slot's state and place while a transfer reads or writes it."""
+        self._pins[slot] += 1
+
+    def unpin(self, slot: int) -> None:
+        """Undo one `pin`."""
+        self._pins[slot] -= 1
+        if not self._pins[slot]:
+            del self._pins[slot]
+            if slot in self._ended:
+                self._ended.remove(slot)
+                self._free.append(slot)
 
     def check(self, sequences: Collection[int], indexed: Collection[bytes]) -> None:
         """Assert that no slot leaks or is used twice, that the sequences are live, and that snapshots have blocks."""
         kept = [*self._checkpoints.values(), *self._pending.values(), *self._snapshots.values()]
-        used = [*self._free, *self._live.values(), *kept]
+        arriving = [slot for _, slot in self._arriving.values()]
+        used = [*self._free, *self._live.values(), *kept, *arriving, *self._ended]
         assert sorted(used) == list(range(self.num_slots)), "a state slot leaked or is used twice"
         assert self._live.keys() == set(sequences)
-        assert {*self._checkpoints, *(sequence_id for sequence_id, _ in self._pending)} <= self._live.keys()
+        assert self._ended <= self._pins.keys()
+        assert not self._pins.keys() & {*self._free}, "a slot with a transfer is free"
+        assert {
+            *self._arriving,
+            *self._checkpoints,
+            *(sequence_id for sequence_id, _ in self._pending),
+        } <= self._live.keys()
         assert self._snapshots.keys() <= set(indexed), "a snapshot outlived its block"
 
     def _allocate(self) -> int:
         if self._free:
             return self._free.pop()
         self.num_evicted += 1
-        least_useful: OrderedDict[bytes, int] | OrderedDict[tuple[int, int], int] = self._snapshots or self._pending
-        _, slot = least_useful.popitem(last=False)
-        return slot
+        oldest = next((block for block, slot in self._snapshots.items() if slot not in self._pins), None)
+        if oldest is not None:
+            return self._snapshots.pop(oldest)
+        return self._pending.popitem(last=False)[1]  # a pending state has no transfer
+
+    def _release(self, slot: int) -> None:
+        """Free a slot, or have it freed when it is unpinned."""
+        if slot in self._pins:
+            self._ended.add(slot)
+        else:
+            self._free.append(slot)

@@ -3,91 +3,48 @@
     device ──save──► host ──write──► disk        in the background, as soon as a block is cached
     device ◄restore─ host ◄──read─── disk        for a sequence that is LOADING, or ahead for one that waits
 
-The engine's thread calls `poll` before a step is scheduled and `start` once its copies are made; neither waits. What a
-transfer uses is pinned until it has ended. One that fails moves nothing: its block is computed, leaves the tier, and
-the failure is counted, and logged once. One lock guards all state, because a background thread passes on what is
-complete while the engine has no steps.
+The snapshots of side state (`states`) move in the same way, under the keys of their blocks, through slots and files of
+their own. A prefix is restored as far as all its blocks and the state after the last of them are to be had.
+
+The engine's thread calls `poll` before a step is scheduled and `start` once its copies are made; neither waits. One
+lock guards all state, because a background thread passes on what is complete while the engine has no steps.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
 
 from ingot.errors import EngineError
+from ingot.runtime.kv.background import Background
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv.cost_model import CostModel, TierName
+from ingot.runtime.kv.cost_model import CostModel, Place, TierName
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
-from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
-from ingot.runtime.kv.keys import BlockContent, Tree
-from ingot.runtime.kv.loads import Load, LoadingBlock
+from ingot.runtime.kv.host_tier import HostTier
+from ingot.runtime.kv.keys import BlockContent, Tree, state_content
+from ingot.runtime.kv.loads import Load
 from ingot.runtime.kv.policies import DEFAULT_POLICY, make_policy
-from ingot.runtime.kv.transfers import Cancelled, HostBlocks, TaskQueue, Transfer, Workers
+from ingot.runtime.kv.pool_tiers import PoolTiers
+from ingot.runtime.kv.restores import Restores, StateTarget
+from ingot.runtime.kv.tier_metrics import TierMetrics
+from ingot.runtime.kv.transfers import HostBlocks, TaskQueue, Workers
 
 MakeThreads = Callable[[str, int], TaskQueue]
 """Makes threads from their name and number."""
 
 _log = logging.getLogger(__name__)
-_IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
 _READERS = 2
-_POLL_SECONDS = 0.002  # of the background thread, while something moves
 _WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
 _FLUSH_SECONDS = 30.0  # that closing waits for blocks on their way to disk
 
 
-@dataclass(slots=True)
-class TierCounters:
-    """Totals since the engine was made."""
-
-    saved_blocks: int = 0
-    dropped_saves: int = 0  # a step needed the block before it was saved
-    restored_blocks: int = 0
-    failed_transfers: int = 0
-    restored_prefixes: int = 0
-    recomputed_prefixes: int = 0  # stored, but faster to compute
-
-
-@dataclass(frozen=True, slots=True)
-class TierMetrics:
-    """What the tiers hold, and totals since the engine was made, in blocks unless named otherwise."""
-
-    host_blocks: int
-    host_blocks_total: int
-    saved_blocks: int
-    dropped_saves: int
-    restored_blocks: int
-    disk_read_blocks: int
-    disk_written_blocks: int
-    failed_transfers: int
-    restored_prefixes: int
-    recomputed_prefixes: int
-    block_bytes: int
-
-    @property
-    def moved_bytes(self) -> Mapping[str, int]:
-        """Bytes by kind of move."""
-        blocks = {
-            "save": self.saved_blocks,
-            "restore": self.restored_blocks,
-            "disk_read": self.disk_read_blocks,
-            "disk_write": self.disk_written_blocks,
-        }
-        return {move: count * self.block_bytes for move, count in blocks.items()}
-
-
-class _Save(NamedTuple):
-    transfer: Transfer
-    block: int
-    target: HostBlock
-
-
 class TierManager:
-    """Moves blocks between a pool, host memory and, with a `store`, disk. Owns and closes both.
+    """Moves blocks and side states between their pools, host memory and, with a `store`, disk. Owns and closes all.
 
-    block_bytes   size of a block, which bounds how many move at a time
+    block_bytes   size of a block, which bounds how many move at a time; `state_bytes`, that of a side state
+    host_states   slots for the states of `blocks.states`; None for a model without
     policy        which blocks host memory gives up, by its name in `policies`
     threads       where disk transfers run; tests have their own, and poll themselves
     """
@@ -99,40 +56,60 @@ class TierManager:
         costs: CostModel,
         *,
         block_bytes: int,
+        host_states: HostBlocks | None = None,
+        state_bytes: int = 0,
         policy: str = DEFAULT_POLICY,
         store: BlockStore | None = None,
         threads: MakeThreads | None = None,
     ) -> None:
         self.costs = costs
-        self.host = HostTier(host_blocks.num_slots, make_policy(policy, host_blocks.num_slots))
-        self._blocks, self._host_blocks, self._block_bytes = blocks, host_blocks, block_bytes
-        self._most = max(1, min(_IN_FLIGHT_BYTES // block_bytes, host_blocks.num_slots // 2))
+        self._blocks, self._states = blocks, blocks.states
+        host = HostTier(host_blocks.num_slots, make_policy(policy, host_blocks.num_slots))
+        self._block_tiers = PoolTiers(blocks, host_blocks, host, num_bytes=block_bytes, observe=costs.observe_block)
+        self._state_tiers: PoolTiers | None = None
+        if self._states:
+            assert host_states is not None
+            host = HostTier(host_states.num_slots, make_policy(policy, host_states.num_slots))
+            self._state_tiers = PoolTiers(
+                self._states, host_states, host, num_bytes=state_bytes, observe=costs.observe_state
+            )
+            self._states.on_shortage = self._relieve
+        self._pools = [each for each in (self._block_tiers, self._state_tiers) if each]
+        self._restores = Restores(self._block_tiers, self._state_tiers)
         self._lock = threading.RLock()
         self._changed = threading.Event()
-        self._counters = TierCounters()
-        make = threads or partial(Workers, when_done=self._changed.set)
-        self._disk = self._make_disk(store, make) if store is not None else None
+        self._num_restored_prefixes = self._num_recomputed_prefixes = 0
         self._to_save: dict[int, None] = {}  # blocks of the pool, oldest first
-        self._saves: list[_Save] = []
-        self._unpinned: list[int] = []  # by transfers that have ended, until the engine's thread unpins them
-        self._loads: list[Load] = []
-        self._was_failure_logged = False
         self._closed = False
-        self._background = None if threads else _Background(self)
+        self._store = store
+        self._threads: list[TaskQueue] = []
+        if store is not None:
+            self._open_disk(store, threads or partial(Workers, when_done=self._changed.set))
+        self._background = None if threads else Background(self.pass_on, lambda: self.is_moving)
         blocks.on_cached = self._offer
         blocks.on_shortage = self._relieve
         blocks.on_forgotten = self._forget
+        blocks.find_arriving = self._restores.find
+        blocks.find_state = self._find_state
 
-    def _make_disk(self, store: BlockStore, make: MakeThreads) -> DiskTier:
-        return DiskTier(
-            store,
-            self.host,
-            self._host_blocks.view,
-            self.costs,
-            most_in_flight=self._most,
-            readers=make("ingot-kv-read", _READERS),
-            writer=make("ingot-kv-write", 1),
-        )
+    def _open_disk(self, store: BlockStore, make: MakeThreads) -> None:
+        readers, writer = make("ingot-kv-read", _READERS), make("ingot-kv-write", 1)
+        self._threads = [readers, writer]
+        for pool in self._pools:
+            pool.disk = DiskTier(
+                store,
+                pool.host,
+                pool.copies.view,
+                pool.observe,
+                most_in_flight=pool.most_in_flight,
+                readers=readers,
+                writer=writer,
+            )
+
+    @property
+    def host(self) -> HostTier:
+        """The blocks in host memory."""
+        return self._block_tiers.host
 
     def wrap(self, host_blocks: Callable[[HostBlocks], HostBlocks], store: Callable[[BlockStore], BlockStore]) -> None:
         """Put something around copies and store before the first step, to make them fail: that is not logged."""
@@ -146,27 +123,26 @@ class TierManager:
         self._check_threads()
         with self._lock:
             self._pass_on()
-            self._advance_loads(may_start=False)
+            self._restores.advance(may_start=False)
             self._unpin()
 
     def start(self) -> None:
         """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
         with self._lock:
             self._start_saves()
-            self._advance_loads(may_start=True)
+            self._restores.advance(may_start=True)
         if self._background and self.is_moving:
             self._background.wake()
 
     @property
     def is_loading(self) -> bool:
         """Whether blocks are on their way to the pool."""
-        return bool(self._loads)
+        return bool(self._restores)
 
     @property
     def is_moving(self) -> bool:
         """Whether any transfer is in flight."""
-        disk = self._disk
-        return bool(self._saves or self._loads or (disk and (disk.is_reading or disk.is_writing)))
+        return self.is_loading or any(pool.is_moving for pool in self._pools)
 
     def wait(self) -> None:
         """Wait for a transfer to end, but not for long."""
@@ -174,9 +150,9 @@ class TierManager:
         self._changed.wait(_WAIT_SECONDS)
 
     def settle(self) -> None:
-        """Wait for the blocks that are being saved, which are pinned."""
+        """Wait for what is being saved, which is pinned."""
         self._relieve()
-        while self._saves:
+        while any(pool.is_saving for pool in self._pools):
             self.wait()
             self._relieve()
 
@@ -191,9 +167,9 @@ class TierManager:
             with self._lock:
                 self._pass_on()
                 self._unpin()
-                if self._disk is None or self._disk.has_room_to_write:
-                    self._start_saves(most=1 if self._disk else None)
-                if not (self._saves or (self._disk and self._disk.is_writing)):
+                if all(pool.disk is None or pool.disk.has_room_to_write for pool in self._pools):
+                    self._start_saves(most=None if self._store is None else 1)
+                if not any(pool.is_saving or pool.is_writing for pool in self._pools):
                     return not self._to_save
             if time.monotonic() >= deadline:
                 return False
@@ -201,80 +177,85 @@ class TierManager:
             self.wait()
 
     def plan(self, following: Iterable[BlockContent], num_cached_tokens: int) -> list[BlockContent]:
-        """Choose the blocks to restore of those that follow a prefix on the device; logs the reason."""
+        """Choose the blocks to restore of those that follow a computed prefix; logs the reason."""
         with self._lock:
-            found = list(self._find(following))
+            found, tiers = self._find(following)
+            states = self._states_after(content.hash for content in found)
         if not found:
             return []
-        decision = self.costs.decide([tier for _, tier in found], num_cached_tokens)
-        if decision.num_blocks:
-            self._counters.restored_prefixes += 1
-        else:
-            self._counters.recomputed_prefixes += 1
-        _log.debug(
-            "%d of %d stored blocks are restored after %d tokens on the device: %s",
-            decision.num_blocks,
-            len(found),
-            num_cached_tokens,
-            decision.reason,
-        )
-        return [content for content, _ in found[: decision.num_blocks]]
+        return found[: self._decide(tiers, num_cached_tokens, states)]
 
-    def load(self, contents: Iterable[BlockContent], targets: Iterable[int], tree: Tree) -> Load:
-        """Restore blocks to blocks of the pool, which are pinned until they have arrived. `start` begins it."""
-        load = Load([LoadingBlock(content, tree, target) for content, target in zip(contents, targets, strict=True)])
+    def load(self, contents: Sequence[BlockContent], targets: Iterable[int], tree: Tree, state: int | None) -> Load:
+        """Restore blocks to blocks of the pool, which are pinned until they have arrived. `start` begins it.
+
+        state   where to restore the side state after the last of them to; None for a model without
+        """
+        target = None if state is None else StateTarget(state_content(contents[-1].hash), state)
         with self._lock:
-            for block in load.blocks:
-                self._blocks.pin(block.target)
-                self._take_source(block, self.host.find(block.content))
-            self._loads.append(load)
-        return load
+            return self._restores.begin(contents, targets, tree, target)
+
+    def load_state(self, block: bytes, tree: Tree, slot: int) -> Load:
+        """Restore only the side state after a block, given its key, to a slot."""
+        with self._lock:
+            return self._restores.begin([], [], tree, StateTarget(state_content(block), slot))
 
     def cancel(self, load: Load) -> None:
-        """Restore no more of these blocks; what is being copied stays pinned until it has arrived."""
+        """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
         with self._lock:
-            load.cancelled = True
-            for block in load.blocks:
-                if block.transfer:
-                    block.transfer.cancel()
-            self._advance_loads(may_start=False)
+            self._restores.cancel(load)
+            self._restores.advance(may_start=False)
             self._unpin()
 
     def read_ahead(self, contents: Iterable[BlockContent]) -> None:
         """Begin to read what a waiting sequence will need from disk, as far as room is left."""
-        if not self._disk:
+        if self._store is None:
             return
         with self._lock:
             contents = list(contents)
             on_device = next((i for i, each in enumerate(contents) if not self._blocks.has(each)), len(contents))
-            tree = Tree(contents[0].hash, private=False) if contents else None
-            for content in self.plan(contents[on_device:], on_device * self._blocks.block_tokens):
-                if not self._disk.has_room:
-                    return
-                if tree and self.host.find(content) is None:
-                    self._disk.read(content, tree)
+            planned = self.plan(contents[on_device:], on_device * self._blocks.block_tokens)
+            if not planned:
+                return
+            tree = Tree(contents[0].hash, private=False)
+            for content in planned:
+                self._block_tiers.read_ahead(content, tree)
+            if self._state_tiers:
+                self._state_tiers.read_ahead(state_content(planned[-1].hash), tree)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Record that blocks on the device were used again: they are worth more in host memory too."""
         with self._lock:
             for key in keys:
-                self.host.touch(key)
+                self._block_tiers.host.touch(key)
+                if self._state_tiers:
+                    self._state_tiers.host.touch(state_content(key).hash)
 
     def metrics(self) -> TierMetrics:
         """What the tiers hold and have moved."""
-        disk, counters = self._disk, self._counters
+        blocks, states, of_states = self._block_tiers, self._state_tiers, {}
+        if states:
+            of_states = {
+                "host_states": len(states.host),
+                "host_states_total": states.host.num_slots,
+                "saved_states": states.counters.saved,
+                "restored_states": states.counters.restored,
+                "disk_read_states": states.disk.num_read if states.disk else 0,
+                "disk_written_states": states.disk.num_written if states.disk else 0,
+                "state_bytes": states.num_bytes,
+            }
         return TierMetrics(
-            host_blocks=len(self.host),
-            host_blocks_total=self.host.num_slots,
-            saved_blocks=counters.saved_blocks,
-            dropped_saves=counters.dropped_saves,
-            restored_blocks=counters.restored_blocks,
-            disk_read_blocks=disk.num_read if disk else 0,
-            disk_written_blocks=disk.num_written if disk else 0,
-            failed_transfers=counters.failed_transfers + (disk.num_failed if disk else 0),
-            restored_prefixes=counters.restored_prefixes,
-            recomputed_prefixes=counters.recomputed_prefixes,
-            block_bytes=self._block_bytes,
+            host_blocks=len(blocks.host),
+            host_blocks_total=blocks.host.num_slots,
+            saved_blocks=blocks.counters.saved,
+            dropped_saves=sum(pool.counters.dropped_saves for pool in self._pools),
+            restored_blocks=blocks.counters.restored,
+            disk_read_blocks=blocks.disk.num_read if blocks.disk else 0,
+            disk_written_blocks=blocks.disk.num_written if blocks.disk else 0,
+            failed_transfers=sum(pool.num_failed for pool in self._pools),
+            restored_prefixes=self._num_restored_prefixes,
+            recomputed_prefixes=self._num_recomputed_prefixes,
+            block_bytes=blocks.num_bytes,
+            **of_states,
         )
 
     def close(self) -> None:
@@ -282,31 +263,48 @@ class TierManager:
         if self._closed:
             return
         self._closed = True
-        for load in self._loads[:]:
-            self.cancel(load)
-        if self._disk:
+        with self._lock:
+            self._restores.cancel_all()
+        if self._store is not None:
             self._flush_before_close()
         if self._background:
             self._background.close()
-        self._host_blocks.close()
-        if self._disk:
-            self._disk.close()
+        for pool in self._pools:
+            pool.copies.close()
+            if pool.disk:
+                pool.disk.drop_queued()
+        for threads in self._threads:
+            threads.close()
         self._pass_on()
-        self._advance_loads(may_start=False)
+        if self._store is not None:
+            self._store.close()
+        self._restores.advance(may_start=False)
         self._unpin()
 
     def check(self) -> None:
         """Assert that slots and pins are those of the transfers in flight."""
         with self._lock:
-            self.host.check()
-            targets = [block.target for load in self._loads for block in load.blocks if block.arrived is None]
-            pinned = len({*targets, *(save.block for save in self._saves), *self._unpinned})
-            assert self._blocks.num_pinned == pinned, "a block is pinned without a transfer"
+            pinned = [self._blocks.num_pinned, self._states.num_pinned if self._states else 0]
+            for pool, targets, num_pinned in zip(self._pools, self._restores.targets, pinned, strict=False):
+                pool.host.check()
+                assert num_pinned == len(pool.pinned | targets), "a place is pinned without a transfer"
+
+    def pass_on(self) -> None:
+        """Take note of saves and disk transfers that have ended, and pass what was saved on to the disk. Any thread."""
+        with self._lock:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        for pool in self._pools:
+            pool.pass_on()
+
+    def _unpin(self) -> None:
+        for pool in self._pools:
+            pool.unpin()
 
     def _check_threads(self) -> None:
-        self._host_blocks.check()
-        if self._disk:
-            self._disk.check()
+        for pool in self._pools:
+            pool.check_threads()
         if self._background:
             self._background.check()
 
@@ -316,61 +314,37 @@ class TierManager:
         self._to_save[block] = None
 
     def _start_saves(self, most: int | None = None) -> None:
-        while self._to_save and len(self._saves) < (most or self._most):
+        while self._to_save:
             block = next(iter(self._to_save))
             cached = self._blocks.cached(block)
-            if cached and self.host.find(cached[0]) is None:
-                target = self.host.reserve(*cached, "host")
-                if target is None:
-                    return  # every slot is pinned
-                self._blocks.pin(block)
-                self._saves.append(_Save(self._host_blocks.save(block, target.slot), block, target))
+            if cached and not self._save(block, *cached, most):
+                return
             del self._to_save[block]
 
-    def pass_on(self) -> None:
-        """Take note of saves and disk transfers that have ended, and pass saved blocks on to the disk. Any thread."""
-        with self._lock:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        saves, self._saves = self._saves, []
-        for save in saves:
-            if not save.transfer.done:
-                self._saves.append(save)
-                continue
-            self._unpinned.append(save.block)
-            if save.transfer.error:
-                self._note_failure(save.transfer.error)
-                self.host.lose(save.target)
-                self.host.unpin(save.target)
-                continue
-            self._counters.saved_blocks += 1
-            self.host.fill(save.target)
-            if self._disk:
-                self._disk.offer(save.target)
-        if self._disk:
-            self._disk.advance()
+    def _save(self, block: int, content: BlockContent, tree: Tree, most: int | None) -> bool:
+        """Begin to save a block, and its snapshot if it has one; False while there is no room for both."""
+        if not self._block_tiers.save(block, content, tree, most=most):
+            return False
+        slot = self._states.find(content.hash) if self._states else None
+        if slot is None or self._state_tiers is None:
+            return True
+        return self._state_tiers.save(slot, state_content(content.hash), tree, most=most)
 
     def _relieve(self) -> None:
-        """Unpin blocks whose save has not begun: a step needs them."""
+        """Unpin what is queued to be saved: a step needs its place."""
         with self._lock:
-            for save in self._saves:
-                self._counters.dropped_saves += save.transfer.cancel()
-            self._pass_on()
-            self._unpin()
+            for pool in self._pools:
+                pool.drop_saves()
 
-    def _unpin(self) -> None:
-        unpinned, self._unpinned = self._unpinned, []
-        for block in unpinned:
-            self._blocks.unpin(block)
-
-    def _forget(self, first: bytes, contents: Iterable[BlockContent]) -> None:
+    def _forget(self, first: bytes, contents: Sequence[BlockContent]) -> None:
         """Remove a tree from host memory, and its blocks that are named from disk."""
         with self._lock:
-            lost = self.host.lose_tree(first)
-            if self._disk:
-                for content in {*lost, *contents}:
-                    self._disk.remove(content)
+            lost = list(chain.from_iterable(pool.host.lose_tree(first) for pool in self._pools))
+            if self._store is None:
+                return
+            named = [*contents] + [state_content(content.hash) for content in contents if self._states]
+            for content in {*lost, *named}:
+                self._store.remove(content.hash)
 
     def _flush_before_close(self) -> None:
         try:
@@ -382,115 +356,44 @@ class TierManager:
 
     # Moving up.
 
-    def _find(self, following: Iterable[BlockContent]) -> Iterator[tuple[BlockContent, TierName]]:
-        """The leading blocks that are in a tier."""
+    def _find(self, following: Iterable[BlockContent]) -> tuple[list[BlockContent], list[Place]]:
+        """The leading blocks that are in a tier, and the tier of each."""
+        found: list[BlockContent] = []
+        tiers: list[Place] = []
         for content in following:
-            held = self.host.find(content)
-            if held:
-                yield content, held.origin
-            elif self._disk and self._disk.contains(content):
-                yield content, "disk"
-            else:
-                return
+            tier = self._block_tiers.find(content)
+            if tier is None:
+                break
+            found.append(content)
+            tiers.append(tier)
+        return found, tiers
 
-    def _take_source(self, block: LoadingBlock, source: HostBlock | None) -> None:
-        if source:
-            self.host.pin(source)
-            self.host.touch(block.content.hash)
-            block.source, block.tier = source, source.origin
-            source.origin = "host"
+    def _states_after(self, keys: Iterable[bytes]) -> dict[int, TierName] | None:
+        """After how many of these blocks a tier has the side state, and which; None for a model without."""
+        if self._state_tiers is None:
+            return None
+        tiers = ((count, self._state_tiers.find(state_content(key))) for count, key in enumerate(keys, 1))
+        return {count: tier for count, tier in tiers if tier}
 
-    def _advance_loads(self, *, may_start: bool) -> None:
-        loads, self._loads = self._loads, []
-        for load in loads:
-            is_whole = not load.cancelled
-            for block in load.blocks:
-                if block.arrived is None:
-                    block.arrived = self._advance(block, is_wanted=is_whole, may_start=may_start)
-                    if block.arrived is not None:
-                        self._unpinned.append(block.target)
-                is_whole = is_whole and block.arrived is not False
-            if not load.done:
-                self._loads.append(load)
+    def _find_state(self, hashes: list[bytes], count: int) -> int:
+        """How many blocks that are computed to share, where `count` of them have their state on the device."""
+        with self._lock:
+            states = self._states_after(hashes[count:])
+        if not states:
+            return count
+        return count + self._decide(["device"] * (len(hashes) - count), count * self._blocks.block_tokens, states)
 
-    def _advance(self, block: LoadingBlock, *, is_wanted: bool, may_start: bool) -> bool | None:
-        """Bring a block one move nearer; returns whether it arrived, None while it is on its way."""
-        if block.transfer:
-            return self._end_restore(block, block.transfer) if block.transfer.done else None
-        if is_wanted and block.source is None:
-            self._take_source(block, self.host.find(block.content) or self._read(block))
-        source = block.source
-        if source is None:
-            is_coming = is_wanted and self._disk is not None and self._disk.contains(block.content)
-            return None if is_coming else False  # no slot is free yet
-        if not is_wanted or source.state is SlotState.LOST:
-            self.host.unpin(source)
-            return False
-        if may_start and source.state is SlotState.READY:
-            block.transfer = self._host_blocks.restore(source.slot, block.target)
-        return None
-
-    def _read(self, block: LoadingBlock) -> HostBlock | None:
-        if self._disk and self._disk.has_room and self._disk.contains(block.content):
-            return self._disk.read(block.content, block.tree)
-        return None
-
-    def _end_restore(self, block: LoadingBlock, transfer: Transfer) -> bool:
-        assert block.source is not None
-        if transfer.error:
-            self._note_failure(transfer.error)
-            if not isinstance(transfer.error, Cancelled):
-                self.host.lose(block.source)
+    def _decide(self, tiers: Sequence[Place], num_cached_tokens: int, states: Mapping[int, TierName] | None) -> int:
+        decision = self.costs.decide(tiers, num_cached_tokens, states)
+        if decision.num_blocks:
+            self._num_restored_prefixes += 1
         else:
-            self._counters.restored_blocks += 1
-            self.costs.observe_block("host", transfer.seconds)
-        self.host.unpin(block.source)
-        return transfer.error is None
-
-    def _note_failure(self, error: Exception) -> None:
-        if isinstance(error, Cancelled):
-            return
-        self._counters.failed_transfers += 1
-        if not self._was_failure_logged:
-            self._was_failure_logged = True
-            _log.warning("a KV block was not copied, and is computed instead (%s); more of these are counted", error)
-
-
-class _Background:
-    """Passes on what is complete while the engine has no steps. Sleeps while nothing moves."""
-
-    def __init__(self, tiers: TierManager) -> None:
-        self._tiers = tiers
-        self._wake = threading.Event()
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Look at the transfers until none is in flight."""
-        self._wake.set()
-
-    def check(self) -> None:
-        """Raise EngineError if the thread has died."""
-        if self._failure or not (self._closed or self._thread.is_alive()):
-            raise EngineError(f"the thread that passes KV blocks on has died ({self._failure}); load the engine again")
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed = True
-        self._wake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while True:
-                self._wake.wait()
-                self._wake.clear()
-                while not self._closed and self._tiers.is_moving:
-                    self._tiers.pass_on()
-                    time.sleep(_POLL_SECONDS)
-                if self._closed:
-                    return
-        except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
-            self._failure = error
+            self._num_recomputed_prefixes += 1
+        _log.debug(
+            "%d of %d stored blocks are restored after %d tokens on the device: %s",
+            decision.num_blocks,
+            len(tiers),
+            num_cached_tokens,
+            decision.reason,
+        )
+        return decision.num_blocks

@@ -42,7 +42,11 @@ class Transfer(Protocol):
 
 
 class HostBlocks(Protocol):
-    """Slots in host memory, each as large as a block of the pool."""
+    """Slots in host memory, each as large as a block of the pool.
+
+    An executor with side state has a second one of these for it (`TieredStatefulExecutor`). There, a block is a slot of
+    the executor's state pool, and "block" in this protocol means that.
+    """
 
     @property
     def num_slots(self) -> int:
@@ -50,7 +54,8 @@ class HostBlocks(Protocol):
         ...
 
     def save(self, block: int, slot: int) -> Transfer:
-        """Queue a copy of a block to a slot. Nothing writes to the block until it is done."""
+        """Queue a copy of a block to a slot, as the steps and copies that were queued before leave it. Nothing that is
+        queued later writes to the block until it is done."""
         ...
 
     def restore(self, slot: int, block: int) -> Transfer:

@@ -30,22 +30,21 @@ steps go on without it. A preempted one finds its own blocks on the device, in a
 """
 
 from collections import Counter
-from itertools import islice
 
 from ingot.errors import RequestError
-from ingot.runtime.kv.blocks import BlockCopy, BlockManager, Copy
+from ingot.runtime.kv.blocks import Admission, BlockCopy, BlockManager, Copy
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.steps.policy import SchedulingPolicy
+from ingot.runtime.steps.prefix_loads import PrefixLoads
 from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.waiting import WaitingQueue, by_rank
 
 _AGING_POOLS = 16  # one level of aging is the work of filling the KV pool this often
 _WATERMARK = 0.01  # share of the pool that admission leaves to running sequences, besides a block for each
-_READ_AHEAD = 4  # waiting sequences whose blocks are read from disk
 
 
 class Scheduler:
@@ -67,7 +66,7 @@ class Scheduler:
         assert max_batch_tokens > 0
         assert max_sequences > 0
         self.blocks = blocks
-        self.tiers = tiers
+        self._loads = PrefixLoads(blocks, tiers) if tiers else None
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self.num_preemptions = 0
@@ -102,8 +101,8 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. It is empty only when nothing is unfinished, or all that is waits for transfers."""
         batch = ScheduledBatch()
-        if self.tiers:
-            self._finish_loads()
+        if self._loads:
+            self._end_loads(self._loads, batch)
         if self.policy.is_continuous:
             self._yield(batch)
         num_yielded = len(batch.preempted)
@@ -116,8 +115,8 @@ class Scheduler:
             self._park_idle(batch)
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
-        if self.tiers and self.waiting:
-            self._read_ahead(self.tiers)
+        if self._loads and self.waiting:
+            self._loads.read_ahead(self.waiting)
         return batch
 
     def fork(self, parent: Sequence, children: list[Sequence]) -> list[Copy]:
@@ -326,6 +325,7 @@ class Scheduler:
             scope=sequence.scope,
             spare_blocks=self._spare_blocks,
             reuse_prefix=sequence.reuse_prefix,
+            may_restore=PrefixLoads.are_allowed(sequence),
         )
         self._refused = None if admission else (sequence.id, self._headroom)
         if admission is None:
@@ -335,7 +335,7 @@ class Scheduler:
         self.running[sequence.id] = sequence
         sequence.num_computed = admission.cached_tokens
         self.num_prefix_query_tokens += len(sequence.tokens) if sequence.reuse_prefix else 0
-        if not (self.tiers and sequence.reuse_prefix and self._load(self.tiers, sequence)):
+        if not self._begin_load(sequence, admission):
             self._run(sequence, CachedTokens(admission.cached_tokens))
         return admission.copies
 
@@ -351,7 +351,7 @@ class Scheduler:
 
     def _is_refused(self, sequence: Sequence) -> bool:
         """Whether the pool refused blocks to a sequence, and none was freed since; or no state slot is left."""
-        if self.blocks.states and not self.blocks.states.num_available:
+        if self.blocks.states and not self.blocks.states.have():
             return True
         return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
 
@@ -374,27 +374,21 @@ class Scheduler:
         blocks = sum(len(self.blocks.table(each.id)) for each in less_urgent)
         return self.blocks.blocks_for(len(sequence.tokens)) <= self._headroom + len(less_urgent) + blocks
 
-    def _load(self, tiers: TierManager, sequence: Sequence) -> bool:
-        """Begin to restore what tiers have of a sequence's prefix; False if that is nothing, or slower to restore."""
-        on_device = self.blocks.hashes(sequence.id)
-        tiers.touch(on_device)
-        contents = tiers.plan(self.blocks.following(sequence.id, sequence.tokens), sequence.num_computed)
-        if not contents:
-            return False
-        targets = self.blocks.table(sequence.id)[len(on_device) : len(on_device) + len(contents)]
-        sequence.load = tiers.load(contents, targets, self.blocks.tree(sequence.id, contents[0]))
-        sequence.state = SequenceState.LOADING
-        return True
+    def _begin_load(self, sequence: Sequence, admission: Admission) -> bool:
+        return self._loads is not None and sequence.reuse_prefix and self._loads.begin(sequence, admission)
 
-    def _finish_loads(self) -> None:
-        for sequence in self.running.values():
-            load = sequence.load
-            if load and load.done:
-                cached = load.cached_tokens(sequence.num_computed, self.blocks.block_tokens)
-                self.blocks.adopt(sequence.id, load.contents())
-                sequence.num_computed = cached.total
-                sequence.load = None
-                self._run(sequence, cached)
+    def _end_loads(self, loads: PrefixLoads, batch: ScheduledBatch) -> None:
+        """Let sequences run whose load is done, or wait if they must start over."""
+        for sequence in [each for each in self.running.values() if each.load and each.load.done]:
+            ended = loads.end(sequence)
+            if ended is None:
+                self._release(sequence)
+                self._put_back(sequence)
+                continue
+            cached, copies = ended
+            batch.copies.extend(copies)
+            sequence.num_computed = cached.total
+            self._run(sequence, cached)
 
     def _run(self, sequence: Sequence, cached: CachedTokens) -> None:
         """Let a sequence compute what is not cached."""
@@ -402,12 +396,6 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
         self.prefix_hit_tokens.update(cached._asdict())
-
-    def _read_ahead(self, tiers: TierManager) -> None:
-        for sequence in islice(self.waiting, _READ_AHEAD):
-            if not sequence.is_read_ahead and sequence.reuse_prefix and not sequence.scope.private:
-                sequence.is_read_ahead = True
-                tiers.read_ahead(self.blocks.contents(sequence.tokens, sequence.scope))
 
     def _park_idle(self, batch: ScheduledBatch) -> None:
         """Preempt sequences that wait for others of their group to be computed, the last first, until one can start."""
@@ -433,19 +421,22 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Take a sequence from the running ones and free its blocks."""
         del self.running[sequence.id]
-        if self.tiers and sequence.load:
-            self.tiers.cancel(sequence.load)
-            sequence.load = None
+        if self._loads:
+            self._loads.cancel(sequence)
         self.blocks.release(sequence.id)
 
     def _preempt(self, sequence: Sequence, batch: ScheduledBatch) -> None:
         self._release(sequence)
+        self._put_back(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        batch.preempted.append(sequence)
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Let a sequence without blocks wait, or park it if it has no token to compute."""
         if sequence.num_pending:
             sequence.state = SequenceState.WAITING
             self.waiting.put_back(sequence)
         else:
             sequence.state = SequenceState.PARKED
         sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        batch.preempted.append(sequence)

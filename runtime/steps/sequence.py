@@ -48,6 +48,7 @@ class Sequence:
     cached_tokens: CachedTokens | None = None  # when it was admitted first
     load: Load | None = None
     is_read_ahead: bool = False
+    num_failed_loads: int = 0  # after which it started over
     num_preemptions: int = 0
     num_in_flight: int = 0
     priority: int = 0  # lower numbers are served first

@@ -29,9 +29,10 @@ from ingot.runtime.kv.disk import store as disk_store
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.loads import LoadingBlock
 from ingot.runtime.kv.open_tiers import open_tiers
+from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.prefix_index import PrefixIndex
+from ingot.runtime.kv.restores import Restores
 from ingot.runtime.kv.states import StateCopy, StateManager
-from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers import Bytes, Workers
 from ingot.runtime.request import Request
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
@@ -78,8 +79,8 @@ def patched(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
 def _used_before_it_arrived(right: Callable[..., Any]) -> Callable[..., Any]:
     """A restored block counts as arrived as soon as its copy is queued."""
 
-    def advance(self: TierManager, block: LoadingBlock, **how: bool) -> bool | None:
-        found: bool | None = right(self, block, **how)
+    def advance(self: Restores, pool: PoolTiers, block: LoadingBlock, **how: bool) -> bool | None:
+        found: bool | None = right(self, pool, block, **how)
         return True if found is None and block.transfer else found
 
     return advance
@@ -302,8 +303,8 @@ def _window_of_the_whole_chunk(right: Callable[..., Any]) -> Callable[..., Any]:
 def _failed_copy_arrived(right: Callable[..., Any]) -> Callable[..., Any]:
     """A copy that failed counts as arrived."""
 
-    def end(self: TierManager, block: LoadingBlock, transfer: Any) -> bool:
-        right(self, block, transfer)
+    def end(self: Restores, pool: PoolTiers, block: LoadingBlock, transfer: Any) -> bool:
+        right(self, pool, block, transfer)
         return True
 
     return end
@@ -413,7 +414,7 @@ FAULTS: tuple[Fault, ...] = (
         "a restored block is used when its copy is queued, not when it has ended",
         ("swap", "host-restore", "disk-restore"),
         "prefix-hit+host-restore",
-        patched(TierManager, "_advance", _used_before_it_arrived),
+        patched(Restores, "_advance", _used_before_it_arrived),
     ),
     Fault(
         2,
@@ -514,7 +515,7 @@ FAULTS: tuple[Fault, ...] = (
         "a copy from host memory that failed counts as arrived",
         ("failed-transfers",),
         "prefix-hit+failed-transfers",
-        patched(TierManager, "_end_restore", _failed_copy_arrived),
+        patched(Restores, "_end_restore", _failed_copy_arrived),
     ),
     Fault(
         11,

@@ -1,6 +1,7 @@
 """Models of unequal layers and with side state: random loads get the tokens that each request gets alone."""
 
 import random
+from array import array
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -8,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.errors import EngineError, UsageError
+from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
-from ingot.runtime.kv.open_tiers import open_tiers
-from ingot.runtime.options import EngineOptions
+from ingot.runtime.kv.keys import PrefixScope, state_content
+from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import LOAD_VOCAB_SIZE, Load, random_pool, random_requests, serve
 from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.fake_host_blocks import FakeStore, Transfers
 from tests.simulators.layered_executor import (
     VARIANTS,
     FailingExecutor,
@@ -144,30 +146,117 @@ def test_requests_wait_for_a_state_slot(executor: type[LayeredExecutor]) -> None
         assert done[request_id].token_ids == alone("side state", (number, 1), params).token_ids
 
 
-@pytest.mark.parametrize("layout", [name for name in VARIANTS if name not in ("side state", "all")])
-def test_blocks_of_any_layout_come_back_from_host_memory(layout: str) -> None:
+@EXECUTORS
+@pytest.mark.parametrize("layout", VARIANTS)
+def test_blocks_and_states_of_any_layout_come_back_from_both_tiers(
+    executor: type[LayeredExecutor], layout: str
+) -> None:
     rng = random.Random(0)
     params = SamplingParams(max_tokens=6)
     prompts = [[rng.randrange(LOAD_VOCAB_SIZE) for _ in range(40)] for _ in range(4)]
+    store = FakeStore()
+    restored = CachedTokens()
+    for _ in range(2):
+        with tiered_engine(partial(executor, layout), vocab_size=LOAD_VOCAB_SIZE, num_blocks=14, store=store) as engine:
+            for prompt in prompts * 2:
+                completion = engine.generate(prompt, params)
+                assert completion.token_ids == alone(layout, tuple(prompt), params).token_ids
+                restored = CachedTokens(*np.add(restored, completion.cached_tokens_by_tier))
+                engine.check()
+    assert restored.host
+    assert restored.disk == 4 * 36
 
-    def kind(**options: Any) -> LayeredExecutor:
-        return LayeredExecutor(layout, **options)
 
-    num_restored = 0
-    with tiered_engine(kind, vocab_size=LOAD_VOCAB_SIZE, num_blocks=14) as engine:
-        for prompt in prompts * 3:
-            completion = engine.generate(prompt, params)
-            assert completion.token_ids == alone(layout, tuple(prompt), params).token_ids
-            num_restored += completion.cached_tokens_by_tier[1]
-            engine.check()
-    assert num_restored > 0
+def tiered(layout: str, **options: Any) -> Engine:
+    return tiered_engine(partial(LayeredExecutor, layout), vocab_size=LOAD_VOCAB_SIZE, **options)
 
 
 @STATEFUL
-def test_a_model_with_side_state_has_no_tiers(layout: str) -> None:
-    tiers = partial(open_tiers, options=EngineOptions(kv_host_bytes=10**6))
-    with pytest.raises(UsageError, match="a model with side state has no tiers for its KV blocks"):
-        Engine(LayeredExecutor(layout), tiers=tiers)
+def test_a_prefix_is_restored_as_far_as_its_state_is_stored(layout: str) -> None:
+    """States are kept after 64 tokens, and at the end of the prompt after 96 and 100."""
+    params, store = SamplingParams(max_tokens=2), FakeStore()
+    prompt = [number * number % LOAD_VOCAB_SIZE for number in range(103)]
+    with tiered(layout, num_blocks=64, store=store) as engine:
+        engine.generate(prompt[:100], params)
+    hashes = [content.hash for content in engine._blocks.contents(array("q", prompt), PrefixScope(engine._root))]
+    of_states = {4 * count: state_content(key).hash for count, key in enumerate(hashes, 1)}
+    assert [num_tokens for num_tokens, key in of_states.items() if key in store.blocks] == [64, 96, 100]
+    for lost, cached in ((None, 100), (100, 96), (96, 64), (64, 0)):
+        store.blocks.pop(of_states.get(lost or 0, b""), None)
+        kept = dict(store.blocks)
+        with tiered(layout, num_blocks=64, store=store) as engine:
+            completion = engine.generate(prompt, params, keep_logits=True)
+            metrics = engine.metrics().kv_tiers
+        assert completion.cached_tokens_by_tier == (0, 0, cached)
+        assert completion.logits is not None
+        expected = alone(layout, tuple(prompt), params).logits
+        assert expected is not None
+        assert completion.logits.tobytes() == expected.tobytes()
+        assert metrics is not None
+        assert metrics.restored_states == metrics.disk_read_states == (1 if cached else 0)
+        store.blocks = kept
+
+
+@STATEFUL
+def test_a_state_comes_back_to_blocks_that_never_left_the_device(layout: str) -> None:
+    """Other requests took the slot of its snapshot, but not its blocks."""
+    params = SamplingParams(max_tokens=2)
+    prompt = [number * number % LOAD_VOCAB_SIZE for number in range(42)]
+    with tiered(layout, num_blocks=64, num_states=3) as engine:
+        engine.generate(prompt, params)
+        engine.generate([[number] * 9 for number in range(6)], params)
+        again = engine.generate(prompt, params)
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert (again.cached_tokens_by_tier.device, metrics.restored_blocks, metrics.restored_states) == (40, 0, 1)
+        assert again.token_ids == alone(layout, tuple(prompt), params).token_ids
+        engine.check()
+
+
+@STATEFUL
+@pytest.mark.parametrize("damaged", ["state", "block"])
+def test_a_load_that_lacks_its_state_or_a_block_starts_over(layout: str, damaged: str) -> None:
+    params, store = SamplingParams(max_tokens=2), FakeStore()
+    prompt = [number * number % LOAD_VOCAB_SIZE for number in range(103)]
+    with tiered(layout, num_blocks=64, store=store) as engine:
+        engine.generate(prompt[:100], params)
+    hashes = [content.hash for content in engine._blocks.contents(array("q", prompt), PrefixScope(engine._root))]
+    key = state_content(hashes[24]).hash if damaged == "state" else hashes[20]
+    store.blocks[key] = next(iter(store.blocks.values()))
+    with tiered(layout, num_blocks=64, store=store) as engine:
+        completion = engine.generate(prompt, params)
+        engine.check()
+    assert completion.token_ids == alone(layout, tuple(prompt), params).token_ids
+    assert completion.cached_tokens == (96 if damaged == "state" else 64)
+
+
+@EXECUTORS
+@STATEFUL
+def test_random_loads_with_tiers_get_the_tokens_of_requests_alone(executor: type[LayeredExecutor], layout: str) -> None:
+    """Transfers end late and fail, slots are few everywhere, and engines restart on one store."""
+    num_restored = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        transfers = Transfers(rng, moves=rng.choice([0.2, 0.6]), fails=rng.choice([0.0, 0.0, 0.2]))
+        store = FakeStore(transfers)
+        for again in range(2):
+            load = Load(seed)
+            sizes = {"num_slots": rng.choice([2, 64]), "num_state_slots": rng.choice([1, 2, 16])}
+            pool = {"block_tokens": 2, "num_blocks": rng.choice([32, 40]), "num_states": rng.choice([1, 2, 5, 40])}
+            options = {**load.executor, **load.engine, **sizes, **pool}
+            with tiered_engine(partial(executor, layout), store=store, transfers=transfers, **options) as engine:
+                done = serve(engine, load)
+                metrics = engine.metrics()
+                assert metrics.blocks_in_use == metrics.num_running == metrics.num_waiting == 0
+                assert metrics.kv_tiers is not None
+                num_restored += metrics.kv_tiers.restored_states
+            engine.check()
+            for number, (prompt, params) in enumerate(load.requests):
+                expected = alone(layout, tuple(prompt), params, load.executor["eos_token_ids"]).token_ids
+                is_whole = done[number].finish_reason != "abort"
+                found = done[number].token_ids
+                assert found == (expected if is_whole else expected[: len(found)]), (seed, again, number)
+    assert num_restored > 8
 
 
 @EXECUTORS

@@ -117,7 +117,12 @@ class FakeExecutor:
 
     def host_blocks(self, num_slots: int) -> FakeHostBlocks:
         """Slots that blocks move to and from as `transfers` has it."""
-        return FakeHostBlocks(self, num_slots, self.transfers)
+        size = self.kv_geometry.block_bytes
+        return FakeHostBlocks(self, num_slots, self.transfers, place=self.block_bytes, num_bytes=size)
+
+    def work_until(self, number: int) -> bool:
+        """Let the device do what was queued before this number of steps and copies; True once it has."""
+        return True
 
     def block_bytes(self, block: int) -> Bytes:
         """The bytes of a block, writable."""

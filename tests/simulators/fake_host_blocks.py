@@ -82,13 +82,28 @@ class FakeTransfer:
 
 
 class FakeHostBlocks:
-    """Slots for the blocks of a fake executor."""
+    """Slots for the blocks of a fake executor, or for its side states.
 
-    def __init__(self, executor: "FakeExecutor", num_slots: int, behaviour: Transfers) -> None:
+    place          the bytes of a block, or of a state's slot on the device
+    waits_to_save  whether a save waits for what is queued; blocks are computed before they are saved, states may not be
+    """
+
+    def __init__(
+        self,
+        executor: "FakeExecutor",
+        num_slots: int,
+        behaviour: Transfers,
+        *,
+        place: Callable[[int], Bytes],
+        num_bytes: int,
+        waits_to_save: bool = False,
+    ) -> None:
         self.num_slots = num_slots
         self.behaviour = behaviour
         self._executor = executor
-        self._slots = np.zeros((num_slots, executor.kv_geometry.block_bytes), np.uint8)
+        self._place = place
+        self._waits_to_save = waits_to_save
+        self._slots = np.zeros((num_slots, num_bytes), np.uint8)
         self._saves: dict[int, FakeTransfer] = {}  # the last to each slot
         self._restores: dict[int, list[FakeTransfer]] = {}
         self.closed = False
@@ -97,13 +112,15 @@ class FakeHostBlocks:
         """Queue a copy of a block to a slot that has no transfer."""
         self.view(slot)
         assert all(restore.ended for restore in self._restores.pop(slot, ())), f"slot {slot} is overwritten while read"
-        self._saves[slot] = self._queue(self._executor.block_bytes(block), self._slots[slot], lambda: True)
+        num_queued = self._executor.num_queued if self._waits_to_save else 0
+        source = self._place(block)
+        self._saves[slot] = self._queue(source, self._slots[slot], lambda: self._executor.work_until(num_queued))
         return self._saves[slot]
 
     def restore(self, slot: int, block: int) -> FakeTransfer:
         """Queue a copy of a slot, which begins after the steps that were queued before."""
         num_queued = self._executor.num_queued
-        target = self._executor.block_bytes(block)
+        target = self._place(block)
         transfer = self._queue(self.view(slot), target, lambda: self._executor.num_worked >= num_queued)
         self._restores.setdefault(slot, []).append(transfer)
         return transfer

@@ -19,6 +19,7 @@ from ingot.runtime.kv.blocks import Copy
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_executor import FakeExecutor, mark, mix, require, within
+from tests.simulators.fake_host_blocks import FakeHostBlocks
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 _Bytes = NDArray[np.uint8]
@@ -84,6 +85,15 @@ class LayeredExecutor(FakeExecutor):
     def copy_state(self, source: int, target: int) -> None:
         """Copy one state."""
         self.move(StateCopy(source, target))
+
+    def host_states(self, num_slots: int) -> FakeHostBlocks:
+        """Slots that side states move to and from as `transfers` has it."""
+        size = self._geometry.state_bytes
+        return FakeHostBlocks(self, num_slots, self.transfers, place=self._state, num_bytes=size, waits_to_save=True)
+
+    def _state(self, slot: int) -> _Bytes:
+        view: _Bytes = self._state_pool[slot].view(np.uint8)
+        return view
 
     def move(self, copy: Copy) -> None:
         """Make a copy at once."""

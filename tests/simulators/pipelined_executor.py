@@ -56,6 +56,12 @@ class FakePipelinedExecutor(FakeExecutor):
         self._queue.append(BlockCopy(source, target))
         self.num_queued += 1
 
+    def work_until(self, number: int) -> bool:
+        """Do the work that was queued before this number of steps and copies."""
+        while self._queue and self.num_worked < number:
+            self._work()
+        return True
+
     def compute(self, step: "FakeStep") -> None:
         """Do the queued work up to and including a step."""
         self.require_open()

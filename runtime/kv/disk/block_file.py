@@ -1,4 +1,6 @@
-"""The file of one KV block: a header with the block's key in full, then its bytes. See docs/kv-files.md.
+"""The file of one KV block, or of the side state after one: a header with its key in full, then its bytes.
+
+See docs/kv-files.md. The file of a state is that of a block without tokens (`keys.state_content`).
 
 A file is read only if every field equals what the caller expects and the checksum over header and content matches, so
 a damaged, renamed, foreign or planted file counts as damaged and never as a block.
@@ -79,6 +81,18 @@ def read_block(file: int, content: BlockContent, root: bytes, buffer: memoryview
         raise DamagedBlock("other tokens")
     if head[len(expected) : len(expected) + _CHECKSUM_BYTES] != _checksum(fields, tokens, view):
         raise DamagedBlock("a wrong checksum")
+
+
+def scan_block(file: int, token_bytes: int, buffer: memoryview) -> None:
+    """Do the work of `read_block` for a file of this size, whichever block it is: to measure how long it takes.
+
+    Raises DamagedBlock if the file has another size, OSError if it cannot be read.
+    """
+    view = buffer.cast("B")
+    head = bytearray(_FIELDS.size + _CHECKSUM_BYTES + token_bytes)
+    _check_size(file, len(head) + len(view))
+    _read_exactly(file, memoryview(head), view)
+    _checksum(bytes(head[: _FIELDS.size]), bytes(head[_FIELDS.size + _CHECKSUM_BYTES :]), view)
 
 
 def _pack(content: BlockContent, root: bytes, content_bytes: int) -> bytes:

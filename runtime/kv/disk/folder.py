@@ -108,6 +108,17 @@ class StoreFolder:
         finally:
             os.close(file)
 
+    @contextmanager
+    def scratch(self) -> Iterator[int]:
+        """A file to write and read, which has no name and is gone when it is closed."""
+        name = secrets.token_hex(8)
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._temporary)
+        try:
+            os.unlink(name, dir_fd=self._temporary)
+            yield file
+        finally:
+            os.close(file)
+
     def remove(self, key: bytes) -> bool:
         """Remove a block's file; False if another process was faster."""
         try:

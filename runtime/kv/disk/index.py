@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from ingot.runtime.kv.disk.folder import StoredFile
 
 _LISTING_SHARE = 32  # the folder is listed again after max_bytes / 32 were written; see `is_listing_due`
+_SAMPLED = 10_000  # entries in which files of a size are looked for
 _OLDEST_SHARE = 16  # 1 / 16 of a listing can be evicted before the next one
 _LEAD_NS = 10**9  # by which the blocks before a used one are newer than it
 
@@ -53,6 +55,12 @@ class StoreIndex:
     def used_bytes(self) -> int:
         """Bytes of all blocks."""
         return self._used
+
+    def of_size(self, num_bytes: int, count: int) -> list[bytes]:
+        """Keys of up to `count` files of this size, of whichever model, among the first that were listed."""
+        with self._lock:
+            first = islice(self._entries.items(), _SAMPLED)
+            return list(islice((key for key, entry in first if entry.num_bytes == num_bytes), count))
 
     def add(self, file: StoredFile) -> None:
         """Note a file that was seen or written."""

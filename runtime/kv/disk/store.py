@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from ingot.runtime.kv.disk.block_file import DamagedBlock, file_bytes, read_bloc
 from ingot.runtime.kv.disk.folder import StoredFile, StoreFolder
 from ingot.runtime.kv.disk.health import StoreHealth
 from ingot.runtime.kv.disk.index import StoreIndex
+from ingot.runtime.kv.disk.read_speed import MOST_FILES, ReadSpeed, measure_stored, measure_written
 from ingot.runtime.kv.keys import BlockContent
 from ingot.sizes import format_bytes
 
@@ -59,9 +60,8 @@ class DiskStats:
 class DiskStore:
     """Blocks of one artifact and KV format (`root`) in a folder that others may share. All methods are thread-safe."""
 
-    def __init__(self, folder: StoreFolder, *, max_bytes: int, block_bytes: int, root: bytes, durable: bool) -> None:
+    def __init__(self, folder: StoreFolder, *, max_bytes: int, root: bytes, durable: bool) -> None:
         self._folder = folder
-        self._block_bytes = block_bytes
         self._root = root
         self._durable = durable
         self._index = StoreIndex(max_bytes)
@@ -83,7 +83,7 @@ class DiskStore:
         """Open a folder, or make it; its blocks count as stored from now on.
 
         max_bytes    limit of all files, those of other processes and models included
-        block_bytes  size of every block of this store
+        block_bytes  size of a block, at least one of which must fit; side states have another size
         root         32 bytes that identify artifact, engine and KV format (`root_hash`)
         durable      flush every block to the disk before it appears. Otherwise a power failure, unlike the end of a
                      process, can leave damaged files; they are found by their checksum when they are read.
@@ -97,7 +97,7 @@ class DiskStore:
                 "raise kv_disk_bytes, or leave out kv_disk_path to keep no blocks on disk"
             )
         opened = StoreFolder(folder)
-        store = cls(opened, max_bytes=max_bytes, block_bytes=block_bytes, root=root, durable=durable)
+        store = cls(opened, max_bytes=max_bytes, root=root, durable=durable)
         with store._operation("listing the folder"):
             opened.clean()
             store._list()
@@ -134,15 +134,14 @@ class DiskStore:
         return False
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
-        """Read exactly this block into a buffer of its size.
+        """Read exactly this block, or this side state, into a buffer of its size.
 
         Raises BlockUnavailable, after which the buffer's bytes are undefined. A file that is not this block is removed.
         """
-        assert buffer.nbytes == self._block_bytes
         started, done = time.perf_counter(), False
         with self._operation("reading a block", content.hash) as works:
             done = works and self._read(content, buffer.data)
-        self._count(hits=int(done), misses=int(not done), bytes_read=self._block_bytes * done)
+        self._count(hits=int(done), misses=int(not done), bytes_read=buffer.nbytes * done)
         with self._lock:
             self._read_seconds += (time.perf_counter() - started) * done
         if not done:
@@ -150,17 +149,27 @@ class DiskStore:
 
     def write(self, content: BlockContent, buffer: Bytes) -> bool:
         """Store a block; False if that is not possible now. When it returns, every process finds the block."""
-        assert buffer.nbytes == self._block_bytes
         if content.hash in self._index and self._touch(content):
             return True
         started, done = time.perf_counter(), False
         if self._health.can_write:
             with self._operation("storing a block") as works:
                 done = works and self._write(content, buffer.data)
-        self._count(writes=int(done), refused_writes=int(not done), bytes_written=self._block_bytes * done)
+        self._count(writes=int(done), refused_writes=int(not done), bytes_written=buffer.nbytes * done)
         with self._lock:
             self._write_seconds += (time.perf_counter() - started) * done
         return done
+
+    def measure(self, buffer: Bytes, block_tokens: int) -> ReadSpeed:
+        """Measure how long reads take, in some 20 ms, with a buffer of a block's size; empty after an error."""
+        token_bytes, speed = block_tokens * _TOKEN_BYTES, ReadSpeed()
+        with self._operation("measuring reads") as works, suppress(DamagedBlock):
+            stored = self._index.of_size(file_bytes(token_bytes, buffer.nbytes), MOST_FILES)
+            if works and stored:
+                speed = measure_stored(self._folder, stored, buffer, token_bytes)
+            elif works and self._health.can_write:
+                speed = measure_written(self._folder, buffer, token_bytes)
+        return speed
 
     def remove(self, key: bytes) -> None:
         """Remove a block, such as one whose bytes may be wrong; no process serves it afterwards."""
@@ -202,7 +211,7 @@ class DiskStore:
         return True
 
     def _write(self, content: BlockContent, buffer: memoryview) -> bool:
-        size, done = file_bytes(len(content.tokens), self._block_bytes), False
+        size, done = file_bytes(len(content.tokens), buffer.nbytes), False
         if not self._make_room(size):
             return False
         try:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.cost_model import CostModel
+from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.transfers import Bytes, TaskQueue, Transfer
@@ -57,7 +57,11 @@ class _Queued(NamedTuple):
 class DiskTier:
     """Moves blocks between the slots of a host tier and a store. Its owner guards it with a lock.
 
+    view             the bytes of a slot
+    observe          takes the seconds of each read
     most_in_flight   most blocks that are read, and that are written, at a time
+
+    The threads and the store may serve another pool's tier too; who made them closes them.
     """
 
     def __init__(
@@ -65,13 +69,13 @@ class DiskTier:
         store: BlockStore,
         host: HostTier,
         view: Callable[[int], Bytes],
-        costs: CostModel,
+        observe: Callable[[TierName, float], object],
         *,
         most_in_flight: int,
         readers: TaskQueue,
         writer: TaskQueue,
     ) -> None:
-        self._store, self._host, self._view, self._costs = store, host, view, costs
+        self._store, self._host, self._view, self._observe = store, host, view, observe
         self._most = most_in_flight
         self._readers, self._writer = readers, writer
         self._reads: list[_Move] = []
@@ -130,10 +134,6 @@ class DiskTier:
             self._host.pin(block)
         self._to_write.append(_Queued(block, is_pinned))
 
-    def remove(self, content: BlockContent) -> None:
-        """Remove a block from the store."""
-        self._store.remove(content.hash)
-
     def advance(self) -> None:
         """Take note of what has ended, and begin what is queued."""
         reads, self._reads = self._reads, []
@@ -151,16 +151,12 @@ class DiskTier:
         while self._to_write and len(self._writes) < self._most:
             self._write(self._to_write.popleft())
 
-    def close(self) -> None:
-        """End what is in flight, and the threads; then close the store. Idempotent."""
+    def drop_queued(self) -> None:
+        """Forget what is queued to be written."""
         for queued in self._to_write:
             if queued.is_pinned:
                 self._host.unpin(queued.block)
         self._to_write.clear()
-        for workers in (self._readers, self._writer):
-            workers.close()
-        self.advance()
-        self._store.close()
 
     def _write(self, queued: "_Queued") -> None:
         block = queued.block
@@ -180,7 +176,7 @@ class DiskTier:
         transfer, block = move
         if transfer.error is None:
             self.num_read += 1
-            self._costs.observe_block("disk", transfer.seconds)
+            self._observe("disk", transfer.seconds)
             self._host.fill(block)
             return
         self.num_failed += 1

@@ -188,11 +188,11 @@ def test_restored_blocks_are_cached_like_computed_ones() -> None:
     manager.admit(1, tokens)
     following = list(manager.following(1, tokens))
     assert [content.tokens for content in following] == [tokens[i : i + 4].tobytes() for i in (0, 4, 8)]
-    assert manager.tree(1, following[0]) == (following[0].hash, False)
+    assert manager.tree(1, following) == (following[0].hash, False)
     manager.adopt(1, following[:2])
     manager.check()
     assert manager.hashes(1) == [content.hash for content in following[:2]]
-    assert manager.tree(1, following[2]) == (following[0].hash, False)
+    assert manager.tree(1, following[2:]) == (following[0].hash, False)
     assert [manager.has(content) for content in manager.contents(tokens, SHARED)] == [True, True, False]
     assert filled(manager, 2, tokens) == 8
 

@@ -69,3 +69,19 @@ def test_averages_follow_new_measurements() -> None:
 
 def test_nothing_stored_is_nothing_to_restore() -> None:
     assert CostModel(4).decide([], 0).num_blocks == 0
+
+
+def test_with_side_state_a_prefix_ends_where_the_state_pays_for_its_copy() -> None:
+    costs = model(0.001, 0.1, token=0.001)
+    assert costs.decide(["host"] * 3, 0, {}).num_blocks == 0
+    costs.observe_state("host", 0.005)
+    assert costs.state_seconds("host") == 0.005
+    assert costs.decide(["host"] * 3, 0, {1: "host", 2: "host"}).num_blocks == 2
+    assert costs.decide(["host"] * 3, 0, {1: "host"}).num_blocks == 0
+    assert costs.decide(["device"] * 2, 0, {2: "host"}).saved_seconds == pytest.approx(0.008 - 0.005)
+
+
+def test_a_side_state_is_estimated_by_its_size_until_one_was_restored() -> None:
+    costs = CostModel(4, state_blocks=2.5)
+    costs.observe_block("host", 0.002)
+    assert costs.state_seconds("host") == pytest.approx(0.005)

@@ -10,10 +10,12 @@ from ingot.errors import UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.open_tiers import open_tiers
+from ingot.runtime.kv.states import StateManager
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.engines import token_engine
 from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.layered_executor import LayeredExecutor
 
 BLOCK_BYTES = 32  # of the fake executor, with 4 tokens in a block
 
@@ -54,8 +56,39 @@ def test_a_disk_tier_without_host_memory_has_slots_to_pass_through(tmp_path: Pat
 def test_engines_that_cannot_move_their_blocks_are_refused() -> None:
     executor = fake()
     executor._geometry = executor.kv_geometry.model_copy(update={"state_bytes": 8})
-    with pytest.raises(UsageError, match="has no tiers for its KV blocks yet; leave out kv_host_bytes"):
+    with pytest.raises(UsageError, match="this engine, of a model with side state, has no tiers"):
         open_tiers(executor, BlockManager(8, 4), bytes(32), EngineOptions(kv_host_bytes=1000))
+
+
+def test_host_memory_is_shared_by_blocks_and_side_states() -> None:
+    executor = LayeredExecutor("side state", block_tokens=4, num_blocks=8)
+    kv, states = executor.kv_geometry, StateManager(16, 4)
+    options = EngineOptions(kv_host_bytes=kv.state_bytes + 16 * (kv.block_bytes + kv.state_bytes // 8))
+    tiers = open_tiers(executor, BlockManager(8, 4, states=states), bytes(32), options)
+    assert tiers is not None
+    metrics = tiers.metrics()
+    assert (metrics.host_blocks_total, metrics.host_states_total) == (16, 3)
+    assert tiers.costs.state_seconds("host") == tiers.costs.block_seconds("host") * kv.state_bytes / kv.block_bytes
+    tiers.close()
+    with pytest.raises(UsageError, match=f"bytes, and its side state {kv.state_bytes}: give more"):
+        small = EngineOptions(kv_host_bytes=kv.block_bytes)
+        open_tiers(executor, BlockManager(8, 4, states=states), bytes(32), small)
+
+
+def test_reads_from_disk_are_measured_before_the_first_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an empty folder a block of its own is read, later those that are stored."""
+    caplog.set_level(logging.INFO)
+    options = EngineOptions(kv_disk_path=tmp_path / "kv", kv_disk_bytes=100_000)
+    for source in ("one that was written just now", "8 that were stored"):
+        with Engine(fake(), tiers=partial(open_tiers, options=options)) as engine:
+            assert engine._tiers is not None
+            costs = engine._tiers.costs
+            assert costs.block_seconds("disk") > costs.block_seconds("host")
+            assert source in caplog.text
+            engine.generate(list(range(42)), SamplingParams(max_tokens=3))
+    assert not list((tmp_path / "kv" / "tmp").iterdir())
 
 
 def test_a_folder_that_cannot_be_used_is_refused_and_nothing_is_left_open(tmp_path: Path) -> None:

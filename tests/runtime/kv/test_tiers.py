@@ -216,7 +216,7 @@ def test_a_restore_begins_when_the_copies_of_a_step_are_made_and_not_before() ->
     blocks.release(2)
     blocks.admit(3, tokens)
     contents = list(blocks.following(3, tokens))
-    load = tiers.load(contents, blocks.table(3)[:2], blocks.tree(3, contents[0]))
+    load = tiers.load(contents, blocks.table(3)[:2], blocks.tree(3, contents), None)
     for _ in range(3):
         tiers.poll()
     assert [block.transfer for block in load.blocks] == [None, None]
@@ -330,3 +330,73 @@ def test_prompt_logits_wait_for_blocks_that_are_being_saved() -> None:
         prompt = [9] * 24
         assert (engine.prompt_logits(prompt) == plain.prompt_logits(prompt)).all()
         engine.check()
+
+
+# Two requests with one prefix in a tier
+
+
+def stored_on_disk(prompt: list[int]) -> FakeStore:
+    store = FakeStore()
+    with tiered_engine(store=store) as engine:
+        run(engine, prompt)
+    return store
+
+
+def finish(engine: Engine) -> dict[int, Completion]:
+    done: dict[int, Completion] = {}
+    while engine.has_unfinished():
+        done |= {output.request_id: output.completion for output in engine.step() if output.completion}
+        engine.check()
+    return done
+
+
+def restored(engine: Engine) -> int:
+    metrics = engine.metrics().kv_tiers
+    assert metrics is not None
+    return metrics.restored_blocks
+
+
+@EXECUTORS
+@pytest.mark.parametrize("moves", [0.3, 1.0])
+def test_requests_with_one_prefix_restore_it_once(kind: type[FakeExecutor], moves: float) -> None:
+    prompts = [[*range(20), 7], [*range(20), 8, 9], list(range(13)), list(range(22))]
+    store = stored_on_disk(list(range(22)))
+    with tiered_engine(kind, store=store, transfers=Transfers(moves=moves)) as engine:
+        ids = [engine.add(prompt, FEW) for prompt in prompts]
+        done = finish(engine)
+        assert [by_tier(done[number]) for number in ids] == [(0, 0, 20), (0, 0, 20), (0, 0, 12), (0, 0, 20)]
+        assert [done[number].token_ids for number in ids] == [tokens_alone(prompt) for prompt in prompts]
+        assert restored(engine) == 5
+
+
+@pytest.mark.parametrize("num_steps", range(1, 9))
+@pytest.mark.parametrize("aborted", [0, 1])
+def test_when_one_of_two_that_share_a_load_is_aborted_the_other_goes_on(num_steps: int, aborted: int) -> None:
+    prompts, transfers = [[*range(20), 7], [*range(12), 8, 9]], Transfers(moves=0.5)
+    with tiered_engine(store=stored_on_disk(list(range(22))), transfers=transfers) as engine:
+        ids = [engine.add(prompt, FEW) for prompt in prompts]
+        for _ in range(num_steps):
+            engine.step()
+            engine.check()
+        engine.abort(ids[aborted])
+        engine.check()
+        other = finish(engine)[ids[1 - aborted]]
+        assert other.token_ids == tokens_alone(prompts[1 - aborted])
+        assert other.cached_tokens_by_tier.disk == (12 if aborted == 0 else 20)
+        assert engine.metrics().blocks_in_use == 0
+
+
+@EXECUTORS
+@pytest.mark.parametrize("seed", range(8))
+def test_a_failed_load_that_two_share_gives_both_their_tokens(kind: type[FakeExecutor], seed: int) -> None:
+    prompts = [[*range(20), 7], [*range(20), 8], [*range(16), 9]]
+    store = stored_on_disk(list(range(22)))
+    store.behaviour = transfers = Transfers(random.Random(seed), moves=0.5, fails=0.6)
+    with tiered_engine(kind, store=store, transfers=transfers) as engine:
+        ids = [engine.add(prompt, FEW) for prompt in prompts]
+        done = finish(engine)
+        assert [done[number].token_ids for number in ids] == [tokens_alone(prompt) for prompt in prompts]
+        metrics = engine.metrics().kv_tiers
+        assert metrics is not None
+        assert metrics.failed_transfers > 0
+        assert engine.metrics().blocks_in_use == 0

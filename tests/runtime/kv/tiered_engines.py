@@ -13,18 +13,31 @@ from ingot.runtime.speculation.speculator import Speculator
 from tests.runtime.engines import VOCAB_SIZE
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore, SlowWorkers, Transfers
+from tests.simulators.layered_executor import LayeredExecutor
 
 
 def make_tiers(
-    executor: Executor, blocks: BlockManager, root: bytes, *, num_slots: int, store: FakeStore | None
+    executor: Executor,
+    blocks: BlockManager,
+    root: bytes,
+    *,
+    num_slots: int,
+    store: FakeStore | None,
+    num_state_slots: int | None = None,
 ) -> TierManager:
     assert isinstance(executor, FakeExecutor)
     behaviour = executor.transfers
+    kv = executor.kv_geometry
+    host_states = None
+    if isinstance(executor, LayeredExecutor) and kv.state_bytes:
+        host_states = executor.host_states(num_state_slots or num_slots)
     return TierManager(
         blocks,
         executor.host_blocks(num_slots),
-        CostModel(blocks.block_tokens),
-        block_bytes=executor.kv_geometry.block_bytes,
+        CostModel(blocks.block_tokens, state_blocks=kv.state_bytes / kv.block_bytes),
+        block_bytes=kv.block_bytes,
+        host_states=host_states,
+        state_bytes=kv.state_bytes,
         store=store,
         threads=lambda name, number: SlowWorkers(behaviour),
     )
@@ -34,6 +47,7 @@ def tiered_engine(
     kind: Callable[..., FakeExecutor] = FakeExecutor,
     *,
     num_slots: int = 64,
+    num_state_slots: int | None = None,
     store: FakeStore | None = None,
     transfers: Transfers | None = None,
     max_sequences: int = 64,
@@ -42,5 +56,5 @@ def tiered_engine(
     **options: Any,
 ) -> Engine:
     executor = kind(**{"vocab_size": VOCAB_SIZE, "block_tokens": 4, "transfers": transfers, **options})
-    tiers = partial(make_tiers, num_slots=num_slots, store=store)
+    tiers = partial(make_tiers, num_slots=num_slots, num_state_slots=num_state_slots, store=store)
     return Engine(executor, max_sequences=max_sequences, prefix_cache=prefix_cache, speculator=speculator, tiers=tiers)

@@ -93,6 +93,5 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         load=load,
         keeps_logits=(False, True) if pipelined else (True,),
         draft=None if layout else _DRAFT,
-        has_tiers=not facts.kv_geometry.state_bytes,
         scratch=scratch,
     )

@@ -1,0 +1,199 @@
+"""Host memory and disk below one pool of the device: that of the KV blocks, or that of side states.
+
+A place is a block of the pool, or a slot of side state. What a transfer uses is pinned until it has ended: the place
+here, the slot in host memory by `HostTier`. A transfer that fails moves nothing; it is counted, and logged once.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from ingot.runtime.kv.cost_model import TierName
+from ingot.runtime.kv.disk.tier import DiskTier
+from ingot.runtime.kv.host_tier import HostBlock, HostTier
+from ingot.runtime.kv.keys import BlockContent, Tree
+from ingot.runtime.kv.tier_metrics import PoolCounters
+from ingot.runtime.kv.transfers import Cancelled, HostBlocks, Transfer
+
+_log = logging.getLogger(__name__)
+IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
+
+
+class Pinned(Protocol):
+    """Bookkeeping of a pool's places."""
+
+    def pin(self, place: int, /) -> None:
+        """Keep a place and its content while a transfer uses it."""
+        ...
+
+    def unpin(self, place: int, /) -> None:
+        """Undo one `pin`."""
+        ...
+
+
+class _Save(NamedTuple):
+    transfer: Transfer
+    place: int
+    target: HostBlock
+
+
+class PoolTiers:
+    """Copies what a pool holds to host memory and back. Its owner guards it with a lock, and closes `copies`.
+
+    pool        bookkeeping of its places
+    copies      makes the copies; has the slots in host memory
+    num_bytes   size of a place
+    observe     takes the tier and the seconds of each copy that was measured
+    """
+
+    def __init__(
+        self,
+        pool: Pinned,
+        copies: HostBlocks,
+        host: HostTier,
+        *,
+        num_bytes: int,
+        observe: Callable[[TierName, float], object],
+    ) -> None:
+        self.copies, self.host, self.num_bytes = copies, host, num_bytes
+        self.observe = observe
+        self.disk: DiskTier | None = None
+        self.counters = PoolCounters()
+        self.most_in_flight = max(1, min(IN_FLIGHT_BYTES // num_bytes, copies.num_slots // 2))
+        self._pool = pool
+        self._saves: list[_Save] = []
+        self._unpinned: list[int] = []  # by transfers that have ended, until the engine's thread unpins them
+        self._was_failure_logged = False
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether any save is in flight."""
+        return bool(self._saves)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether anything is being saved, read or written."""
+        return bool(self._saves) or (self.disk is not None and (self.disk.is_reading or self.disk.is_writing))
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether anything is being written to disk, or is queued for it."""
+        return self.disk is not None and self.disk.is_writing
+
+    @property
+    def num_failed(self) -> int:
+        """Transfers that failed."""
+        return self.counters.failed + (self.disk.num_failed if self.disk else 0)
+
+    def check_threads(self) -> None:
+        """Raise EngineError if a thread that moves blocks has died."""
+        self.copies.check()
+        if self.disk:
+            self.disk.check()
+
+    def find(self, content: BlockContent) -> TierName | None:
+        """The tier that has this content."""
+        held = self.host.find(content)
+        if held:
+            return held.origin
+        return "disk" if self.disk and self.disk.contains(content) else None
+
+    def save(self, place: int, content: BlockContent, tree: Tree, *, most: int | None = None) -> bool:
+        """Begin to save a place, unless host memory has its content; False while there is no room for it."""
+        if self.host.find(content) is not None:
+            return True
+        if len(self._saves) >= (most or self.most_in_flight):
+            return False
+        target = self.host.reserve(content, tree, "host")
+        if target is None:
+            return False  # every slot is pinned
+        self._pool.pin(place)
+        self._saves.append(_Save(self.copies.save(place, target.slot), place, target))
+        return True
+
+    def pass_on(self) -> None:
+        """Take note of saves and disk transfers that have ended, and pass what was saved on to the disk."""
+        saves, self._saves = self._saves, []
+        for save in saves:
+            if not save.transfer.done:
+                self._saves.append(save)
+                continue
+            self._unpinned.append(save.place)
+            if save.transfer.error:
+                self._note_failure(save.transfer.error)
+                self.host.lose(save.target)
+                self.host.unpin(save.target)
+                continue
+            self.counters.saved += 1
+            self.host.fill(save.target)
+            if self.disk:
+                self.disk.offer(save.target)
+        if self.disk:
+            self.disk.advance()
+
+    def drop_saves(self) -> None:
+        """Cancel saves that have not begun: a step needs their places."""
+        for save in self._saves:
+            self.counters.dropped_saves += save.transfer.cancel()
+        self.pass_on()
+        self.unpin()
+
+    def take(self, content: BlockContent, tree: Tree, *, may_read: bool) -> tuple[HostBlock, TierName] | None:
+        """Content in host memory, pinned, and the tier that it is from; `may_read` it from disk, if it has room."""
+        source = self.host.find(content)
+        if source is None and may_read and self.disk and self.disk.has_room and self.disk.contains(content):
+            source = self.disk.read(content, tree)
+        if source is None:
+            return None
+        self.host.pin(source)
+        self.host.touch(content.hash)
+        tier, source.origin = source.origin, "host"
+        return source, tier
+
+    def read_ahead(self, content: BlockContent, tree: Tree) -> None:
+        """Begin to read content that will be needed from disk, if there is room for it."""
+        if self.disk and self.disk.has_room and self.host.find(content) is None and self.disk.contains(content):
+            self.disk.read(content, tree)
+
+    def pin(self, place: int) -> None:
+        """Keep a place while something is restored to it."""
+        self._pool.pin(place)
+
+    def restore(self, source: HostBlock, place: int) -> Transfer:
+        """Queue the copy to a place that is pinned."""
+        return self.copies.restore(source.slot, place)
+
+    def end_restore(self, source: HostBlock, transfer: Transfer) -> bool:
+        """Take note of a restore that has ended; returns whether it worked."""
+        if transfer.error is None:
+            self.counters.restored += 1
+            self.observe("host", transfer.seconds)
+        else:
+            self._note_failure(transfer.error)
+            if not isinstance(transfer.error, Cancelled):
+                self.host.lose(source)
+        self.host.unpin(source)
+        return transfer.error is None
+
+    def unpin_later(self, place: int) -> None:
+        """Unpin a place when the engine's thread next does so."""
+        self._unpinned.append(place)
+
+    def unpin(self) -> None:
+        """Unpin what transfers that have ended used. In the engine's thread."""
+        unpinned, self._unpinned = self._unpinned, []
+        for place in unpinned:
+            self._pool.unpin(place)
+
+    @property
+    def pinned(self) -> set[int]:
+        """Places that saves, and transfers that have ended, keep."""
+        return {*(save.place for save in self._saves), *self._unpinned}
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, Cancelled):
+            return
+        self.counters.failed += 1
+        if not self._was_failure_logged:
+            self._was_failure_logged = True
+            _log.warning("a KV block was not copied, and is computed instead (%s); more of these are counted", error)

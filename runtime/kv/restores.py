@@ -1,0 +1,145 @@
+"""Loads in flight: what sequences are waiting for from the tiers, each block once however many of them need it.
+
+A block passes through host memory: read from disk to a slot there if need be, copied to its place in the pool as soon
+as a step's own copies are made, and pinned in both until the copy has ended.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ingot.runtime.kv.host_tier import SlotState
+from ingot.runtime.kv.keys import BlockContent, Tree
+from ingot.runtime.kv.loads import Load, LoadingBlock
+from ingot.runtime.kv.pool_tiers import PoolTiers
+from ingot.runtime.kv.transfers import Transfer
+
+
+class StateTarget(NamedTuple):
+    """Side state to restore: its content, and the slot on the device that it is restored to."""
+
+    content: BlockContent
+    slot: int
+
+
+class Restores:
+    """Restores blocks and side states. Its owner guards it with a lock."""
+
+    def __init__(self, blocks: PoolTiers, states: PoolTiers | None) -> None:
+        self._blocks, self._states = blocks, states
+        self._loads: list[Load] = []
+        self._arriving: dict[bytes, LoadingBlock] = {}  # blocks of loads in flight, by key
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    @property
+    def targets(self) -> tuple[set[int], set[int]]:
+        """Blocks, and state slots, that are pinned because something is restored to them."""
+        blocks = {block.target for load in self._loads for block in load.blocks if block.arrived is None}
+        states = [load.state for load in self._loads if load.state]
+        return blocks, {state.target for state in states if state.arrived is None}
+
+    def find(self, content: BlockContent) -> int | None:
+        """The block of the pool that this content is being restored to, for a sequence that has not given it up."""
+        found = self._arriving.get(content.hash)
+        if found is None or found.content != content or not found.num_loads or found.arrived is False:
+            return None
+        return found.target
+
+    def begin(
+        self, contents: Iterable[BlockContent], targets: Iterable[int], tree: Tree, state: StateTarget | None
+    ) -> Load:
+        """Restore contents to blocks of the pool. One that is on its way to the same block already is shared."""
+        load = Load([self._block(content, tree, target) for content, target in zip(contents, targets, strict=True)])
+        if state:
+            assert self._states is not None
+            load.state = LoadingBlock(state.content, tree, state.slot)
+            self._states.pin(state.slot)
+            self._take_source(self._states, load.state)
+        self._loads.append(load)
+        return load
+
+    def cancel(self, load: Load) -> None:
+        """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
+        self._give_up(load, 0)
+
+    def cancel_all(self) -> None:
+        """Cancel all loads."""
+        for load in self._loads:
+            self.cancel(load)
+
+    def advance(self, *, may_start: bool) -> None:
+        """Bring all loads a move nearer."""
+        loads, self._loads = self._loads, []
+        for load in loads:
+            for number, part in enumerate(load.parts):
+                pool = self._states if part is load.state else self._blocks
+                assert pool is not None
+                self._advance_part(pool, part, may_start=may_start)
+                if part.arrived is False:
+                    self._give_up(load, number + 1)
+            if load.done:
+                self._forget(load)
+            else:
+                self._loads.append(load)
+
+    def _block(self, content: BlockContent, tree: Tree, target: int) -> LoadingBlock:
+        on_its_way = self.find(content)
+        if on_its_way == target:
+            shared = self._arriving[content.hash]
+            shared.num_loads += 1
+            return shared
+        block = LoadingBlock(content, tree, target)
+        if on_its_way is None:
+            self._arriving[content.hash] = block
+        self._blocks.pin(target)
+        self._take_source(self._blocks, block, may_read=False)  # `advance` reads in order of position
+        return block
+
+    def _give_up(self, load: Load, first: int) -> None:
+        """Record that a load does not need its parts from `first` on."""
+        parts = load.parts
+        for part in parts[first : len(parts) - load.num_given_up]:
+            part.num_loads -= 1
+            if part.transfer and not part.num_loads:
+                part.transfer.cancel()
+        load.num_given_up = max(load.num_given_up, len(parts) - first)
+
+    def _forget(self, load: Load) -> None:
+        """Drop a load that is done: its sequence adds its blocks to the prefix index."""
+        for block in load.blocks:
+            if self._arriving.get(block.content.hash) is block:
+                del self._arriving[block.content.hash]
+
+    def _advance_part(self, pool: PoolTiers, part: LoadingBlock, *, may_start: bool) -> None:
+        if part.arrived is None:
+            part.arrived = self._advance(pool, part, may_start=may_start)
+            if part.arrived is not None:
+                pool.unpin_later(part.target)
+
+    def _advance(self, pool: PoolTiers, part: LoadingBlock, *, may_start: bool) -> bool | None:
+        """Bring a block or state one move nearer; returns whether it arrived, None while it is on its way."""
+        if part.transfer:
+            return self._end_restore(pool, part, part.transfer) if part.transfer.done else None
+        is_needed = part.num_loads > 0
+        if is_needed and part.source is None:
+            self._take_source(pool, part)
+        source = part.source
+        if source is None:
+            is_coming = is_needed and pool.find(part.content) is not None
+            return None if is_coming else False  # no slot is free yet
+        if not is_needed or source.state is SlotState.LOST:
+            pool.host.unpin(source)
+            return False
+        if may_start and source.state is SlotState.READY:
+            part.transfer = pool.restore(source, part.target)
+        return None
+
+    def _take_source(self, pool: PoolTiers, part: LoadingBlock, *, may_read: bool = True) -> None:
+        found = pool.take(part.content, part.tree, may_read=may_read)
+        if found:
+            part.source, part.tier = found
+
+    def _end_restore(self, pool: PoolTiers, part: LoadingBlock, transfer: Transfer) -> bool:
+        assert part.source is not None
+        return pool.end_restore(part.source, transfer)
