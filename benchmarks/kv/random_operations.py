@@ -80,7 +80,7 @@ class World:
         self.has_state = rng.random() < 0.5
         kinds: list[Callable[..., FakeExecutor]] = [FakeExecutor, FakePipelinedExecutor]
         if self.has_state:
-            states = {"layout": _LAYOUT, "num_states": rng.randrange(1, 12)}
+            states: dict[str, Any] = {"layout": _LAYOUT, "num_states": rng.randrange(1, 12)}
             kinds = [partial(LayeredExecutor, **states), partial(LayeredPipelinedExecutor, **states)]
         self.options: dict[str, Any] = {
             "kind": rng.choice(kinds),

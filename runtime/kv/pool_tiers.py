@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from ingot.runtime.kv.cost_model import TierName
-from ingot.runtime.kv.disk.tier import DiskTier
+from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
 from ingot.runtime.kv.host_tier import HostBlock, HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.tier_metrics import PoolCounters
@@ -64,6 +64,13 @@ class PoolTiers:
         self._saves: list[_Save] = []
         self._unpinned: list[int] = []  # by transfers that have ended, until the engine's thread unpins them
         self._was_failure_logged = False
+
+    def wrap(self, copies: Callable[[HostBlocks], HostBlocks], store: Callable[[BlockStore], BlockStore]) -> None:
+        """Put something around copies and store, to make them fail: that is not logged."""
+        self._was_failure_logged = True
+        self.copies = copies(self.copies)
+        if self.disk:
+            self.disk.wrap(store)
 
     @property
     def is_saving(self) -> bool:

@@ -113,10 +113,8 @@ class TierManager:
 
     def wrap(self, host_blocks: Callable[[HostBlocks], HostBlocks], store: Callable[[BlockStore], BlockStore]) -> None:
         """Put something around copies and store before the first step, to make them fail: that is not logged."""
-        self._was_failure_logged = True
-        self._host_blocks = host_blocks(self._host_blocks)
-        if self._disk:
-            self._disk.wrap(store)
+        for pool in self._pools:
+            pool.wrap(host_blocks, store)
 
     def poll(self) -> None:
         """Take note of what has ended. EngineError if a thread that moves blocks has died."""

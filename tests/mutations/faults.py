@@ -33,6 +33,7 @@ from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.restores import Restores
 from ingot.runtime.kv.states import StateCopy, StateManager
+from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers import Bytes, Workers
 from ingot.runtime.request import Request
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
