@@ -120,6 +120,10 @@ class FakeExecutor:
         size = self.kv_geometry.block_bytes
         return FakeHostBlocks(self, num_slots, self.transfers, place=self.block_bytes, num_bytes=size)
 
+    def has_worked(self, number: int) -> bool:
+        """Whether the device has done what was queued before this number of steps and copies."""
+        return self.num_worked >= number
+
     def work_until(self, number: int) -> bool:
         """Let the device do what was queued before this number of steps and copies; True once it has."""
         return True

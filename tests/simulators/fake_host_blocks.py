@@ -121,7 +121,7 @@ class FakeHostBlocks:
         """Queue a copy of a slot, which begins after the steps that were queued before."""
         num_queued = self._executor.num_queued
         target = self._place(block)
-        transfer = self._queue(self.view(slot), target, lambda: self._executor.num_worked >= num_queued)
+        transfer = self._queue(self.view(slot), target, lambda: self._executor.has_worked(num_queued))
         self._restores.setdefault(slot, []).append(transfer)
         return transfer
 

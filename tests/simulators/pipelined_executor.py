@@ -56,6 +56,12 @@ class FakePipelinedExecutor(FakeExecutor):
         self._queue.append(BlockCopy(source, target))
         self.num_queued += 1
 
+    def has_worked(self, number: int) -> bool:
+        """Whether the device has done what was queued before this number. It makes copies that no step follows."""
+        if not any(isinstance(work, FakeStep) for work in self._queue):
+            self.work_until(number)
+        return self.num_worked >= number
+
     def work_until(self, number: int) -> bool:
         """Do the work that was queued before this number of steps and copies."""
         while self._queue and self.num_worked < number:
