@@ -6,6 +6,7 @@ fake executor refuses, it refuses tokens carried from the wrong row, sampling pa
 while a step is in flight.
 """
 
+import threading
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ class FakePipelinedExecutor(FakeExecutor):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._queue: deque[FakeStep | Copy] = deque()
+        self._working = threading.RLock()  # the thread that passes on saved states lets the device work too
         self._newest: FakeStep | None = None
         self.num_submitted = 0
 
@@ -47,9 +49,10 @@ class FakePipelinedExecutor(FakeExecutor):
         """As FakeExecutor's, after all queued work. EngineError while the tokens of a step are unread."""
         require(self._newest is None or self._newest.read, "forward was called while a step is in flight")
         self._newest = None
-        while self._queue:
-            self._work()
-        return super().forward(batch)
+        with self._working:
+            while self._queue:
+                self._work()
+            return super().forward(batch)
 
     def copy_block(self, source: int, target: int) -> None:
         """Queue the copy."""
@@ -58,21 +61,24 @@ class FakePipelinedExecutor(FakeExecutor):
 
     def has_worked(self, number: int) -> bool:
         """Whether the device has done what was queued before this number. It makes copies that no step follows."""
-        if not any(isinstance(work, FakeStep) for work in self._queue):
-            self.work_until(number)
+        with self._working:
+            if not any(isinstance(work, FakeStep) for work in self._queue):
+                self.work_until(number)
         return self.num_worked >= number
 
     def work_until(self, number: int) -> bool:
         """Do the work that was queued before this number of steps and copies."""
-        while self._queue and self.num_worked < number:
-            self._work()
+        with self._working:
+            while self._queue and self.num_worked < number:
+                self._work()
         return True
 
     def compute(self, step: "FakeStep") -> None:
         """Do the queued work up to and including a step."""
         self.require_open()
-        while not step.computed:
-            self._work()
+        with self._working:
+            while not step.computed:
+                self._work()
 
     def _work(self) -> None:
         work = self._queue.popleft()

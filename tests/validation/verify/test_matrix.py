@@ -43,10 +43,15 @@ def test_a_correct_engine_passes_every_cell(tmp_path: Path, pipelined: bool, qui
 
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_side_state_passes_the_cells_of_the_tiers(tmp_path: Path, pipelined: bool) -> None:
-    cells = ("prefix-hit+swap", "host-restore+disk-restore", "chunked-prefill+host-restore")
+    cells = (
+        "prefix-hit+swap",
+        "failed-transfers",
+        "host-restore+disk-restore",
+        "chunked-prefill+host-restore",
+    )
     subject = fake_subject(tmp_path, pipelined=pipelined, layout="all")
     result = verify(subject, VerifyOptions(quick=True, only=cells))
-    assert [cell.verdict for cell in result.cells] == ["OK"] * 3, result.cells
+    assert [cell.verdict for cell in result.cells] == ["OK"] * 4, result.cells
 
 
 def test_a_wrong_prefix_hit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
