@@ -497,6 +497,7 @@ class Engine:
             blocks_cached=self._blocks.num_cached,
             blocks_total=self._blocks.num_blocks,
             num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.num_swaps,
             num_yields=scheduler.num_yields,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             speculation=self._speculator.counters.snapshot() if self._speculator else None,

@@ -169,8 +169,8 @@ class EngineMetrics:
     aborted or ended with a token that had not been read yet. A step counts once its outcome is known. One that failed
     counts in `num_failed_steps` alone; requests that ended with an error in `num_failed_requests`; requests that were
     not taken, because the engine was overloaded, in `num_refused`. Of all `num_preemptions`, `num_yields` made room for
-    a more urgent request. `prefix_hit_tokens` of the `prefix_query_tokens` that requests were admitted with, again
-    after a preemption, came from the prefix cache.
+    a more urgent request; `num_swaps` requests resumed after one with blocks from a tier. `prefix_hit_tokens` of the
+    `prefix_query_tokens` that requests were admitted with, again after a preemption, came from the prefix cache.
 
     A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
@@ -185,6 +185,7 @@ class EngineMetrics:
     blocks_total: int
     num_steps: int
     num_preemptions: int
+    num_swaps: int
     num_yields: int
     computed_tokens: int
     discarded_tokens: int

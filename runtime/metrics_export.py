@@ -52,6 +52,7 @@ METRICS = (
     _vllm("num_requests_waiting", "gauge", "requests", "num_waiting", "Requests that wait for a place."),
     Metric("waiting_prompt_tokens", "gauge", "tokens", "waiting_prompt_tokens", "Prompt tokens of waiting requests."),
     _vllm("num_preemptions", "counter", "preemptions", "num_preemptions", "Running requests that had to wait again."),
+    Metric("num_swaps", "counter", "requests", "num_swaps", "Preempted requests that resumed from a tier."),
     Metric("num_yields", "counter", "preemptions", "num_yields", "Preemptions that made room for an urgent request."),
     _vllm("request_success", "counter", "requests", "finished_by_reason", "Requests that ended, by finish reason.",
           "finished_reason"),

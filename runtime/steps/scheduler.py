@@ -70,6 +70,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self.num_preemptions = 0
+        self.num_swaps = 0  # resumed with blocks from a tier
         self.num_prefix_query_tokens = 0
         self.prefix_hit_tokens = Counter(CachedTokens()._asdict())  # by tier
         self.num_yields = 0
@@ -395,6 +396,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
+        self.num_swaps += sequence.num_preemptions > 0 and cached.host + cached.disk > 0
         self.prefix_hit_tokens.update(cached._asdict())
 
     def _park_idle(self, batch: ScheduledBatch) -> None:

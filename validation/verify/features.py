@@ -124,12 +124,7 @@ def _swaps(plan: Plan, subject: Subject) -> Plan:
 
 
 def _shown_by_swaps(observed: Observed) -> str:
-    """Restored blocks beyond those that requests were first admitted with were of preempted requests."""
-    preempted = sum(one.completion.metrics.num_preemptions for one in observed.answers)
-    first = [one.completion.cached_tokens_by_tier for one in (*observed.answers, *observed.cancelled) if _is_first(one)]
-    admitted = sum(cached.host + cached.disk for cached in first) // max(1, observed.block_tokens)
-    resumed = _restored(observed) - admitted
-    return f"{preempted} preemptions, {resumed} blocks restored on resuming" if preempted and resumed > 0 else ""
+    return _counted(observed.counted("num_swaps"), "preempted requests resumed from host memory or disk")
 
 
 def _host(plan: Plan, subject: Subject) -> Plan:
