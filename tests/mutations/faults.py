@@ -430,7 +430,7 @@ FAULTS: tuple[Fault, ...] = (
         "found, not pinned, evicted before use",
         "blocks that are being saved or restored are not pinned",
         ("failed-transfers",),
-        "failed-transfers+minimal-pool",
+        "swap+failed-transfers",
         _no_pins,
     ),
     Fault(

@@ -6,6 +6,7 @@ string means that the run did not exercise the feature, and then its pair proves
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
@@ -14,7 +15,7 @@ from ingot.validation.verify.requests import NUM_CHOICES
 from ingot.validation.verify.subject import Subject
 
 _HOST_BLOCKS = 400
-_LEAST_CHUNK = 16
+_LEAST_DRAFTED_STEP = 18  # tokens: room for drafts where all requests decode; chunks of it end within blocks
 _LEAST_BLOCKS = 12  # of a context, for requests that share blocks and collide
 
 
@@ -73,13 +74,9 @@ def _shown_by_hits(observed: Observed) -> str:
 
 
 def chunk_tokens(subject: Subject) -> int:
-    """Tokens of a chunk: more than a block and not a multiple of one, so that chunks end within blocks.
-
-    At least so many that a step in which all requests decode has room for drafts.
-    """
+    """Tokens of a chunk: more than a block and not a multiple of one, so that chunks end within blocks."""
     block = subject.kv.block_tokens
-    num_blocks = -(-_LEAST_CHUNK // block)
-    return min(num_blocks * block + max(1, block // 2 - 1), max(1, subject.max_batch_tokens // 2))
+    return min(block + max(1, block // 2 - 1), max(1, subject.max_batch_tokens // 2))
 
 
 def _chunked(plan: Plan, subject: Subject) -> Plan:
@@ -183,12 +180,21 @@ def _has_no_tiers(subject: Subject) -> str:
 
 
 def _lookup(plan: Plan, subject: Subject) -> Plan:
-    return with_options(plan, speculation=SpeculationOptions(LOOKUP, num_draft_tokens=4, adaptive=False))
+    return _drafted(plan, LOOKUP)
 
 
 def _draft(plan: Plan, subject: Subject) -> Plan:
     assert subject.draft is not None
-    return with_options(plan, speculation=SpeculationOptions(subject.draft, num_draft_tokens=4, adaptive=False))
+    return _drafted(plan, subject.draft)
+
+
+def _drafted(plan: Plan, drafter: str | Path) -> Plan:
+    most = plan.options.max_batch_tokens
+    return with_options(
+        plan,
+        speculation=SpeculationOptions(drafter, num_draft_tokens=4, adaptive=False),
+        max_batch_tokens=None if most is None else max(most, _LEAST_DRAFTED_STEP),
+    )
 
 
 def _has_no_draft(subject: Subject) -> str:

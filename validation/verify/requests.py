@@ -7,6 +7,7 @@ there, log-probabilities, and a stop string in the middle of an output.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ _LONG_BLOCKS = 10
 _REPEATS = 4
 _TEMPERATURE = 0.8
 _STOP_CHARACTERS = 3
+_BIAS = 50.0  # an answer of two tokens, which any model copies now and then, and not always
 MODEL_TEXTS = 8  # enough to choose windows from
 _FLAT = 1.0  # temperature of the model's own text
 
@@ -95,9 +97,9 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
         start = int(rng.integers(0, len(tokens) - num_tokens + 1))
         return tuple(map(int, tokens[start : start + num_tokens]))
 
-    def seeded(**values: float | int) -> SamplingParams:
-        fields = {"temperature": _TEMPERATURE, "seed": int(rng.integers(1 << 32)), **values}
-        return SamplingParams(max_tokens=output, ignore_eos=True, **fields)  # type: ignore[arg-type]
+    def seeded(**values: Any) -> SamplingParams:
+        fields: dict[str, Any] = {"temperature": _TEMPERATURE, "seed": int(rng.integers(1 << 32)), **values}
+        return SamplingParams(max_tokens=output, ignore_eos=True, **fields)
 
     greedy = SamplingParams(max_tokens=output, ignore_eos=True)
     whole = window(lengths.prompt(4 * block))
@@ -111,6 +113,7 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
         VerifiedRequest("repetitive", repeated, greedy),
         VerifiedRequest("long", window(lengths.longest), seeded(top_p=0.95)),
         VerifiedRequest("one-token", window(1), seeded(presence_penalty=0.4, frequency_penalty=0.2, min_p=0.02)),
+        VerifiedRequest("two-tokens", whole[:block], seeded(logit_bias={int(whole[0]): _BIAS, int(whole[-1]): _BIAS})),
     ]
     if not quick:
         ends = SamplingParams(max_tokens=output, temperature=_TEMPERATURE, seed=seed, logit_bias={int(whole[0]): 2.0})
