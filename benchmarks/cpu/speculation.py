@@ -124,7 +124,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -> SpeculationMetrics | None:
-    """What an engine did in the rounds; None for a plain one."""
+    """Metrics of the rounds alone; None for an engine without speculation."""
     if not before or not after:
         return None
     return SpeculationMetrics(

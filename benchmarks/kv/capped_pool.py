@@ -63,7 +63,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Load:
-    """What every cell has to answer."""
+    """Conversations that every cell serves."""
 
     most_conversations: int
     most_tokens: int

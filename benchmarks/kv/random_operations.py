@@ -175,7 +175,7 @@ class Difference(Exception):
 
 
 def run_world(seed: int, number: int) -> Counter[str]:
-    """What a world counted. Raises Difference."""
+    """Run a world and return its counts. Raises Difference."""
     world = World(seed, number)
     for operation in range(_OPERATIONS_PER_WORLD):
         try:
@@ -211,7 +211,7 @@ class Task:
 
 @dataclass
 class Progress:
-    """What was done so far; the document of `--output`."""
+    """Operations and counts so far; the document of `--output`."""
 
     operations: int = 0
     seconds: float = 0.0

@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Replay:
-    """What one engine did."""
+    """Answers, hits and step times of one engine."""
 
     seconds: float = 0.0
     answers: dict[int, str] = field(default_factory=dict)  # digests of the tokens, by request

@@ -204,7 +204,7 @@ def _is_cached(file: int) -> bool:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all measurements share."""
+    """Artifact and options of all measurements."""
 
     artifact: Artifact
     threads: int | None

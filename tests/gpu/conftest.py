@@ -6,21 +6,18 @@ from typing import Any
 
 import pytest
 
-from ingot.artifact import Artifact, ArtifactWriter, Program, open_artifact
+from ingot.artifact import Artifact
 from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.errors import EngineError
-from ingot.passes.model_facts import MODEL
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable
-from ingot.pipeline.targets.cuda.writer import write_lowered
 from ingot.pipeline.targets.table import SMS
 from ingot.runtime.cuda import driver
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import runs_on
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
-from tests.runtime.cuda.artifacts import LLAMA, LibraryTiles, buckets, model_of
+from tests.runtime.cuda.artifacts import LLAMA, LibraryTiles, buckets, model_of, seal_compiled
 
 MakeExecutor = Callable[..., CudaExecutor]
 
@@ -55,18 +52,7 @@ def launches(request: pytest.FixtureRequest, gpu_sm: int, tmp_path_factory: pyte
         pytest.skip("needs cuBLASLt: pip install 'ingot[cublas]'")
     model = model_of(kv=kv, block_tokens=4)
     lowered = lower_to_launches(model, buckets(), "fp16", tiles)
-    with ArtifactWriter(tmp_path_factory.mktemp("gpu") / "artifact") as writer:
-        write_lowered(lowered, model, writer.path, (gpu_sm,), TileTable(), None)
-        writer.describe(
-            name="tiny",
-            model=MODEL.of(model),
-            kv=lowered.shared.kv,
-            target=f"cuda-sm{gpu_sm}",
-            program=Program(launches=LAUNCHES_FILE),
-            versions={},
-            engine="cuda",
-        )
-        return open_artifact(writer.seal())
+    return seal_compiled(tmp_path_factory.mktemp("gpu") / "artifact", lowered, model, gpu_sm)
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact import ArtifactWriter, Program, open_artifact
-from ingot.artifact.launch_program import LAUNCHES_FILE
-from ingot.passes.model_facts import MODEL
 from ingot.pipeline.targets.cuda import lower_fixed_splits
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
-from ingot.pipeline.targets.cuda.tiles import TileTable
-from ingot.pipeline.targets.cuda.writer import write_lowered
 from ingot.runtime.cuda import driver
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 from tests.pipeline.targets.cuda.test_batch_invariance import FORMS, INVARIANT, logits_under_all_steps
-from tests.runtime.cuda.artifacts import CONTEXT
+from tests.runtime.cuda.artifacts import CONTEXT, seal_compiled
 from tests.simulators.launch_programs import CHECKPOINTS, Entry, fused, imported
 
 pytestmark = pytest.mark.gpu
@@ -29,18 +24,7 @@ def test_a_row_has_the_same_bits_in_every_batch(
     monkeypatch.setattr(lower_fixed_splits, "_LEAST_SPLIT", CONTEXT // 2)
     model = fused(imported(CHECKPOINTS / "llama", *quantization))
     lowered = lower_to_launches(model, INVARIANT, "fp16", batch_invariant=True)
-    with ArtifactWriter(tmp_path / "artifact") as writer:
-        write_lowered(lowered, model, writer.path, (gpu_sm,), TileTable(), None)
-        writer.describe(
-            name="tiny",
-            model=MODEL.of(model),
-            kv=lowered.shared.kv,
-            target=f"cuda-sm{gpu_sm}",
-            program=Program(launches=LAUNCHES_FILE),
-            versions={},
-            engine="cuda",
-        )
-        artifact = open_artifact(writer.seal())
+    artifact = seal_compiled(tmp_path / "artifact", lowered, model, gpu_sm)
     alone, *others = logits_under_all_steps(
         lambda: CudaExecutor(artifact, driver.open_device(), EngineOptions(kv_blocks=24))
     ).items()

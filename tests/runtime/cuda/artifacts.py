@@ -27,6 +27,7 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
+from ingot.pipeline.targets.cuda.writer import write_lowered
 from tests.data_paths import ROOT
 
 LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
@@ -83,6 +84,22 @@ def write_artifact(
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)
+
+
+def seal_compiled(folder: Path, lowered: Lowered, model: ir.Model, sm: int) -> Artifact:
+    """Compile the kernels of a launch program for a GPU, and seal it."""
+    with ArtifactWriter(folder) as writer:
+        write_lowered(lowered, model, writer.path, (sm,), TileTable(), None)
+        writer.describe(
+            name="tiny",
+            model=MODEL.of(model),
+            kv=lowered.shared.kv,
+            target=f"cuda-sm{sm}",
+            program=Program(launches=LAUNCHES_FILE),
+            versions={},
+            engine="cuda",
+        )
+        return open_artifact(writer.seal())
 
 
 def seal_program(
