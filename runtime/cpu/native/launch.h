@@ -1,0 +1,105 @@
+/* The structures of a CPU launch program: what Python hands over, and the packed layouts of weights and activations.
+ *
+ * A decoder step is a flat list of operations over one arena, walked by a team of threads in one call. The program is data
+ * of the artifact (ingot/artifact/cpu_program.py describes it); native/program.py turns it into these structures.
+ *
+ * WEIGHTS [n, k], one layout for all row counts and instruction sets: tiles of 16 output rows, one after another, each one
+ * contiguous stretch of memory, so that a thread reads its share as one stream. k is padded to `padded_k`, a multiple of the
+ * block and of 32, and n to whole tiles, with codes that mean 0. A tile of integer codes is
+ *
+ *     scales  [scale_blocks][16]      float16 or float32
+ *     zeros   [scale_blocks][16]      uint8; left out where all are 2^(bits - 1)
+ *     padding to 64 bytes
+ *     codes   8 bits  [k / 4][64]     byte 4 r + j: row r's code k + j
+ *             4 bits  [k / 8][64]     byte 4 r + j: codes k + j (low half) and k + 4 + j (high half)
+ *             2 bits  [k / 16][64]    byte 4 r + j: codes k + 4 i + j in bits 2 i and 2 i + 1
+ *             3 bits  [k / 32][192]   two times 64 bytes of the codes' two low bits, as with 2 bits; then 64 bytes of their
+ *                                     high bits: byte 4 r + j has that of code k + 4 i + j in bit i, i = 0 .. 7
+ *
+ * and a tile of floats is scales [16] float32 and padding (float8 only), then [k][16] elements. A 32-bit lane is one output
+ * row: nothing is ever summed across lanes. A matrix of gate and up projections has their tiles in turns: gate, up, gate, up.
+ *
+ * ACTIVATIONS [m, k]: float32, or int8 rounded per block of the weight, per token, or with a static scale. Rounded rows are
+ * interleaved by fours of k within a tile of up to MAX_HEIGHT rows. The height changes addresses only, never arithmetic, so
+ * a row has the same bits in any company, on any number of threads and with any instruction set:
+ *
+ *     integer, per block            out = fma(float(sum of (code - zero) * q), scale_w * scale_x, out), block after block;
+ *                                   the sum is exact, in 32 bits
+ *     integer, one scale per row    the same with one block of all of k: one exact sum, one rounding
+ *     float                         out = fma(w[k], x[k], out), k after k; float8: out * scale_w at the end
+ */
+#pragma once
+#include <stdint.h>
+
+enum { LANES = 16, MAX_HEIGHT = 12 };
+enum form { FORM_FLOAT32, FORM_FLOAT16, FORM_BFLOAT16, FORM_FLOAT8, FORM_INT2, FORM_INT3, FORM_INT4, FORM_INT8, NUM_FORMS };
+enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
+enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH };
+enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
+enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
+enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE }; /* GATE: activation(a) * b */
+
+struct matrix { /* cpu_program.Matrix */
+    const uint8_t *tiles;
+    int64_t tile_bytes, codes_offset; /* of a tile; of its codes within it */
+    int32_t n, k, padded_k;
+    int32_t form;                     /* enum form */
+    int32_t block;                    /* columns that share a scale of the activations; and of the weight, if it has several */
+    int32_t scale_blocks;             /* padded_k / block, or 1: a scale per output row */
+    int32_t scale_bytes;              /* 2 or 4; 0 for floats without scales */
+    int32_t has_zeros;
+};
+
+/* Rows of float32, `stride` floats apart. Buffers of the arena begin at 64 bytes and have strides of whole 16 floats. */
+struct view {
+    float *at;
+    int64_t stride;
+};
+
+struct norm {
+    const float *weight, *bias; /* [columns]; bias NULL for none */
+    float epsilon;
+    int32_t kind;               /* enum norm_kind */
+};
+
+/* Rows of a table: out = scale * table[id], added to what is there if `adds`. */
+struct embed {
+    const struct matrix *table; /* [vocabulary, columns] */
+    struct view output;
+    float scale;
+    int32_t by_position, adds;  /* the id is the token's position, for tables of positions */
+};
+
+/* y = alpha * (x' @ W^T) + bias, capped: cap * tanh(y / cap); then `store`. x' is normed and rounded x. */
+struct linear {
+    const struct matrix *matrix;
+    const float *bias;          /* [n], in the order of the matrix's rows; NULL for none */
+    struct view input, output;
+    struct norm norm;
+    int32_t rounding, store, activation; /* activation: of STORE and STORE_ADD after the cap, of STORE_GATE on the gate */
+    int32_t of_logits;          /* rows are those of logits_indices, gathered from the input, instead of all tokens */
+    float static_scale, alpha, cap; /* cap 0: none */
+};
+
+/* output = norm(input) per group of columns, [+ residual]; residual.at NULL for none. Output may be the input. */
+struct normalize {
+    struct view input, output, residual;
+    struct norm norm;
+    int32_t columns, groups;    /* columns of one group, which share the norm's weight */
+    int32_t of_logits;          /* rows are gathered by logits_indices */
+};
+
+/* output = combination of a and b (or of a and a number: b.at NULL), then * scale, then capped. */
+struct combine {
+    struct view a, b, output;
+    int32_t kind, activation, columns;
+    int32_t of_logits;          /* rows are those of logits, already gathered */
+    float number, scale, cap;
+};
+
+enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION };
+
+struct operation {
+    int32_t kind;               /* enum operation_kind */
+    const void *arguments;      /* struct embed, linear, normalize, combine; struct layer of paged_attention.c */
+};

@@ -1,0 +1,273 @@
+"""A CPU launch program: the operations of a decoder step in order, over one arena of memory.
+
+A program is plain data: it holds for any number of rows up to the engine's limit, because every buffer of the arena has
+a row per token and its place is planned per row. Packed weights have one layout for all instruction sets
+(runtime/cpu/native/launch.h), so an artifact runs on every CPU with the same bits.
+
+    program/operations.json       CpuProgram
+    program/weights.safetensors   packed matrices as uint8 [tiles, tile bytes]; norms, biases and rotary tables as F32
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ingot.artifact.json_text import first_problem, read_limited
+from ingot.artifact.kv_geometry import KVGeometry
+from ingot.errors import ArtifactError
+from ingot.sizes import round_up
+
+LANES = 16  # output rows of a tile
+OPERATIONS_FILE = "program/operations.json"
+MAX_PROGRAM_BYTES = 2**28
+
+Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]
+Rounding = Literal["none", "block", "token", "static"]
+Activation = Literal["none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh"]
+RowsOf = Literal["tokens", "logits"]
+
+BITS: Mapping[Form, int] = {
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8": 8,
+    "int2": 2,
+    "int3": 3,
+    "int4": 4,
+    "int8": 8,
+}
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Matrix(_Frozen):
+    """A packed weight [n, k]; launch.h describes the layout.
+
+    block         columns that share a scale of the activations, and of the weight unless `per_row`; 0 for floats
+    per_row       one scale per output row
+    scale_bytes   2: float16, 4: float32; 0 for floats without scales
+    has_zeros     zero points; else every zero point is 2^(bits - 1)
+    pairs         its rows are those of a gate and of an up projection, n / 2 each, in tiles that take turns
+    """
+
+    n: int = Field(ge=1)
+    k: int = Field(ge=1)
+    form: Form
+    block: int = Field(default=0, ge=0)
+    per_row: bool = False
+    scale_bytes: Literal[0, 2, 4] = 0
+    has_zeros: bool = False
+    pairs: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it has integer codes."""
+        return self.form.startswith("int")
+
+    @property
+    def padded_k(self) -> int:
+        """Columns with padding: whole blocks and whole groups of 32. Floats are not padded."""
+        if not self.is_integer:
+            return self.k
+        padded = round_up(self.k, self.block)
+        while padded % 32:
+            padded += self.block
+        return padded
+
+    @property
+    def scale_blocks(self) -> int:
+        """Scales of one output row."""
+        return 0 if not self.scale_bytes else 1 if self.per_row else self.padded_k // self.block
+
+    @property
+    def codes_offset(self) -> int:
+        """Bytes before a tile's codes."""
+        return round_up(self.scale_blocks * LANES * (self.scale_bytes + self.has_zeros), 64)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile, a multiple of 64."""
+        return round_up(self.codes_offset + self.padded_k * LANES * BITS[self.form] // 8, 64)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the matrix: of each half, if it has two."""
+        return 2 * -(-self.n // 2 // LANES) if self.pairs else -(-self.n // LANES)
+
+
+class Buffer(_Frozen):
+    """A value in the arena: `columns` floats per row, at `offset` floats of a token's share of the arena.
+
+    A row takes round_up(columns, 16) floats. Buffers whose lifetimes do not overlap may share a place. With N rows of
+    capacity the buffer begins at float `offset * N` of the arena. `logits` is not in the arena: offset -1.
+    """
+
+    rows: RowsOf = "tokens"
+    columns: int = Field(ge=1)
+    offset: int = Field(ge=-1)
+
+
+class View(_Frozen):
+    """Columns `column` .. of a buffer's rows."""
+
+    buffer: str
+    column: int = Field(default=0, ge=0)
+
+
+class Norm(_Frozen):
+    """RMS norm, or layer norm, over all columns of a row or group; weight and bias name tensors [columns]."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    weight: str
+    bias: str | None = None
+    epsilon: float
+
+
+class Embed(_Frozen):
+    """output = scale * table[id], or output += it. ids: of the tokens, or their positions."""
+
+    kind: Literal["embed"] = "embed"
+    node: str
+    table: str
+    output: View
+    ids: Literal["input_ids", "position_ids"] = "input_ids"
+    scale: float = 1.0
+    adds: bool = False
+
+
+class Linear(_Frozen):
+    """y = alpha * (x' @ W^T) + bias, then cap * tanh(y / cap) if cap; then stored. x' is the normed and rounded input.
+
+    rows      logits: the input's rows are gathered by logits_indices first
+    store     store: output = activation(y); add: output += activation(y); gate: activation(gate) * up, of a matrix of
+              pairs
+    """
+
+    kind: Literal["linear"] = "linear"
+    node: str
+    matrix: str
+    input: View
+    output: View
+    bias: str | None = None
+    norm: Norm | None = None
+    rounding: Rounding = "none"
+    static_scale: float | None = None
+    store: Literal["store", "add", "gate"] = "store"
+    activation: Activation = "none"
+    rows: RowsOf = "tokens"
+    alpha: float = 1.0
+    cap: float = 0.0
+
+
+class Normalize(_Frozen):
+    """output = norm(input) in `groups` groups of `columns`, plus residual. The output may be the input.
+
+    rows      logits: rows of input and residual are gathered by logits_indices
+    """
+
+    kind: Literal["normalize"] = "normalize"
+    node: str
+    input: View
+    output: View
+    norm: Norm
+    columns: int = Field(ge=1)
+    groups: int = Field(default=1, ge=1)
+    residual: View | None = None
+    rows: RowsOf = "tokens"
+
+
+class Combine(_Frozen):
+    """output = cap(scale * f(a, b)); b is a view or a number. f: a, a + b, a * b, or activation(a) * b."""
+
+    kind: Literal["combine"] = "combine"
+    node: str
+    function: Literal["copy", "add", "multiply", "gate"]
+    a: View
+    b: View | float | None = None
+    output: View
+    columns: int = Field(ge=1)
+    activation: Activation = "none"
+    rows: RowsOf = "tokens"
+    scale: float = 1.0
+    cap: float = 0.0
+
+
+class Attend(_Frozen):
+    """Paged attention of one layer: keys and values enter the pool, output [T, num_heads * head_dim].
+
+    key, value   None for a layer that attends to another layer's keys and values
+    rotary       tensors cos and sin [positions, rotary_dim / 2]
+    """
+
+    kind: Literal["attend"] = "attend"
+    node: str
+    layer: int = Field(ge=0)
+    query: View
+    key: View | None = None
+    value: View | None = None
+    output: View
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    scale: float
+    softcap: float = 0.0
+    window: int = Field(default=0, ge=0)
+    cos: str | None = None
+    sin: str | None = None
+    rotary_dim: int = Field(default=0, ge=0)
+
+
+Operation = Annotated[Embed | Linear | Normalize | Combine | Attend, Field(discriminator="kind")]
+
+
+class CpuProgram(_Frozen):
+    """program/operations.json.
+
+    arena_floats   floats of the arena for each token of a step
+    head_start     index of the first operation that only logits need: a step without logits ends there
+    """
+
+    kv: KVGeometry
+    vocab_size: int = Field(ge=1)
+    context_tokens: int = Field(ge=1)
+    arena_floats: int = Field(ge=0)
+    buffers: dict[str, Buffer]
+    matrices: dict[str, Matrix]
+    operations: tuple[Operation, ...] = Field(min_length=1)
+    head_start: int = Field(ge=0)
+
+    def tensors(self) -> Iterator[str]:
+        """Names of the float tensors that the operations read, each once."""
+        seen: set[str] = set()
+        for operation in self.operations:
+            for name in filter(None, _tensors_of(operation)):
+                if name not in seen:
+                    seen.add(name)
+                    yield name
+
+
+def _tensors_of(operation: Operation) -> tuple[str | None, ...]:
+    match operation:
+        case Linear(norm=norm, bias=bias):
+            return (bias, norm.weight, norm.bias) if norm else (bias,)
+        case Normalize(norm=norm):
+            return (norm.weight, norm.bias)
+        case Attend(cos=cos, sin=sin):
+            return (cos, sin)
+    return ()
+
+
+def read_cpu_program(file: Path) -> CpuProgram:
+    """Read program/operations.json; ArtifactError with the file and its problem."""
+    try:
+        return CpuProgram.model_validate_json(read_limited(file, MAX_PROGRAM_BYTES), strict=True)
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ArtifactError(f"{file}: {first_problem(error)}; build the artifact again") from error
+    except ValueError as error:
+        raise ArtifactError(f"{file}: {error}; build the artifact again") from error
