@@ -23,9 +23,14 @@
  * interleaved by fours of k within a tile of up to MAX_HEIGHT rows. The height changes addresses only, never arithmetic, so
  * a row has the same bits in any company, on any number of threads and with any instruction set:
  *
- *     integer, per block            out = fma(float(sum of (code - zero) * q), scale_w * scale_x, out), block after block;
- *                                   the sum is exact, in 32 bits
- *     integer, one scale per row    the same with one block of all of k: one exact sum, one rounding
+ *     codes q                       rint(x / scale_x), ties to even, from -128 to 127; scale_x = max(peak, 1e-30) / 127,
+ *                                   where peak is the largest |x| of the block (ROUND_BLOCK) or row (ROUND_TOKEN). All in
+ *                                   float32 (passes/numerics/activation_rounding.py). NaN among them makes scale_x NaN
+ *     integer, blocks               out = fma(float(sum of (code - zero) * q), scale_w * scale_x, out), block after block;
+ *                                   the sum is exact, in 32 bits. With a token's or a static scale all blocks have the same
+ *                                   scale_x; with ROUND_BLOCK and one scale per output row, the same scale_w
+ *     integer, both scales of rows  (scale_blocks 1 and ROUND_TOKEN or ROUND_STATIC) one block of all of k: one exact sum,
+ *                                   one rounding
  *     float                         out = fma(w[k], x[k], out), k after k; float8: out * scale_w at the end
  */
 #pragma once
@@ -81,7 +86,8 @@ struct linear {
     float static_scale, alpha, cap; /* cap 0: none */
 };
 
-/* output = norm(input) per group of columns, [+ residual]; residual.at NULL for none. Output may be the input. */
+/* output = norm(input) per group of columns, [+ residual]; residual.at NULL for none. Output may be the input or the
+ * residual. */
 struct normalize {
     struct view input, output, residual;
     struct norm norm;

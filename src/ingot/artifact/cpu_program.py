@@ -145,6 +145,7 @@ class Linear(_Frozen):
     rows      logits: the input's rows are gathered by logits_indices first
     store     store: output = activation(y); add: output += activation(y); gate: activation(gate) * up, of a matrix of
               pairs
+    bias      [n] in the order of the matrix's rows: of pairs all of the gate's, then all of the up projection's
     """
 
     kind: Literal["linear"] = "linear"
@@ -164,7 +165,7 @@ class Linear(_Frozen):
 
 
 class Normalize(_Frozen):
-    """output = norm(input) in `groups` groups of `columns`, plus residual. The output may be the input.
+    """output = norm(input) in `groups` groups of `columns`, plus residual. The output may be the input or the residual.
 
     rows      logits: rows of input and residual are gathered by logits_indices
     """
@@ -228,7 +229,8 @@ class CpuProgram(_Frozen):
     """program/operations.json.
 
     arena_floats   floats of the arena for each token of a step
-    head_start     index of the first operation that only logits need: a step without logits ends there
+    head_start     index of the first operation that only logits need, after the last Attend: a step without logits ends
+                   there
     """
 
     kv: KVGeometry
