@@ -47,7 +47,7 @@ class Plan:
     def attempts(self) -> "tuple[Plan, ...]":
         """Plans to try in order until one exercises its features: which pool makes requests collide depends on them."""
         if self.pool == "tight":
-            return tuple(replace(self, spare=spare) for spare in _SPARES)
+            return tuple(replace(self, spare=spare, turn=turn) for turn in range(_TURNS) for spare in _SPARES)
         if self.pool == "minimal" and self.together:
             return tuple(replace(self, turn=turn) for turn in range(_TURNS))
         return (self,)
