@@ -6,7 +6,7 @@ STAMPS := $(VENV)/.stamps
 # A worker a core; one that is done takes tests from another's end, so that files, and what they build, stay together.
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
-# Architectures of the wheels; zig compiles the attention kernel for each of them and for glibc 2.28.
+# Architectures of the wheels; zig compiles the CPU engine's library for each of them and for glibc 2.28.
 ARCHITECTURES := x86_64 aarch64
 
 .PHONY: help demo test check lint types layers oracle bench wheel clean

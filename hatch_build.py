@@ -1,4 +1,4 @@
-"""Build hook that compiles the attention kernel of the CPU engine: a plain shared library, loaded by ctypes.
+"""Build hook that compiles the C sources of the CPU engine to one plain shared library, loaded by ctypes.
 
 It needs nothing of Python, so that one wheel (py3-none-PLATFORM) serves every version. CC, CFLAGS and LDFLAGS are used
 as in make; the default compiler is cc, gcc or clang. Without a compiler that works, the wheel holds no library
@@ -21,7 +21,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "ingot/runtime/cpu/native"
-LIBRARY = "paged_attention.so"
+LIBRARY = "ingot_cpu.so"
 # After CFLAGS, as no flag of the environment may change a bit of the results.
 FLAGS = ("-O3", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-s")
 LIBRARIES = ("-lm", "-lpthread")
@@ -40,9 +40,9 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         self._temporary = tempfile.TemporaryDirectory(prefix="ingot-build-")
         library = Path(self._temporary.name, LIBRARY)
         platform = os.environ.get("INGOT_WHEEL_PLATFORM")
-        problem = compile_library(folder / "paged_attention.c", library)
+        problem = compile_library(folder, library)
         if problem is not None and platform is not None:
-            raise SystemExit(f"INGOT_WHEEL_PLATFORM is {platform}, but the attention kernel was not built: {problem}")
+            raise SystemExit(f"INGOT_WHEEL_PLATFORM is {platform}, but the library was not built: {problem}")
         if version == "editable":
             replace_library(folder / LIBRARY, library)
         elif library.exists():
@@ -57,8 +57,8 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         self._temporary.cleanup()
 
 
-def compile_library(source: Path, target: Path) -> str | None:
-    """Compile `source` to the shared library `target`. Returns what went wrong, or None."""
+def compile_library(folder: Path, target: Path) -> str | None:
+    """Compile the C sources in `folder` to the shared library `target`. Returns what went wrong, or None."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
         return "no C compiler was found (cc, gcc, clang, or CC in the environment)"
@@ -66,8 +66,9 @@ def compile_library(source: Path, target: Path) -> str | None:
         start, given, link = map(shlex.split, (compiler, os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", "")))
     except ValueError as error:
         return f"CC, CFLAGS or LDFLAGS in the environment: {error}"
-    digest = f'-DSOURCE_DIGEST="{source_digest(source.parent)}"'
-    command = [*start, *given, *FLAGS, digest, "-o", str(target), str(source), *link, *LIBRARIES]
+    digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
+    sources = map(str, sorted(folder.glob("*.c")))
+    command = [*start, *given, *FLAGS, digest, "-o", str(target), *sources, *link, *LIBRARIES]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
     except OSError as error:

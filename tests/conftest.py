@@ -51,16 +51,16 @@ def pytest_xdist_setupnodes(specs: list[object]) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """In a source tree, compile the attention kernel again if its sources changed: tests must not run an older one."""
-    library = NATIVE / "paged_attention.so"
-    if "PYTEST_XDIST_WORKER" in os.environ or not library.exists() or find_spec("hatchling") is None:
+    """In a source tree, compile the library again if its sources changed: tests must not run an older one."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not any(NATIVE.glob("*.so")) or find_spec("hatchling") is None:
         return
-    from hatch_build import compile_library, replace_library, source_digest
+    from hatch_build import LIBRARY, compile_library, replace_library, source_digest
 
-    if source_digest(NATIVE).encode() not in library.read_bytes():
+    library = NATIVE / LIBRARY
+    if not library.exists() or source_digest(NATIVE).encode() not in library.read_bytes():
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, library.name)
-            problem = compile_library(NATIVE / "paged_attention.c", built)
+            problem = compile_library(NATIVE, built)
             assert problem is None, problem
             replace_library(library, built)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
-from ingot.runtime.cpu.native.attention import attention_backend, library_file
+from ingot.runtime.cpu.native.attention import attention_backend
+from ingot.runtime.cpu.native.library import library_file
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NATIVE = Path(__file__).parent / "native"

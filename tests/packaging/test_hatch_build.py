@@ -41,17 +41,17 @@ def test_without_a_compiler_the_problem_is_named(
     hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no C compiler was found" in hook.compile_library(NATIVE / "paged_attention.c", tmp_path / "library.so")
+    assert "no C compiler was found" in hook.compile_library(NATIVE, tmp_path / "library.so")
     monkeypatch.setenv("CC", "nocc -O3")
-    problem = hook.compile_library(NATIVE / "paged_attention.c", tmp_path / "library.so")
+    problem = hook.compile_library(NATIVE, tmp_path / "library.so")
     assert problem == "nocc -O3: No such file or directory"
     monkeypatch.setenv("CFLAGS", "-DNAME='unclosed")
-    assert "CFLAGS or LDFLAGS" in hook.compile_library(NATIVE / "paged_attention.c", tmp_path / "library.so")
+    assert "CFLAGS or LDFLAGS" in hook.compile_library(NATIVE, tmp_path / "library.so")
 
 
 def test_what_the_compiler_says_is_reported(hook: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "wrong.c").write_text("int main(void) { return missing; }\n")
-    problem = hook.compile_library(tmp_path / "wrong.c", tmp_path / "library.so")
+    problem = hook.compile_library(tmp_path, tmp_path / "library.so")
     if "no C compiler" in problem:
         pytest.skip(problem)
     assert "wrong.c" in problem
@@ -61,14 +61,14 @@ def test_what_the_compiler_says_is_reported(hook: ModuleType, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_library_takes_the_place_of_the_one_in_the_tree(hook: ModuleType, tmp_path: Path) -> None:
-    problem = hook.compile_library(NATIVE / "paged_attention.c", tmp_path / "new.so")
+    problem = hook.compile_library(NATIVE, tmp_path / "new.so")
     if problem is not None:
         pytest.skip(problem)
-    (tmp_path / "paged_attention.so").write_bytes(b"old")
-    hook.replace_library(tmp_path / "paged_attention.so", tmp_path / "new.so")
-    assert ctypes.CDLL(str(tmp_path / "paged_attention.so")).paged_attention_layer_bytes() > 0
-    hook.replace_library(tmp_path / "paged_attention.so", tmp_path / "not-built.so")
-    assert not (tmp_path / "paged_attention.so").exists()
+    (tmp_path / "ingot_cpu.so").write_bytes(b"old")
+    hook.replace_library(tmp_path / "ingot_cpu.so", tmp_path / "new.so")
+    assert ctypes.CDLL(str(tmp_path / "ingot_cpu.so")).paged_attention_layer_bytes() > 0
+    hook.replace_library(tmp_path / "ingot_cpu.so", tmp_path / "not-built.so")
+    assert not (tmp_path / "ingot_cpu.so").exists()
 
 
 @pytest.mark.usefixtures("hook")
@@ -90,8 +90,6 @@ def test_a_wheel_to_publish_needs_its_library(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("INGOT_WHEEL_PLATFORM", "manylinux_2_28_riscv64")
     built = build_wheel(tmp_path)
     assert built.returncode != 0
-    expected = (
-        "INGOT_WHEEL_PLATFORM is manylinux_2_28_riscv64, but the attention kernel was not built: nocc: No such file"
-    )
+    expected = "INGOT_WHEEL_PLATFORM is manylinux_2_28_riscv64, but the library was not built: nocc: No such file"
     assert expected in built.stdout + built.stderr
     assert not any(tmp_path.iterdir())

@@ -115,8 +115,11 @@ def test_an_artifact_runs_without_extras(runtime: Install, artifact: Path, tmp_p
 
 
 def test_the_installed_kernel_is_used(runtime: Install, tmp_path: Path) -> None:
-    native = "ingot.runtime.cpu.native.attention"
-    code = f"from {native} import attention_backend, native_library; print(attention_backend(), native_library())"
+    native = "ingot.runtime.cpu.native"
+    code = (
+        f"from {native}.attention import attention_backend; from {native}.library import native_library;"
+        " print(attention_backend(), native_library())"
+    )
     shown = runtime.run("python", "-c", code, cwd=tmp_path).stdout
     assert str(runtime.bin.parent) in shown
     assert shown.startswith("native-")

@@ -59,5 +59,5 @@ def test_sdist_makes_a_wheel_with_every_module(tmp_path: Path) -> None:
     assert tree_files(SUFFIXES) - names == set()
     assert not any(name.split("/")[0] in FOLDERS for name in names), "a folder ships under its bare name"
     assert not any(Path(name).suffix in SOURCES for name in names), "the wheel holds what only a build needs"
-    has_library = "ingot/runtime/cpu/native/paged_attention.so" in names
+    has_library = "ingot/runtime/cpu/native/ingot_cpu.so" in names
     assert has_library == ("-none-any" not in wheel.name), "the tag names a platform where a library is in the wheel"

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from ingot.runtime.cpu.native import attention
-from ingot.runtime.cpu.native.attention import isa_in_use, load_library, native_library, use_isa
+from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
+from ingot.runtime.cpu.native.library import load_library, native_library
 from tests.data_paths import ROOT
 from tests.runtime.cpu.native.attention_cases import SHAPES, run_alone
 
 GLIBC = (2, 28)
-LIBRARY = "ingot/runtime/cpu/native/paged_attention.so"
+LIBRARY = "ingot/runtime/cpu/native/ingot_cpu.so"
 
 
 def release_wheel(folder: Path, architecture: str) -> Path:

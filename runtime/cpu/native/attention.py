@@ -1,16 +1,13 @@
-"""Attention of the CPU engine: the C kernel (paged_attention.c, by ctypes) where it was built, else numpy.
+"""Attention between onnxruntime's segments: the C kernel (paged_attention.c, by ctypes) where it was built, else numpy.
 
-The library is a plain shared object, not a Python module; hatch_build.py compiles it. The backend is chosen and logged
-once per process; INGOT_ATTENTION=numpy forces numpy, for comparisons or when a fault of the kernel is suspected.
+The backend is chosen and logged once per process; INGOT_ATTENTION=numpy forces numpy, for comparisons or when the C
+kernel may be at fault.
 """
 
-import ctypes
 import logging
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p, sizeof
+from ctypes import byref
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,104 +18,12 @@ from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import kind_of
+from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
+from ingot.runtime.cpu.native.structures import Layer, Step
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 
 _log = logging.getLogger(__name__)
-
-
-class _Layer(Structure):
-    """paged_attention.c's struct layer."""
-
-    _fields_ = (
-        ("pool", c_void_p),
-        ("block_bytes", c_int64),
-        ("keys", c_int64),
-        ("values", c_int64),
-        ("key_scales", c_int64),
-        ("value_scales", c_int64),
-        ("query", c_void_p),
-        ("key", c_void_p),
-        ("value", c_void_p),
-        ("output", c_void_p),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("query_stride", c_int64),
-        ("key_stride", c_int64),
-        ("value_stride", c_int64),
-        ("rotary_dim", c_int32),
-        ("key_kind", c_int32),
-        ("value_kind", c_int32),
-        ("group", c_int32),
-        ("writes", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("dim", c_int32),
-        ("block_tokens", c_int32),
-        ("window", c_int32),
-        ("scale", c_float),
-        ("softcap", c_float),
-    )
-
-
-class _Step(Structure):
-    """paged_attention.c's struct step."""
-
-    _fields_ = (
-        ("query_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("num_sequences", c_int32),
-        ("max_blocks", c_int32),
-        ("threads", c_int32),
-    )
-
-
-@cache
-def native_library() -> ctypes.CDLL | None:
-    """Load the library; None when it was not built. Raises EngineError when it exists but does not load."""
-    path = library_file(Path(__file__).parent)
-    return load_library(path) if path is not None else None
-
-
-def load_library(path: Path) -> ctypes.CDLL:
-    """Load a library that paged_attention.c was compiled to. Raises EngineError for anything else."""
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        message = f"{path}: does not load ({error}); build it again, or remove it to use numpy"
-        raise EngineError(message) from error
-    if not _is_of_this_version(library, path.parent):
-        raise EngineError(
-            f"{path}: was built from another version of its source; install Ingot again: pip install -e . in a checkout"
-        )
-    library.paged_attention.argtypes = (POINTER(_Layer), POINTER(_Step))
-    library.paged_attention.restype = c_int
-    library.paged_attention_isa.restype = c_char_p
-    library.paged_attention_use_isa.argtypes = (c_char_p,)
-    return library
-
-
-def library_file(folder: Path) -> Path | None:
-    """Return the built library; in a source tree where it was not built again, the one by its earlier name."""
-    candidates = (folder / "paged_attention.so", *folder.glob("_paged_attention.*.so"))
-    return next(filter(Path.is_file, candidates), None)
-
-
-def _is_of_this_version(library: ctypes.CDLL, folder: Path) -> bool:
-    """Whether the library fits this binding and, in a source tree, was built from the sources that are there."""
-    try:
-        library.paged_attention_source.restype = c_char_p
-        built_from, layer_bytes = library.paged_attention_source(), library.paged_attention_layer_bytes()
-    except AttributeError:
-        return False
-    return layer_bytes == sizeof(_Layer) and source_digest(folder) in (None, built_from.decode())
-
-
-def source_digest(folder: Path) -> str | None:
-    """Digest of the C sources in a folder, as the build computes it; None without sources, as in a wheel."""
-    sources = sorted([*folder.glob("*.c"), *folder.glob("*.h")])
-    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16] if sources else None
 
 
 def isa_in_use() -> str:
@@ -144,7 +49,7 @@ class NativeAttention:
         assert library is not None
         self._call = library.paged_attention
         self._pool = pool
-        self._step = _Step(threads=num_threads)
+        self._step = Step(threads=num_threads)
         self._held: tuple[Int32Array, ...] = ()
 
     def begin(self, batch: ForwardBatch) -> None:
@@ -165,10 +70,10 @@ class NativeAttention:
         arrays = (*(array for array in operands if array is not None), output)
         assert output.flags.c_contiguous
         assert all(a.strides[1] == 4 and a.dtype == np.float32 for a in arrays)
-        layer = _Layer(self._pool.blocks.ctypes.data)
-        _place(layer, self._pool.geometry, step.layer)
+        layer = Layer(self._pool.blocks.ctypes.data)
+        place_layer(layer, self._pool.geometry, step.layer)
         layer.query, layer.query_stride = operands.query.ctypes.data, operands.query.strides[0] // 4
-        layer.output = output.ctypes.data
+        layer.output, layer.output_stride = output.ctypes.data, output.strides[0] // 4
         if layer.writes:
             assert operands.key is not None
             assert operands.value is not None
@@ -189,7 +94,7 @@ class NativeAttention:
         return attend
 
 
-def _place(layer: _Layer, geometry: KVGeometry, index: int) -> None:
+def place_layer(layer: Layer, geometry: KVGeometry, index: int) -> None:
     """Set where a layer is in the pool's blocks, and how it is stored."""
     own = geometry.layers[index]
     layer.keys, layer.values = own.keys, own.values

@@ -42,6 +42,7 @@ enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
 enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH };
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
+enum rows_of { OF_TOKENS, OF_LOGITS, GATHERED }; /* rows are tokens; logits; logits whose input is gathered by logits_indices */
 enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE }; /* GATE: activation(a) * b */
 
 struct matrix { /* cpu_program.Matrix */
@@ -82,7 +83,7 @@ struct linear {
     struct view input, output;
     struct norm norm;
     int32_t rounding, store, activation; /* activation: of STORE and STORE_ADD after the cap, of STORE_GATE on the gate */
-    int32_t of_logits;          /* rows are those of logits_indices, gathered from the input, instead of all tokens */
+    int32_t of_logits;          /* enum rows_of */
     float static_scale, alpha, cap; /* cap 0: none */
 };
 
@@ -92,14 +93,14 @@ struct normalize {
     struct view input, output, residual;
     struct norm norm;
     int32_t columns, groups;    /* columns of one group, which share the norm's weight */
-    int32_t of_logits;          /* rows are gathered by logits_indices */
+    int32_t of_logits;          /* enum rows_of; of the residual too */
 };
 
 /* output = combination of a and b (or of a and a number: b.at NULL), then * scale, then capped. */
 struct combine {
     struct view a, b, output;
     int32_t kind, activation, columns;
-    int32_t of_logits;          /* rows are those of logits, already gathered */
+    int32_t of_logits;          /* enum rows_of, never GATHERED */
     float number, scale, cap;
 };
 

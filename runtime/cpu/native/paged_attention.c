@@ -1,10 +1,11 @@
 /* Attention over a paged KV pool for the CPU engine: float32 arithmetic over keys and values that are stored in one of
  * the types of kv_precision.h. Plain C, called through ctypes (attention.py).
  *
- * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. Queries
- * and keys may be rotated by the rotary embedding as they are read. The arithmetic is in paged_attention_kernel.h, which is
- * compiled here once per instruction set and chosen on first use; thread_pool.h distributes the work. A row's result
- * depends on its own sequence alone, bit for bit.
+ * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. A launch
+ * program takes the same steps as phases of its own (paged_attention.h). Queries and keys may be rotated by the rotary
+ * embedding as they are read. The arithmetic is in paged_attention_kernel.h, which is compiled here once per instruction
+ * set and chosen on first use; thread_team.h distributes the work. A row's result depends on its own sequence alone, bit
+ * for bit.
  *
  * Algorithm: online softmax over tiles (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) with tiles at fixed
  * absolute positions, whatever the block size. All query heads of a KV head share its keys and values in cache. Every
@@ -13,13 +14,16 @@
  */
 
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kv_precision.h"
-#include "thread_pool.h"
+#include "paged_attention.h"
+#include "thread_team.h"
 
 #define TILE 64            /* tokens of a tile; part of the arithmetic */
 #define SPLIT 512          /* tokens of a split, a multiple of TILE; part of the arithmetic */
@@ -27,28 +31,6 @@
 #define ROWS_PER_ITEM 64   /* query rows that share a tile's transposed keys */
 #define ITEMS_PER_THREAD 4 /* at least, where a long context can be shared: threads end at about the same time */
 #define MIN_PARALLEL 1.0e6 /* multiply-adds below which waking threads costs more than it saves */
-
-/* The layer's constants; attention.py's _Layer mirrors it. */
-struct layer {
-    uint8_t *pool;
-    int64_t block_bytes, keys, values, key_scales, value_scales; /* bytes: of a block, and to this layer's parts in it */
-    const float *query, *key, *value; /* rows of strides floats: parts of one matrix, or three */
-    float *output;                    /* [rows, num_heads, dim] */
-    const float *cos, *sin;           /* [positions, rotary_dim / 2] */
-    int64_t query_stride, key_stride, value_stride;
-    int32_t rotary_dim;               /* leading elements of a head that are rotated; 0 for none */
-    int32_t key_kind, value_kind;     /* enum kind; both FLOAT32, or neither */
-    int32_t group;                    /* dims of grouped int4 that share a scale and a minimum */
-    int32_t writes;                   /* 0 for a layer that attends to another layer's keys and values */
-    int32_t num_heads, num_kv_heads, dim, block_tokens, window;
-    float scale, softcap;
-};
-
-/* The step; attention.py's _Step mirrors it. */
-struct step {
-    const int32_t *query_starts, *context_lens, *block_tables;
-    int32_t num_sequences, max_blocks, threads;
-};
 
 /* Up to isa->rows query rows of one KV head, held together in registers. */
 struct rows {
@@ -93,20 +75,6 @@ static inline int larger(int a, int b) { return a > b ? a : b; }
 
 #include "paged_attention_isa.h"
 
-/* Work shared by the threads: items of (sequence, chunk of its tokens, a few KV heads).
- *
- * An item takes as many heads as keep its rows in cache: a block holds a layer's heads next to each other, and reading
- * memory in pieces of 32 KiB is two to three times as fast as in pieces of 4. */
-struct job {
-    const struct isa *isa;
-    const struct layer *layer;
-    const struct step *step;
-    int chunk_tokens, max_heads;
-    int pieces, max_splits;  /* items of a context, and splits of the longest; pieces is 1 if items merge their splits */
-    float *results;          /* [rows and KV heads of all sequences, max_splits, result]; NULL if pieces is 1 */
-    int64_t *first_result;   /* [sequences] */
-};
-
 /* A row's result is columns + RESULT_FLOATS floats: output, 16 sums, the maximum, and padding. */
 #define RESULT_FLOATS 32
 
@@ -118,26 +86,26 @@ struct scratch {
     int32_t *position;
 };
 
-static int chunks_of(const struct job *job, int s)
+static int chunks_of(const struct attention *job, int s)
 {
     int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
     return (tokens + job->chunk_tokens - 1) / job->chunk_tokens;
 }
 
 /* Rows of one KV head in the largest chunk of sequence s. */
-static int rows_of(const struct job *job, int s)
+static int rows_of(const struct attention *job, int s)
 {
     int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
     return smaller(tokens, job->chunk_tokens) * (job->layer->num_heads / job->layer->num_kv_heads);
 }
 
 /* KV heads of one item of sequence s; the last item of a chunk may have fewer. */
-static int heads_of(const struct job *job, int s)
+static int heads_of(const struct attention *job, int s)
 {
     return larger(1, smaller(job->max_heads, ROWS_PER_ITEM / rows_of(job, s)));
 }
 
-static int items_of(const struct job *job, int s)
+static int items_of(const struct attention *job, int s)
 {
     if (chunks_of(job, s) == 0)
         return 0;
@@ -153,24 +121,24 @@ static size_t take(size_t *used, size_t floats)
 }
 
 /* Lay out the scratch memory at `base` for `rows` rows in all; return the floats it takes. */
-static size_t lay_out(const struct job *job, float *base, size_t rows, struct scratch *s)
+static size_t lay_out(const struct layer *layer, float *base, size_t rows, struct scratch *s)
 {
     size_t used = 0;
-    size_t columns = round_up(job->layer->dim, 16);
-    s->query = base + take(&used, rows * job->layer->dim);
+    size_t columns = round_up(layer->dim, 16);
+    s->query = base + take(&used, rows * layer->dim);
     s->output = base + take(&used, rows * columns);
     s->maximum = base + take(&used, rows);
     s->sums = base + take(&used, rows * 16);
     s->results = base + take(&used, rows * (columns + RESULT_FLOATS));
-    s->keys = base + take(&used, (size_t)job->layer->dim * TILE);
+    s->keys = base + take(&used, (size_t)layer->dim * TILE);
     s->values = base + take(&used, columns * TILE + 16); /* the last row's padding */
-    s->codes = (uint8_t *)(base + take(&used, (size_t)job->layer->dim * TILE));
-    s->scales = (uint16_t *)(base + take(&used, (size_t)job->layer->dim * TILE));
+    s->codes = (uint8_t *)(base + take(&used, (size_t)layer->dim * TILE));
+    s->scales = (uint16_t *)(base + take(&used, (size_t)layer->dim * TILE));
     s->position = (int32_t *)(base + take(&used, rows));
     return used;
 }
 
-static uint8_t *block_at(const struct job *job, int s, int position)
+static uint8_t *block_at(const struct attention *job, int s, int position)
 {
     const struct layer *l = job->layer;
     int64_t block = job->step->block_tables[(int64_t)s * job->step->max_blocks + position / l->block_tokens];
@@ -211,13 +179,12 @@ static inline void turn(const struct layer *l, const float *restrict head, int p
         target[d * step] = head[d] * scale;
 }
 
-/* Store the tokens of sequence s; `head` is room for one head. */
-static void write_sequence(const struct job *job, int s, float *head)
+/* Store tokens begin .. end, which belong to sequence s; `head` is room for one head. */
+static void write_tokens(const struct attention *job, int s, int begin, int end, float *head)
 {
     const struct layer *l = job->layer;
-    const int begin = job->step->query_starts[s], end = job->step->query_starts[s + 1];
     for (int i = begin; i < end; i++) {
-        const int position = job->step->context_lens[s] - end + i, slot = position % l->block_tokens;
+        const int position = job->step->context_lens[s] - job->step->query_starts[s + 1] + i, slot = position % l->block_tokens;
         uint8_t *block = block_at(job, s, position);
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
@@ -226,6 +193,14 @@ static void write_sequence(const struct job *job, int s, float *head)
             store_vector(l->value_kind, l->value + i * l->value_stride + h * l->dim, l->dim, l->group, &value);
         }
     }
+}
+
+void attention_write(const struct attention *job, int first_token, int last_token, float *scratch)
+{
+    const int32_t *starts = job->step->query_starts;
+    for (int s = 0; s < job->step->num_sequences && starts[s] < last_token; s++)
+        if (job->layer->writes && starts[s + 1] > first_token)
+            write_tokens(job, s, larger(first_token, starts[s]), smaller(last_token, starts[s + 1]), scratch);
 }
 
 /* Cut `count` query rows into groups: full ones, then the smallest that holds the rest. Returns how many groups. */
@@ -240,7 +215,7 @@ static int group_rows(const struct isa *isa, int left)
 static int log2_of(int size) { return size == 8 ? 3 : size / 2; }
 
 /* Pack queries [dim, rows] per group. Row i is token i / group, head i % group. */
-static void pack_rows(const struct job *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
+static void pack_rows(const struct attention *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
 {
     const struct layer *l = job->layer;
     const int group = l->num_heads / l->num_kv_heads;
@@ -259,7 +234,7 @@ static void pack_rows(const struct job *job, struct scratch *m, int first_row, i
 }
 
 /* Clear the running sums of a split. */
-static void start_rows(const struct job *job, struct scratch *m, int rows)
+static void start_rows(const struct attention *job, struct scratch *m, int rows)
 {
     const int all = round_up(rows, group_rows(job->isa, rows));
     memset(m->output, 0, sizeof(float) * all * round_up(job->layer->dim, job->isa->vector_floats));
@@ -268,12 +243,12 @@ static void start_rows(const struct job *job, struct scratch *m, int rows)
         m->maximum[r] = MASKED;
 }
 
-static size_t result_floats(const struct job *job)
+static size_t result_floats(const struct attention *job)
 {
     return round_up(job->layer->dim, job->isa->vector_floats) + RESULT_FLOATS;
 }
 
-static void clear_results(const struct job *job, float *results, int rows)
+static void clear_results(const struct attention *job, float *results, int rows)
 {
     const size_t floats = result_floats(job);
     memset(results, 0, sizeof(float) * rows * floats);
@@ -282,7 +257,7 @@ static void clear_results(const struct job *job, float *results, int rows)
 }
 
 /* Copy the split's result of row r. */
-static void take_result(const struct job *job, const struct scratch *m, int r, float *result)
+static void take_result(const struct attention *job, const struct scratch *m, int r, float *result)
 {
     const size_t columns = result_floats(job) - RESULT_FLOATS;
     memcpy(result, m->output + r * columns, sizeof(float) * columns);
@@ -291,7 +266,7 @@ static void take_result(const struct job *job, const struct scratch *m, int r, f
 }
 
 /* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
-static void finish_rows(const struct job *job, float *results, int first_row, int kv_head, int rows)
+static void finish_rows(const struct attention *job, float *results, int first_row, int kv_head, int rows)
 {
     const struct layer *l = job->layer;
     const int group = l->num_heads / l->num_kv_heads;
@@ -302,15 +277,15 @@ static void finish_rows(const struct job *job, float *results, int first_row, in
         for (int half = 8; half > 0; half /= 2)
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];
-        int64_t head = (int64_t)(first_row + r / group) * l->num_heads + kv_head * group + r % group;
+        float *output = l->output + (first_row + r / group) * l->output_stride + (kv_head * group + r % group) * l->dim;
         float inverse = 1.0f / sum[0];
         for (int d = 0; d < l->dim; d++)
-            l->output[head * l->dim + d] = values[d] * inverse + 0.0f;
+            output[d] = values[d] * inverse + 0.0f;
     }
 }
 
 /* Find tokens first .. last of the tile. Outside of that range any valid address may be used. */
-static void find_tile(const struct job *job, int s, int head, int start, int first, int last, struct places *places)
+static void find_tile(const struct attention *job, int s, int head, int start, int first, int last, struct places *places)
 {
     const struct layer *l = job->layer;
     const int64_t key_bytes = vector_bytes(l->key_kind, l->dim), value_bytes = vector_bytes(l->value_kind, l->dim);
@@ -350,7 +325,7 @@ static void copy_key(const struct layer *l, const struct stored *from, const str
 }
 
 /* Gather the keys of 16 tokens from `start` on, of which first .. last are in use. */
-static struct stored gather_keys(const struct job *job, struct scratch *m, int s, int head, int start, int first, int last)
+static struct stored gather_keys(const struct attention *job, struct scratch *m, int s, int head, int start, int first, int last)
 {
     const struct layer *l = job->layer;
     const int64_t unit = unit_bytes(l->key_kind), at = start % TILE * l->dim;
@@ -365,7 +340,7 @@ static struct stored gather_keys(const struct job *job, struct scratch *m, int s
 }
 
 /* Bring in the keys of tokens first .. last: decoded, or where they are. */
-static void load_keys(const struct job *job, struct scratch *m, const struct places *places, int s, int head, int first,
+static void load_keys(const struct attention *job, struct scratch *m, const struct places *places, int s, int head, int first,
                       int last, struct tile *tile)
 {
     const struct layer *l = job->layer;
@@ -382,7 +357,7 @@ static void load_keys(const struct job *job, struct scratch *m, const struct pla
 }
 
 /* Bring in values: decoded, or where they are, or padded with zeros for odd widths. */
-static void load_values(const struct job *job, struct scratch *m, const struct places *places, int first, int last,
+static void load_values(const struct attention *job, struct scratch *m, const struct places *places, int first, int last,
                         struct tile *tile)
 {
     const struct layer *l = job->layer;
@@ -411,7 +386,7 @@ static int mix_of(const struct layer *l)
 }
 
 /* Whether the rows can decode keys and values in registers: they fit into one group, and nothing needs padding. */
-static int decodes_in_registers(const struct job *job, int rows)
+static int decodes_in_registers(const struct attention *job, int rows)
 {
     const struct layer *l = job->layer;
     const int lanes = job->isa->vector_floats;
@@ -420,7 +395,7 @@ static int decodes_in_registers(const struct job *job, int rows)
            groups_fit;
 }
 
-static void attend_tile(const struct job *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
+static void attend_tile(const struct attention *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
 {
     const float *packed = m->query;
     for (int at = 0, size; at < rows; at += size) {
@@ -439,7 +414,7 @@ static void attend_tile(const struct job *job, const struct scratch *m, struct t
 }
 
 /* The scratch memory of the item's h-th head. */
-static struct scratch scratch_of(const struct job *job, const struct scratch *m, int h, int rows)
+static struct scratch scratch_of(const struct attention *job, const struct scratch *m, int h, int rows)
 {
     struct scratch part = *m;
     size_t at = (size_t)h * round_up(rows, 8);
@@ -463,7 +438,7 @@ struct span {
     int first_row, first_position, rows, oldest, stop;
 };
 
-static struct span span_of(const struct job *job, const struct item *item)
+static struct span span_of(const struct attention *job, const struct item *item)
 {
     const struct layer *l = job->layer;
     const int begin = job->step->query_starts[item->s], end = job->step->query_starts[item->s + 1];
@@ -475,7 +450,7 @@ static struct span span_of(const struct job *job, const struct item *item)
 }
 
 /* Attend to tokens from .. stop of one split: all heads of a tile, then the next tile. */
-static void attend_split(const struct job *job, struct scratch *m, struct scratch *parts, const struct item *item,
+static void attend_split(const struct attention *job, struct scratch *m, struct scratch *parts, const struct item *item,
                          const struct span *span, int from, int stop)
 {
     const struct layer *l = job->layer;
@@ -513,13 +488,13 @@ static void attend_split(const struct job *job, struct scratch *m, struct scratc
 }
 
 /* Where the results of a row, head and split are, if threads share the splits of a context. */
-static float *shared_result(const struct job *job, int s, int head, int row, int split)
+static float *shared_result(const struct attention *job, int s, int head, int row, int split)
 {
     const int64_t rows = rows_of(job, s);
     return job->results + ((job->first_result[s] + head * rows + row) * job->max_splits + split) * result_floats(job);
 }
 
-static void attend_item(const struct job *job, struct scratch *m, const struct item *item)
+static void attend_item(const struct attention *job, struct scratch *m, const struct item *item)
 {
     const struct span span = span_of(job, item);
     const int is_shared = item->last_split > 0;
@@ -547,10 +522,9 @@ static void attend_item(const struct job *job, struct scratch *m, const struct i
         finish_rows(job, parts[h].results, span.first_row, item->first_head + h, span.rows);
 }
 
-/* Item `index` of the job, longest contexts of a sequence first. Returns -1 when memory runs out. */
-static int run_item(void *argument, int index)
+/* Longest contexts of a sequence first. */
+void attention_item(const struct attention *job, int index, float *scratch)
 {
-    const struct job *job = argument;
     const int piece = index % job->pieces;
     int s = 0, at = index / job->pieces;
     for (; at >= items_of(job, s); s++)
@@ -562,60 +536,36 @@ static int run_item(void *argument, int index)
         item.first_split = job->max_splits * piece / job->pieces;
         item.last_split = job->max_splits * (piece + 1) / job->pieces;
     }
-    const size_t rows = (size_t)heads * round_up(rows_of(job, s), 8);
     struct scratch m;
-    float *base = thread_scratch(lay_out(job, NULL, rows, &m) * sizeof(float));
-    if (base == NULL)
-        return -1;
-    lay_out(job, base, rows, &m);
+    lay_out(job->layer, scratch, (size_t)heads * round_up(rows_of(job, s), 8), &m);
     attend_item(job, &m, &item);
-    return 0;
 }
 
 /* Merge the splits of one sequence and KV head, in order. */
-static int merge_splits(void *argument, int index)
+void attention_merge(const struct attention *job, int index, float *scratch)
 {
-    const struct job *job = argument;
     const int s = index / job->layer->num_kv_heads, head = index % job->layer->num_kv_heads;
     const struct item item = {s, 0, head, 1, 0, 0};
     const struct span span = span_of(job, &item);
     const size_t floats = result_floats(job);
-    float *total = thread_scratch(sizeof(float) * (span.rows + 1) * floats);
-    if (total == NULL)
-        return -1;
-    clear_results(job, total, span.rows);
+    clear_results(job, scratch, span.rows);
     for (int r = 0; r < span.rows; r++)
         for (int split = span.oldest / SPLIT; split * SPLIT < span.stop; split++)
-            job->isa->merge(total + r * floats, shared_result(job, s, head, r, split), (int)floats);
-    finish_rows(job, total, span.first_row, head, span.rows);
-    return 0;
+            job->isa->merge(scratch + r * floats, shared_result(job, s, head, r, split), (int)floats);
+    finish_rows(job, scratch, span.first_row, head, span.rows);
 }
 
-/* Share long contexts among the threads, if there are too few items for them. Returns -1 when memory runs out. */
-static int share_contexts(struct job *job, int items, int threads)
+size_t attention_scratch_bytes(const struct layer *layer)
 {
-    const struct step *step = job->step;
-    int64_t rows = 0;
-    for (int s = 0; s < step->num_sequences; s++) {
-        if (chunks_of(job, s) != 1)
-            return 0; /* prompts have rows enough */
-        job->max_splits = larger(job->max_splits, (step->context_lens[s] + SPLIT - 1) / SPLIT);
-        rows += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
-    }
-    if (threads == 1 || items >= ITEMS_PER_THREAD * threads || job->max_splits < 2)
-        return 0;
-    const size_t results = sizeof(float) * rows * job->max_splits * result_floats(job);
-    job->results = malloc(results + sizeof(int64_t) * step->num_sequences);
-    if (job->results == NULL)
-        return -1;
-    job->first_result = (int64_t *)((char *)job->results + results);
-    for (int64_t s = 0, at = 0; s < step->num_sequences; at += (int64_t)rows_of(job, (int)s++) * job->layer->num_kv_heads)
-        job->first_result[s] = at;
-    job->pieces = smaller(job->max_splits, (ITEMS_PER_THREAD * threads + items - 1) / items);
-    return 0;
+    struct scratch m;
+    const int group = layer->num_heads / layer->num_kv_heads;
+    /* An item of h heads with r rows each has h * round_up(r, 8) rows, where h * r is at most ROWS_PER_ITEM or h is 1. */
+    const int rows = larger(8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), round_up(larger(2 * ROWS_PER_ITEM, group), 8));
+    const size_t of_item = lay_out(layer, NULL, rows, &m), of_merge = (size_t)(rows + 1) * (round_up(layer->dim, 16) + RESULT_FLOATS);
+    return sizeof(float) * (of_item > of_merge ? of_item : of_merge);
 }
 
-static double multiply_adds(const struct job *job)
+static double multiply_adds(const struct attention *job)
 {
     double scores = 0;
     for (int s = 0; s < job->step->num_sequences; s++) {
@@ -626,37 +576,147 @@ static double multiply_adds(const struct job *job)
     return 2.0 * scores * job->layer->num_heads * job->layer->dim;
 }
 
-/* Bytes of struct layer and a digest of the sources, by which the binding detects a library of another version. */
-int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
+/* Split long contexts, if there are too few items for the threads. */
+static void plan_sharing(struct attention *job, int threads)
+{
+    const struct step *step = job->step;
+    int64_t rows = 0;
+    for (int s = 0; s < step->num_sequences; s++) {
+        if (chunks_of(job, s) != 1)
+            return; /* prompts have rows enough */
+        job->max_splits = larger(job->max_splits, (step->context_lens[s] + SPLIT - 1) / SPLIT);
+        rows += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
+    }
+    if (threads == 1 || job->items >= ITEMS_PER_THREAD * threads || job->max_splits < 2)
+        return;
+    job->pieces = smaller(job->max_splits, (ITEMS_PER_THREAD * threads + job->items - 1) / job->items);
+    job->merges = step->num_sequences * job->layer->num_kv_heads;
+    job->results_bytes = sizeof(int64_t) * round_up(step->num_sequences, 8) +
+                         sizeof(float) * rows * job->max_splits * result_floats(job);
+}
 
-#ifndef SOURCE_DIGEST
-#define SOURCE_DIGEST ""
-#endif
-const char *paged_attention_source(void) { return SOURCE_DIGEST; }
+void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, int threads, double min_parallel)
+{
+    const int group = layer->num_heads / layer->num_kv_heads;
+    int chunks = 0, items = 0;
+    *job = (struct attention){.isa = selected_isa(), .layer = layer, .step = step, .pieces = 1};
+    job->chunk_tokens = larger(1, ROWS_PER_ITEM / group), job->max_heads = layer->num_kv_heads;
+    if (multiply_adds(job) < min_parallel)
+        threads = 1;
+    for (int s = 0; s < step->num_sequences; s++)
+        chunks += chunks_of(job, s);
+    if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
+        job->max_heads = larger(1, layer->num_kv_heads * chunks / threads);
+    for (int s = 0; s < step->num_sequences; s++)
+        items += items_of(job, s);
+    job->items = items;
+    job->threads = threads;
+    plan_sharing(job, threads);
+    job->items *= job->pieces;
+}
+
+void attention_share(struct attention *job, void *memory)
+{
+    if (job->pieces == 1)
+        return;
+    if (memory == NULL) {
+        job->items /= job->pieces;
+        job->pieces = 1, job->results_bytes = 0;
+        return;
+    }
+    int64_t at = 0;
+    job->first_result = memory;
+    job->results = (float *)((char *)memory + sizeof(int64_t) * round_up(job->step->num_sequences, 8));
+    for (int s = 0; s < job->step->num_sequences; s++) {
+        job->first_result[s] = at;
+        at += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
+    }
+}
+
+/* Memory that a thread keeps until it ends, for callers that have made none: see paged_attention(). */
+struct kept_memory {
+    void *data;
+    size_t bytes;
+};
+
+static pthread_key_t kept_key;
+
+static void free_kept(void *memory)
+{
+    free(((struct kept_memory *)memory)->data);
+    free(memory);
+}
+
+static void make_kept_key(void) { pthread_key_create(&kept_key, free_kept); }
+
+/* This thread's memory, at least `bytes` long and aligned to 64. NULL: there is too little. */
+static void *kept_memory(size_t bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_kept_key);
+    struct kept_memory *memory = pthread_getspecific(kept_key);
+    if (memory == NULL) {
+        memory = calloc(1, sizeof *memory);
+        if (memory == NULL || pthread_setspecific(kept_key, memory) != 0) {
+            free(memory);
+            return NULL;
+        }
+    }
+    if (memory->bytes < bytes) {
+        free(memory->data);
+        memory->bytes = 0;
+        if (posix_memalign(&memory->data, 64, bytes) != 0) {
+            memory->data = NULL;
+            return NULL;
+        }
+        memory->bytes = bytes;
+    }
+    return memory->data;
+}
+
+/* One layer's attention as a work of its own: items, then merges. */
+struct alone {
+    struct attention job;
+    size_t scratch_bytes;
+    int phase;
+    atomic_int failed;
+};
+
+static int next_phase(void *argument, int thread)
+{
+    (void)thread;
+    struct alone *alone = argument;
+    const int units[] = {alone->job.items, alone->job.pieces > 1 && !atomic_load(&alone->failed) ? alone->job.merges : 0, 0};
+    return units[alone->phase++];
+}
+
+static void run_units(void *argument, int thread, int begin, int end)
+{
+    (void)thread;
+    struct alone *alone = argument;
+    float *scratch = kept_memory(alone->scratch_bytes);
+    if (scratch == NULL)
+        atomic_store(&alone->failed, 1);
+    for (int i = begin; i < end && scratch != NULL; i++)
+        (alone->phase == 1 ? attention_item : attention_merge)(&alone->job, i, scratch);
+}
+
+/* Bytes of struct layer, by which the binding detects a library of another version. */
+int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
 
 /* Write keys and values into the pool, then attend. Returns 0, or -1 when there is too little memory for the scratch space. */
 int paged_attention(const struct layer *layer, const struct step *step)
 {
-    const int group = layer->num_heads / layer->num_kv_heads;
-    struct job job = {selected_isa(), layer, step, larger(1, ROWS_PER_ITEM / group), layer->num_kv_heads, 1, 0, NULL, NULL};
-    const int threads = multiply_adds(&job) < MIN_PARALLEL ? 1 : step->threads;
-    int chunks = 0, items = 0;
-    for (int s = 0; s < step->num_sequences; s++)
-        chunks += chunks_of(&job, s);
-    if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
-        job.max_heads = larger(1, layer->num_kv_heads * chunks / threads);
-    for (int s = 0; s < step->num_sequences; s++)
-        items += items_of(&job, s);
-    float *head = thread_scratch(sizeof(float) * layer->dim);
-    if (head == NULL)
+    struct alone alone = {.scratch_bytes = attention_scratch_bytes(layer)};
+    attention_plan(&alone.job, layer, step, step->threads, MIN_PARALLEL);
+    float *scratch = kept_memory(alone.scratch_bytes);
+    void *results = NULL;
+    if (scratch == NULL || (alone.job.results_bytes > 0 && posix_memalign(&results, 64, alone.job.results_bytes) != 0))
         return -1;
-    for (int s = 0; layer->writes && s < step->num_sequences; s++)
-        write_sequence(&job, s, head);
-    if (share_contexts(&job, items, threads) != 0)
-        return -1;
-    int status = run_parallel(run_item, &job, items * job.pieces, threads);
-    if (job.pieces > 1 && status == 0)
-        status = run_parallel(merge_splits, &job, step->num_sequences * layer->num_kv_heads, threads);
-    free(job.results);
-    return status;
+    attention_share(&alone.job, results);
+    attention_write(&alone.job, 0, step->query_starts[step->num_sequences], scratch);
+    const struct work work = {next_phase, run_units, NULL, &alone};
+    team_run_now(&work, alone.job.threads);
+    free(results);
+    return atomic_load(&alone.failed) ? -1 : 0;
 }

@@ -1,11 +1,9 @@
 """Attention: the choice of a backend; both are correct, and independent of batch, chunks, blocks and threads."""
 
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +20,10 @@ from ingot.runtime.cpu.native.attention import (
     NativeAttention,
     attention_backend,
     isa_in_use,
-    library_file,
-    load_library,
     make_attention,
-    native_library,
     use_isa,
 )
+from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.steps.batch import ForwardBatch
 from tests.runtime.cpu.native.attention_cases import (
@@ -86,34 +82,6 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_ATTENTION", "cuda")
     with pytest.raises(UsageError, match="INGOT_ATTENTION is 'cuda'; it must be native or numpy"):
         attention_backend()
-
-
-def test_the_library_is_found_by_its_name_or_else_its_earlier_one(tmp_path: Path) -> None:
-    assert library_file(tmp_path) is None
-    earlier, now = tmp_path / "_paged_attention.cpython-311-x86_64-linux-gnu.so", tmp_path / "paged_attention.so"
-    earlier.touch()
-    assert library_file(tmp_path) == earlier
-    now.touch()
-    assert library_file(tmp_path) == now
-
-
-def test_a_damaged_library_is_named(tmp_path: Path) -> None:
-    damaged = tmp_path / "paged_attention.so"
-    damaged.write_bytes(b"not a library")
-    with pytest.raises(EngineError, match=r"paged_attention.so: does not load .* build it again, or remove it"):
-        load_library(damaged)
-
-
-def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
-    built = library_file(Path(attention.__file__).parent)
-    if built is None:
-        pytest.skip("the attention kernel was not compiled")
-    library = Path(shutil.copy(built, tmp_path))
-    load_library(library)  # no sources are next to it, as in a wheel
-    for source in ("paged_attention.c", "kv_precision.h"):
-        shutil.copy(Path(attention.__file__).parent / source, tmp_path)
-    with pytest.raises(EngineError, match="another version of its source; install Ingot again"):
-        load_library(library)
 
 
 @pytest.fixture(params=["numpy", "native"])

@@ -1,0 +1,63 @@
+"""The compiled library of the CPU engine, ingot_cpu.so: attention, and the walk of launch programs with its kernels.
+
+It is a plain shared object, not a Python module, loaded by ctypes; hatch_build.py compiles it from the C files of this
+folder.
+"""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, sizeof
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from ingot.errors import EngineError
+from ingot.runtime.cpu.native.structures import Layer, Step
+
+LIBRARY = "ingot_cpu.so"
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """Load the library; None when it was not built. Raises EngineError when it exists but does not load."""
+    path = library_file(Path(__file__).parent)
+    return load_library(path) if path is not None else None
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load a library that hatch_build.py compiled. Raises EngineError for anything else."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        message = f"{path}: does not load ({error}); build it again, or remove it to use numpy"
+        raise EngineError(message) from error
+    if not _is_of_this_version(library, path.parent):
+        raise EngineError(
+            f"{path}: was built from another version of its source; install Ingot again: pip install -e . in a checkout"
+        )
+    library.paged_attention.argtypes = (POINTER(Layer), POINTER(Step))
+    library.paged_attention.restype = c_int
+    library.paged_attention_isa.restype = c_char_p
+    library.paged_attention_use_isa.argtypes = (c_char_p,)
+    return library
+
+
+def library_file(folder: Path) -> Path | None:
+    """Return the library in a folder; None where it was not built."""
+    file = folder / LIBRARY
+    return file if file.is_file() else None
+
+
+def _is_of_this_version(library: ctypes.CDLL, folder: Path) -> bool:
+    """Whether the library fits the bindings and, in a source tree, was built from the sources that are there."""
+    try:
+        library.ingot_cpu_source.restype = c_char_p
+        built_from, layer_bytes = library.ingot_cpu_source(), library.paged_attention_layer_bytes()
+    except AttributeError:
+        return False
+    return layer_bytes == sizeof(Layer) and source_digest(folder) in (None, built_from.decode())
+
+
+def source_digest(folder: Path) -> str | None:
+    """Digest of the C sources in a folder, as the build computes it; None without sources, as in a wheel."""
+    sources = sorted([*folder.glob("*.c"), *folder.glob("*.h")])
+    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16] if sources else None

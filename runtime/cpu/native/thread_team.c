@@ -1,0 +1,315 @@
+/* The team of thread_team.h.
+ *
+ * `state` holds the phase: its serial number, units and threads in one word, so that whatever a thread concludes from it
+ * is true of that very phase. `taken` of a share holds the serial number of the phase in which a piece was last taken, and
+ * the next unit. To take a piece is to replace that word, which fails for a phase that is over: its shares are used up
+ * or belong to a later one. A thread reads the work only while it has a piece, when the work cannot end. So a thread may
+ * be asleep or late for any number of phases and works, and nothing has to be reset.
+ *
+ * Sleeping: a thread sets its flag, looks at the state once more, and sleeps on its bell; who changes the state looks at
+ * the flags afterwards. Both are sequentially consistent, so one of the two sees the other. Two threads are woken with a
+ * phase, and each of them wakes two more: starting a large team delays no one thread. The caller alone must be woken at
+ * the end; the others are never waited for.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <fenv.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "thread_team.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+enum { LINE = 64, PIECES = 4, WOKEN_AT_ONCE = 2, PAUSES_PER_LOOK = 32, REFRESH_BITS = 28 };
+static const int64_t SPIN_STEP = 50000, SPIN_IDLE = 200000; /* ns before a thread sleeps: within a work, and between works */
+
+struct bell {
+    _Alignas(LINE) atomic_uint rung;
+#if !defined(__linux__)
+    pthread_mutex_t lock;
+    pthread_cond_t ringing;
+#endif
+};
+
+struct share {
+    _Alignas(LINE) _Atomic uint64_t taken; /* serial number << 32 | next unit */
+};
+
+static struct {
+    _Alignas(LINE) _Atomic uint64_t state; /* serial number << 32 | threads - 1 << 24 | units; units 0: no work */
+    _Alignas(LINE) atomic_int done;        /* units of the phase */
+    _Alignas(LINE) const struct work *work;
+    int members;                           /* threads besides the caller */
+    _Alignas(LINE) atomic_uchar asleep[MAX_THREADS];
+    struct share shares[MAX_THREADS];
+    struct bell bells[MAX_THREADS];
+} team;
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* held during a work; protects team.work and team.members */
+
+static inline uint32_t serial_of(uint64_t state) { return (uint32_t)(state >> 32); }
+static inline int threads_of(uint64_t state) { return (int)(state >> 24 & 255) + 1; }
+static inline int units_of_phase(uint64_t state) { return (int)(state & MAX_UNITS); }
+
+static inline void pause_briefly(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+#if defined(__linux__)
+static void wait_for_bell(struct bell *bell, unsigned heard)
+{
+    syscall(SYS_futex, &bell->rung, FUTEX_WAIT_PRIVATE, heard, NULL, NULL, 0);
+}
+
+static void ring(struct bell *bell)
+{
+    atomic_fetch_add(&bell->rung, 1);
+    syscall(SYS_futex, &bell->rung, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static void make_bell(struct bell *bell) { atomic_store(&bell->rung, 0); }
+#else
+static void wait_for_bell(struct bell *bell, unsigned heard)
+{
+    pthread_mutex_lock(&bell->lock);
+    while (atomic_load(&bell->rung) == heard)
+        pthread_cond_wait(&bell->ringing, &bell->lock);
+    pthread_mutex_unlock(&bell->lock);
+}
+
+static void ring(struct bell *bell)
+{
+    pthread_mutex_lock(&bell->lock);
+    atomic_fetch_add(&bell->rung, 1);
+    pthread_cond_signal(&bell->ringing);
+    pthread_mutex_unlock(&bell->lock);
+}
+
+static void make_bell(struct bell *bell)
+{
+    atomic_store(&bell->rung, 0);
+    pthread_mutex_init(&bell->lock, NULL);
+    pthread_cond_init(&bell->ringing, NULL);
+}
+#endif
+
+/* Wake the thread if it sleeps. Returns whether it did. */
+static int wake(int thread)
+{
+    if (!atomic_load(&team.asleep[thread]) || !atomic_exchange(&team.asleep[thread], 0))
+        return 0;
+    ring(&team.bells[thread]);
+    return 1;
+}
+
+static void wake_some(int threads)
+{
+    for (int thread = 0, woken = 0; thread < threads && woken < WOKEN_AT_ONCE; thread++)
+        woken += wake(thread);
+}
+
+/* Sleep until the state is another than `seen`; return it. */
+static uint64_t sleep_until_changed(int thread, uint64_t seen)
+{
+    for (;;) {
+        const unsigned heard = atomic_load(&team.bells[thread].rung);
+        atomic_store(&team.asleep[thread], 1);
+        uint64_t state = atomic_load(&team.state);
+        if (state == seen) {
+            wait_for_bell(&team.bells[thread], heard);
+            state = atomic_load(&team.state);
+        }
+        if (state != seen) {
+            atomic_store(&team.asleep[thread], 0);
+            if (units_of_phase(state) > 0)
+                wake_some(threads_of(state));
+            return state;
+        }
+    }
+}
+
+static uint64_t wait_until_changed(int thread, uint64_t seen)
+{
+    const int64_t limit = thread >= threads_of(seen) ? 0 : units_of_phase(seen) > 0 ? SPIN_STEP : SPIN_IDLE;
+    const int64_t begin = nanoseconds();
+    do
+        for (int i = 0; i < PAUSES_PER_LOOK; i++, pause_briefly()) {
+            const uint64_t state = atomic_load_explicit(&team.state, memory_order_acquire);
+            if (state != seen)
+                return state;
+        }
+    while (nanoseconds() - begin < limit);
+    return sleep_until_changed(thread, seen);
+}
+
+/* Take a piece of a share: units *begin .. *end. Returns 0 if nothing is left of it, or the phase is over. */
+static int take_piece(uint64_t state, int share, int *begin, int *end)
+{
+    const int units = units_of_phase(state), threads = threads_of(state);
+    const int first = share_begin(units, threads, share), last = share_begin(units, threads, share + 1);
+    uint64_t taken = atomic_load_explicit(&team.shares[share].taken, memory_order_relaxed);
+    while (first < last) {
+        const int32_t phases_ahead = (int32_t)(serial_of(taken) - serial_of(state));
+        const int next = phases_ahead == 0 ? (int)(uint32_t)taken : first;
+        if (phases_ahead > 0 || next >= last)
+            return 0;
+        const int size = (last - next + PIECES - 1) / PIECES;
+        const uint64_t replaced = (uint64_t)serial_of(state) << 32 | (uint32_t)(next + size);
+        if (atomic_compare_exchange_weak(&team.shares[share].taken, &taken, replaced)) {
+            *begin = next, *end = next + size;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Prepare and announce the phase after `state`. One that is not shared is done at once. */
+static void begin_next_phase(uint64_t state, int thread)
+{
+    const struct work *work = team.work;
+    int units;
+    while ((units = work->next_phase(work->argument, thread)) == 1)
+        work->run(work->argument, thread, 0, 1);
+    atomic_store_explicit(&team.done, 0, memory_order_relaxed);
+    atomic_store(&team.state, (uint64_t)(serial_of(state) + 1) << 32 | (state & 0xff000000) | (unsigned)units);
+    if (units == 0)
+        wake(0);
+    else
+        wake_some(threads_of(state));
+}
+
+/* Do units of the phase until none is left to take. */
+static void take_part(uint64_t state, int thread)
+{
+    const int threads = threads_of(state);
+    int count = 0, begin, end;
+    for (int i = 0; i < threads; i++)
+        while (take_piece(state, (thread + i) % threads, &begin, &end)) {
+            team.work->run(team.work->argument, thread, begin, end);
+            count += end - begin;
+        }
+    if (count == 0)
+        return;
+    if (team.work->look_ahead != NULL)
+        team.work->look_ahead(team.work->argument, thread);
+    if (atomic_fetch_add(&team.done, count) + count == units_of_phase(state))
+        begin_next_phase(state, thread);
+}
+
+static void *member_main(void *argument)
+{
+    const int thread = (int)(intptr_t)argument;
+    fesetenv(FE_DFL_ENV);
+    for (uint64_t state = atomic_load(&team.state);; state = wait_until_changed(thread, state))
+        if (thread < threads_of(state) && units_of_phase(state) > 0)
+            take_part(state, thread);
+    return NULL;
+}
+
+static void forget_team(void)
+{
+    memset((void *)&team, 0, sizeof team);
+    pthread_mutex_init(&turn, NULL);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
+
+/* Start members until there are `count`; fewer when the system refuses. They leave signals to the other threads. */
+static void start_members(int count)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    if (team.members >= count)
+        return;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (team.members == 0)
+        make_bell(&team.bells[0]);
+    for (pthread_t thread; team.members < count; team.members++) {
+        make_bell(&team.bells[team.members + 1]);
+        if (pthread_create(&thread, NULL, member_main, (void *)(intptr_t)(team.members + 1)) != 0)
+            break;
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void run_alone(const struct work *work)
+{
+    for (int units; (units = work->next_phase(work->argument, 0)) > 0;)
+        work->run(work->argument, 0, 0, units);
+}
+
+/* Serial numbers are compared by their difference: one that no phase used for long is brought forward. */
+static void refresh_shares(uint32_t serial)
+{
+    static uint32_t refreshed;
+    if (serial >> REFRESH_BITS == refreshed)
+        return;
+    refreshed = serial >> REFRESH_BITS;
+    for (int i = 0; i < MAX_THREADS; i++)
+        atomic_store(&team.shares[i].taken, (uint64_t)serial << 32);
+}
+
+/* The caller has the turn. */
+static void run_together(const struct work *work, int threads)
+{
+    start_members(threads - 1);
+    team.work = work;
+    const uint64_t idle = atomic_load(&team.state);
+    refresh_shares(serial_of(idle));
+    begin_next_phase((uint64_t)serial_of(idle) << 32 | (uint64_t)(threads - 1) << 24, 0);
+    for (uint64_t state = atomic_load(&team.state); units_of_phase(state) > 0; state = wait_until_changed(0, state))
+        take_part(state, 0);
+}
+
+static void run(const struct work *work, int threads, int has_turn)
+{
+    fenv_t environment; /* the caller may have changed how it rounds, and flushes subnormals: no result depends on that */
+    fegetenv(&environment);
+    fesetenv(FE_DFL_ENV);
+    if (has_turn)
+        run_together(work, threads < MAX_THREADS ? threads : MAX_THREADS);
+    else
+        run_alone(work);
+    fesetenv(&environment);
+    if (has_turn)
+        pthread_mutex_unlock(&turn);
+}
+
+/* Digest of the sources, by which the bindings detect a library of another version. */
+#ifndef SOURCE_DIGEST
+#define SOURCE_DIGEST ""
+#endif
+const char *ingot_cpu_source(void) { return SOURCE_DIGEST; }
+
+void team_run(const struct work *work, int threads) { run(work, threads, threads > 1 && pthread_mutex_lock(&turn) == 0); }
+
+void team_run_now(const struct work *work, int threads)
+{
+    run(work, threads, threads > 1 && pthread_mutex_trylock(&turn) == 0);
+}
