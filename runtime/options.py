@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
-from ingot.errors import UsageError, shown
+from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
 from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
@@ -131,9 +131,13 @@ class EngineOptions:
             raise UsageError(f"kv_disk_path is {shown(self.kv_disk_path)}; it must be the path of a folder")
         if (self.kv_disk_path is None) != (self.kv_disk_bytes == 0):
             raise UsageError(
-                f"kv_disk_path is {shown(self.kv_disk_path)} and kv_disk_bytes is {self.kv_disk_bytes}; a disk tier"
-                " takes a folder and the most bytes in it, so give both or neither"
+                f"kv_disk_path is {_path_shown(self.kv_disk_path)} and kv_disk_bytes is {self.kv_disk_bytes};"
+                " a disk tier takes a folder and the most bytes in it, so give both or neither"
             )
+
+
+def _path_shown(path: str | os.PathLike[str] | None) -> str:
+    return shown(path if path is None else os.fspath(path))
 
 
 def takes_options(
@@ -154,15 +158,17 @@ def takes_options(
         def load_with(
             owner: _Owner, artifact: Artifact | Path | str, /, *args: _Fields.args, **fields: _Fields.kwargs
         ) -> _Loaded:
+            for name in fields.keys() - parameters.keys():
+                raise UsageError(unknown("option", name, parameters, "options of Engine.load"))
             alone: dict[str, Any] = {name: value for name, value in fields.items() if name not in _DISK}
             options(*args, **alone)  # a mistake of the caller's is refused before gigabytes are verified
             opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
             defaults: dict[str, Any] = serving_defaults(opened.manifest, fields)
             return load(owner, opened, options(*args, **(defaults | fields)))
 
+        parameters = inspect.signature(options).parameters
         own = list(inspect.signature(load_with, follow_wrapped=False).parameters.values())[:2]
-        shown = inspect.Signature([*own, *inspect.signature(options).parameters.values()])
-        load_with.__signature__ = shown  # type: ignore[attr-defined]  # what `help` prints
+        load_with.__signature__ = inspect.Signature([*own, *parameters.values()])  # type: ignore[attr-defined]  # what `help` prints
         return load_with
 
     return decorate

@@ -217,7 +217,7 @@ def test_load_takes_the_fields_of_engine_options_as_keywords(engine: type[Engine
         "artifact",
         *(each.name for each in fields(EngineOptions)),
     ]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'kv_block'"):
+    with pytest.raises(UsageError, match=r"unknown option 'kv_block'\. Did you mean 'kv_blocks'"):
         engine.load("artifact", kv_block=3)  # type: ignore[call-arg]
 
 
