@@ -3,11 +3,16 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+# A module is compiled when it is first imported: of the 12,000 that `make check` installs, most never are.
+PIP    := $(BIN)/pip install --quiet --no-compile
 # A worker a core; one that is done takes tests from another's end, so that files, and what they build, stay together.
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
 # Architectures of the wheels; zig compiles the CPU engine's library for each of them and for glibc 2.28.
 ARCHITECTURES := x86_64 aarch64
+
+# Containers often set it; without it, the processes that the tests start need not compile Ingot's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check lint types layers oracle bench wheel clean
 
@@ -21,29 +26,29 @@ help:
 $(STAMPS)/venv:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ingot needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(PIP) --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
-	$(BIN)/pip install --quiet --editable ".[compiler]"
+	$(PIP) --editable ".[compiler]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/ingot
-	$(BIN)/pip install --quiet --group test
+	$(PIP) --group test
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/test
-	$(BIN)/pip install --quiet --group dev
+	$(PIP) --group dev
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/venv pyproject.toml
-	$(BIN)/pip install --quiet --group wheel
+	$(PIP) --group wheel
 	@touch $@
 
 # torch first and alone: its pin keeps later installs from taking another build.
 $(STAMPS)/oracle: $(STAMPS)/dev
-	$(BIN)/pip install --quiet "torch==2.13.0"
-	$(BIN)/pip install --quiet --group oracle
+	$(PIP) "torch==2.13.0"
+	$(PIP) --group oracle
 	@touch $@
 
 demo: $(STAMPS)/ingot
@@ -58,7 +63,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/python .ci/check_words.py
 
 types: $(STAMPS)/oracle
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 layers: $(STAMPS)/dev
 	$(BIN)/lint-imports

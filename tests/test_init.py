@@ -44,7 +44,7 @@ def loaded(code: str) -> set[str]:
     [
         (
             "import ingot; dir(ingot)",
-            {"ingot.builder", "ingot.errors", "ingot.runtime", "numpy", "onnx", "onnxruntime"},
+            {"importlib.metadata", "ingot.builder", "ingot.errors", "ingot.runtime", "numpy", "onnx", "onnxruntime"},
         ),
         ("import ingot; ingot.EngineError", {"ingot.builder", "ingot.runtime", "numpy", "onnx", "onnxruntime"}),
         ("import ingot; ingot.Engine", {"ingot.builder", "ingot.pipeline", "onnx", "onnx_ir"}),

@@ -9,10 +9,10 @@ Example:
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from ingot.builder import BuildResult, build
     from ingot.errors import (
         ArtifactError,
@@ -54,11 +54,6 @@ if TYPE_CHECKING:
 
 # onnxruntime's wheels send telemetry unless this is set before they are imported, and write files for it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-try:
-    __version__ = version("ingot")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0.0.0"
 
 __all__ = [
     "ArtifactError",
@@ -143,12 +138,24 @@ _HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use: `import ingot` alone loads neither engine nor compiler."""
-    if name not in _HOME:
+    """Find the public names on first use: `import ingot` alone loads neither engine nor compiler."""
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
         raise AttributeError(f"module 'ingot' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    try:
+        return version("ingot")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0.0.0"
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,6 @@ and works on an install without the compiler's packages.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 
 import click
@@ -109,8 +108,10 @@ def _pass_names() -> list[str]:
         ),
         None,
     )
+    from importlib.metadata import entry_points  # as slow to import as everything else that help needs
+
     own = list(ast.literal_eval(table)) if table is not None else []
-    return sorted({*own, *(point.name for point in metadata.entry_points(group="ingot.passes"))})
+    return sorted({*own, *(point.name for point in entry_points(group="ingot.passes"))})
 
 
 def _recipe_keys() -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ A clock advances by what each step, each look for drafts and each draft of a mod
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -145,18 +146,29 @@ TRACES: dict[str, Callable[[], Trace]] = {
 }
 
 
-def speed(
-    trace: Trace, costs: Costs, executor: Callable[[Clock, Costs], FakeExecutor | LayeredExecutor], num_at_once: int
-) -> tuple[float, int]:
-    """Time of plain decoding in that of speculation, and the number of drafts that were verified."""
-    params = SamplingParams(max_tokens=MOST_TOKENS)
-    prompts = [[1, 2, 3]] * (num_at_once * NUM_REQUESTS)  # a few at once, so that steps are full to the end
+MakeExecutor = Callable[[Clock, Costs], FakeExecutor | LayeredExecutor]
+PARAMS = SamplingParams(max_tokens=MOST_TOKENS)
+
+
+def prompts_of(num_at_once: int) -> list[list[int]]:
+    """A few at once, so that steps are full to the end."""
+    return [[1, 2, 3]] * (num_at_once * NUM_REQUESTS)
+
+
+@cache
+def plain_decoding(costs: Costs, executor: MakeExecutor, num_at_once: int) -> tuple[float, tuple[int, ...]]:
+    """Time of plain decoding, and the tokens of a request; every trace is compared with the same."""
     clock = Clock()
     with Engine(executor(clock, costs), max_sequences=num_at_once) as engine:
-        expected = engine.generate([1, 2, 3], params).token_ids
+        expected = engine.generate([1, 2, 3], PARAMS).token_ids
         clock.now = 0.0
-        engine.generate(prompts, params)
-    plain = clock.now
+        engine.generate(prompts_of(num_at_once), PARAMS)
+    return clock.now, expected
+
+
+def speed(trace: Trace, costs: Costs, executor: MakeExecutor, num_at_once: int) -> tuple[float, int]:
+    """Time of plain decoding in that of speculation, and the number of drafts that were verified."""
+    plain, expected = plain_decoding(costs, executor, num_at_once)
     clock = Clock()
     replays = executor is TimedReplayingExecutor
     speculator = Speculator(
@@ -166,7 +178,7 @@ def speed(
     with Engine(executor(clock, costs), max_sequences=num_at_once, speculator=speculator) as engine:
         engine.generate([1, 2, 3], SamplingParams(max_tokens=1))
         clock.now = 0.0
-        for done in engine.generate(prompts, params):
+        for done in engine.generate(prompts_of(num_at_once), PARAMS):
             assert done.token_ids == expected
         found = engine.metrics().speculation
     assert found is not None
@@ -213,13 +225,13 @@ def test_steps_at_rest_are_queued_on_an_asynchronous_device() -> None:
             self.now += 0.5
             return self.now
 
-    clock, params = Ticking(), SamplingParams(max_tokens=MOST_TOKENS)
+    clock = Ticking()
     executor = FakePipelinedExecutor(vocab_size=VOCAB, context_tokens=CONTEXT)
     drafter = TracedDrafter(TRACES["always wrong"](), [0] * MOST_TOKENS, clock, Costs(look=0.1))
     speculator = Speculator(drafter, vocab_size=VOCAB)
     speculator.clock = clock
     with Engine(executor, speculator=speculator) as engine:
-        engine.generate([1, 2, 3], params)
+        engine.generate([1, 2, 3], PARAMS)
         num_looks, num_steps = drafter.num_calls, engine.metrics().num_steps
     assert 5 < num_looks < 0.08 * num_steps
     assert executor.num_submitted >= num_steps - num_looks
