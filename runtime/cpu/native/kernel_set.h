@@ -1,0 +1,86 @@
+/* The kernels of one instruction set: included once for each (kernels_x86.h and others). The includer defines
+ *
+ *     NAME(x)                 the instruction set's own name for x, and SET, that name as a string
+ *     TARGET                  function attribute that selects it
+ *     VW                      floats in a vector; divides 16
+ *     HEIGHT                  rows of a tile of activations: 4, 6 or 12
+ *     FLOAT_TILES             tiles of floats that three and more rows are multiplied by at once: 1 or 2
+ *     CHAINS                  sums of a row of integers that run side by side, for the latency of vdot: 1, 2 or 4
+ *     AHEAD                   bytes by which weights are fetched ahead
+ *     vset vseti              broadcast of a float, of an int32
+ *     vfma vmaxi              a * b + c rounded once; maximum of int32
+ *     vhalf(p) vfloat8(p, v)  VW float16; e4m3fn codes p[v * VW] .. over 256, a normal number
+ *     multiply16(a, b)        int32 lanes a, -255 .. 255, times b, 16 bits without sign extension
+ *     vdot(sum, c, at)        sum of int32 + 4 bytes of c (unsigned) * 4 bytes at *at (int8), exact
+ *     or, with SHORT_SUMS,    in place of vdot
+ *     short_dot(c, at)        sums of 2 such products in 16 bits, c at most 15
+ *     short_add               their sum
+ *     short_fold(s, factor)   factor * sums of two of them as int32; factor 1 or 16
+ */
+
+typedef float NAME(vf) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
+typedef int32_t NAME(vi) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
+typedef uint16_t NAME(vh) __attribute__((vector_size(VW * 2), aligned(1), may_alias));
+typedef uint8_t NAME(vb) __attribute__((vector_size(VW), aligned(1), may_alias));
+
+#define vf NAME(vf)
+#define vi NAME(vi)
+#define vh NAME(vh)
+#define vb NAME(vb)
+#define VECS (LANES / VW)
+#define INLINE static inline __attribute__((always_inline)) TARGET
+#ifndef UNROLL
+#define UNROLL _Pragma("GCC unroll 64")
+#endif
+#define EACH(v) UNROLL for (int v = 0; v < VECS; v++)
+#define LOADF(p) (*(const vf *)(p))
+#define LOADI(p) (*(const vi *)(p))
+#define STOREF(p, x) (*(vf *)(p) = (x))
+#define PICK(mask, yes, no) ((vf)(((mask) & (vi)(yes)) | (~(mask) & (vi)(no))))
+
+#include "vector_math.h"
+#include "row_kernels.h"
+#include "matmul_kernels.h"
+
+static const struct kernels NAME(kernels) = {
+    .name = SET,
+    .max_height = HEIGHT,
+    .round_row = NAME(round_row),
+    .multiply = NAME(multiply),
+    .embed_row = embed_row,
+    .normalize_row = NAME(normalize_row),
+    .combine_row = NAME(combine_row),
+};
+
+#undef vf
+#undef vi
+#undef vh
+#undef vb
+#undef VECS
+#undef INLINE
+#undef UNROLL
+#undef EACH
+#undef LOADF
+#undef LOADI
+#undef STOREF
+#undef PICK
+#undef NAME
+#undef SET
+#undef TARGET
+#undef VW
+#undef HEIGHT
+#undef FLOAT_TILES
+#undef CHAINS
+#undef AHEAD
+#undef SHORT_SUMS
+#undef vset
+#undef vseti
+#undef vfma
+#undef vmaxi
+#undef vhalf
+#undef vfloat8
+#undef multiply16
+#undef vdot
+#undef short_dot
+#undef short_add
+#undef short_fold

@@ -1,0 +1,303 @@
+/* The matmul of a few rows with tiles of a matrix, included once per instruction set by kernel_set.h. launch.h has the
+ * layouts and the arithmetic. Functions here have their height, form and number of tiles as constants, so that sums stay in
+ * registers.
+ */
+
+/* Codes 4 group .. of the 32 that begin at `codes`: VW lanes of four bytes from lane v * VW on. */
+INLINE vi NAME(codes_of)(const uint8_t *codes, int v, int bits, int group)
+{
+    const int lines = bits == 8 ? group : bits == 4 ? group / 2 : group / 4;
+    vi c = LOADI(codes + 64 * lines + 4 * VW * v);
+    if (bits == 8)
+        return c;
+    if (bits == 4)
+        return (c >> 4 * (group % 2)) & vseti(0x0f0f0f0f);
+    c = (c >> 2 * (group % 4)) & vseti(0x03030303);
+    if (bits == 2)
+        return c;
+    const vi high = LOADI(codes + 128 + 4 * VW * v);
+    return c | ((group < 2 ? high << (2 - group) : high >> (group - 2)) & vseti(0x04040404));
+}
+
+#ifdef SHORT_SUMS
+/* Add groups begin .. end of 32 codes, times q, to the sums. Products of pairs are summed in 16 bits first: eight of them fit,
+ * as codes of 4 bits times 128 times 2 are 3840 at most. Codes of 8 bits are two of 4 bits. */
+INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi (*sum)[VECS], int mt, int chains, int bits, int begin, int end)
+{
+    EACH(v) {
+        vi low[MAX_HEIGHT], high[MAX_HEIGHT];
+        UNROLL for (int g = begin; g < end; g++) {
+            const vi c = NAME(codes_of)(codes, v, bits, g), four = c & vseti(0x0f0f0f0f), more = (c >> 4) & vseti(0x0f0f0f0f);
+            UNROLL for (int m = 0; m < mt; m++) {
+                const int32_t *at = q + (g - begin) * mt + m;
+                low[m] = g == begin ? short_dot(four, at) : short_add(low[m], short_dot(four, at));
+                if (bits == 8)
+                    high[m] = g == begin ? short_dot(more, at) : short_add(high[m], short_dot(more, at));
+            }
+        }
+        UNROLL for (int m = 0; m < mt; m++) {
+            sum[m][v] += short_fold(low[m], 1);
+            if (bits == 8)
+                sum[m][v] += short_fold(high[m], 16);
+        }
+    }
+    (void)chains;
+}
+#else
+/* Add groups begin .. end of 32 codes, times q, to the sums: each row has `chains` of them in turns, for the latency. */
+INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi (*sum)[VECS], int mt, int chains, int bits, int begin, int end)
+{
+    EACH(v)
+        UNROLL for (int g = begin; g < end; g++) {
+            const vi c = NAME(codes_of)(codes, v, bits, g);
+            UNROLL for (int m = 0; m < mt; m++) {
+                vi *to = &sum[m * chains + g % chains][v];
+                *to = vdot(*to, c, q + (g - begin) * mt + m);
+            }
+        }
+}
+#endif
+
+/* out[m][16] of `mt` rows and one tile of integer codes. */
+INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const struct activations *rows, int first, int mt,
+                           int bits, float *out)
+{
+    const struct matrix *w = op->matrix;
+    const int blocks = activation_blocks(op), block = w->padded_k / blocks, chains = mt < CHAINS ? CHAINS / mt : 1;
+    const int scale_step = w->scale_blocks > 1 ? LANES : 0;
+    const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
+    const uint8_t *codes = tile + w->codes_offset;
+    const int32_t *q = (const int32_t *)((const int8_t *)rows->values + (int64_t)first * w->padded_k);
+    const int32_t *sums = rows->sums + (int64_t)first * blocks;
+    const float *x_scales = rows->scales + (int64_t)first * blocks;
+    vf total[MAX_HEIGHT][VECS];
+    UNROLL for (int m = 0; m < mt; m++)
+        EACH(v) total[m][v] = vset(0.0f);
+    for (int b = 0, at = 0; b < blocks; b++, sums += mt, x_scales += mt, zeros += scale_step) {
+        vi sum[MAX_HEIGHT][VECS];
+        UNROLL for (int m = 0; m < mt; m++)
+            EACH(v) {
+                sum[m * chains][v] = vseti(sums[m]);
+                if (w->has_zeros) {
+                    const vi zero = __builtin_convertvector(*(const vb *)(zeros + v * VW), vi);
+                    if (blocks == 1)
+                        sum[m * chains][v] *= zero;
+                    else
+                        sum[m * chains][v] = multiply16(zero, sum[m * chains][v]);
+                }
+                UNROLL for (int c = 1; c < chains; c++)
+                    sum[m * chains + c][v] = vseti(0);
+            }
+        const int end = at + block;
+        if (at % 32 != 0) {
+            NAME(add_groups)(codes, q, sum, mt, chains, bits, 4, 8);
+            at += 16, codes += 64 * bits, q += 4 * mt;
+        }
+        for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
+            UNROLL for (int line = 0; mt <= 2 && line < bits; line++)
+                __builtin_prefetch(codes + AHEAD + 64 * line, 0, 2);
+            NAME(add_groups)(codes, q, sum, mt, chains, bits, 0, 8);
+        }
+        if (at < end) {
+            NAME(add_groups)(codes, q, sum, mt, chains, bits, 0, 4);
+            at += 16, q += 4 * mt;
+        }
+        EACH(v) {
+            const vf scale = w->scale_bytes == 2 ? vhalf(scales + 2 * VW * v) : LOADF(scales + 4 * VW * v);
+            UNROLL for (int m = 0; m < mt; m++) {
+                UNROLL for (int c = 1; c < chains; c++)
+                    sum[m * chains][v] += sum[m * chains + c][v];
+                const vf whole = __builtin_convertvector(sum[m * chains][v], vf);
+                total[m][v] = vfma(whole, scale * vset(x_scales[m]), total[m][v]);
+            }
+        }
+        scales += scale_step * w->scale_bytes;
+    }
+    UNROLL for (int m = 0; m < mt; m++)
+        EACH(v) STOREF(out + m * LANES + v * VW, total[m][v]);
+}
+
+/* VW elements of a row of 16 at p, from lane v * VW on; float8 as 1/256 of its value. */
+INLINE vf NAME(elements)(const uint8_t *p, int v, int form)
+{
+    switch (form) {
+    case FORM_FLOAT32: return LOADF(p + 4 * VW * v);
+    case FORM_FLOAT16: return vhalf(p + 2 * VW * v);
+    case FORM_BFLOAT16: return (vf)(__builtin_convertvector(*(const vh *)(p + 2 * VW * v), vi) << 16);
+    default: return vfloat8(p, v);
+    }
+}
+
+/* Add column k of `nt` tiles, whose elements are at `codes`, times q to the sums. */
+INLINE void NAME(add_column)(const uint8_t *codes, int64_t tile_bytes, const float *q, vf (*sum)[VECS], int mt, int nt, int form)
+{
+    UNROLL for (int t = 0; t < nt; t++)
+        EACH(v) {
+            const vf w = NAME(elements)(codes + t * tile_bytes, v, form);
+            UNROLL for (int m = 0; m < mt; m++)
+                sum[t * mt + m][v] = vfma(w, vset(q[m]), sum[t * mt + m][v]);
+        }
+}
+
+/* out[t][m][16] of `mt` rows and `nt` tiles of floats: several, because one tile's sums wait for each other. */
+INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const struct activations *rows, int first, int mt,
+                         int nt, int form, float *out)
+{
+    const struct matrix *w = op->matrix;
+    const int bytes = LANES * (form == FORM_FLOAT32 ? 4 : form == FORM_FLOAT8 ? 1 : 2); /* of a column */
+    const float *q = (const float *)rows->values + (int64_t)first * w->padded_k;
+    const uint8_t *codes = tile + w->codes_offset;
+    vf sum[4 * MAX_HEIGHT][VECS];
+    UNROLL for (int i = 0; i < nt * mt; i++)
+        EACH(v) sum[i][v] = vset(0.0f);
+    int k = 0;
+    for (; k + 4 <= w->k; k += 4, codes += 4 * bytes, q += 4 * mt) {
+        UNROLL for (int t = 0; mt <= 2 && t < nt; t++)
+            UNROLL for (int at = 0; at < 4 * bytes; at += 64)
+                __builtin_prefetch(codes + t * w->tile_bytes + at + AHEAD / 2, 0, 2);
+        UNROLL for (int i = 0; i < 4; i++)
+            NAME(add_column)(codes + i * bytes, w->tile_bytes, q + i * mt, sum, mt, nt, form);
+    }
+    for (; k < w->k; k++, codes += bytes, q += mt)
+        NAME(add_column)(codes, w->tile_bytes, q, sum, mt, nt, form);
+    UNROLL for (int t = 0; t < nt; t++)
+        EACH(v) {
+            vf scale = vset(1.0f);
+            if (form == FORM_FLOAT8)
+                scale = LOADF(tile + t * w->tile_bytes + 4 * VW * v);
+            UNROLL for (int m = 0; m < mt; m++)
+                STOREF(out + (t * MAX_HEIGHT + m) * LANES + v * VW, sum[t * mt + m][v] * scale);
+        }
+}
+
+/* A function for every form and height. */
+#define DOT(name, FORM, MT, function, ...)                                                                             \
+    static TARGET void NAME(name##_##MT)(const struct linear *op, const uint8_t *tile, const struct activations *rows, \
+                                         int first, float *out)                                                        \
+    {                                                                                                                  \
+        NAME(function)(op, tile, rows, first, MT, __VA_ARGS__, out);                                                   \
+    }
+#define INTEGERS(name, BITS, MT) DOT(name, BITS, MT, integers, BITS)
+#define FLOATS(name, TILES, FORM, MT) DOT(name, FORM, MT, floats, TILES ? TILES : AT_ONCE(MT), FORM)
+#define FOR_HEIGHTS(macro, ...)                                                                                        \
+    macro(__VA_ARGS__, 1) macro(__VA_ARGS__, 2) macro(__VA_ARGS__, 3) macro(__VA_ARGS__, 4) MORE_HEIGHTS(macro, __VA_ARGS__)
+#if HEIGHT == 12
+#define MORE_HEIGHTS(macro, ...)                                                                                       \
+    macro(__VA_ARGS__, 5) macro(__VA_ARGS__, 6) macro(__VA_ARGS__, 7) macro(__VA_ARGS__, 8) macro(__VA_ARGS__, 9)      \
+        macro(__VA_ARGS__, 10) macro(__VA_ARGS__, 11) macro(__VA_ARGS__, 12)
+#elif HEIGHT == 6
+#define MORE_HEIGHTS(macro, ...) macro(__VA_ARGS__, 5) macro(__VA_ARGS__, 6)
+#else
+#define MORE_HEIGHTS(macro, ...)
+#endif
+#if HEIGHT == 12
+#define EVERY(name)                                                                                                    \
+    {NAME(name##_1), NAME(name##_2), NAME(name##_3), NAME(name##_4),  NAME(name##_5),  NAME(name##_6),                 \
+     NAME(name##_7), NAME(name##_8), NAME(name##_9), NAME(name##_10), NAME(name##_11), NAME(name##_12)}
+#elif HEIGHT == 6
+#define EVERY(name) {NAME(name##_1), NAME(name##_2), NAME(name##_3), NAME(name##_4), NAME(name##_5), NAME(name##_6)}
+#else
+#define EVERY(name) {NAME(name##_1), NAME(name##_2), NAME(name##_3), NAME(name##_4)}
+#endif
+#define AT_ONCE(mt) ((mt) <= 2 ? 4 : FLOAT_TILES) /* tiles of floats */
+
+FOR_HEIGHTS(INTEGERS, int2, 2)
+FOR_HEIGHTS(INTEGERS, int3, 3)
+FOR_HEIGHTS(INTEGERS, int4, 4)
+FOR_HEIGHTS(INTEGERS, int8, 8)
+FOR_HEIGHTS(FLOATS, float32_one, 1, FORM_FLOAT32)
+FOR_HEIGHTS(FLOATS, float16_one, 1, FORM_FLOAT16)
+FOR_HEIGHTS(FLOATS, bfloat16_one, 1, FORM_BFLOAT16)
+FOR_HEIGHTS(FLOATS, float8_one, 1, FORM_FLOAT8)
+FOR_HEIGHTS(FLOATS, float32_some, 0, FORM_FLOAT32)
+FOR_HEIGHTS(FLOATS, float16_some, 0, FORM_FLOAT16)
+FOR_HEIGHTS(FLOATS, bfloat16_some, 0, FORM_BFLOAT16)
+FOR_HEIGHTS(FLOATS, float8_some, 0, FORM_FLOAT8)
+
+typedef void (*NAME(dot))(const struct linear *op, const uint8_t *tile, const struct activations *rows, int first, float *out);
+
+/* One tile, and for floats AT_ONCE(height) of them. */
+static const NAME(dot) NAME(one_tile)[NUM_FORMS][HEIGHT] = {
+    [FORM_FLOAT32] = EVERY(float32_one), [FORM_FLOAT16] = EVERY(float16_one), [FORM_BFLOAT16] = EVERY(bfloat16_one),
+    [FORM_FLOAT8] = EVERY(float8_one),   [FORM_INT2] = EVERY(int2),           [FORM_INT3] = EVERY(int3),
+    [FORM_INT4] = EVERY(int4),           [FORM_INT8] = EVERY(int8),
+};
+static const NAME(dot) NAME(some_tiles)[][HEIGHT] = {
+    [FORM_FLOAT32] = EVERY(float32_some), [FORM_FLOAT16] = EVERY(float16_some), [FORM_BFLOAT16] = EVERY(bfloat16_some),
+    [FORM_FLOAT8] = EVERY(float8_some),
+};
+
+/* alpha * y + bias, capped. */
+INLINE vf NAME(linear_lanes)(const struct linear *op, const float *y, const float *bias)
+{
+    return NAME(capped)(op->cap, vfma(vset(op->alpha), LOADF(y), LOADF(bias)));
+}
+
+/* Store `mt` rows of one tile of output columns: y, and `up` with STORE_GATE. */
+static TARGET void NAME(finish)(const struct linear *op, int unit, int first, int mt, const float *y, const float *up)
+{
+    const int gates = op->store == STORE_GATE, n = gates ? op->matrix->n / 2 : op->matrix->n, column = unit * LANES;
+    const int count = n - column < LANES ? n - column : LANES;
+    float biases[2][LANES] = {{0}}, space[LANES];
+    for (int i = 0; op->bias && i < count; i++) {
+        biases[0][i] = op->bias[column + i];
+        biases[1][i] = gates ? op->bias[n + column + i] : 0;
+    }
+    for (int m = 0; m < mt; m++, y += LANES, up += LANES) {
+        float *output = op->output.at + (first + m) * op->output.stride + column;
+        const float *before = op->store == STORE_ADD ? NAME(lanes_at)(output, count, 0, space) : NULL;
+        vf result[VECS];
+        EACH(v) {
+            result[v] = NAME(activate)(op->activation, NAME(linear_lanes)(op, y + v * VW, biases[0] + v * VW));
+            if (gates)
+                result[v] *= NAME(linear_lanes)(op, up + v * VW, biases[1] + v * VW);
+            if (before)
+                result[v] += LOADF(before + v * VW);
+        }
+        NAME(store_lanes)(output, count, result);
+    }
+}
+
+/* out[t][m][16] of `tiles` tiles from `tile` on. */
+static TARGET void NAME(dot_tiles)(const struct linear *op, const uint8_t *tile, int tiles, const struct activations *rows,
+                                   int first, int mt, float *out)
+{
+    const int is_float = op->matrix->form <= FORM_FLOAT8, some = AT_ONCE(mt);
+    for (int t = 0; t < tiles;) {
+        const int together = is_float && tiles - t >= some;
+        const NAME(dot) dot = together ? NAME(some_tiles)[op->matrix->form][mt - 1] : NAME(one_tile)[op->matrix->form][mt - 1];
+        dot(op, tile + t * op->matrix->tile_bytes, rows, first, out + t * MAX_HEIGHT * LANES);
+        t += together ? some : 1;
+    }
+}
+
+static TARGET void NAME(multiply)(const struct linear *op, const struct activations *rows, int count, int begin, int end)
+{
+    const struct matrix *w = op->matrix;
+    const int is_float = w->form <= FORM_FLOAT8, pair = op->store == STORE_GATE ? 2 : 1;
+    const int units = is_float ? AT_ONCE(count) / pair > 1 ? AT_ONCE(count) / pair : 1 : 1; /* at once */
+    const int in_cache = CACHED_BYTES / ((is_float ? 4 : 1) * w->padded_k) / HEIGHT * HEIGHT;
+    const int pass = in_cache > HEIGHT ? in_cache : HEIGHT; /* rows that stay in cache while tiles go by */
+    float out[4 * MAX_HEIGHT * LANES] __attribute__((aligned(64)));
+    for (int top = 0; top < count; top += pass)
+        for (int unit = begin; unit < end; unit += units) {
+            const int some = end - unit < units ? end - unit : units, bottom = count - top < pass ? count : top + pass;
+            const uint8_t *tile = w->tiles + (int64_t)unit * pair * w->tile_bytes;
+            for (int first = top; first < bottom; first += HEIGHT) {
+                const int mt = bottom - first < HEIGHT ? bottom - first : HEIGHT;
+                NAME(dot_tiles)(op, tile, some * pair, rows, first, mt, out);
+                for (int u = 0; u < some; u++) {
+                    const float *y = out + u * pair * MAX_HEIGHT * LANES;
+                    NAME(finish)(op, unit + u, first, mt, y, y + (pair - 1) * MAX_HEIGHT * LANES);
+                }
+            }
+        }
+}
+
+#undef DOT
+#undef INTEGERS
+#undef FLOATS
+#undef FOR_HEIGHTS
+#undef MORE_HEIGHTS
+#undef EVERY
+#undef AT_ONCE

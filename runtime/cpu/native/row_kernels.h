@@ -1,0 +1,214 @@
+/* Norms, rounding and elementwise operations on rows, included once per instruction set by kernel_set.h.
+ *
+ * Sums over a row have 16 lanes, added in one order, whatever the width of vectors: the same bits everywhere.
+ */
+
+/* LANES floats at p of which `count` exist: p itself, or a copy in `space` filled up with `filler`. */
+INLINE const float *NAME(lanes_at)(const float *p, int count, float filler, float *space)
+{
+    if (count >= LANES)
+        return p;
+    for (int i = 0; i < LANES; i++)
+        space[i] = i < count ? p[i] : filler;
+    return space;
+}
+
+INLINE void NAME(store_lanes)(float *p, int count, const vf *x)
+{
+    if (count >= LANES) {
+        EACH(v) STOREF(p + v * VW, x[v]);
+        return;
+    }
+    float space[LANES];
+    EACH(v) STOREF(space + v * VW, x[v]);
+    memcpy(p, space, sizeof(float) * count);
+}
+
+INLINE float NAME(sum_of_lanes)(const vf *x)
+{
+    float lanes[LANES];
+    EACH(v) STOREF(lanes + v * VW, x[v]);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+/* Sum of x, or of (x - mean)^2. */
+INLINE float NAME(sum)(const float *x, int columns, int squares, float mean)
+{
+    vf sum[VECS];
+    float space[LANES];
+    EACH(v) sum[v] = vset(0.0f);
+    for (int i = 0; i < columns; i += LANES) {
+        const float *p = NAME(lanes_at)(x + i, columns - i, mean, space);
+        EACH(v) {
+            const vf d = LOADF(p + v * VW) - vset(mean);
+            if (squares)
+                sum[v] = vfma(d, d, sum[v]);
+            else
+                sum[v] += d;
+        }
+    }
+    return NAME(sum_of_lanes)(sum);
+}
+
+/* output = norm of x [columns], + residual unless NULL; output may be one of them. */
+static TARGET void NAME(norm_row)(const struct norm *norm, const float *x, int columns, const float *residual, float *output)
+{
+    const float mean = norm->kind == NORM_LAYER ? NAME(sum)(x, columns, 0, 0.0f) / (float)columns : 0.0f;
+    const float variance = NAME(sum)(x, columns, 1, mean) / (float)columns;
+    const float inverse = norm->kind == NORM_NONE ? 1.0f : 1.0f / sqrtf(variance + norm->epsilon);
+    float spaces[4][LANES];
+    for (int i = 0; i < columns; i += LANES) {
+        const int count = columns - i;
+        const float *from = NAME(lanes_at)(x + i, count, 0, spaces[0]);
+        const float *weight = norm->weight ? NAME(lanes_at)(norm->weight + i, count, 0, spaces[1]) : NULL;
+        const float *bias = norm->bias ? NAME(lanes_at)(norm->bias + i, count, 0, spaces[2]) : NULL;
+        const float *more = residual ? NAME(lanes_at)(residual + i, count, 0, spaces[3]) : NULL;
+        vf y[VECS];
+        EACH(v) {
+            y[v] = (LOADF(from + v * VW) - vset(mean)) * vset(inverse);
+            if (weight)
+                y[v] *= LOADF(weight + v * VW);
+            if (bias)
+                y[v] += LOADF(bias + v * VW);
+            if (more)
+                y[v] += LOADF(more + v * VW);
+        }
+        NAME(store_lanes)(output + i, count, y);
+    }
+}
+
+/* Bits of the largest |x| of columns begin .. end, multiples of LANES; as whole numbers, NaN > infinity > any other. */
+INLINE uint32_t NAME(peak)(const float *x, int begin, int end)
+{
+    vi top[VECS];
+    int32_t lanes[LANES], largest = 0;
+    EACH(v) top[v] = vseti(0);
+    for (int i = begin; i < end; i += LANES)
+        EACH(v) top[v] = vmaxi(top[v], (vi)NAME(magnitude)(LOADF(x + i + v * VW)));
+    EACH(v) *(vi *)(lanes + v * VW) = top[v];
+    for (int i = 0; i < LANES; i++)
+        largest = lanes[i] > largest ? lanes[i] : largest;
+    return (uint32_t)largest;
+}
+
+/* Codes of columns begin .. end, as words of four in every `height`th place; returns their sum. scale NaN: codes 0. */
+INLINE int32_t NAME(round_columns)(const float *x, int begin, int end, float scale, int32_t *words, int height)
+{
+    vi total[VECS];
+    int32_t lanes[LANES], sum = 0;
+    const int32_t known = scale == scale ? -1 : 0;
+    EACH(v) total[v] = vseti(0);
+    for (int i = begin; i < end; i += LANES) {
+        union {
+            int8_t bytes[LANES];
+            int32_t words[LANES / 4];
+        } four;
+        EACH(v) {
+            vf y = LOADF(x + i + v * VW) / vset(scale);
+            y = PICK(y > vset(127.0f), vset(127.0f), y);
+            y = PICK(y < vset(-128.0f), vset(-128.0f), y);
+            y += vset(12582912.0f); /* 1.5 * 2^23: rounds to a whole number, ties to even */
+            const vi code = ((vi)y - vseti(0x4b400000)) & vseti(known);
+            total[v] += code;
+            *(vb *)(four.bytes + v * VW) = __builtin_convertvector(code, vb);
+        }
+        for (int j = 0; j < LANES / 4; j++)
+            words[(int64_t)(i / 4 + j) * height] = four.words[j];
+    }
+    EACH(v) *(vi *)(lanes + v * VW) = total[v];
+    for (int i = 0; i < LANES; i++)
+        sum += lanes[i];
+    return sum;
+}
+
+INLINE float NAME(scale_of)(uint32_t peak, float static_scale)
+{
+    if (peak >= 0x7f800000)
+        return NAN;
+    const float size = float_of(peak);
+    return static_scale != 0 ? static_scale : (size > 1e-30f ? size : 1e-30f) / 127.0f;
+}
+
+/* What is added to a block's sum of codes * q for the zero points: the sum itself where the matrix has zeros of its own. */
+INLINE int32_t NAME(sum_for_zeros)(const struct matrix *w, int blocks, int32_t sum)
+{
+    if (w->has_zeros)
+        return blocks == 1 ? -sum : -sum & 0xffff; /* what multiply16 expects */
+    const int bits = w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
+    return -sum * (1 << (bits - 1));
+}
+
+static TARGET void NAME(round_row)(const struct linear *op, const float *x, const struct activations *rows, int first,
+                                   int height, int m, float *scratch)
+{
+    const struct matrix *w = op->matrix;
+    const int k = w->k, padded_k = w->padded_k;
+    if (op->norm.kind != NORM_NONE) {
+        NAME(norm_row)(&op->norm, x, k, NULL, scratch);
+        x = scratch;
+    }
+    if (op->rounding == ROUND_NONE) {
+        float *to = (float *)rows->values + (int64_t)first * padded_k + m;
+        const float factor = w->form == FORM_FLOAT8 ? 256.0f : 1.0f; /* float8 is read as 1/256 of its value */
+        for (int i = 0; i < k; i++)
+            to[(int64_t)i * height] = x[i] * factor;
+        return;
+    }
+    if (k != padded_k) {
+        if (x != scratch)
+            memcpy(scratch, x, sizeof(float) * k);
+        memset(scratch + k, 0, sizeof(float) * (padded_k - k));
+        x = scratch;
+    }
+    const int blocks = activation_blocks(op), block = padded_k / blocks;
+    int32_t *words = (int32_t *)((int8_t *)rows->values + (int64_t)first * padded_k) + m;
+    const float fixed = op->rounding == ROUND_STATIC ? op->static_scale : 0.0f;
+    float scale = op->rounding == ROUND_BLOCK ? 0.0f : NAME(scale_of)(NAME(peak)(x, 0, padded_k), fixed);
+    for (int b = 0; b < blocks; b++) {
+        if (op->rounding == ROUND_BLOCK)
+            scale = NAME(scale_of)(NAME(peak)(x, b * block, (b + 1) * block), 0.0f);
+        const int32_t sum = NAME(round_columns)(x, b * block, (b + 1) * block, scale, words, height);
+        const int64_t at = (int64_t)first * blocks + (int64_t)b * height + m;
+        rows->scales[at] = scale;
+        rows->sums[at] = NAME(sum_for_zeros)(w, blocks, sum);
+    }
+}
+
+static TARGET void NAME(normalize_row)(const struct normalize *op, int64_t source, int64_t row)
+{
+    for (int g = 0; g < op->groups; g++) {
+        const int64_t column = (int64_t)g * op->columns;
+        const float *residual = op->residual.at ? op->residual.at + source * op->residual.stride + column : NULL;
+        NAME(norm_row)(&op->norm, op->input.at + source * op->input.stride + column, op->columns, residual,
+                       op->output.at + row * op->output.stride + column);
+    }
+}
+
+INLINE vf NAME(combined)(const struct combine *op, vf a, vf b)
+{
+    switch (op->kind) {
+    case COMBINE_ADD: a += b; break;
+    case COMBINE_MULTIPLY: a *= b; break;
+    case COMBINE_GATE: a = NAME(activate)(op->activation, a) * b; break;
+    }
+    return NAME(capped)(op->cap, a * vset(op->scale));
+}
+
+static TARGET void NAME(combine_row)(const struct combine *op, int64_t row)
+{
+    const float *a = op->a.at + row * op->a.stride, *b = op->b.at ? op->b.at + row * op->b.stride : NULL;
+    float *output = op->output.at + row * op->output.stride, spaces[2][LANES], number[LANES];
+    for (int i = 0; i < LANES; i++)
+        number[i] = op->number;
+    for (int i = 0; i < op->columns; i += LANES) {
+        const int count = op->columns - i;
+        const float *p = NAME(lanes_at)(a + i, count, 0, spaces[0]);
+        const float *q = b ? NAME(lanes_at)(b + i, count, 0, spaces[1]) : number;
+        vf y[VECS];
+        EACH(v) y[v] = NAME(combined)(op, LOADF(p + v * VW), LOADF(q + v * VW));
+        NAME(store_lanes)(output + i, count, y);
+    }
+}

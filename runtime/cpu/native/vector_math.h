@@ -1,0 +1,95 @@
+/* Functions of vectors of floats, included once per instruction set by kernel_set.h. Polynomials of our own rather than
+ * libm's, whose last bits differ from one machine to the next. NaN gives NaN.
+ */
+
+/* e^x for x <= 0, within 1.5 ulp; 0 below -87. Cody-Waite reduction, Cephes' polynomial. */
+INLINE vf NAME(exp_negative)(vf x)
+{
+    const vf shift = vset(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    const vf shifted = vfma(x, vset(1.44269504088896341f), shift);
+    const vf whole = shifted - shift;
+    vf r = vfma(whole, vset(-0.693359375f), x);
+    r = vfma(whole, vset(2.12194440e-4f), r);
+    vf y = vset(1.9875691500e-4f);
+    y = vfma(y, r, vset(1.3981999507e-3f));
+    y = vfma(y, r, vset(8.3334519073e-3f));
+    y = vfma(y, r, vset(4.1665795894e-2f));
+    y = vfma(y, r, vset(1.6666665459e-1f));
+    y = vfma(y, r, vset(5.0000001201e-1f));
+    y = vfma(y, r * r, r) + vset(1.0f);
+    const vf power = (vf)(((vi)shifted << 23) + (vi)vset(1.0f)); /* 2^whole: the low bits of `shifted` are its number */
+    return PICK(x < vset(-87.0f), vset(0.0f), y * power);
+}
+
+INLINE vf NAME(magnitude)(vf x) { return (vf)((vi)x & vseti(0x7fffffff)); }
+
+/* 1 / (1 + e^-x) */
+INLINE vf NAME(sigmoid)(vf x)
+{
+    const vf one = vset(1.0f), e = NAME(exp_negative)(vset(0.0f) - NAME(magnitude)(x));
+    return PICK(x < vset(0.0f), e, one) / (one + e);
+}
+
+/* Within 2 ulp: Cephes' polynomial below 0.625, else 1 - 2 e / (1 + e) with e = exp(-2 |x|). */
+INLINE vf NAME(tanh)(vf x)
+{
+    const vf size = NAME(magnitude)(x), e = NAME(exp_negative)(size * vset(-2.0f));
+    const vf large = vset(1.0f) - (e + e) / (vset(1.0f) + e);
+    const vf z = x * x;
+    vf y = vset(-5.70498872745e-3f);
+    y = vfma(y, z, vset(2.06390887954e-2f));
+    y = vfma(y, z, vset(-5.37397155531e-2f));
+    y = vfma(y, z, vset(1.33314422036e-1f));
+    y = vfma(y, z, vset(-3.33332819422e-1f));
+    const vf small = vfma(y * z, size, size);
+    return (vf)((vi)PICK(size < vset(0.625f), small, large) | ((vi)x ^ (vi)size));
+}
+
+/* x times the normal distribution's integral up to x, within 4 ulp also where that is tiny. The integral from a = |x| on
+ * is exp(-a^2 / 2) times a polynomial in (a - 3) / (a + 3), fitted to a relative error of 7e-9 for a < 13.3. */
+INLINE vf NAME(gelu_erf)(vf x)
+{
+    const vf a = NAME(magnitude)(x), t = (a - vset(3.0f)) / (a + vset(3.0f));
+    vf y = vset(5.415102350525558e-05f);
+    y = vfma(y, t, vset(0.00011603762686718255f));
+    y = vfma(y, t, vset(-0.00033991143573075533f));
+    y = vfma(y, t, vset(-0.0009841830469667912f));
+    y = vfma(y, t, vset(0.002904702676460147f));
+    y = vfma(y, t, vset(0.006132183130830526f));
+    y = vfma(y, t, vset(-0.046213313937187195f));
+    y = vfma(y, t, vset(0.12322501838207245f));
+    y = vfma(y, t, vset(-0.20640261471271515f));
+    y = vfma(y, t, vset(0.12151394784450531f));
+    const vf square = a * a, rest = vfma(a, a, vset(0.0f) - square); /* a^2 in two parts, for exp is sensitive */
+    const vf e = NAME(exp_negative)(square * vset(-0.5f)), beyond = y * vfma(e * rest, vset(-0.5f), e);
+    const vf tail = PICK(a > vset(13.0f), vset(0.0f), beyond);
+    return x * PICK(x < vset(0.0f), tail, vset(1.0f) - tail);
+}
+
+/* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+INLINE vf NAME(gelu_tanh)(vf x)
+{
+    const vf slope = vfma(x * x, vset(0.07135481282f), vset(1.59576912161f)); /* 2 sqrt(2 / pi) (1 + 0.044715 x^2) */
+    return x * NAME(sigmoid)(x * slope);
+}
+
+INLINE vf NAME(activate)(int activation, vf x)
+{
+    switch (activation) {
+    case ACT_SILU: return x * NAME(sigmoid)(x);
+    case ACT_GELU_ERF: return NAME(gelu_erf)(x);
+    case ACT_GELU_TANH: return NAME(gelu_tanh)(x);
+    case ACT_RELU: return PICK(x < vset(0.0f), vset(0.0f), x);
+    case ACT_SIGMOID: return NAME(sigmoid)(x);
+    case ACT_TANH: return NAME(tanh)(x);
+    default: return x;
+    }
+}
+
+/* cap * tanh(x / cap); cap 0: x */
+INLINE vf NAME(capped)(float cap, vf x)
+{
+    if (cap == 0)
+        return x;
+    return vset(cap) * NAME(tanh)(x / vset(cap));
+}
