@@ -13,7 +13,7 @@
  *     multiply16(a, b)        int32 lanes a, -255 .. 255, times b, 16 bits without sign extension
  *     vdot(sum, c, at)        sum of int32 + 4 bytes of c (unsigned) * 4 bytes at *at (int8), exact
  *     or, with SHORT_SUMS,    in place of vdot
- *     short_dot(c, at)        sums of 2 such products in 16 bits, c at most 15
+ *     short_dot(c, at)        sums of 2 such terms in 16 bits, c at most 15
  *     short_add               their sum
  *     short_fold(s, factor)   factor * sums of two of them as int32; factor 1 or 16
  */

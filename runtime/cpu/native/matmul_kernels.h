@@ -20,7 +20,7 @@ INLINE vi NAME(codes_of)(const uint8_t *codes, int v, int bits, int group)
 }
 
 #ifdef SHORT_SUMS
-/* Add groups begin .. end of 32 codes, times q, to the sums. Products of pairs are summed in 16 bits first: eight of them fit,
+/* Add groups begin .. end of 32 codes, times q, to the sums. Terms are summed in 16 bits first: pairs of eight fit,
  * as codes of 4 bits times 128 times 2 are 3840 at most. Codes of 8 bits are two of 4 bits. */
 INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi (*sum)[VECS], int mt, int chains, int bits, int begin, int end)
 {

@@ -62,8 +62,8 @@ INLINE vf NAME(gelu_erf)(vf x)
     y = vfma(y, t, vset(0.12151394784450531f));
     const vf square = a * a, rest = vfma(a, a, vset(0.0f) - square); /* a^2 in two parts, for exp is sensitive */
     const vf e = NAME(exp_negative)(square * vset(-0.5f)), beyond = y * vfma(e * rest, vset(-0.5f), e);
-    const vf tail = PICK(a > vset(13.0f), vset(0.0f), beyond);
-    return x * PICK(x < vset(0.0f), tail, vset(1.0f) - tail);
+    const vf outside = PICK(a > vset(13.0f), vset(0.0f), beyond);
+    return x * PICK(x < vset(0.0f), outside, vset(1.0f) - outside);
 }
 
 /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */

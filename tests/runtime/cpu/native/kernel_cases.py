@@ -137,7 +137,8 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.full(size + 64, 255, np.uint8)
     start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
+    array: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
+    return array
 
 
 def view_of(array: FloatArray | None) -> View:
@@ -176,14 +177,12 @@ class Weight:
     @property
     def values(self) -> DoubleArray:
         """[n, k] what the matrix means."""
-        codes: DoubleArray = self.codes.astype(np.float64)
-        if self.scales is None:
-            return codes
-        if not self.matrix.is_integer:
-            codes *= self.scales.astype(np.float64)
-            return codes
-        codes = (codes - self.spread(self.zero_points)) * self.spread(self.scales.astype(np.float64))
-        return codes
+        values: DoubleArray = self.codes.astype(np.float64)
+        if self.matrix.is_integer:
+            values -= self.spread(self.zero_points)
+        if self.scales is not None:
+            values *= self.spread(self.scales) if self.matrix.is_integer else self.scales
+        return values
 
     @property
     def zero_points(self) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from tests.runtime.cpu.native.kernel_cases import FORMS, INTEGERS, SETS, LinearC
 
 pytestmark = needs_library
 
-FLOAT_ERROR = 2e-6  # of the largest output: sums of up to 700 products in float32
+FLOAT_ERROR = 2e-6  # of the largest output: up to 700 terms in float32
 INTEGER_ERROR = 4e-7  # of the largest output: one rounding per block
 
 # block, one scale per row, zeros, bytes of a scale, rounding
