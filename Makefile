@@ -20,7 +20,7 @@ help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
 	@echo "make test    the tests that need neither torch nor transformers"
 	@echo "make check   lint, types, layers, all tests and the oracle: what CI runs"
-	@echo "make bench   tokens per second beside llama.cpp and onnxruntime-genai"
+	@echo "make bench   the CPU engines next to llama.cpp, onnxruntime-genai and OpenVINO GenAI (40 minutes)"
 	@echo "make wheel   the sdist, and a wheel for each of $(ARCHITECTURES), in dist/"
 
 $(STAMPS)/venv:
@@ -75,7 +75,7 @@ check: lint types layers oracle
 
 bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
-	$(BIN)/python -m benchmarks.cpu.decode
+	$(BIN)/python -m benchmarks.cpu.compare
 
 # The last line fails when the kernel needs a newer glibc; the tag that auditwheel names may be older than 2.28.
 wheel: $(STAMPS)/wheel

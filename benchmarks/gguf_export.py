@@ -1,4 +1,4 @@
-"""Convert a Llama checkpoint to GGUF (f16), and that to Q4_0 with llama.cpp's own quantizer.
+"""Convert a Llama checkpoint to GGUF (f16), and that to 4 bits with llama.cpp's own quantizer.
 
 q and k rows are permuted, because llama.cpp rotates neighbouring pairs where Hugging Face rotates the two halves of a
 head. Needs gguf, safetensors and llama-cpp-python (benchmarks/requirements.txt).
@@ -33,21 +33,24 @@ _OUTER_NAMES = {
 }
 
 
-def export_q4_0(checkpoint: Path, folder: Path, threads: int) -> Path:
-    """Return the path of the Q4_0 file in `folder`; make it, and the f16 file, if it does not exist."""
-    target = folder / "model-q4_0.gguf"
+FILE_TYPES = {"q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M}
+
+
+def export_quantized(checkpoint: Path, folder: Path, file_type: str, threads: int) -> Path:
+    """Return the path of the checkpoint's file of a type in FILE_TYPES in `folder`; make it if it does not exist."""
+    target = folder / f"{checkpoint.name}-{file_type}.gguf"
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    half, unfinished = folder / "model-f16.gguf", folder / "model-q4_0.gguf.unfinished"
+    half, unfinished = folder / f"{target.stem}-f16.gguf", target.with_suffix(".unfinished")
     export_f16(checkpoint, half)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+    params.ftype = FILE_TYPES[file_type]
     params.nthread = threads
     status = llama_cpp.llama_model_quantize(str(half).encode(), str(unfinished).encode(), ctypes.byref(params))
-    if status != 0:
-        raise RuntimeError(f"llama_model_quantize of {half} ended with status {status}")
     half.unlink()
+    if status != 0:
+        raise RuntimeError(f"llama_model_quantize of {checkpoint} to {file_type} ended with status {status}")
     return unfinished.rename(target)
 
 

@@ -9,13 +9,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.adapters.base import PeerFacts, Setup, Timing
-from benchmarks.cpu.rounds import Scenario
+from benchmarks.adapters.base import PreparedModel, Setup, Timing
 from benchmarks.device import available_cores
 from benchmarks.paths import ROOT
 
@@ -30,14 +31,22 @@ class Peer:
     label: str
     module: str
     runs_in: Literal["this", "peers"]
-    options: Mapping[str, int | str]
+    options: Mapping[str, int | str] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is Ingot."""
+        return self.runs_in == "this"
 
 
+_INGOT, _LLAMA_CPP = "benchmarks.adapters.ingot", "benchmarks.adapters.llama_cpp"
 PEERS: dict[str, Peer] = {
-    "ingot": Peer("Ingot int4, block 32", "benchmarks.adapters.ingot", "this", {"block_size": 32}),
-    "ingot-b128": Peer("Ingot int4, block 128", "benchmarks.adapters.ingot", "this", {"block_size": 128}),
-    "llama.cpp": Peer("llama.cpp Q4_0", "benchmarks.adapters.llama_cpp", "peers", {}),
-    "genai": Peer("onnxruntime-genai int4", "benchmarks.adapters.onnxruntime_genai", "peers", {}),
+    "ingot-native": Peer("Ingot native", _INGOT, "this", {"recipe": "int4-cpu", "engine": "native"}),
+    "ingot-onnxruntime": Peer("Ingot onnxruntime", _INGOT, "this", {"recipe": "int4-cpu", "engine": "onnxruntime"}),
+    "llama.cpp-q4_0": Peer("llama.cpp Q4_0", _LLAMA_CPP, "peers", {"file_type": "q4_0"}),
+    "llama.cpp-q4_k_m": Peer("llama.cpp Q4_K_M", _LLAMA_CPP, "peers", {"file_type": "q4_k_m"}),
+    "genai": Peer("onnxruntime-genai int4", "benchmarks.adapters.onnxruntime_genai", "peers"),
+    "openvino": Peer("OpenVINO GenAI int4", "benchmarks.adapters.openvino_genai", "peers"),
 }
 
 
@@ -45,43 +54,70 @@ class PeerFailed(Exception):
     """An engine could not be started or did not answer; the message ends with the last lines of its output."""
 
 
-class PeerProcess:
-    """A running adapter. Use as a context manager; `facts` is set once the model is loaded."""
+@dataclass(frozen=True)
+class Sequences:
+    """Random prompts of one length for a batch, and the most tokens that each sequence may reach."""
 
-    def __init__(self, peer: Peer, setup: Setup, peers_python: Path) -> None:
-        python = Path(sys.executable) if peer.runs_in == "this" else peers_python
-        if not python.is_file():
-            raise PeerFailed(f"{python} is not there; make it with: python -m benchmarks.cpu.setup_peers")
+    batch: int
+    prompt_tokens: int
+    max_tokens: int
+
+
+class PeerProcess:
+    """A running adapter with its model loaded. Use as a context manager.
+
+    facts           the model that `prepare` made
+    load            the adapter's own measurement of loading it, without the start of the process and imports
+    ready_seconds   from the start of the process to the loaded model
+    sequences       what it holds: the prompts that it started last
+    """
+
+    def __init__(self, peer: Peer, setup: Setup, facts: PreparedModel, peers_python: Path) -> None:
+        self.facts = facts
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
+        begin = time.perf_counter()
         self._process = subprocess.Popen(
-            [str(python), "-m", peer.module, _setup_json(setup, peer.options)],
+            [*_command(peer, setup, peers_python, "serve"), str(facts.model)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             cwd=ROOT,
         )
-        self.facts = PeerFacts(**self._read())
+        try:
+            self.load = Timing(**self._read())
+        except PeerFailed:
+            self.close()
+            raise
+        self.ready_seconds = time.perf_counter() - begin
         self.spare_cores = max(0, available_cores() - setup.threads)
+        self.sequences: Sequences | None = None
+        self._room = 0  # steps that are left before a sequence has its most tokens
 
     @property
     def pid(self) -> int:
         """Process id of the adapter."""
         return self._process.pid
 
-    def measure(self, scenario: Scenario, seed: int) -> Timing:
-        """Run the scenario once, on random prompts of the seed."""
-        request = {name: getattr(scenario, name) for name in ("batch", "prompt_tokens", "new_tokens")}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**request, "seed": seed}) + "\n")
-        self._process.stdin.flush()
-        return Timing(**self._read())
+    def start(self, sequences: Sequences, seed: int) -> Timing:
+        """Run random prompts of the seed up to the first token of each."""
+        timing = self._request({**asdict(sequences), "seed": seed})
+        self.sequences, self._room = sequences, sequences.max_tokens - sequences.prompt_tokens - 1
+        return timing
+
+    def decode(self, sequences: Sequences, seed: int, steps: int, max_seconds: float) -> Timing:
+        """Make `steps` more tokens of each sequence, fewer if they take too long; start them where it holds others."""
+        assert sequences.max_tokens - sequences.prompt_tokens > steps
+        if self.sequences != sequences or self._room < steps:
+            self.start(sequences, seed)
+        timing = self._request({"steps": steps, "max_seconds": max_seconds})
+        self._room -= timing.steps
+        return timing
 
     def close(self) -> None:
         """End the process by closing its input."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with suppress(BrokenPipeError):  # it has ended
+            self._process.communicate()
         self._errors.close()
 
     def __enter__(self) -> "PeerProcess":
@@ -90,27 +126,44 @@ class PeerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _request(self, request: Mapping[str, object]) -> Timing:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: reading finds its last words
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        return Timing(**self._read())
+
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             self._errors.seek(0)
-            raise PeerFailed(_last_words(self._errors.read()))
+            raise PeerFailed(last_words(self._errors.read()))
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def tokens_per_second(scenario: Scenario, timing: Timing) -> float:
-    """Throughput of the phase that the scenario counts."""
-    seconds = timing.prefill_seconds if scenario.phase == "prefill" else timing.decode_seconds
-    return scenario.counted_tokens / seconds
+def prepare(peer: Peer, setup: Setup, peers_python: Path) -> PreparedModel:
+    """Convert the checkpoint for an engine, unless that was done; PeerFailed with the converter's last words."""
+    done = subprocess.run(
+        _command(peer, setup, peers_python, "prepare"), capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    if done.returncode != 0:
+        raise PeerFailed(last_words(done.stderr))
+    facts = json.loads(done.stdout)
+    return PreparedModel(**facts | {"model": Path(facts["model"])})
 
 
-def _setup_json(setup: Setup, options: Mapping[str, int | str]) -> str:
-    return json.dumps(asdict(replace(setup, options=options)), default=str)
+def _command(peer: Peer, setup: Setup, peers_python: Path, mode: str) -> Sequence[str]:
+    python = Path(sys.executable) if peer.runs_in == "this" else peers_python
+    if not python.is_file():
+        raise PeerFailed(f"{python} does not exist; make it with: python -m benchmarks.cpu.setup_peers")
+    text = json.dumps(asdict(replace(setup, options=dict(peer.options))), default=str)
+    return str(python), "-m", peer.module, mode, text
 
 
-def _last_words(errors: str) -> str:
-    lines = [line for line in errors.splitlines() if line.strip()]
-    return lines[-1] if lines else "it ended without a word"
+def last_words(errors: str) -> str:
+    """The last line that a process wrote to standard error."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return lines[-1] if lines else "it ended without a message"

@@ -1,18 +1,14 @@
-"""Ingot: the recipe int4-cpu with the block size of the table of peers, through Engine.step."""
+"""Ingot, end to end through `Engine`: scheduler, paged KV cache, sampler; no tokenizer's work, no prefix cache.
 
-import hashlib
+Options: recipe, engine (the recipe's `cpu.engine`), and block_size, where it is not the recipe's own.
+"""
+
 from importlib.metadata import version
 from pathlib import Path
 
-import ingot
-from benchmarks.adapters.base import PeerFacts, Setup, Tokens, serve
-from benchmarks.adapters.onnx_bytes import weight_bytes
+from benchmarks.adapters.base import PreparedModel, Setup, Tokens, run
 from ingot.artifact import Artifact, open_artifact
-from ingot.builder import build
-from ingot.pipeline.compile import tool_versions
-from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.targets.table import get_target
-from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
+from ingot.artifact.cpu_program import OPERATIONS_FILE, Linear, read_cpu_program
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
@@ -20,33 +16,80 @@ from ingot.runtime.sampling import SamplingParams
 MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
 
 
-class Ingot:
-    """One engine without a tokenizer and without a prefix cache: every prompt is computed."""
+def prepare(setup: Setup) -> PreparedModel:
+    """Build the artifact, without evidence, unless `work_folder` has it."""
+    # the compiler is imported here alone, so that it takes no memory where the engine runs
+    from benchmarks.kv.synthetic_artifacts import synthetic_artifact
+    from benchmarks.shapes import SHAPES
 
-    def __init__(self, setup: Setup) -> None:
-        self._artifact = build_int4(setup.checkpoint, setup.work_folder, int(setup.options["block_size"]))
-        blocks_each = -(-setup.max_tokens // self._artifact.manifest.kv.block_tokens) + 1
-        executor = OnnxRuntimeExecutor(
-            self._artifact,
-            num_blocks=setup.max_batch * blocks_each,
+    artifact = synthetic_artifact(
+        SHAPES[setup.shape],
+        str(setup.options["recipe"]),
+        context_tokens=setup.context_tokens,
+        folder=setup.work_folder,
+        overrides=recipe_overrides(setup),
+    )
+    return describe(artifact)
+
+
+def describe(artifact: Artifact) -> PreparedModel:
+    """Facts about an artifact: its versions, and the bytes that a decode step reads."""
+    import ingot
+
+    manifest = artifact.manifest
+    versions = {"ingot": ingot.__version__, "onnxruntime": version("onnxruntime")}
+    notes = f"{manifest.name}: asymmetric with a clip search, head int8, KV cache {manifest.kv.dtype}"
+    token_bytes = manifest.kv.block_bytes // manifest.kv.block_tokens
+    return PreparedModel(artifact.path, versions, weight_bytes(artifact.path / "program"), token_bytes, notes)
+
+
+def weight_bytes(program: Path) -> int:
+    """Bytes of the matrices that a step multiplies by, of a native program or of onnxruntime's segments."""
+    from benchmarks.adapters import onnx_bytes
+
+    if not (program / Path(OPERATIONS_FILE).name).is_file():
+        return onnx_bytes.weight_bytes(sorted(program.glob("*.onnx")))
+    found = read_cpu_program(program / Path(OPERATIONS_FILE).name)
+    used = {operation.matrix for operation in found.operations if isinstance(operation, Linear)}
+    return sum(found.matrices[name].num_tiles * found.matrices[name].tile_bytes for name in used)
+
+
+def recipe_overrides(setup: Setup) -> tuple[str, ...]:
+    """--set of the options. A recipe without the section `cpu` has onnxruntime as its only engine."""
+    from ingot.pipeline.recipe.schema import Recipe
+
+    engine, block_size = setup.options["engine"], setup.options.get("block_size", 0)
+    overrides = [f"checkpoint={setup.checkpoint}"]
+    if "cpu" in Recipe.model_fields or engine != "onnxruntime":
+        overrides.append(f"cpu.engine={engine}")
+    if block_size:
+        overrides.append(f"passes.quantize-weights.block_size={block_size}")
+    return tuple(overrides)
+
+
+class Ingot:
+    """One engine without a prefix cache: every prompt is computed."""
+
+    def __init__(self, setup: Setup, model: Path) -> None:
+        artifact = open_artifact(model)
+        block_tokens = artifact.manifest.kv.block_tokens
+        # blocks of the tokens, and for each sequence one that is partly filled and one that it may get in advance
+        blocks = -(-setup.pool_tokens // block_tokens) + 2 * setup.max_batch
+        self._engine = Engine.load(
+            artifact,
+            kv_blocks=blocks,
             max_batch_tokens=MAX_BATCH_TOKENS,
+            max_sequences=setup.max_batch,
             num_threads=setup.threads,
+            prefix_cache=False,
         )
-        self._engine = Engine(executor, max_sequences=setup.max_batch, prefix_cache=False)
         self._requests: list[int] = []
 
-    def facts(self) -> PeerFacts:
-        """Sizes come from the segments' ONNX files."""
-        versions = {"ingot": ingot.__version__, "onnxruntime": version("onnxruntime")}
-        segments = sorted((self._artifact.path / "program").glob("*.onnx"))
-        notes = f"int4-cpu: asymmetric with a clip search, head int8, KV cache {self._artifact.manifest.kv.dtype}"
-        return PeerFacts(versions, weight_bytes(segments), notes)
-
-    def start(self, prompts: Tokens, new_tokens: int) -> None:
+    def start(self, prompts: Tokens, max_tokens: int) -> None:
         """Step until every sequence has a token; a prompt longer than a step goes through in chunks."""
         for request in self._requests:
             self._engine.abort(request)
-        params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=max_tokens - prompts.shape[1], ignore_eos=True)
         self._requests = [self._engine.add(prompt, params) for prompt in prompts]
         waiting = set(self._requests)
         while waiting:
@@ -58,18 +101,5 @@ class Ingot:
         require_success(self._engine.step())
 
 
-def build_int4(checkpoint: Path, work_folder: Path, block_size: int) -> Artifact:
-    """The artifact in `work_folder`, built if it does not exist for this recipe; without evidence."""
-    overrides = (f"checkpoint={checkpoint}", f"passes.quantize-weights.block_size={block_size}")
-    recipe = load_recipe("int4-cpu", overrides)
-    program = f"{recipe.resolved_yaml()}{get_target(recipe.target).lowering}{tool_versions()}"
-    key = hashlib.sha256(program.encode()).hexdigest()[:12]
-    folder = work_folder / "ingot" / f"int4-block{block_size}-{key}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        build("int4-cpu", overrides, output=folder)
-    return open_artifact(folder, verify=False)
-
-
 if __name__ == "__main__":
-    serve(Ingot)
+    run(prepare, Ingot)

@@ -5,13 +5,12 @@ blocks. A prompt that was served before is found by the prefix cache. Steps of o
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.adapters.base import PeerFacts, Setup, serve
-from benchmarks.adapters.ingot import MAX_BATCH_TOKENS, Ingot
+from benchmarks.adapters.base import PreparedModel, Setup, run
+from benchmarks.adapters.ingot import MAX_BATCH_TOKENS, Ingot, describe
 from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.engine import Engine
@@ -53,24 +52,23 @@ def copies(table: Sequence[int], blocks: range, computed_blocks: int) -> Iterato
 class IngotLongContext(Ingot):
     """One engine over the artifact that the options name, with its prefix cache."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._artifact = open_artifact(Path(str(setup.options["artifact"])), verify=False)
-        blocks_each = -(-setup.max_tokens // self._artifact.manifest.kv.block_tokens) + 1
+    def __init__(self, setup: Setup, model: Path) -> None:
+        artifact = open_artifact(model, verify=False)
         executor = CopyingExecutor(
-            self._artifact,
+            artifact,
             computed_tokens=int(setup.options["computed_tokens"]),
-            num_blocks=2 * blocks_each,  # the prompt in the prefix cache, and the sequence that runs
+            # the prompt in the prefix cache, and the sequence that runs
+            num_blocks=2 * (-(-setup.max_tokens // artifact.manifest.kv.block_tokens) + 1),
             num_threads=setup.threads,
         )
         self._engine = Engine(executor, max_sequences=1)
         self._requests = []
 
-    def facts(self) -> PeerFacts:
-        """As the base class, with this artifact's KV cache."""
-        manifest = self._artifact.manifest
-        notes = f"{manifest.name}: asymmetric with a clip search, head int8, KV cache {manifest.kv.dtype}"
-        return replace(super().facts(), notes=notes)
+
+def prepare(setup: Setup) -> PreparedModel:
+    """Facts about the artifact that the options name."""
+    return describe(open_artifact(Path(str(setup.options["artifact"])), verify=False))
 
 
 if __name__ == "__main__":
-    serve(IngotLongContext)
+    run(prepare, IngotLongContext)

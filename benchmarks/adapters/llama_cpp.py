@@ -1,51 +1,68 @@
-"""llama.cpp, through llama-cpp-python's low-level functions: Q4_0 matrices, head in Q6_K, 16-bit KV cache."""
+"""llama.cpp, through the functions that its own programs call: Python fills a batch and takes the argmax, no more.
+
+Options: file_type (a row of gguf_export.FILE_TYPES). Keys and values are in 16 bits.
+"""
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import gguf
 import llama_cpp
 import numpy as np
 
-from benchmarks.adapters.base import PeerFacts, Setup, Tokens, serve
-from benchmarks.gguf_export import export_q4_0
+from benchmarks.adapters.base import PreparedModel, Setup, Tokens, run
 
 # Prompt tokens per pass; llama.cpp's own default.
 _MICRO_BATCH_TOKENS = 512
 # on or off, whichever is faster: see docs/benchmarks.md
 FLASH_ATTENTION = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+_HALF_BYTES = 2
+
+
+def prepare(setup: Setup) -> PreparedModel:
+    """Convert the checkpoint. Sizes come from the GGUF file; an untied embedding is only gathered from: not counted."""
+    # the reader and the converter are imported here alone, so that they take no memory where the engine runs
+    import gguf
+
+    from benchmarks.gguf_export import export_quantized
+    from benchmarks.shapes import SHAPES
+
+    file_type = str(setup.options["file_type"])
+    path = export_quantized(setup.checkpoint, setup.work_folder / "llama_cpp", file_type, setup.threads)
+    tensors = gguf.GGUFReader(path).tensors
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in tensors}
+    if "output.weight" in sizes:
+        del sizes["token_embd.weight"]
+    types = ", ".join(sorted({tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}))
+    versions = {name: version(name) for name in ("llama-cpp-python", "gguf")}
+    shape = SHAPES[setup.shape]
+    token_bytes = 2 * shape.num_layers * shape.kv_size * _HALF_BYTES
+    notes = f"matrices {types}; KV cache f16; {_system_info()}"
+    return PreparedModel(path, versions, sum(sizes.values()), token_bytes, notes)
 
 
 class LlamaCpp:
-    """One model, and one context per batch size, each with as many KV streams as it has sequences."""
+    """One model, and one context with as many KV streams as it has sequences; another batch makes another context."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, model: Path) -> None:
         self._setup = setup
-        self._path = export_q4_0(setup.checkpoint, setup.work_folder / "llama_cpp", setup.threads)
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
-        self._model = llama_cpp.llama_model_load_from_file(str(self._path).encode(), params)
+        self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
         if not self._model:
-            raise RuntimeError(f"llama.cpp cannot load {self._path}")
+            raise RuntimeError(f"llama.cpp cannot load {model}")
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._contexts: dict[int, Any] = {}
-        self._batch = llama_cpp.llama_batch_init(setup.max_batch * setup.max_tokens, 0, 1)
+        self._made: Any = None
+        self._made_for = (0, 0)  # sequences, tokens of each
+        self._batch = llama_cpp.llama_batch_init(setup.pool_tokens, 0, 1)
         self._next = np.zeros(0, np.int64)  # [batch] the tokens of the next step
         self._position = 0
 
-    def facts(self) -> PeerFacts:
-        """Sizes come from the GGUF file; an untied embedding is only gathered from, and so not counted."""
-        sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(self._path).tensors}
-        if "output.weight" in sizes:
-            del sizes["token_embd.weight"]
-        versions = {name: version(name) for name in ("llama-cpp-python", "gguf")}
-        return PeerFacts(versions, sum(sizes.values()), _system_info())
-
-    def start(self, prompts: Tokens, new_tokens: int) -> None:
+    def start(self, prompts: Tokens, max_tokens: int) -> None:
         """Decode all prompts as one batch of sequences, which llama.cpp cuts into passes of 512 tokens."""
         batch, tokens = prompts.shape
-        context = self._context(batch)
+        context = self._context(batch, max_tokens)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
         positions = np.tile(np.arange(tokens), batch)
         wanted = positions == tokens - 1
@@ -59,21 +76,27 @@ class LlamaCpp:
         positions = np.full(batch, self._position)
         self._fill(self._next, positions, np.arange(batch), np.ones(batch, bool))
         self._position += 1
-        self._decode(self._context(batch), batch)
+        self._decode(self._made, batch)
 
-    def _context(self, batch: int) -> Any:
-        if batch not in self._contexts:
-            self._contexts[batch] = llama_cpp.llama_init_from_model(self._model, self._context_params(batch))
-        return self._contexts[batch]
+    def _context(self, batch: int, max_tokens: int) -> Any:
+        if self._made_for != (batch, max_tokens):
+            if self._made:
+                llama_cpp.llama_free(self._made)
+            self._made = llama_cpp.llama_init_from_model(self._model, self._context_params(batch, max_tokens))
+            self._made_for = (batch, max_tokens)
+        if not self._made:
+            raise RuntimeError(f"llama.cpp cannot make a context of {batch} sequences of {max_tokens} tokens")
+        return self._made
 
-    def _context_params(self, batch: int) -> Any:
+    def _context_params(self, batch: int, max_tokens: int) -> Any:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = batch * self._setup.max_tokens
-        params.n_batch = batch * self._setup.max_tokens
+        params.n_ctx = batch * max_tokens
+        params.n_batch = batch * max_tokens
         params.n_ubatch = _MICRO_BATCH_TOKENS
         params.n_seq_max = batch
         params.n_threads = params.n_threads_batch = self._setup.threads
         params.flash_attn_type = FLASH_ATTENTION
+        params.type_k = params.type_v = llama_cpp.GGML_TYPE_F16
         params.kv_unified = False
         params.no_perf = True
         return params
@@ -108,4 +131,4 @@ def _system_info() -> str:
 
 
 if __name__ == "__main__":
-    serve(LlamaCpp)
+    run(prepare, LlamaCpp)

@@ -5,13 +5,14 @@ rotates its keys to them), and joined to the first, until the cache holds the pr
 """
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
-from benchmarks.adapters.base import Setup, Tokens, serve
-from benchmarks.adapters.llama_cpp import LlamaCpp
+from benchmarks.adapters.base import Setup, Tokens, run
+from benchmarks.adapters.llama_cpp import LlamaCpp, prepare
 
 _PROMPT, _COPY = 0, 1  # sequences
 _TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
@@ -20,15 +21,17 @@ _TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 class LlamaCppLongContext(LlamaCpp):
     """One context of one stream, with the KV type of the options; flash attention is on, as quantized values need."""
 
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
+    def __init__(self, setup: Setup, model: Path) -> None:
+        super().__init__(setup, model)
         self._computed_tokens = int(setup.options["computed_tokens"])
         self._cached = np.zeros(0, np.int64)  # the prompt that the cache holds
 
-    def start(self, prompts: Tokens, new_tokens: int) -> None:
+    def start(self, prompts: Tokens, max_tokens: int) -> None:
         """Fill the cache with the prompt, unless it has it, and decode the prompt's last token."""
         (prompt,) = prompts
-        context = self._context(1)
+        context = self._context(
+            1, self._setup.max_tokens
+        )  # one for all contexts: the cache of a longer prompt has a shorter one's room
         if not np.array_equal(prompt, self._cached):
             self._fill_cache(context, prompt)
             self._cached = prompt
@@ -56,8 +59,8 @@ class LlamaCppLongContext(LlamaCpp):
             llama_cpp.llama_memory_seq_rm(memory, _COPY, -1, -1)
         assert llama_cpp.llama_memory_seq_pos_max(memory, _PROMPT) >= len(prompt) - 1
 
-    def _context_params(self, batch: int) -> Any:
-        params = super()._context_params(batch)
+    def _context_params(self, batch: int, max_tokens: int) -> Any:
+        params = super()._context_params(batch, max_tokens)
         params.n_ctx += self._computed_tokens  # the last copy may exceed the prompt
         params.n_seq_max, params.kv_unified = 2, True  # both sequences in one stream
         params.type_k = params.type_v = _TYPES[str(self._setup.options["kv"])]
@@ -74,4 +77,4 @@ def _state(context: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve(LlamaCppLongContext)
+    run(prepare, LlamaCppLongContext)

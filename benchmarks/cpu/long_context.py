@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 import click
 
-from benchmarks.adapters.base import Setup
-from benchmarks.cpu.decode import Figure, measure_quietly
-from benchmarks.cpu.rounds import Scenario, order_of_round
+from benchmarks.adapters.base import Setup, Timing
+from benchmarks.cpu.rounds import Figure, order_of_round
+from benchmarks.cpu.turns import measure_quietly
 from benchmarks.device import available_cores, device_facts
 from benchmarks.kv.synthetic_artifacts import WORK_FOLDER, synthetic_artifact
 from benchmarks.paths import RESULTS
-from benchmarks.peers import PEERS_VENV, Peer, PeerFailed, PeerProcess
+from benchmarks.peers import PEERS_VENV, Peer, PeerFailed, PeerProcess, Sequences, prepare
 from benchmarks.shapes import SHAPES
 
 RECIPE = "int4-kv8-cpu"
@@ -93,7 +93,9 @@ def engines(case: Case, artifact: Path) -> dict[str, Peer]:
         module = "benchmarks.adapters.ingot_long_context"
         found[INGOT + suffix] = Peer(f"Ingot int4, {label}", module, "this", {**ours, **options})
         module = "benchmarks.adapters.llama_cpp_long_context"
-        found[LLAMA_CPP + suffix] = Peer(f"llama.cpp Q4_0, {label}", module, "peers", {**theirs, **options})
+        found[LLAMA_CPP + suffix] = Peer(
+            f"llama.cpp Q4_0, {label}", module, "peers", {**theirs, **options, "file_type": "q4_0"}
+        )
     return found
 
 
@@ -154,13 +156,8 @@ class Plan:
 
     def setup(self, group: Sequence[Case]) -> Setup:
         """The setup of a group's engines."""
-        return Setup(
-            checkpoint=self.work_folder / f"{SHAPE.name}-{_MOST_CONTEXT}",
-            work_folder=self.work_folder,
-            threads=group[0].threads,
-            max_batch=1,
-            max_tokens=max(case.context_tokens for case in group) + 1 + self.decoded_tokens,
-        )
+        tokens = max(case.context_tokens for case in group) + 1 + self.decoded_tokens
+        return Setup(SHAPE.name, _MOST_CONTEXT, self.work_folder, group[0].threads, 1, tokens, tokens)
 
 
 def run_group(plan: Plan, group: Sequence[Case], versions: dict[str, object]) -> Iterator[dict[str, Any]]:
@@ -175,8 +172,9 @@ def run_group(plan: Plan, group: Sequence[Case], versions: dict[str, object]) ->
     with ExitStack() as stack:
         running = {}
         for name, peer in engines(group[0], artifact.path).items():
-            running[name] = stack.enter_context(PeerProcess(peer, plan.setup(group), plan.peers_python))
-            versions[peer.label] = asdict(running[name].facts)
+            facts = prepare(peer, plan.setup(group), plan.peers_python)
+            running[name] = stack.enter_context(PeerProcess(peer, plan.setup(group), facts, plan.peers_python))
+            versions[peer.label] = asdict(facts)
         for case in group:
             started = time.perf_counter()
             found = record(case, measure_rounds(plan, case, running), plan.decoded_tokens)
@@ -186,12 +184,17 @@ def run_group(plan: Plan, group: Sequence[Case], versions: dict[str, object]) ->
 
 def measure_rounds(plan: Plan, case: Case, running: Mapping[str, PeerProcess]) -> list[dict[str, Figure]]:
     """Figures of all engines, round by round, in alternating order; a first decode fills the contexts."""
-    scenario = Scenario("decode", 1, case.context_tokens, 1 + plan.decoded_tokens)
+    sequences = Sequences(1, case.context_tokens, case.context_tokens + 1 + plan.decoded_tokens)
+
+    def decode(peer: PeerProcess) -> Timing:
+        peer.start(sequences, _SEED)
+        return peer.decode(sequences, _SEED, plan.decoded_tokens, max_seconds=float("inf"))
+
     for peer in running.values():
-        peer.measure(scenario, _SEED)
+        decode(peer)
     return [
         {
-            name: measure_quietly(running[name], scenario, _SEED, plan.patience_seconds)
+            name: measure_quietly(running[name], decode, 1, plan.patience_seconds)
             for name in order_of_round(list(running), number)
         }
         for number in range(plan.rounds)
@@ -266,7 +269,7 @@ def _write(path: Path, versions: Mapping[str, object], results: Sequence[Mapping
         "results": results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(content, indent=1, default=str) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

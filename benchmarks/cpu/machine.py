@@ -1,4 +1,4 @@
-"""The machine during a measurement: memory read bandwidth, and cores that other processes use.
+"""The machine during a measurement: memory read bandwidth, memory of a process, and cores that other processes use.
 
 bandwidth.c measures the bandwidth; it is compiled for this machine with the C compiler that CC names (default: cc). The
 load of other processes is read from Linux's /proc; on other systems every measurement counts as undisturbed.
@@ -9,8 +9,11 @@ import functools
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,3 +101,56 @@ def other_cores(before: CpuTimes | None, after: CpuTimes | None) -> float:
         return 0.0
     others = (after.machine - before.machine) - (after.process - before.process)
     return max(0.0, others / (after.at - before.at))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a process: resident, its share of pages that others map too, its own pages, and the most resident ever.
+
+    `anonymous_bytes` are the pages that no file holds: what the process cannot give back under pressure.
+    """
+
+    rss_bytes: int
+    pss_bytes: int
+    private_bytes: int
+    anonymous_bytes: int
+    peak_rss_bytes: int
+
+
+def read_memory(pid: int) -> Memory | None:
+    """Memory of a process; None without /proc."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup")
+    if not rollup.is_file():
+        return None
+    sizes = kilobytes(rollup.read_text("utf-8")) | kilobytes(Path(f"/proc/{pid}/status").read_text("utf-8"))
+    return Memory(
+        rss_bytes=sizes["Rss"],
+        pss_bytes=sizes["Pss"],
+        private_bytes=sizes["Private_Clean"] + sizes["Private_Dirty"],
+        anonymous_bytes=sizes["Anonymous"],
+        peak_rss_bytes=sizes["VmHWM"],
+    )
+
+
+def kilobytes(text: str) -> dict[str, int]:
+    """Bytes of the lines `Name:  123 kB` of a file in /proc."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if len(words) == 2 and words[1] == "kB":
+            found[name] = int(words[0]) * 1024
+    return found
+
+
+@contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    """Processes that spin, each on whichever core the system gives it, and end with this process at the latest."""
+    spin = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100_000))"
+    spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()

@@ -23,10 +23,15 @@ REQUIREMENTS = ROOT / "benchmarks" / "requirements.txt"
 GROUPS = (
     ("torch",),
     ("transformers", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-genai"),
+    ("openvino", "openvino-tokenizers", "openvino-genai", "nncf", "optimum"),
+    ("optimum-intel",),
     ("gguf", "safetensors"),
     ("llama-cpp-python",),
 )
 _FROM_SOURCE = "llama-cpp-python"
+_WITHOUT_DEPENDENCIES = (
+    "optimum-intel"  # it requires torchvision, which brings another build of torch; no text model uses it
+)
 
 
 def pinned(requirements: str) -> dict[str, str]:
@@ -52,6 +57,8 @@ def _install(folder: Path, lines: list[str]) -> bool:
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(REQUIREMENTS), *lines]
     if lines[0].startswith(_FROM_SOURCE):
         command += ["--no-binary", _FROM_SOURCE]
+    if lines[0].startswith(_WITHOUT_DEPENDENCIES):
+        command += ["--no-deps"]
     click.echo("installing " + " ".join(lines))
     environment = {"CMAKE_ARGS": "-DGGML_NATIVE=ON", **os.environ}
     return subprocess.run(command, env=environment).returncode == 0

@@ -10,7 +10,6 @@ compared; a difference is an error. Intervals are 95 % bootstrap intervals of th
 
 import json
 import os
-import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from statistics import median
 
 import click
 
-from benchmarks.cpu.rounds import order_of_round
+from benchmarks.cpu.rounds import interval, order_of_round
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot import Engine, SamplingParams
@@ -33,7 +32,6 @@ LEAST_RATIO = 0.97
 PLAIN, PLAIN_AGAIN = "plain", "plain again"
 _KV_BLOCKS = 256
 _PROMPTS = 4  # of each kind
-_RESAMPLES = 2000
 _UNMEASURED = ("evaluation=null", "latency=null", "generate=null", "gates={}")
 
 
@@ -114,13 +112,6 @@ def measure(
         row = Row(recipe, text, params.temperature, name, speed, median(ratios), low, high, rounds, found)
         rows.append(row)
     return rows
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    rng = random.Random(0)
-    medians = sorted(median(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES)]
 
 
 def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -> SpeculationMetrics | None:

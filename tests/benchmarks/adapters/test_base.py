@@ -1,32 +1,23 @@
 """The measuring loop that every adapter runs in."""
 
 import numpy as np
-from benchmarks.adapters.base import PeerFacts, Setup, Timing, Tokens, measure, random_prompts
+from benchmarks.adapters.base import random_prompts, timed
 
 
-class Recorder:
-    """An adapter that records its calls."""
-
-    def __init__(self, setup: Setup | None = None) -> None:
-        self.started: list[tuple[tuple[int, ...], int]] = []
-        self.steps = 0
-
-    def facts(self) -> PeerFacts:
-        return PeerFacts({}, 0, "")
-
-    def start(self, prompts: Tokens, new_tokens: int) -> None:
-        self.started.append((prompts.shape, new_tokens))
-
-    def step(self) -> None:
-        self.steps += 1
+def test_actions_are_repeated_and_counted() -> None:
+    calls: list[int] = []
+    assert timed(lambda: calls.append(1), most=3).steps == 3
+    assert len(calls) == 3
 
 
-def test_the_first_token_is_the_prefills_and_each_later_one_is_a_step() -> None:
-    adapter = Recorder()
-    timing = measure(adapter, random_prompts(2, 5, vocab_size=100, seed=1), new_tokens=4)
-    assert isinstance(timing, Timing)
-    assert adapter.started == [((2, 5), 4)]
-    assert adapter.steps == 3
+def test_no_repetition_begins_after_the_time_but_one_is_always_made() -> None:
+    assert timed(lambda: None, most=5, max_seconds=0.0).steps == 1
+
+
+def test_processor_time_is_that_of_the_action() -> None:
+    timing = timed(lambda: sum(range(300_000)))
+    assert timing.cpu_seconds > 0
+    assert timing.seconds > 0
 
 
 def test_prompts_depend_on_the_seed_alone_and_hold_no_end_of_text() -> None:

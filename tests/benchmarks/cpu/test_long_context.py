@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.cpu.decode import Figure
 from benchmarks.cpu.long_context import COMPUTED, GGML_KV, INGOT, LLAMA_CPP, Case, cases, engines, groups, record, table
+from benchmarks.cpu.rounds import Figure
 from benchmarks.paths import ROOT
 
 COMPARISON = Case("comparison", threads=1, kv_precision="int8", context_tokens=4096)
@@ -18,7 +18,7 @@ def figures(**rates: float) -> dict[str, Figure]:
         "ingot_computed": INGOT + COMPUTED,
         "llama_computed": "llama.cpp computed",
     }
-    return {names[name]: Figure(rate, other_cores=0.0, is_quiet=True) for name, rate in rates.items()}
+    return {names[name]: Figure(rate, 0.0, other_cores=0.0, is_quiet=True) for name, rate in rates.items()}
 
 
 def test_the_checks_run_last_and_on_the_most_threads() -> None:
@@ -38,7 +38,7 @@ def test_a_comparison_has_the_same_kv_precision_in_both_engines() -> None:
     peers = engines(COMPARISON, Path("artifact"))
     assert list(peers) == [INGOT, LLAMA_CPP]
     assert peers[INGOT].options == {"artifact": "artifact", "computed_tokens": 512}
-    assert peers[LLAMA_CPP].options == {"kv": "q8_0", "computed_tokens": 512}
+    assert peers[LLAMA_CPP].options == {"kv": "q8_0", "computed_tokens": 512, "file_type": "q4_0"}
 
 
 def test_a_check_has_each_engine_with_copies_and_with_the_whole_prompt_computed() -> None:
@@ -70,7 +70,7 @@ def test_a_check_compares_each_engine_with_itself() -> None:
 
 
 def test_a_disturbed_figure_is_named_in_its_round() -> None:
-    rounds = [{INGOT: Figure(10.0, 0.0, is_quiet=True), LLAMA_CPP: Figure(5.0, 0.81234, is_quiet=False)}]
+    rounds = [{INGOT: Figure(10.0, 0.0, 0.0, is_quiet=True), LLAMA_CPP: Figure(5.0, 0.0, 0.81234, is_quiet=False)}]
     (found,) = record(COMPARISON, rounds, 16)["rounds"]
     assert found["disturbed"] == [LLAMA_CPP]
     assert found["other_cores"] == {INGOT: 0.0, LLAMA_CPP: 0.812}

@@ -1,15 +1,8 @@
-"""The speculation benchmark: intervals around medians, drafts of the rounds alone, prompts that repeat or do not."""
+"""The speculation benchmark: drafts of the rounds alone, prompts that repeat or do not."""
 
-from benchmarks.cpu.speculation import Row, interval, prompts, since
+from benchmarks.cpu.speculation import Row, prompts, since
 
 from ingot.runtime.speculation.counters import SpeculationMetrics
-
-
-def test_an_interval_contains_the_median_and_grows_with_the_spread() -> None:
-    narrow, wide = interval([1.0, 1.01, 0.99] * 10), interval([1.0, 1.5, 0.5] * 10)
-    assert narrow[0] <= 1.0 <= narrow[1]
-    assert wide[1] - wide[0] >= narrow[1] - narrow[0]
-    assert interval([2.0] * 5) == (2.0, 2.0)
 
 
 def test_drafts_before_the_rounds_are_left_out() -> None:
