@@ -243,7 +243,7 @@ def run_load(plan: Plan, models: Models, shape: str, threads: int) -> None:
     key = {"part": "load", "shape": shape, "threads": threads}
     if plan.resume and results.has(key, plan.peers):
         return
-    record = key | measure_load(plan, models, shape, threads)
+    record: dict[str, Any] = key | measure_load(plan, models, shape, threads)
     results.put(key, record)
     times = ", ".join(f"{name} {one['load_seconds']:.2f} s" for name, one in record["engines"].items())
     click.echo(f"{shape}, {threads} threads, load: {times}")

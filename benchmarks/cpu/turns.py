@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from benchmarks.adapters.base import Timing
 from benchmarks.cpu.machine import other_cores, read_times
@@ -15,7 +17,11 @@ _SETTLE_SECONDS = 0.1
 _NOISE = 0.15
 _MOST_TRIES = 3  # of a figure: each makes a decoded sequence longer
 
-Measure = Callable[[PeerProcess, int], Timing]  # engine, number of the round
+
+class Measure(Protocol):
+    """Times an engine in a round."""
+
+    def __call__(self, peer: PeerProcess, number: int) -> Timing: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ def measure_turns(
         for name in order_of_round(list(figures), done):
             try:
                 figure = measure_quietly(
-                    running[name], lambda peer, number=done: measure(peer, number), step_tokens, limits.patience_seconds
+                    running[name], partial(measure, number=done), step_tokens, limits.patience_seconds
                 )
             except PeerFailed as error:
                 failed[name] = str(error)

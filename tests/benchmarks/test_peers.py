@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.adapters.base import Setup
 from benchmarks.paths import ROOT
-from benchmarks.peers import PEERS, Peer, PeerFailed, PeerProcess, Sequences, Setup, last_words, prepare
+from benchmarks.peers import PEERS, Peer, PeerFailed, PeerProcess, Sequences, last_words, prepare
 
 CHAT = Sequences(batch=2, prompt_tokens=3, max_tokens=9)  # room for 5 steps after the first token
 

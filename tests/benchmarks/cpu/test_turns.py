@@ -32,8 +32,8 @@ def others(monkeypatch: pytest.MonkeyPatch, *loads: float) -> Iterator[float]:
 def test_engines_take_turns_in_both_directions() -> None:
     order: list[tuple[str, int]] = []
 
-    def measure(one: Any, number: int) -> Timing:
-        order.append((one.name, number))
+    def measure(peer: Any, number: int) -> Timing:
+        order.append((peer.name, number))
         return Timing(seconds=2.0, cpu_seconds=3.0, steps=5)
 
     figures, failed = measure_turns({"a": peer("a"), "b": peer("b")}, measure, 4, LIMITS)
@@ -44,8 +44,8 @@ def test_engines_take_turns_in_both_directions() -> None:
 
 
 def test_an_engine_that_fails_is_named_and_the_others_go_on() -> None:
-    def measure(one: Any, number: int) -> Timing:
-        if one.name == "a" and number == 1:
+    def measure(peer: Any, number: int) -> Timing:
+        if peer.name == "a" and number == 1:
             raise PeerFailed("out of memory")
         return Timing(1.0, 1.0, 1)
 
