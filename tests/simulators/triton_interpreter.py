@@ -5,9 +5,11 @@ when a kernel is defined. Tests that compile kernels do so in processes without 
 """
 
 import os
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -20,7 +22,7 @@ def use_interpreter() -> None:
 
 
 def patch_language_once() -> None:
-    """Speed up the interpreter: patch Triton's language once, not at every call of every function.
+    """Speed up the interpreter: patch Triton's language once, not at every call of every function; keep types.
 
     Afterwards this process cannot compile kernels. Without these internals of Triton the function does nothing.
     """
@@ -32,7 +34,45 @@ def patch_language_once() -> None:
         return
     inner._patch_lang(FunctionType(patch_language_once.__code__, {"tl": tl, "core": tl.core}))
     inner._patch_lang = lambda function: inner._LangPatchScope()
+    inner._get_np_dtype = _by_name(inner._get_np_dtype)  # makes a table of all types at every call
+    _keep_types(tl.core)
     inner._is_patched_once = True
+
+
+def _by_name(convert: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:
+    """The same conversion of Triton's types, done once for every scalar or pointer type."""
+    known: dict[str, np.dtype[Any]] = {}
+
+    def converted(given: Any) -> np.dtype[Any]:
+        scalar = given.scalar
+        if scalar.name not in known:
+            known[scalar.name] = convert(scalar)
+        return known[scalar.name]
+
+    return converted
+
+
+def _keep_types(core: Any) -> None:
+    """Fill types of blocks, and tensors of them, with what was computed for the first equal one."""
+    fill_type, fill_tensor = core.block_type.__init__, core.tensor.__init__
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    tensors: dict[str, tuple[Any, ...]] = {}
+
+    def filled_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+        if key not in types:
+            fill_type(self, element_ty, shape)
+            types[key] = dict(vars(self))
+        vars(self).update(types[key])
+
+    def filled_tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in tensors:
+            fill_tensor(self, handle, type)
+            tensors[type.name] = self.shape, self.numel, self.dtype
+        self.handle, self.type = handle, type
+        self.shape, self.numel, self.dtype = tensors[type.name]
+
+    core.block_type.__init__, core.tensor.__init__ = filled_type, filled_tensor
 
 
 def use_ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +86,9 @@ def use_ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         left, right = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
-        total = d.data.copy()
-        for k in range(left.shape[1]):
-            total += left[:, k, None] * right[None, k]
-        return inner.TensorHandle(total, d.dtype.scalar)
+        terms = np.empty((left.shape[1] + 1, *d.data.shape), d.data.dtype)  # [inner + 1, rows, columns]
+        terms[0] = d.data
+        np.multiply(left.T[:, :, None], right[:, None, :], out=terms[1:])
+        return inner.TensorHandle(np.add.reduce(terms, axis=0), d.dtype.scalar)  # its outermost axis, one by one
 
     monkeypatch.setattr(inner.InterpreterBuilder, "create_dot", create_dot)
