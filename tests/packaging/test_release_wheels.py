@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import load_library, native_library
+from tests.conftest import locked
 from tests.data_paths import ROOT
 from tests.runtime.cpu.native.attention_cases import SHAPES, run_alone
 
@@ -21,15 +23,25 @@ GLIBC = (2, 28)
 LIBRARY = "ingot/runtime/cpu/native/ingot_cpu.so"
 
 
-def release_wheel(folder: Path, architecture: str) -> Path:
-    """Build a wheel as `make wheel` does."""
-    pytest.importorskip("ziglang", reason="needs the wheel group (pip install --group wheel)")
-    target = f"{architecture}-linux-gnu.{'.'.join(map(str, GLIBC))}"
-    return build_wheel(
-        folder,
-        CC=f"{sys.executable} -m ziglang cc -target {target}",
-        INGOT_WHEEL_PLATFORM=f"manylinux_2_28_{architecture}",
-    )
+@pytest.fixture(scope="session")
+def release_wheel(folder_of_run: Path) -> Callable[[str], Path]:
+    """release_wheel(architecture) -> a wheel built as `make wheel` does, once for all workers."""
+
+    def make(architecture: str) -> Path:
+        pytest.importorskip("ziglang", reason="needs the wheel group (pip install --group wheel)")
+        folder = folder_of_run / f"wheel-{architecture}"
+        target = f"{architecture}-linux-gnu.{'.'.join(map(str, GLIBC))}"
+        with locked(folder.with_suffix(".lock")):
+            if not any(folder.glob("*.whl")):
+                build_wheel(
+                    folder,
+                    CC=f"{sys.executable} -m ziglang cc -target {target}",
+                    INGOT_WHEEL_PLATFORM=f"manylinux_2_28_{architecture}",
+                )
+            (wheel,) = folder.glob("*.whl")
+        return wheel
+
+    return make
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
@@ -42,9 +54,11 @@ def build_wheel(folder: Path, **environment: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
-def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(architecture: str, tmp_path: Path) -> None:
+def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(
+    release_wheel: Callable[[str], Path], architecture: str
+) -> None:
     pytest.importorskip("auditwheel", reason="needs the wheel group (pip install --group wheel)")
-    wheel = release_wheel(tmp_path, architecture)
+    wheel = release_wheel(architecture)
     assert wheel.name.endswith(f"-manylinux_2_28_{architecture}.whl")
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -54,21 +68,23 @@ def test_the_wheel_needs_no_newer_glibc_than_its_tag_says(architecture: str, tmp
 
 
 @pytest.mark.slow
-def test_the_bits_do_not_depend_on_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_same_bits(release_wheel(tmp_path, platform.machine()), monkeypatch)
+def test_the_bits_do_not_depend_on_the_compiler(
+    release_wheel: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_same_bits(release_wheel(platform.machine()), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 def test_the_bits_do_not_depend_on_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_same_bits(build_wheel(tmp_path, CFLAGS="-Ofast -ffast-math"), monkeypatch)
+    require_same_bits(build_wheel(tmp_path, CFLAGS="-Ofast -ffast-math"), tmp_path, monkeypatch)
 
 
-def require_same_bits(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def require_same_bits(wheel: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = native_library()
     if local is None:
         pytest.skip("the kernel was not built")
     with zipfile.ZipFile(wheel) as archive:
-        built = load_library(Path(archive.extract(LIBRARY, wheel.parent)))
+        built = load_library(Path(archive.extract(LIBRARY, folder)))
     fastest = [isa_of(library, monkeypatch) for library in (local, built)]
     assert fastest[0] == fastest[1], "one build does not find this CPU's instructions"
     for isa in ("avx512", "avx2", "baseline"):
