@@ -6,8 +6,8 @@ that nothing else uses them.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
@@ -139,8 +139,7 @@ class Workers:
     def __init__(self, name: str, num_threads: int, *, when_done: Callable[[], object] = lambda: None) -> None:
         self._name = name
         self._when_done = when_done
-        self._tasks: deque[Task | None] = deque()
-        self._arrived = threading.Semaphore(0)
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False
         self._threads = [
@@ -153,8 +152,7 @@ class Workers:
         """Queue a call."""
         assert not self._closed
         task = Task(run)
-        self._tasks.append(task)
-        self._arrived.release()
+        self._tasks.put(task)
         return task
 
     def check(self) -> None:
@@ -170,16 +168,14 @@ class Workers:
             return
         self._closed = True
         for _ in self._threads:
-            self._tasks.append(None)
-            self._arrived.release()
+            self._tasks.put(None)
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
         try:
             while True:
-                self._arrived.acquire()
-                task = self._tasks.popleft()
+                task = self._tasks.get()
                 if task is None:
                     return
                 task.run()

@@ -24,7 +24,7 @@ from ingot.artifact.kv_geometry import KVGeometry, KVLayer
 from ingot.runtime import engine as engine_module
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import Admission, BlockManager
-from ingot.runtime.kv.disk import block_file
+from ingot.runtime.kv.disk import slot as disk_slot
 from ingot.runtime.kv.disk import store as disk_store
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.loads import LoadingBlock
@@ -335,15 +335,16 @@ def _silent_death(_: type) -> Iterator[None]:
 
 
 def _bytes_rot(_: type) -> AbstractContextManager[object]:
-    """One bit of every fourth file changes after it was written."""
-    right, numbers = block_file.write_block, count(1)
+    """One bit of every fourth block changes after it was written."""
+    right, numbers = disk_slot.write_slot, count(1)
 
-    def write(file: int, content: BlockContent, root: bytes, buffer: memoryview) -> None:
-        right(file, content, root, buffer)
+    def write(file: int, offset: int, content: BlockContent, root: bytes, buffer: memoryview) -> None:
+        right(file, offset, content, root, buffer)
         if not next(numbers) % 4:
-            os.pwrite(file, bytes([buffer.cast("B")[-1] ^ 1]), os.fstat(file).st_size - 1)
+            end = offset + disk_slot.record_bytes(len(content.tokens), buffer.nbytes)
+            os.pwrite(file, bytes([buffer.cast("B")[-1] ^ 1]), end - 1)
 
-    return patch.object(disk_store, "write_block", write)
+    return patch.object(disk_store, "write_slot", write)
 
 
 def _no_checksum(_: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -572,7 +573,7 @@ FAULTS: tuple[Fault, ...] = (
         "the checksum of blocks on disk covers nothing",
         ("disk-restore",),
         "prefix-hit+disk-restore",
-        patched(block_file, "_checksum", _no_checksum),
+        patched(disk_slot, "_checksum", _no_checksum),
         trouble=_bytes_rot,
     ),
 )

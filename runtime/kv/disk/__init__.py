@@ -1,1 +1,1 @@
-"""Blocks on disk: one checksummed file each, in a folder with a size limit that processes share."""
+"""Blocks on disk: checksummed slots of larger files, in a folder with a size limit that processes share."""

@@ -1,11 +1,10 @@
-"""The folder of a disk store: its marker, shards and temporary files, and every operation on names in it.
+"""The folder of a disk store: its marker, segments and temporary files, and every operation on names in it.
 
 Names are resolved against descriptors of the folder's own directories and symbolic links are never followed, so a
 file operation cannot leave the folder, and one whose folder was deleted fails.
 """
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -18,28 +17,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ingot.errors import UsageError, shown, shown_path
-from ingot.runtime.kv.disk.block_file import VERSION, file_name, key_of
+from ingot.runtime.kv.disk.segment import Geometry, Segment, new_name, parse_name, try_lock
+from ingot.runtime.kv.disk.slot import VERSION
 
 MARKER = "ingot-kv.json"
 _FORMAT = "ingot-kv"
-_SHARDS = "0123456789abcdef"  # first digit of the hash
+_SEGMENTS = "segments"
 _TEMPORARY = "tmp"
+_JOURNAL = "journal"
 _UNLOCKED_SECONDS = 3600  # a temporary file that cannot be locked is a dead process's after this time
 _IGNORED = re.compile(r"lost\+found|\.nfs.*|\.ingot-kv-[0-9a-f]+")  # what a folder without marker may hold
 _MARKER_BYTES = 4096
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: a named pipe does not block open
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: a named pipe does not block open
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_LOCK_SECONDS = 0.1  # that a process waits for another which adds a segment; one that is stopped may never end
+_LOCK_POLL_SECONDS = 0.001
+_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = "delete it if it is not needed, or choose another folder"
 
 
-class StoredFile(NamedTuple):
-    """A block's file as a listing shows it."""
+class SegmentFile(NamedTuple):
+    """A segment as a listing shows it."""
 
-    key: bytes
+    name: str
     num_bytes: int
-    mtime_ns: int
+    inode: int
 
 
 class StoreFolder:
@@ -53,10 +59,15 @@ class StoreFolder:
             self._prepare()
         except OSError as error:
             self.close()
-            raise UsageError(_cannot_use(self.path, error)) from error
+            raise self.refusal(error) from error
         except UsageError:
             self.close()
             raise
+
+    def refusal(self, error: OSError) -> UsageError:
+        """The user's error for one of the system at opening."""
+        reason = _REASONS.get(error.errno or 0, f"{error.strerror}; choose another folder")
+        return UsageError(f"cannot keep KV blocks in {shown_path(self.path)}: {reason}")
 
     @property
     def is_deleted(self) -> bool:
@@ -66,47 +77,75 @@ class StoreFolder:
         except OSError:
             return True
 
+    def check(self) -> None:
+        """Raise FileNotFoundError if the folder was deleted."""
+        if self.is_deleted:
+            raise FileNotFoundError(errno.ENOENT, "the folder was deleted")
+
     @property
     def free_bytes(self) -> int:
         """Free space of the file system for this user."""
         status = os.fstatvfs(self._root)
         return status.f_bavail * status.f_frsize
 
-    def exists(self, key: bytes) -> StoredFile | None:
-        """The block's file as it is now, or None."""
-        try:
-            status = os.stat(file_name(key), dir_fd=self._shard(key), follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        return StoredFile(key, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    def listing(self) -> list[SegmentFile]:
+        """All segments, of whichever model and process. Files with other names, and links, are left alone."""
+        found: list[SegmentFile] = []
+        with os.scandir(self._segments) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if parse_name(entry.name) and entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        found.append(SegmentFile(entry.name, status.st_size, status.st_ino))
+        return found
 
-    @contextmanager
-    def reading(self, key: bytes) -> Iterator[int]:
-        """Open a block's file for reading."""
-        file = os.open(file_name(key), _READ, dir_fd=self._shard(key))
-        try:
-            yield file
-        finally:
-            os.close(file)
+    def segment(self, name: str) -> Segment:
+        """Open a segment."""
+        return Segment(name, os.open(name, _OPEN, dir_fd=self._segments))
 
-    @contextmanager
-    def adding(self, key: bytes) -> Iterator[int]:
-        """A temporary file, which becomes the block's file at the end of the `with` block, and is removed by an error.
+    def add_segment(self, geometry: Geometry) -> Segment:
+        """Make a segment, whose space on the disk is allocated, so that a full disk shows here and not at a write.
 
-        It is locked until then, so that other processes see that its writer lives.
+        It is made as a temporary file and locked meanwhile, so that other processes see that its maker lives.
         """
-        name = secrets.token_hex(8)
+        name = new_name(geometry)
         file = os.open(name, _NEW, 0o600, dir_fd=self._temporary)
         try:
-            _lock(file)
-            yield file
-            os.rename(name, file_name(key), src_dir_fd=self._temporary, dst_dir_fd=self._shard(key))
+            try_lock(file)
+            _allocate(file, geometry.file_bytes)
+            os.rename(name, name, src_dir_fd=self._temporary, dst_dir_fd=self._segments)
         except BaseException:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self._temporary)
-            raise
-        finally:
             os.close(file)
+            raise
+        segment = Segment(name, file)
+        segment.unlock()
+        return segment
+
+    def remove_segment(self, name: str) -> bool:
+        """Delete a segment; False if another process was faster."""
+        try:
+            os.unlink(name, dir_fd=self._segments)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from adding segments, so that all together keep the limit."""
+        lock = os.open(".", _DIRECTORY, dir_fd=self._segments)
+        try:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while try_lock(lock) is False and time.monotonic() < deadline:
+                time.sleep(_LOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(lock)
+
+    def journal(self) -> int:
+        """Open the file in which processes note what they store, to append to it."""
+        return os.open(_JOURNAL, _APPEND, 0o600, dir_fd=self._root)
 
     @contextmanager
     def scratch(self) -> Iterator[int]:
@@ -118,42 +157,6 @@ class StoreFolder:
             yield file
         finally:
             os.close(file)
-
-    def remove(self, key: bytes) -> bool:
-        """Remove a block's file; False if another process was faster."""
-        try:
-            os.unlink(file_name(key), dir_fd=self._shard(key))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def remove_damaged(self, key: bytes, judged: os.stat_result | None) -> None:
-        """Remove the file that was read as `judged`, and not a sound one that replaced it meanwhile."""
-        name, aside, shard = file_name(key), secrets.token_hex(8), self._shard(key)
-        with suppress(FileNotFoundError):
-            os.rename(name, aside, src_dir_fd=shard, dst_dir_fd=self._temporary)
-            found = os.stat(aside, dir_fd=self._temporary, follow_symlinks=False)
-            if judged and (found.st_ino, found.st_dev) != (judged.st_ino, judged.st_dev):
-                with suppress(FileExistsError):
-                    os.link(aside, name, src_dir_fd=self._temporary, dst_dir_fd=shard, follow_symlinks=False)
-            _remove(aside, self._temporary)
-
-    def stamp(self, key: bytes, mtime_ns: int) -> None:
-        """Set the time of last use, by which all processes evict."""
-        os.utime(file_name(key), ns=(mtime_ns, mtime_ns), dir_fd=self._shard(key), follow_symlinks=False)
-
-    def listing(self) -> Iterator[StoredFile]:
-        """All blocks in the folder, of whichever model and process. Files with other names are not touched."""
-        for digit, shard in zip(_SHARDS, self._shards, strict=True):
-            with os.scandir(shard) as entries:
-                for entry in entries:
-                    key = key_of(entry.name)
-                    if key is None or entry.name[0] != digit:
-                        continue
-                    with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(status.st_mode):
-                            yield StoredFile(key, status.st_size, status.st_mtime_ns)
 
     def clean(self) -> int:
         """Remove temporary files that dead processes left; returns how many."""
@@ -177,10 +180,10 @@ class StoreFolder:
         if not _read_marker(self.path, self._root):
             _refuse_foreign(self.path, self._root)
             _write_marker(self._root)
-        for name in (*_SHARDS, _TEMPORARY):
+        for name in (_SEGMENTS, _TEMPORARY):
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self._root)
-        self._shards = [self._directory(digit, self._root) for digit in _SHARDS]
+        self._segments = self._directory(_SEGMENTS, self._root)
         self._temporary = self._directory(_TEMPORARY, self._root)
         self._refuse_read_only()
 
@@ -200,9 +203,6 @@ class StoreFolder:
         self._open.append(os.open(name, _DIRECTORY, dir_fd=parent))
         return self._open[-1]
 
-    def _shard(self, key: bytes) -> int:
-        return self._shards[key[0] >> 4]
-
     def _clean(self, name: str) -> bool:
         status = os.stat(name, dir_fd=self._temporary, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and not self._is_dead(name, status):
@@ -214,24 +214,20 @@ class StoreFolder:
         """Whether the temporary file's writer is gone: its lock went with it, by whatever end."""
         file = os.open(name, _READ, dir_fd=self._temporary)
         try:
-            if _lock(file):
-                return True
-            return time.time() - status.st_mtime > _UNLOCKED_SECONDS
-        except BlockingIOError:
-            return False
+            locked = try_lock(file)
+            return time.time() - status.st_mtime > _UNLOCKED_SECONDS if locked is None else locked
         finally:
             os.close(file)
 
 
-def _lock(file: int) -> bool:
-    """Lock a file; False if the file system has no locks. Raises BlockingIOError if another process holds it."""
+def _allocate(file: int, num_bytes: int) -> None:
+    """Give a new file its size and, where the file system can, its space."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return False
-    return True
+        os.posix_fallocate(file, 0, num_bytes)
+    except OSError as error:
+        if error.errno not in _NO_FALLOCATE:
+            raise
+        os.truncate(file, num_bytes)
 
 
 def _remove(name: str, directory: int) -> None:
@@ -304,8 +300,3 @@ _REASONS = {
     errno.ELOOP: "a symbolic link is in a place of the store's own files; delete the folder, or choose another one",
     errno.ENAMETOOLONG: "the path is too long; choose another one",
 }
-
-
-def _cannot_use(path: Path, error: OSError) -> str:
-    reason = _REASONS.get(error.errno or 0, f"{error.strerror}; choose another folder")
-    return f"cannot keep KV blocks in {shown_path(path)}: {reason}"

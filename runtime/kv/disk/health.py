@@ -1,6 +1,6 @@
 """What still works of a disk store: each system error turns off what cannot work any more, and is logged once.
 
-disk full                       no writes for 30 s, then they are tried again
+disk full                       no new segments for 30 s, then they are tried again: blocks take the place of others
 read-only, no permission        no writes
 folder deleted or unmounted     off
 input/output error              this block is a miss; off after 10 in a row
@@ -44,8 +44,13 @@ class StoreHealth:
 
     @property
     def can_write(self) -> bool:
-        """Whether a write may succeed now."""
-        return not self._is_read_only and time.monotonic() >= self._full_until
+        """Whether a write may succeed."""
+        return not self._is_read_only
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether the disk may have space now."""
+        return time.monotonic() >= self._full_until
 
     @property
     def looks_for_others(self) -> bool:
@@ -62,11 +67,15 @@ class StoreHealth:
         if self._num_slow == _MOST_SLOW:
             self.warn_once("slow", "is slow: blocks that other processes add are found only when it is listed")
 
+    def note_full(self) -> None:
+        """The disk has no space."""
+        self._full_until = time.monotonic() + _FULL_SECONDS
+        self.warn_once("full", "is on a full disk: blocks are stored in the place of others until there is space")
+
     def note_error(self, error: OSError, doing: str, *, reading: bool, is_deleted: bool) -> bool:
         """Turn off what the error rules out; returns whether the file of this call may still be sound."""
         if error.errno in FULL:
-            self._full_until = time.monotonic() + _FULL_SECONDS
-            self.warn_once("full", "is on a full disk: blocks are not stored until there is space")
+            self.note_full()
         elif error.errno in _READ_ONLY and not reading:
             self._is_read_only = True
             self.warn_once("read-only", "cannot be written any more (%s): blocks are only read", error.strerror)

@@ -1,81 +1,210 @@
-"""What a disk store holds, as far as this process has seen: sizes, times of last use, and which block goes next.
+"""What a disk store holds, as far as this process has seen: which slot has which block, times of last use, free slots.
 
-Numbers only; `StoreFolder` has the files. All methods are thread-safe, and none holds the lock for long: the engine's
-step looks blocks up here.
+Numbers only; `Segment` has the files. All methods are thread-safe, and none holds the lock for long: the engine's step
+looks blocks up here.
 """
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from itertools import islice
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
-from ingot.runtime.kv.disk.folder import StoredFile
+from ingot.runtime.kv.disk.segment import Entry, Segment
 
-_LISTING_SHARE = 32  # the folder is listed again after max_bytes / 32 were written; see `is_listing_due`
-_SAMPLED = 10_000  # entries in which files of a size are looked for
-_OLDEST_SHARE = 16  # 1 / 16 of a listing can be evicted before the next one
+_OLDEST_SHARE = 16  # 1 / 16 of the slots of a size can be evicted before they are sorted again
 _LEAD_NS = 10**9  # by which the blocks before a used one are newer than it
 
 
-class _Entry:
-    """A block in the index. `parent` is empty until the block is read or written by this process."""
+class Place(NamedTuple):
+    """A slot of a segment."""
 
-    __slots__ = ("num_bytes", "parent", "stamp")
+    segment: Segment
+    slot: int
 
-    def __init__(self, num_bytes: int, stamp: int, parent: bytes) -> None:
-        self.num_bytes = num_bytes
-        self.stamp = stamp
-        self.parent = parent
+
+class Candidate(NamedTuple):
+    """A slot to take. `entry` is what it should still hold."""
+
+    place: Place
+    entry: Entry
+
+
+class _Table:
+    """A segment's table in memory: key (None: free, or about to be written) and time of last use by slot."""
+
+    __slots__ = ("keys", "segment", "stamps")
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.keys: list[bytes | None] = [None] * segment.num_slots
+        self.stamps = [0] * segment.num_slots
 
 
 class StoreIndex:
-    """Blocks by hash. `max_bytes` limits what is stored and what is about to be."""
+    """Blocks by key, and slots by what is in them."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[bytes, _Entry] = {}
-        self._used = 0
-        self._reserved = 0
-        self._written = 0  # bytes since the last listing
-        self._oldest: deque[StoredFile] = deque()
+        self._tables: dict[Segment, _Table] = {}
+        self._places: dict[bytes, Place] = {}
+        self._twins: dict[bytes, set[Place]] = {}  # further slots with a block, that two processes wrote at once
+        self._parents: dict[bytes, bytes] = {}  # of blocks that this process has read or written
+        self._free: dict[int, deque[Place]] = defaultdict(deque)  # by slot size; those of the newest segment last
+        self._oldest: dict[int, deque[Candidate]] = defaultdict(deque)
         self._last_stamp = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._places)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._entries
+        return key in self._places
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return self._used
-
-    def of_size(self, num_bytes: int, count: int) -> list[bytes]:
-        """Keys of up to `count` files of this size, of whichever model, among the first that were listed."""
+    def segments(self) -> list[Segment]:
+        """All segments."""
         with self._lock:
-            first = islice(self._entries.items(), _SAMPLED)
-            return list(islice((key for key, entry in first if entry.num_bytes == num_bytes), count))
+            return list(self._tables)
 
-    def add(self, file: StoredFile) -> None:
-        """Note a file that was seen or written."""
+    def place(self, key: bytes) -> Place | None:
+        """A slot with this block."""
+        return self._places.get(key)
+
+    def places(self, key: bytes) -> list[Place]:
+        """All slots with this block."""
         with self._lock:
-            if file.key not in self._entries:
-                self._entries[file.key] = _Entry(file.num_bytes, file.mtime_ns, b"")
-                self._used += file.num_bytes
+            return [self._places[key], *self._twins.get(key, ())] if key in self._places else []
 
-    def drop(self, key: bytes) -> None:
-        """Forget a block whose file is gone."""
+    def in_slots_of(self, slot_bytes: int, count: int) -> list[Place]:
+        """Up to `count` slots of this size that hold a block, of whichever model."""
         with self._lock:
-            entry = self._entries.pop(key, None)
-            self._used -= entry.num_bytes if entry else 0
+            used = (
+                Place(table.segment, slot)
+                for table in self._of_size(slot_bytes)
+                for slot, key in enumerate(table.keys)
+                if key
+            )
+            return list(islice(used, count))
 
-    def touch(self, key: bytes, parent: bytes) -> list[tuple[bytes, int]]:
+    def refresh(self, segment: Segment, entries: Sequence[Entry]) -> None:
+        """Take what a segment's table holds now; a segment that is new to the index is added."""
+        with self._lock:
+            if segment not in self._tables:
+                self._tables[segment] = _Table(segment)
+                self._free[segment.geometry.slot_bytes].extend(
+                    Place(segment, slot) for slot in range(segment.num_slots - 1, -1, -1) if not entries[slot].key
+                )
+            table = self._tables[segment]
+            for slot, (known, found) in enumerate(zip(table.keys, entries, strict=True)):
+                if known != found.key:
+                    self._replace(table, slot, found.key)
+                if found.key:
+                    table.stamps[slot] = max(table.stamps[slot], found.used_ns)
+
+    def put(self, place: Place, entry: Entry) -> None:
+        """Note what a slot holds that was written or looked at."""
+        with self._lock:
+            table = self._tables.get(place.segment)
+            if table is not None:
+                self._replace(table, place.slot, entry.key)
+                table.stamps[place.slot] = entry.used_ns
+
+    def forget(self, place: Place) -> None:
+        """Forget the block in a slot that this process cannot use now."""
+        with self._lock:
+            table = self._tables.get(place.segment)
+            if table is not None:
+                self._remove_key(table, place.slot)
+
+    def drop(self, segment: Segment) -> None:
+        """Forget a segment and all its blocks."""
+        with self._lock:
+            table = self._tables.get(segment)
+            for slot in range(segment.num_slots if table else 0):
+                self._remove_key(self._tables[segment], slot)
+            self._tables.pop(segment, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for segment in self.segments:
+            self.drop(segment)
+        self._free.clear()
+        self._oldest.clear()
+
+    def take_free(self, slot_bytes: int) -> Place | None:
+        """A free slot of this size, which no other thread gets until it is released or written and evicted."""
+        with self._lock:
+            free = self._free[slot_bytes]
+            while free:
+                place = free.pop()
+                table = self._tables.get(place.segment)
+                if table is not None and table.keys[place.slot] is None:
+                    return place
+            return None
+
+    def release(self, place: Place) -> None:
+        """Give back a slot that was taken and holds nothing."""
+        with self._lock:
+            if place.segment in self._tables:
+                self._free[place.segment.geometry.slot_bytes].append(place)
+
+    def pop_oldest(self, slot_bytes: int) -> Candidate | None:
+        """The next slot of this size to evict; None when they must be sorted first."""
+        with self._lock:
+            oldest = self._oldest[slot_bytes]
+            while oldest:
+                candidate = oldest.popleft()
+                (segment, slot), entry = candidate
+                table = self._tables.get(segment)
+                if table is not None and (table.keys[slot], table.stamps[slot]) == entry:
+                    return candidate
+            return None
+
+    def sort(self, slot_bytes: int) -> None:
+        """Choose the slots of this size that are evicted next: 1/16 of them, the least recently used first."""
+        with self._lock:
+            tables = self._of_size(slot_bytes)
+            stamps = [np.array(table.stamps, np.int64) for table in tables]
+            used = [np.array([key is not None for key in table.keys], bool) for table in tables]
+            if not any(each.any() for each in used):
+                return
+            owners = np.repeat(np.arange(len(tables)), [len(each) for each in stamps])
+            slots = np.concatenate([np.arange(len(each)) for each in stamps])
+            chosen = np.flatnonzero(np.concatenate(used))
+            times = np.concatenate(stamps)[chosen]
+            count = ceil(len(chosen) / _OLDEST_SHARE)
+            first = np.argpartition(times, count - 1)[:count]
+            first = chosen[first[np.argsort(times[first], kind="stable")]]
+            self._oldest[slot_bytes] = deque(
+                self._candidate(tables[owner], slot)
+                for owner, slot in zip(owners[first].tolist(), slots[first].tolist(), strict=True)
+            )
+
+    def oldest_use(self, slot_bytes: int) -> int | None:
+        """When the least recently used block in slots of this size was used; None without any."""
+        with self._lock:
+            tables = self._of_size(slot_bytes)
+            stamps = [stamp for table in tables for key, stamp in zip(table.keys, table.stamps, strict=True) if key]
+            return min(stamps, default=None)
+
+    def stalest(self, *, except_for: int | None = None) -> tuple[Segment, int] | None:
+        """The segment, of slots of another size than `except_for`, whose blocks were used least recently.
+
+        With it comes the median of their times of last use. Free slots count as never used.
+        """
+        with self._lock:
+            medians = [
+                (table.segment, int(np.median(table.stamps)) if table.stamps else 0)
+                for table in self._tables.values()
+                if table.segment.geometry.slot_bytes != except_for
+            ]
+        return min(medians, key=lambda each: each[1], default=None)
+
+    def touch(self, key: bytes, parent: bytes) -> list[Candidate]:
         """Make a block the newest but for the blocks before it in its chain; returns the new times of last use.
 
         Without the blocks before it a block is worthless, so they must go after it. Ancestors are followed as far as
@@ -83,70 +212,57 @@ class StoreIndex:
         block takes about two new times for each of its blocks, not one for each pair.
         """
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
+            if key not in self._places:
                 return []
-            entry.parent = parent
+            self._parents[key] = parent
             self._last_stamp = max(time.time_ns(), self._last_stamp + 1)
-            entry.stamp = now = max(self._last_stamp, entry.stamp)
-            older: list[tuple[bytes, _Entry]] = []
-            before = self._entries.get(parent)
-            while before and before.stamp <= now + len(older) + 1:
-                older.append((parent, before))
-                parent = before.parent
-                before = self._entries.get(parent)
-            first = before.stamp - 1 if before else now + _LEAD_NS + len(older)
-            for depth, (_, ancestor) in enumerate(reversed(older)):
-                ancestor.stamp = first - depth
-            return [(key, now), *((each, ancestor.stamp) for each, ancestor in older)]
+            now = max(self._last_stamp, self._stamp(key))
+            older: list[bytes] = []
+            while parent in self._places and self._stamp(parent) <= now + len(older) + 1:
+                older.append(parent)
+                parent = self._parents.get(parent, b"")
+            first = self._stamp(parent) - 1 if parent in self._places else now + _LEAD_NS + len(older)
+            stamps = [now, *range(first - len(older) + 1, first + 1)]
+            return [self._set_stamp(each, stamp) for each, stamp in zip([key, *older], stamps, strict=True)]
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Take room for a file that is about to be written, if the limit allows it; `release` gives it back."""
-        with self._lock:
-            if self._used + self._reserved + num_bytes > self.max_bytes:
-                return False
-            self._reserved += num_bytes
-            return True
+    def _of_size(self, slot_bytes: int) -> list[_Table]:
+        return [table for table in self._tables.values() if table.segment.geometry.slot_bytes == slot_bytes]
 
-    def release(self, num_bytes: int, *, written: bool) -> None:
-        """Give back room, after a file was written (and added) or not."""
-        with self._lock:
-            self._reserved -= num_bytes
-            self._written += num_bytes * written
+    def _candidate(self, table: _Table, slot: int) -> Candidate:
+        return Candidate(Place(table.segment, slot), Entry(table.keys[slot], table.stamps[slot]))
 
-    def pop_oldest(self) -> StoredFile | None:
-        """The next block to evict, as it was listed; None when the folder must be listed first."""
-        with self._lock:
-            return self._oldest.popleft() if self._oldest else None
+    def _stamp(self, key: bytes) -> int:
+        segment, slot = self._places[key]
+        return self._tables[segment].stamps[slot]
 
-    def is_listing_due(self) -> bool:
-        """Whether other processes may have filled the folder; the fuller it is, the more often it is listed.
+    def _set_stamp(self, key: bytes, stamp: int) -> Candidate:
+        place = self._places[key]
+        self._tables[place.segment].stamps[place.slot] = stamp
+        return Candidate(place, Entry(key, stamp))
 
-        So N processes together exceed the limit by at most (N - 1) / 32 of it, until their next listing.
-        """
-        with self._lock:
-            left = (self.max_bytes - self._used) // 4
-            return self._written > max(left, self.max_bytes // _LISTING_SHARE)
+    def _replace(self, table: _Table, slot: int, key: bytes | None) -> None:
+        """Note that a slot holds this block, and no other."""
+        if table.keys[slot] == key:
+            return
+        self._remove_key(table, slot)
+        if key is None:
+            self._free[table.segment.geometry.slot_bytes].append(Place(table.segment, slot))
+            return
+        place = Place(table.segment, slot)
+        table.keys[slot] = key
+        if self._places.setdefault(key, place) != place:
+            self._twins.setdefault(key, set()).add(place)
 
-    def replace(self, files: Iterable[StoredFile]) -> None:
-        """Take the result of a listing. The files are read one by one without the lock."""
-        listed, entries, used = [], {}, 0
-        for file in files:
-            known = self._entries.get(file.key)
-            stamp = max(file.mtime_ns, known.stamp) if known else file.mtime_ns
-            entries[file.key] = _Entry(file.num_bytes, stamp, known.parent if known else b"")
-            listed.append(file)
-            used += file.num_bytes
-        excess = max(0, used - self.max_bytes) / max(1, used)
-        oldest = _oldest(listed, ceil(len(listed) * min(1, excess + 1 / _OLDEST_SHARE)))
-        with self._lock:
-            self._entries, self._used, self._oldest, self._written = entries, used, oldest, 0
-
-
-def _oldest(files: list[StoredFile], count: int) -> deque[StoredFile]:
-    """The `count` least recently used files, oldest first. numpy selects them: it lets other threads run meanwhile."""
-    if not count:
-        return deque()
-    times = np.fromiter((file.mtime_ns for file in files), np.int64, len(files))
-    chosen = np.argpartition(times, count - 1)[:count]
-    return deque(files[index] for index in chosen[np.argsort(times[chosen])])
+    def _remove_key(self, table: _Table, slot: int) -> None:
+        key, table.keys[slot], table.stamps[slot] = table.keys[slot], None, 0
+        if key is None:
+            return
+        place, twins = Place(table.segment, slot), self._twins.get(key, set())
+        twins.discard(place)
+        if self._places[key] == place and twins:
+            self._places[key] = twins.pop()
+        elif self._places[key] == place:
+            del self._places[key]
+            self._parents.pop(key, None)
+        if not twins:
+            self._twins.pop(key, None)

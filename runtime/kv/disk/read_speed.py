@@ -1,8 +1,8 @@
 """How long it takes to read a block from a KV folder, measured when it is opened, for the first restore-or-compute.
 
-Blocks that are stored are read as they are, in the system's page cache or not, as a request will find them. Their names
-are hashes, so those that come first are a fair sample. In a folder without any, one block is written and read back: it
-is in the page cache, where blocks that this process writes will be too.
+Blocks that are stored are read as they are, in the system's page cache or not, as a request will find them. In a folder
+without any, one block is written and read back: it is in the page cache, where blocks that this process writes will be
+too.
 """
 
 import time
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.runtime.kv.disk.block_file import scan_block, write_block
 from ingot.runtime.kv.disk.folder import StoreFolder
+from ingot.runtime.kv.disk.index import Place
+from ingot.runtime.kv.disk.slot import scan_slot, write_slot
 from ingot.runtime.kv.keys import BlockContent
 
-MOST_FILES = 8
-_MOST_SECONDS = 0.02  # after which no further file is read
+MOST_SLOTS = 8
+_MOST_SECONDS = 0.02  # after which no further slot is read
 _MOST_WRITTEN = 16 * 2**20  # bytes, to keep loading an engine fast
 
 
@@ -29,28 +30,25 @@ class ReadSpeed:
     source: str = ""
 
 
-def measure_stored(
-    folder: StoreFolder, keys: Iterable[bytes], buffer: NDArray[np.uint8], token_bytes: int
-) -> ReadSpeed:
+def measure_stored(places: Iterable[Place], buffer: NDArray[np.uint8], token_bytes: int) -> ReadSpeed:
     """Read stored blocks into a buffer of their size, whose bytes are undefined afterwards. Raises OSError."""
     seconds: list[float] = []
-    for key in keys:
+    for segment, slot in places:
         started = time.perf_counter()
-        with folder.reading(key) as file:
-            scan_block(file, token_bytes, buffer.data)
+        scan_slot(segment.file, segment.offset(slot), token_bytes, buffer.data)
         seconds.append(time.perf_counter() - started)
-        if sum(seconds) > _MOST_SECONDS or len(seconds) == MOST_FILES:
+        if sum(seconds) > _MOST_SECONDS or len(seconds) == MOST_SLOTS:
             break
     return ReadSpeed(tuple(seconds), f"{len(seconds)} that were stored")
 
 
 def measure_written(folder: StoreFolder, buffer: NDArray[np.uint8], token_bytes: int) -> ReadSpeed:
-    """Write a temporary file like a block's, and read it. Raises OSError."""
+    """Write a block to a temporary file, and read it. Raises OSError."""
     if buffer.nbytes > _MOST_WRITTEN:
         return ReadSpeed()
     content = BlockContent(bytes(32), bytes(32), bytes(token_bytes))
     with folder.scratch() as file:
-        write_block(file, content, bytes(32), buffer.data)
+        write_slot(file, 0, content, bytes(32), buffer.data)
         started = time.perf_counter()
-        scan_block(file, token_bytes, buffer.data)
+        scan_slot(file, 0, token_bytes, buffer.data)
         return ReadSpeed((time.perf_counter() - started,), "one that was written just now, in the page cache")

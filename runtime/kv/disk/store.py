@@ -1,13 +1,12 @@
 """KV blocks in a folder: they survive restarts and crashes, and any number of processes share them.
 
-A block is one file, named by its hash (`block_file.py`), which appears by a rename when it is whole. The size limit
-holds over all processes' files; the least recently used one is removed first. The store is a cache: a file that cannot
-be read, or is not exactly the block that the caller describes, is a miss, and trouble with the folder turns parts of
-the store off, logged once (`store_health.py`). After `open`, nothing is raised for what the
-folder holds or the system reports but BlockUnavailable by `read_into`.
+A block is in a slot (`slot.py`) of a larger file (`segment.py`). The size limit holds over all processes' files; the
+least recently used block gives up its slot first (`space.py`). The store is a cache: a slot that cannot be read, or
+does not hold exactly the block that the caller describes, is a miss, and trouble with the folder turns parts of the
+store off, logged once (`health.py`). After `open`, nothing is raised for what the folder holds or the system reports
+but BlockUnavailable by `read_into`.
 """
 
-import errno
 import os
 import threading
 import time
@@ -20,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.kv.disk.block_file import DamagedBlock, file_bytes, read_block, write_block
-from ingot.runtime.kv.disk.folder import StoredFile, StoreFolder
+from ingot.runtime.kv.disk.folder import StoreFolder
 from ingot.runtime.kv.disk.health import StoreHealth
-from ingot.runtime.kv.disk.index import StoreIndex
-from ingot.runtime.kv.disk.read_speed import MOST_FILES, ReadSpeed, measure_stored, measure_written
+from ingot.runtime.kv.disk.index import Place, StoreIndex
+from ingot.runtime.kv.disk.read_speed import MOST_SLOTS, ReadSpeed, measure_stored, measure_written
+from ingot.runtime.kv.disk.segment import FREE, Entry, geometry_for
+from ingot.runtime.kv.disk.slot import DamagedBlock, read_slot, slot_bytes, write_slot
+from ingot.runtime.kv.disk.space import Space
 from ingot.runtime.kv.keys import BlockContent
 from ingot.sizes import format_bytes
 
@@ -40,7 +41,10 @@ class BlockUnavailable(EngineError):
 
 @dataclass(frozen=True)
 class DiskStats:
-    """Counts since the store was opened, and what the folder holds as far as this process has seen."""
+    """Counts since the store was opened, and what the folder holds as far as this process has seen.
+
+    num_bytes   of all segments, their free slots included
+    """
 
     num_blocks: int = 0
     num_bytes: int = 0
@@ -64,14 +68,14 @@ class DiskStore:
         self._folder = folder
         self._root = root
         self._durable = durable
-        self._index = StoreIndex(max_bytes)
+        self._index = StoreIndex()
         self._health = StoreHealth(folder.path)
+        self._space = Space(folder, self._index, self._health, max_bytes=max_bytes)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._num_active = 0
         self._is_closed = False
-        self._listing = threading.Lock()
-        self._num_listings = 0
+        self._writing = threading.Lock()  # taken by who chooses and fills a slot
         self._counts: Counter[str] = Counter()
         self._read_seconds = 0.0
         self._write_seconds = 0.0
@@ -91,17 +95,21 @@ class DiskStore:
         Raises UsageError when the folder must not or cannot be used, or the limit is smaller than a block.
         """
         assert block_bytes > 0
-        if max_bytes < block_bytes + file_bytes(_TOKEN_BYTES, 0):
+        if max_bytes < geometry_for(slot_bytes(_TOKEN_BYTES, block_bytes), 0).file_bytes:
             raise UsageError(
                 f"a KV folder of {format_bytes(max_bytes)} cannot hold one block of {format_bytes(block_bytes)}; "
                 "raise kv_disk_bytes, or leave out kv_disk_path to keep no blocks on disk"
             )
         opened = StoreFolder(folder)
-        store = cls(opened, max_bytes=max_bytes, root=root, durable=durable)
+        try:
+            store = cls(opened, max_bytes=max_bytes, root=root, durable=durable)
+        except OSError as error:
+            opened.close()
+            raise opened.refusal(error) from error
         with store._operation("listing the folder"):
             opened.clean()
-            store._list()
-            store._make_room(0)
+            store._space.load()
+            store._space.shrink()
             store._compare_with_free_space()
         return store
 
@@ -116,7 +124,8 @@ class DiskStore:
         with self._lock:
             return DiskStats(
                 num_blocks=len(self._index),
-                num_bytes=self._index.used_bytes,
+                num_bytes=self._space.used_bytes,
+                evictions=self._space.num_evicted,
                 read_seconds=self._read_seconds,
                 write_seconds=self._write_seconds,
                 **self._counts,
@@ -130,13 +139,13 @@ class DiskStore:
         if key in self._index or not self._health.looks_for_others:
             return self._health.failure is None and key in self._index
         with self._operation("looking for a block") as works:
-            return works and self._find(key)
+            return works and self._find(key) is not None
         return False
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
         """Read exactly this block, or this side state, into a buffer of its size.
 
-        Raises BlockUnavailable, after which the buffer's bytes are undefined. A file that is not this block is removed.
+        Raises BlockUnavailable, after which the buffer's bytes are undefined. A slot with damage is freed.
         """
         started, done = time.perf_counter(), False
         with self._operation("reading a block", content.hash) as works:
@@ -149,12 +158,11 @@ class DiskStore:
 
     def write(self, content: BlockContent, buffer: Bytes) -> bool:
         """Store a block; False if that is not possible now. When it returns, every process finds the block."""
-        if content.hash in self._index and self._touch(content):
-            return True
         started, done = time.perf_counter(), False
-        if self._health.can_write:
-            with self._operation("storing a block") as works:
-                done = works and self._write(content, buffer.data)
+        with self._operation("storing a block") as works:
+            if works and self._touch_stored(content):
+                return True
+            done = works and self._health.can_write and self._write(content, buffer.data)
         self._count(writes=int(done), refused_writes=int(not done), bytes_written=buffer.nbytes * done)
         with self._lock:
             self._write_seconds += (time.perf_counter() - started) * done
@@ -164,19 +172,20 @@ class DiskStore:
         """Measure how long reads take, in some 20 ms, with a buffer of a block's size; empty after an error."""
         token_bytes, speed = block_tokens * _TOKEN_BYTES, ReadSpeed()
         with self._operation("measuring reads") as works, suppress(DamagedBlock):
-            stored = self._index.of_size(file_bytes(token_bytes, buffer.nbytes), MOST_FILES)
+            stored = self._index.in_slots_of(slot_bytes(token_bytes, buffer.nbytes), MOST_SLOTS)
             if works and stored:
-                speed = measure_stored(self._folder, stored, buffer, token_bytes)
+                speed = measure_stored(stored, buffer, token_bytes)
             elif works and self._health.can_write:
                 speed = measure_written(self._folder, buffer, token_bytes)
         return speed
 
     def remove(self, key: bytes) -> None:
         """Remove a block, such as one whose bytes may be wrong; no process serves it afterwards."""
-        self._index.drop(key)
         with self._operation("removing a block") as works:
             if works:
-                self._folder.remove(key)
+                self._space.look()
+                for place in self._index.places(key):
+                    self._erase(place, key)
 
     def close(self) -> None:
         """Wait for running calls, then close the folder; blocks stay. Later calls find and store nothing."""
@@ -186,110 +195,117 @@ class DiskStore:
             self._is_closed = True
             self._health.failure = self._health.failure or "the store is closed"
             self._idle.wait_for(lambda: self._num_active == 0)
+        self._space.close()
         self._folder.close()
 
+    def _find(self, key: bytes) -> Place | None:
+        """A slot with the block, which another process may have stored since the last look."""
+        place = self._index.place(key)
+        if place is None:
+            started = time.perf_counter()
+            self._space.look()
+            self._health.note_look(time.perf_counter() - started)
+            place = self._index.place(key)
+        return place
+
     def _read(self, content: BlockContent, buffer: memoryview) -> bool:
-        judged = None
+        if self._find(content.hash) is None:
+            return False
+        for place in self._index.places(content.hash):
+            if self._read_place(place, content, buffer):
+                self._health.note_success()
+                self._touch(content)
+                return True
+        return False
+
+    def _read_place(self, place: Place, content: BlockContent, buffer: memoryview) -> bool:
+        reason = self._try_to_read(place, content, buffer)
+        if reason and self._is_in(place, content.hash):
+            reason = self._try_to_read(place, content, buffer)  # another process may have been writing this very block
+        if not reason:
+            return self._exists(place)
+        if self._is_in(place, content.hash):
+            self._note_damage(reason)
+            self._erase(place, content.hash)
+        return False
+
+    def _try_to_read(self, place: Place, content: BlockContent, buffer: memoryview) -> str | None:
+        """Read a block; returns what is wrong with it."""
         try:
-            with self._folder.reading(content.hash) as file:
-                judged = os.fstat(file)
-                read_block(file, content, self._root, buffer)
-        except FileNotFoundError:
-            self._index.drop(content.hash)
-            return False
+            read_slot(place.segment.file, place.segment.offset(place.slot), content, self._root, buffer)
         except DamagedBlock as reason:
-            self._remove_damaged(content.hash, judged, str(reason))
+            return str(reason)
+        return None
+
+    def _exists(self, place: Place) -> bool:
+        """Whether the segment was not deleted. Raises FileNotFoundError if the folder was."""
+        if place.segment.is_removed:
+            self._space.drop_removed(place.segment)
             return False
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            self._remove_damaged(content.hash, None, "a symbolic link")
-            return False
-        self._health.note_success()
-        self._index.add(StoredFile(content.hash, judged.st_size, judged.st_mtime_ns))
-        self._touch(content)
         return True
+
+    def _is_in(self, place: Place, key: bytes) -> bool:
+        """Whether the slot has this block still, by its segment's table."""
+        if not self._exists(place):
+            return False
+        found = place.segment.entry(place.slot)
+        if found.key != key:
+            self._index.put(place, found)
+        return found.key == key
 
     def _write(self, content: BlockContent, buffer: memoryview) -> bool:
-        size, done = file_bytes(len(content.tokens), buffer.nbytes), False
-        if not self._make_room(size):
-            return False
-        try:
-            with self._folder.adding(content.hash) as file:
-                write_block(file, content, self._root, buffer)
-                if self._durable:
-                    os.fsync(file)
-            self._index.add(StoredFile(content.hash, size, 0))
-            done = True
-        finally:
-            self._index.release(size, written=done)
+        with self._writing:
+            place = self._space.allocate(slot_bytes(len(content.tokens), buffer.nbytes))
+            if place is None:
+                return False
+            try:
+                self._fill(place, content, buffer)
+            except BaseException:
+                self._index.release(place)
+                raise
+            finally:
+                place.segment.unlock()
         self._health.note_success()
+        self._space.announce(place)
         self._touch(content)
         return True
 
-    def _touch(self, content: BlockContent) -> bool:
-        """Make the block and those before it the newest; False if its file is gone."""
-        stamps = self._index.touch(content.hash, content.parent)
-        with self._operation("marking a block as used") as works:
-            for key, stamp in stamps if works else ():
-                try:
-                    self._folder.stamp(key, stamp)
-                except FileNotFoundError:
-                    self._index.drop(key)
-        return self._health.failure is None and content.hash in self._index
+    def _fill(self, place: Place, content: BlockContent, buffer: memoryview) -> None:
+        segment, slot = place
+        write_slot(segment.file, segment.offset(slot), content, self._root, buffer)
+        entry = Entry(content.hash, time.time_ns())
+        segment.publish(slot, entry)
+        if self._durable:
+            os.fdatasync(segment.file)
+        self._index.put(place, entry)
 
-    def _find(self, key: bytes) -> bool:
-        started = time.perf_counter()
-        found = self._folder.exists(key)
-        self._health.note_look(time.perf_counter() - started)
-        if found:
-            self._index.add(found)
-        return found is not None
-
-    def _list(self) -> None:
-        """Read which blocks are in the folder, unless another thread did so while this one waited."""
-        listing = self._num_listings
-        with self._listing:
-            if self._num_listings == listing:
-                self._index.replace(self._folder.listing())
-                self._num_listings += 1
-
-    def _make_room(self, size: int) -> bool:
-        """Reserve `size` bytes, after removing the oldest blocks if necessary."""
-        if self._index.is_listing_due():
-            self._list()
-        if self._evict_for(size):
-            return True
-        self._list()
-        return self._evict_for(size)
-
-    def _evict_for(self, size: int) -> bool:
-        while not self._index.reserve(size):
-            oldest = self._index.pop_oldest()
-            if oldest is None:
-                return False
-            self._evict(oldest)
+    def _touch_stored(self, content: BlockContent) -> bool:
+        """Mark a block as used if it is stored already."""
+        place = self._index.place(content.hash)
+        if place is None or not self._is_in(place, content.hash):
+            return False
+        self._touch(content)
         return True
 
-    def _evict(self, listed: StoredFile) -> None:
-        """Remove a block, unless a process used it since the listing."""
-        found = self._folder.exists(listed.key)
-        if found and found.mtime_ns != listed.mtime_ns:
-            return
-        if found and self._folder.remove(listed.key):
-            self._count(evictions=1)
-        self._index.drop(listed.key)
+    def _touch(self, content: BlockContent) -> None:
+        """Make the block and those before it the newest."""
+        for (segment, slot), entry in self._index.touch(content.hash, content.parent):
+            segment.stamp(slot, entry.used_ns)
 
-    def _remove_damaged(self, key: bytes, judged: os.stat_result | None, reason: str) -> None:
-        self._index.drop(key)
+    def _erase(self, place: Place, key: bytes) -> None:
+        """Free a slot with this block; if another process uses it for another by now, leave it alone."""
+        if self._is_in(place, key):
+            place.segment.erase(place.slot)
+            self._index.put(place, FREE)
+
+    def _note_damage(self, reason: str) -> None:
         self._count(damaged=1)
         self._health.warn_once("damaged", "holds a damaged block (%s): it was removed and is computed again", reason)
-        self._folder.remove_damaged(key, judged)
 
     def _compare_with_free_space(self) -> None:
-        room = self._folder.free_bytes + self._index.used_bytes
-        if room < self._index.max_bytes:
-            sizes = format_bytes(room), format_bytes(self._index.max_bytes)
+        room = self._folder.free_bytes + self._space.used_bytes
+        if room < self._space.max_bytes:
+            sizes = format_bytes(room), format_bytes(self._space.max_bytes)
             self._health.warn_once(
                 "room", "has room for %s, less than its limit of %s; what does not fit is not stored", *sizes
             )
@@ -316,8 +332,9 @@ class DiskStore:
         self._count(errors=1)
         is_deleted = self._folder.is_deleted
         maybe_sound = self._health.note_error(error, doing, reading=key is not None, is_deleted=is_deleted)
-        if key is not None and not maybe_sound:
-            self._index.drop(key)
+        place = self._index.place(key) if key else None
+        if place and not maybe_sound:
+            self._index.forget(place)
 
     def _count(self, **counts: int) -> None:
         with self._lock:

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import UsageError
-from ingot.runtime.kv.disk.block_file import file_name
-from ingot.runtime.kv.disk.folder import MARKER, StoreFolder
-from tests.runtime.kv.disk.stored_blocks import content_of
+from ingot.runtime.kv.disk.folder import MARKER, SegmentFile, StoreFolder
+from ingot.runtime.kv.disk.segment import Geometry, Segment, new_name
 
-KEY = content_of(1).hash
+GEOMETRY = Geometry(8192, 3)
 NOBODY = 65534
 
 
@@ -64,29 +63,30 @@ def mounted(path: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
-def add(folder: StoreFolder, key: bytes = KEY, data: bytes = b"data") -> None:
-    with folder.adding(key) as file:
-        os.write(file, data)
-
-
 def test_a_new_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "a" / "kv"
     with opened(path) as folder:
-        add(folder)
+        folder.add_segment(GEOMETRY)
+        os.close(folder.journal())
     assert path.stat().st_mode & 0o777 == 0o700
-    assert json.loads((path / MARKER).read_text()) == {"format": "ingot-kv", "version": 1}
-    assert sorted(entry.name for entry in path.iterdir()) == [*"0123456789abcdef", MARKER, "tmp"]
+    assert json.loads((path / MARKER).read_text()) == {"format": "ingot-kv", "version": 2}
+    assert sorted(entry.name for entry in path.iterdir()) == [MARKER, "journal", "segments", "tmp"]
     assert all(entry.stat().st_mode & 0o077 == 0 for entry in path.rglob("*"))
 
 
-def test_files_are_found_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_segments_are_found_when_it_is_opened_again(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
-        add(folder)
+        name = folder.add_segment(GEOMETRY).name
     with opened(tmp_path) as folder:
-        assert [(file.key, file.num_bytes) for file in folder.listing()] == [(KEY, 4)]
-        found = folder.exists(KEY)
-        assert found
-        assert found.num_bytes == 4
+        segment = folder.segment(name)
+        assert folder.listing() == [SegmentFile(name, 4096 + 3 * 8192, segment.inode)]
+        assert segment.geometry == GEOMETRY
+
+
+def test_the_space_of_a_segment_is_allocated_when_it_is_added(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        segment = folder.add_segment(Geometry(8192, 100))
+        assert os.fstat(segment.file).st_blocks * 512 >= segment.geometry.file_bytes
 
 
 def test_a_fresh_file_system_counts_as_empty(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_path_may_lead_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with opened(tmp_path / "link") as folder:
-        add(folder)
+        folder.add_segment(GEOMETRY)
     assert (tmp_path / "real" / MARKER).exists()
 
 
@@ -132,8 +132,10 @@ def test_a_marker_that_is_not_one_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path):
         pass
-    (tmp_path / MARKER).write_text('{"format": "ingot-kv", "version": 2}')
-    assert "has format version 2; this Ingot reads and writes version 1" in refused(tmp_path)
+    (tmp_path / MARKER).write_text('{"format": "ingot-kv", "version": 1}')
+    assert "has format version 1; this Ingot reads and writes version 2; choose another folder, or delete" in refused(
+        tmp_path
+    )
 
 
 def test_a_folder_that_every_user_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -157,8 +159,8 @@ def test_symbolic_links_in_the_place_of_its_folders_are_refused(tmp_path: Path) 
     with opened(tmp_path / "kv"):
         pass
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "kv" / "3").rmdir()
-    (tmp_path / "kv" / "3").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "kv" / "segments").rmdir()
+    (tmp_path / "kv" / "segments").symlink_to(tmp_path / "elsewhere")
     assert "cannot keep KV blocks in" in refused(tmp_path / "kv")
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -177,11 +179,11 @@ def test_a_full_file_system_is_refused_unless_it_is_a_store_already(tmp_path: Pa
     with mounted(path, "nr_inodes=2,mode=0700"):
         (path / "lost+found").mkdir()
         assert "its file system is full" in refused(path)
-    with mounted(tmp_path / "other", "nr_inodes=20,mode=0700"):
+    with mounted(tmp_path / "other", "nr_inodes=5,mode=0700"):
         with opened(tmp_path / "other"):
             (tmp_path / "other" / "more").touch()
         with opened(tmp_path / "other") as folder, pytest.raises(OSError, match="No space left"):
-            add(folder)
+            folder.add_segment(GEOMETRY)
 
 
 def test_a_refused_folder_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -191,30 +193,56 @@ def test_a_refused_folder_leaves_no_descriptor_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_is_not_visible_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_segment_is_not_visible_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as folder:
-        with folder.adding(KEY) as file:
-            os.write(file, b"half")
-            assert folder.exists(KEY) is None
-            assert list(folder.listing()) == []
-        assert folder.exists(KEY)
+        fallocate, seen = os.posix_fallocate, list[object]()
+
+        def allocate(file: int, offset: int, size: int) -> None:
+            seen.extend(folder.listing())
+            fallocate(file, offset, size)
+
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+        folder.add_segment(GEOMETRY)
+        assert seen == []
+        assert len(folder.listing()) == 1
 
 
-def test_a_failed_addition_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("function", ["posix_fallocate", "rename"])
+def test_a_segment_that_cannot_be_added_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     with opened(tmp_path) as folder:
-        with pytest.raises(KeyboardInterrupt), folder.adding(KEY):
-            raise KeyboardInterrupt
-        assert folder.exists(KEY) is None
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(os, function, fail)
+        with pytest.raises(KeyboardInterrupt):
+            folder.add_segment(GEOMETRY)
+        assert folder.listing() == []
         assert not list((tmp_path / "tmp").iterdir())
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_system_that_allocates_nothing_gets_a_sparse_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    with opened(tmp_path) as folder:
+        assert os.fstat(folder.add_segment(GEOMETRY).file).st_size == GEOMETRY.file_bytes
 
 
 def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
-        (tmp_path / "tmp" / "dead").write_text("half")
-        with folder.adding(KEY), opened(tmp_path) as another:
-            assert another.clean() == 1
-            assert len(list((tmp_path / "tmp").iterdir())) == 1
-        assert folder.exists(KEY)
+        for name in ("dead", "alive"):
+            (tmp_path / "tmp" / name).write_text("half")
+        with (tmp_path / "tmp" / "alive").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert folder.clean() == 1
+        assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["alive"]
 
 
 def test_without_locks_only_old_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,55 +257,46 @@ def test_without_locks_only_old_temporary_files_are_removed(tmp_path: Path, monk
         os.utime(old, (0, 0))
         assert folder.clean() == 1
         assert new.exists()
-        add(folder)
-        assert folder.exists(KEY)
+        assert folder.add_segment(GEOMETRY).lock()
 
 
-def test_files_with_other_names_are_neither_listed_nor_touched(tmp_path: Path) -> None:
+def test_files_with_other_names_and_links_are_not_listed(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
-        name = file_name(KEY)
-        wrong = "f" if name[0] != "f" else "e"
-        for path in (tmp_path / name[0] / "notes.txt", tmp_path / wrong / name):
-            path.write_text("mine")
-        (tmp_path / name[0] / name).symlink_to(tmp_path / MARKER)
-        assert list(folder.listing()) == []
-        assert folder.exists(KEY) is None
-        with pytest.raises(OSError, match="symbolic links"), folder.reading(KEY):
-            pass
+        (tmp_path / "segments" / "notes.txt").write_text("mine")
+        (tmp_path / "segments" / new_name(GEOMETRY)).symlink_to(tmp_path / MARKER)
+        (tmp_path / "segments" / new_name(GEOMETRY)).mkdir()
+        os.mkfifo(tmp_path / "segments" / new_name(GEOMETRY))
+        assert folder.listing() == []
 
 
-def test_a_damaged_file_that_was_replaced_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_a_link_is_not_opened(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
-        add(folder, data=b"bad")
-        with folder.reading(KEY) as file:
-            judged = os.fstat(file)
-            add(folder, data=b"good")
-        folder.remove_damaged(KEY, judged)
-        assert (tmp_path / file_name(KEY)[0] / file_name(KEY)).read_bytes() == b"good"
-        with folder.reading(KEY) as file:
-            folder.remove_damaged(KEY, os.fstat(file))
-        assert folder.exists(KEY) is None
-        assert not list((tmp_path / "tmp").iterdir())
-
-
-def test_a_named_pipe_does_not_block_a_reader(tmp_path: Path) -> None:
-    with opened(tmp_path) as folder:
-        os.mkfifo(tmp_path / file_name(KEY)[0] / file_name(KEY))
-        with folder.reading(KEY):
-            assert folder.exists(KEY) is None
+        name = new_name(GEOMETRY)
+        (tmp_path / "segments" / name).symlink_to(tmp_path / MARKER)
+        with pytest.raises(OSError, match="symbolic links"):
+            folder.segment(name)
 
 
 def test_removing_twice_is_harmless(tmp_path: Path) -> None:
     with opened(tmp_path) as folder:
-        add(folder)
-        assert folder.remove(KEY)
-        assert not folder.remove(KEY)
+        segment = folder.add_segment(GEOMETRY)
+        assert not segment.is_removed
+        assert folder.remove_segment(segment.name)
+        assert not folder.remove_segment(segment.name)
+        assert segment.is_removed
+
+
+def test_one_process_at_a_time_adds_segments_and_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder, opened(tmp_path) as other, folder.locked(), other.locked():
+        assert isinstance(other.add_segment(GEOMETRY), Segment)
 
 
 def test_a_deleted_folder_is_noticed(tmp_path: Path) -> None:
     with opened(tmp_path / "kv") as folder:
-        assert not folder.is_deleted
+        folder.check()
         shutil.rmtree(tmp_path / "kv")
         assert folder.is_deleted
+        with pytest.raises(FileNotFoundError, match="the folder was deleted"):
+            folder.check()
         with pytest.raises(FileNotFoundError):
-            add(folder)
+            folder.add_segment(GEOMETRY)

@@ -21,16 +21,17 @@ def note(health: StoreHealth, number: int, *, reading: bool = False, is_deleted:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_stops_writes_for_a_while(
+def test_a_full_disk_gets_no_new_segments_for_a_while(
     health: StoreHealth, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     note(health, number)
-    assert not health.can_write
+    assert not health.can_grow
+    assert health.can_write
     assert health.failure is None
     now[0] += 31
-    assert health.can_write
+    assert health.can_grow
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
@@ -86,6 +87,6 @@ def test_a_warning_is_logged_once(health: StoreHealth, caplog: pytest.LogCapture
         (
             "ingot.runtime.kv.disk.health",
             logging.WARNING,
-            "the KV folder /kv is on a full disk: blocks are not stored until there is space",
+            "the KV folder /kv is on a full disk: blocks are stored in the place of others until there is space",
         )
     ]

@@ -1,139 +1,213 @@
-"""The disk store's index: the limit, the order of eviction, and when the folder is listed again."""
+"""The disk store's index: which slot has which block, free slots, and the order of eviction."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.runtime.kv.disk.folder import StoredFile
-from ingot.runtime.kv.disk.index import StoreIndex
+from ingot.runtime.kv.disk.folder import StoreFolder
+from ingot.runtime.kv.disk.index import Candidate, Place, StoreIndex
+from ingot.runtime.kv.disk.segment import FREE, Entry, Geometry, Segment
 
 
 def key(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def files(*numbers: int, num_bytes: int = 10) -> list[StoredFile]:
-    """Files whose number is their time of last use."""
-    return [StoredFile(key(number), num_bytes, number) for number in numbers]
+@pytest.fixture(scope="module")
+def segments(tmp_path_factory: pytest.TempPathFactory) -> list[Segment]:
+    """Two segments of 40 slots, and one of other slots."""
+    folder = StoreFolder(tmp_path_factory.mktemp("index"))
+    added = [folder.add_segment(Geometry(size, 40)) for size in (4096, 4096, 8192)]
+    folder.close()
+    return added
 
 
-def test_room_is_reserved_up_to_the_limit() -> None:
-    index = StoreIndex(100)
-    index.replace(files(1, 2, 3))
-    assert index.used_bytes == 30
-    assert index.reserve(70)
-    assert not index.reserve(1)
-    index.release(70, written=False)
-    assert index.reserve(1)
+def filled(segment: Segment, *numbers: int) -> StoreIndex:
+    """An index with blocks whose number is their time of last use, in slots 0, 1, ..."""
+    index = StoreIndex()
+    index.refresh(segment, table_of(*numbers))
+    return index
 
 
-def test_a_block_counts_once() -> None:
-    index = StoreIndex(100)
-    for _ in range(2):
-        index.add(files(1)[0])
-    assert (len(index), index.used_bytes) == (1, 10)
-    for _ in range(2):
-        index.drop(key(1))
-    assert (len(index), index.used_bytes) == (0, 0)
+def table_of(*numbers: int, num_slots: int = 40) -> list[Entry]:
+    return [*(Entry(key(number), number) for number in numbers), *[FREE] * (num_slots - len(numbers))]
 
 
-def test_the_oldest_are_evicted_first() -> None:
-    index = StoreIndex(10_000)
-    index.replace(files(*range(64, 0, -1)))
-    assert [index.pop_oldest() for _ in range(5)] == [*files(1, 2, 3, 4), None]
+def test_a_table_says_where_blocks_are(segments: list[Segment]) -> None:
+    index = filled(segments[0], 5, 6)
+    assert (len(index), index.place(key(6)), index.place(key(7))) == (2, Place(segments[0], 1), None)
+    assert index.in_slots_of(4096, 1) == [Place(segments[0], 0)]
+    assert index.in_slots_of(8192, 1) == []
+    index.refresh(segments[0], table_of(7, 6))
+    assert [key(number) in index for number in (5, 6, 7)] == [False, True, True]
+    assert index.segments == [segments[0]]
 
 
-def test_a_folder_over_the_limit_lists_enough_to_get_below_it() -> None:
-    index = StoreIndex(100)
-    index.replace(files(*range(1, 41)))
-    popped = 0
-    while index.used_bytes > 100:
-        oldest = index.pop_oldest()
-        assert oldest
-        index.drop(oldest.key)
-        popped += 1
-    assert popped == 30
+def test_free_slots_are_given_once(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 39))
+    taken = [index.take_free(4096) for _ in range(3)]
+    assert taken == [Place(segments[0], 38), Place(segments[0], 39), None]
+    assert index.take_free(8192) is None
+    index.release(Place(segments[0], 39))
+    assert index.take_free(4096) == Place(segments[0], 39)
 
 
-def test_a_used_block_is_older_than_those_before_it() -> None:
-    index = StoreIndex(1000)
-    index.replace(files(1, 2, 3))
-    stamps = dict(index.touch(key(1), b""))
-    stamps |= index.touch(key(2), key(1))
-    stamps |= index.touch(key(3), key(2))
-    assert stamps[key(3)] < stamps[key(2)] < stamps[key(1)]
-    assert stamps[key(3)] > 3
-    again = dict(index.touch(key(2), key(1)))
+def test_a_slot_that_another_process_freed_is_free(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 41))
+    assert index.take_free(4096) is None
+    index.put(Place(segments[0], 3), FREE)
+    assert key(4) not in index
+    assert index.take_free(4096) == Place(segments[0], 3)
+
+
+def test_a_free_slot_that_another_process_filled_is_not_given(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 40))
+    index.put(Place(segments[0], 39), Entry(key(99), 1))
+    assert index.take_free(4096) is None
+
+
+def test_a_forgotten_slot_is_neither_found_nor_free(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 41))
+    index.forget(Place(segments[0], 0))
+    assert key(1) not in index
+    assert index.take_free(4096) is None
+    index.refresh(segments[0], table_of(*range(1, 41)))
+    assert key(1) in index, "the next reading of the table finds it again"
+
+
+def test_a_block_in_two_slots_is_found_until_both_are_gone(segments: list[Segment]) -> None:
+    index = filled(segments[0], 1, 2)
+    index.refresh(segments[1], table_of(2, 1))
+    assert len(index) == 2
+    assert set(index.places(key(1))) == {Place(segments[0], 0), Place(segments[1], 1)}
+    index.forget(Place(segments[0], 0))
+    assert index.places(key(1)) == [Place(segments[1], 1)]
+    index.drop(segments[1])
+    assert index.places(key(1)) == []
+    assert index.place(key(2)) == Place(segments[0], 1)
+
+
+def test_a_dropped_segment_takes_its_blocks_and_free_slots_along(segments: list[Segment]) -> None:
+    index = filled(segments[0], 1, 2)
+    index.drop(segments[0])
+    assert (len(index), index.segments, index.take_free(4096)) == (0, [], None)
+    index.put(Place(segments[0], 3), Entry(key(3), 3))
+    assert len(index) == 0
+
+
+def test_the_oldest_are_evicted_first(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(80, 40, -1))
+    index.refresh(segments[1], table_of(*range(40, 0, -1)))
+    assert index.pop_oldest(4096) is None
+    index.sort(4096)
+    expected = [Candidate(Place(segments[1], 40 - number), Entry(key(number), number)) for number in range(1, 6)]
+    assert [index.pop_oldest(4096) for _ in range(6)] == [*expected, None], "a sixteenth of 80"
+    assert index.oldest_use(4096) == 1
+    assert index.oldest_use(8192) is None
+
+
+def test_what_was_used_since_it_was_sorted_is_not_evicted(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 33))
+    index.sort(4096)
+    index.touch(key(1), b"")
+    oldest = index.pop_oldest(4096)
+    assert oldest
+    assert oldest.entry == Entry(key(2), 2)
+
+
+def test_the_segment_of_other_slots_that_was_used_least_recently(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(11, 51))
+    index.refresh(segments[1], table_of(*range(61, 101)))
+    assert index.stalest(except_for=4096) is None
+    index.refresh(segments[2], table_of(*range(101, 111)))
+    assert index.stalest(except_for=8192) == (segments[0], 30)
+    assert index.stalest(except_for=4096) == (segments[2], 0), "most of its slots are free"
+
+
+def stamps_of(touched: list[Candidate]) -> dict[bytes | None, int]:
+    return {candidate.entry.key: candidate.entry.used_ns for candidate in touched}
+
+
+def test_a_used_block_is_older_than_those_before_it(segments: list[Segment]) -> None:
+    index = filled(segments[0], 1, 2, 3)
+    stamps = stamps_of(index.touch(key(1), b""))
+    stamps |= stamps_of(index.touch(key(2), key(1)))
+    stamps |= stamps_of(index.touch(key(3), key(2)))
+    assert 3 < stamps[key(3)] < stamps[key(2)] < stamps[key(1)]
+    again = stamps_of(index.touch(key(2), key(1)))
     assert stamps[key(3)] < again[key(2)] < stamps[key(1)]
 
 
-def test_a_chain_used_block_by_block_takes_two_new_times_for_each() -> None:
-    index = StoreIndex(10_000)
-    index.replace(files(*range(1, 101)))
-    touched = [index.touch(key(number), key(number - 1)) for number in range(1, 101)]
-    assert [len(stamps) for stamps in touched] == [1] + [2] * 99
-    stamps = {each: stamp for stamps in touched for each, stamp in stamps}
-    assert all(stamps[key(number)] > stamps[key(number + 1)] for number in range(1, 100))
+def test_a_chain_used_block_by_block_takes_two_new_times_for_each(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 41))
+    touched = [index.touch(key(number), key(number - 1)) for number in range(1, 41)]
+    assert [len(each) for each in touched] == [1] + [2] * 39
+    stamps: dict[bytes | None, int] = {}
+    for each in touched:
+        stamps |= stamps_of(each)
+    assert all(stamps[key(number)] > stamps[key(number + 1)] for number in range(1, 40))
 
 
-def test_blocks_before_a_used_one_follow_it_once_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = StoreIndex(1000)
-    index.replace(files(1, 2, 3))
+def test_blocks_before_a_used_one_follow_it_once_they_are_old(
+    segments: list[Segment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = filled(segments[0], 1, 2, 3)
     monkeypatch.setattr("ingot.runtime.kv.disk.index._LEAD_NS", 0)
     for number in (1, 2, 3):
         index.touch(key(number), key(number - 1))
-    stamps = dict(index.touch(key(3), key(2)))
+    index.refresh(segments[0], table_of(1, 2, 3))
+    stamps = stamps_of(index.touch(key(3), key(2)))
     assert stamps[key(3)] < stamps[key(2)] < stamps[key(1)]
 
 
-def test_a_listing_keeps_the_chains_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.runtime.kv.disk.index._LEAD_NS", 0)
-    index = StoreIndex(1000)
-    index.replace(files(1, 2))
-    index.touch(key(2), key(1))
-    index.replace(files(1, 2))
-    assert [touched for touched, _ in index.touch(key(2), key(1))] == [key(2), key(1)]
-
-
 def test_a_touch_of_an_unknown_block_changes_nothing() -> None:
-    assert StoreIndex(100).touch(key(1), key(2)) == []
+    assert StoreIndex().touch(key(1), key(2)) == []
 
 
-def test_the_fuller_the_folder_the_sooner_it_is_listed() -> None:
-    def written_until_due(used: int) -> int:
-        index = StoreIndex(3200)
-        index.replace(files(1, num_bytes=used) if used else [])
-        written = 0
-        while not index.is_listing_due():
-            index.reserve(1)
-            index.release(1, written=True)
-            written += 1
-        return written - 1
-
-    assert [written_until_due(used) for used in (0, 1600, 3200)] == [800, 400, 100]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["add", "drop", "touch", "reserve", "replace"]), st.integers(0, 9))))
-def test_counts_hold_for_any_sequence_of_calls(calls: list[tuple[str, int]]) -> None:
-    index, held, reserved = StoreIndex(55), dict[bytes, int](), 0
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "free", "forget", "touch", "take", "evict", "drop"]), st.integers(0, 7)))
+)
+def test_blocks_and_slots_agree_after_any_sequence_of_calls(
+    segments: list[Segment], calls: list[tuple[str, int]]
+) -> None:
+    index, held, taken = StoreIndex(), dict[Place, bytes](), set[Place]()
+    for segment in segments[:2]:
+        index.refresh(segment, table_of())
     for call, number in calls:
-        if call == "add":
-            index.add(files(number)[0])
-            held[key(number)] = 10
-        elif call == "drop":
-            index.drop(key(number))
-            held.pop(key(number), None)
+        place = Place(segments[number % 2], number // 2)
+        if call == "put" and place.segment in index.segments:
+            held[place] = key(number // 3)
+            taken.discard(place)
+            index.put(place, Entry(key(number // 3), number))
+        elif call == "free":
+            index.put(place, FREE)
+            held.pop(place, None)
+        elif call == "forget":
+            index.forget(place)
+            if held.pop(place, None):
+                taken.add(place)
         elif call == "touch":
-            touched = index.touch(key(number), key(number - 1) if number else b"")
-            stamps = [stamp for _, stamp in touched]
+            stamps = [
+                candidate.entry.used_ns for candidate in index.touch(key(number), key(number - 1) if number else b"")
+            ]
             assert stamps == sorted(set(stamps))
-            assert bool(touched) == (key(number) in held)
-        elif call == "reserve":
-            fits = sum(held.values()) + reserved + number <= 55
-            assert index.reserve(number) == fits
-            reserved += number * fits
-        else:
-            index.replace(files(*range(number)))
-            held = {key(other): 10 for other in range(number)}
-        assert index.used_bytes == sum(held.values())
-        assert all((key(other) in index) == (key(other) in held) for other in range(10))
+            assert bool(stamps) == (key(number) in held.values())
+        elif call == "take":
+            free = index.take_free(4096)
+            assert free not in held
+            assert free is None or free not in taken
+            if free:
+                taken.add(free)
+        elif call == "evict":
+            index.sort(4096)
+            oldest = index.pop_oldest(4096)
+            assert (oldest is None) == (not held)
+            assert oldest is None or held[oldest.place] == oldest.entry.key
+        elif number == 0:
+            index.drop(segments[0])
+            held = {place: each for place, each in held.items() if place.segment is not segments[0]}
+            taken = {place for place in taken if place.segment is not segments[0]}
+        assert len(index) == len(set(held.values()))
+        for each in range(3):
+            assert set(index.places(key(each))) == {place for place, found in held.items() if found == key(each)}
