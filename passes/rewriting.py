@@ -107,6 +107,25 @@ def static_columns(value: ir.Value) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def row_columns(value: ir.Value | None) -> int:
+    """Elements of a row: the size of the last axis; of [T, heads, dim] heads * dim."""
+    assert value is not None
+    columns = static_columns(value)
+    assert columns is not None, value.name
+    if value.shape is not None and len(value.shape) == 3 and isinstance(value.shape[1], int):
+        return columns * value.shape[1]
+    return columns
+
+
+def keeps_rows(node: ir.Node) -> bool:
+    """Whether a Reshape, Squeeze or Unsqueeze keeps all elements in their rows, so that its result is a view.
+
+    Such are Reshapes between [T, heads * dim] and [T, heads, dim], and a batch axis of one, added or removed.
+    """
+    sizes = small_constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    return sizes == [0] or (node.op_type == "Reshape" and sizes is not None and sizes[0] in (0, -1))
+
+
 def attentions(graph: ir.Graph) -> list[ir.Node]:
     """Every ingot::PagedAttention of the graph, in order."""
     return [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ingot.artifact.launch_program import Argument
 from ingot.errors import PassError
+from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.attention_operands import (
     TILE,
@@ -25,11 +26,11 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     tile_arguments,
     vector_constants,
 )
-from ingot.pipeline.targets.cuda.fusions import HeadNorms
 from ingot.pipeline.targets.cuda.lower_fixed_splits import lower_fixed_splits
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows, columns_of
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
+from ingot.pipeline.targets.fusions import HeadNorms
 from ingot.sizes import ceil_div, next_power_of_two
 
 MOST_CHUNKS = 64
@@ -77,7 +78,7 @@ def lower_rotary(context: LoweringContext, node: ir.Node) -> None:
             "CUDA kernels rotate the halves of a head by position_ids"
         )
     x, out, heads = context.read(node.inputs[0], node), context.make(node.outputs[0]), int_attribute(node, "num_heads")
-    dim = columns_of(node.outputs[0]) // heads
+    dim = row_columns(node.outputs[0]) // heads
     rotary = int_attribute(node, "rotary_embedding_dim") or dim
     context.builder.launch(
         "rotate_heads",

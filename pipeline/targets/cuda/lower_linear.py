@@ -18,6 +18,7 @@ with a fixed split-K. For few rows its programs store the partials; for many row
 memory, each program adds them itself in the same order (kernels/matmul.py, FOLDS).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +34,13 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.errors import PassError
+from ingot.passes.numerics.activation_rounding import Kind
+from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.fusions import Epilogue, Rounding
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows, columns_of
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile, invariant_tile
+from ingot.pipeline.targets.fusions import Epilogue, Rounding
 from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
@@ -45,7 +48,8 @@ _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fi
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _DEQUANTIZED_TILE = 64
 _BAND = 8
-_CODE_TYPES = {weight_layouts.FP8: "fp8e4nv", weight_layouts.INT8: "i8"}
+_CODES: Mapping[Kind, int] = {"float": weight_layouts.FP8, "int": weight_layouts.INT8}  # kernels/kv_precision.py
+_CODE_TYPES: Mapping[Kind, str] = {"float": "fp8e4nv", "int": "i8"}
 
 
 @dataclass(frozen=True)
@@ -305,19 +309,19 @@ def lower_matmul(context: LoweringContext, node: ir.Node) -> None:
 
 def lower_rounding(context: LoweringContext, node: ir.Node, rounding: Rounding) -> None:
     """Lower rounded activations: 8-bit codes for layers that multiply codes, floats for all other readers."""
-    result = node.outputs[0]
-    if any(weight_layouts.takes_codes(reader, rounding.kind) for reader in result.consumers()):
+    result, kind = node.outputs[0], _CODES[rounding.kind]
+    if any(weight_layouts.takes_codes(reader, kind) for reader in result.consumers()):
         context.codes_of[result] = _quantize(context, node, rounding)
-    if not all(weight_layouts.takes_codes(reader, rounding.kind) for reader in result.consumers()):
+    if not all(weight_layouts.takes_codes(reader, kind) for reader in result.consumers()):
         _launch(context, node, rounding, context.make(result).buffer, None)
 
 
 def _quantize(context: LoweringContext, node: ir.Node, rounding: Rounding) -> QuantizedRows:
-    columns = columns_of(rounding.source)
+    columns = row_columns(rounding.source)
     codes = context.builder.buffer(f"{node.name}.codes", context.rows * columns, _CODE_TYPES[rounding.kind])
     scales = context.builder.buffer(f"{node.name}.scales", context.rows, "fp32")
     _launch(context, node, rounding, codes, scales)
-    return QuantizedRows(codes, scales, columns, rounding.kind)
+    return QuantizedRows(codes, scales, columns, _CODES[rounding.kind])
 
 
 def _launch(
@@ -331,7 +335,7 @@ def _launch(
         {
             "COLUMNS": x.columns,
             "BLOCK": next_power_of_two(x.columns, 16),
-            "KIND": rounding.kind,
+            "KIND": _CODES[rounding.kind],
             "IS_STATIC": rounding.scale is not None,
             "SCALES_BACK": scales is None,
         },

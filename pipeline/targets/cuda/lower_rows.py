@@ -7,11 +7,11 @@ import onnx_ir as ir
 
 from ingot.artifact.launch_program import Argument
 from ingot.errors import PassError
-from ingot.passes.rewriting import small_constant
+from ingot.passes.rewriting import keeps_rows, row_columns
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.fusions import IDENTITY, Epilogue, Gate, Norm, NormedBranch, activation, norm, scalar
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows, columns_of
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
+from ingot.pipeline.targets.fusions import Epilogue, Gate, Norm, NormedBranch, activation, norm, scalar
 from ingot.sizes import next_power_of_two
 
 ADD, MULTIPLY = range(2)  # kernels/elementwise.py
@@ -121,7 +121,7 @@ def combine(context: LoweringContext, node: ir.Node, kind: int) -> None:
     assert right is not None
     if is_stored(left):
         left, right = right, left
-    columns = columns_of(node.outputs[0])
+    columns = row_columns(node.outputs[0])
     operand: Argument
     if is_stored(right):
         if right.shape is None or [size for size in right.shape if size != 1] != [columns]:
@@ -221,7 +221,7 @@ def lower_gate(context: LoweringContext, node: ir.Node, gate: Gate) -> None:
         "gated_activation",
         node,
         grid,
-        {**shape, "PARTS": x.partials, "KIND": gate.kind},
+        {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[gate.activation]},
         gate=x.buffer,
         up=source,
         out=out.buffer,
@@ -254,8 +254,8 @@ def lower_activation(context: LoweringContext, node: ir.Node) -> None:
     if found is None and node.op_type != "Tanh":
         raise PassError(f"{node.name!r} ({node.op_type}) has an alpha other than 1, and no CUDA kernel does")
     x = context.read(node.inputs[0], node, partials=True, unaligned=True)
-    kind = IDENTITY if found is None else found[1]
-    context.map(node, x, context.make(node.outputs[0]), kind, softcap=1.0 if node.op_type == "Tanh" else 0.0)
+    name = "none" if found is None else found[1]
+    context.map(node, x, context.make(node.outputs[0]), name, softcap=1.0 if node.op_type == "Tanh" else 0.0)
 
 
 def lower_split(context: LoweringContext, node: ir.Node) -> None:
@@ -264,16 +264,14 @@ def lower_split(context: LoweringContext, node: ir.Node) -> None:
         raise PassError(f"{node.name!r} (Split) splits another axis than the last, and CUDA kernels view only that")
     x, start = context.read(node.inputs[0], node, partials=True, unaligned=True), 0
     for output in node.outputs:
-        columns = columns_of(output)
+        columns = row_columns(output)
         context.put(output, x.slice(start, columns))
         start += columns
 
 
 def lower_view(context: LoweringContext, node: ir.Node) -> None:
     """Lower views: Reshape between [T, heads * dim] and [T, heads, dim], Squeeze and Unsqueeze of a batch of one."""
-    sizes = small_constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    is_view = sizes in ([0],) or (node.op_type == "Reshape" and sizes is not None and sizes[0] in (0, -1))
-    source = node.inputs[0]
+    source, is_view = node.inputs[0], keeps_rows(node)
     if source is not None and is_view and source.is_graph_input():
         return  # position_ids as a batch of one, which rotary embeddings read from the input itself
     if not is_view:

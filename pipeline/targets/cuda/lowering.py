@@ -17,7 +17,6 @@ from ingot.artifact.launch_program import ActivationType, CubinFacts, CudaProgra
 from ingot.errors import PassError, one_of
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored
-from ingot.pipeline.targets.cuda.fusions import Gate, Rounding, find_fusions
 from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
 from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
 from ingot.pipeline.targets.cuda.lower_rows import (
@@ -33,6 +32,7 @@ from ingot.pipeline.targets.cuda.lower_rows import (
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.pipeline.targets.fusions import Gate, Rounding, find_fusions
 from ingot.sizes import ceil_div, next_power_of_two
 
 _CARRY_BLOCK = 128

@@ -1,19 +1,30 @@
 """State of the lowering of one program: the buffer of every value (a view, split-K partials, codes with scales) and the
 fusions; and the launches that several ops need: copies, elementwise maps, stored vectors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from ingot.artifact.cpu_program import Activation
 from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, WeightArgument
 from ingot.errors import PassError
-from ingot.passes.rewriting import static_columns
+from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
-from ingot.pipeline.targets.cuda.fusions import IDENTITY, Fusions
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
+from ingot.pipeline.targets.fusions import Fusions
 from ingot.sizes import ceil_div, next_power_of_two
 
+# Numbers of the activations in kernels/gated_activation.py; tanh is a softcap.
+ACTIVATIONS: Mapping[Activation, int] = {
+    "silu": 0,
+    "gelu-erf": 1,
+    "gelu-tanh": 2,
+    "none": 3,
+    "sigmoid": 4,
+    "relu": 5,
+}
 ALIGNED_BYTES = 16  # every pointer is a multiple of it, which kernels are compiled for
 _MOST_ELEMENTS = 1024  # of a row, in one program of an elementwise kernel
 
@@ -78,7 +89,7 @@ class LoweringContext:
 
     def make(self, value: ir.Value) -> Rows:
         """Allocate a value: in the arena, or in the runtime's logits for the graph's output."""
-        columns = columns_of(value)
+        columns = row_columns(value)
         if value.is_graph_output():
             buffer = self.builder.external("logits")
         else:
@@ -87,7 +98,7 @@ class LoweringContext:
 
     def make_partials(self, value: ir.Value, count: int, *, added: bool = False) -> Rows:
         """Allocate a value as split-K partials in float32, or as their sum."""
-        columns, stride = columns_of(value), 0 if added else self.rows * columns_of(value)
+        columns, stride = row_columns(value), 0 if added else self.rows * row_columns(value)
         buffer = self.builder.buffer(f"{value.name}.parts", (1 if added else count) * self.rows * columns, "fp32")
         return self.put(value, Rows(buffer, columns, columns, count, stride))
 
@@ -114,7 +125,13 @@ class LoweringContext:
         return out
 
     def map(
-        self, node: ir.Node, x: Rows, out: Rows, kind: int = IDENTITY, alpha: float = 1.0, softcap: float = 0.0
+        self,
+        node: ir.Node,
+        x: Rows,
+        out: Rows,
+        activation: Activation = "none",
+        alpha: float = 1.0,
+        softcap: float = 0.0,
     ) -> None:
         """Launch out = softcap(act(alpha * x)), element by element."""
         source, offset = x.unaligned
@@ -123,7 +140,7 @@ class LoweringContext:
             "map_rows",
             node,
             grid,
-            {**shape, "PARTS": x.partials, "KIND": kind, "HAS_SOFTCAP": softcap > 0},
+            {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[activation], "HAS_SOFTCAP": softcap > 0},
             x=source,
             out=out.buffer,
             x_offset=offset,
@@ -149,13 +166,3 @@ class LoweringContext:
         assert value.const_value is not None
         tensor = value.const_value
         return self.builder.weight(value.name or "", "i64", lambda: np.asarray(tensor.numpy()).astype(np.int64))
-
-
-def columns_of(value: ir.Value | None) -> int:
-    """Return the size of the last axis; of [T, heads, dim] heads * dim."""
-    assert value is not None
-    columns = static_columns(value)
-    assert columns is not None, value.name
-    if value.shape is not None and len(value.shape) == 3 and isinstance(value.shape[1], int):
-        return columns * value.shape[1]
-    return columns

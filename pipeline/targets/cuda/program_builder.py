@@ -34,7 +34,7 @@ from ingot.artifact.launch_program import (
     SegmentCall,
     WeightArgument,
 )
-from ingot.pipeline.targets.cuda.arena import arena_bytes, lifetimes, plan_arena
+from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import TileTable
 

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from ingot.artifact.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
 from ingot.passes.model_facts import MODEL
-from ingot.pipeline.targets.cuda.fusions import Fusions
 from ingot.pipeline.targets.cuda.lowering import carry_tokens, lower_node, sample_tokens
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
+from ingot.pipeline.targets.fusions import Fusions
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.segment_builder import ELEMENT_TYPES, dims
 from ingot.pipeline.targets.segments.stages import KernelStage, SegmentStage, Stage

@@ -9,11 +9,11 @@ import pytest
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import Launch
 from ingot.errors import PassError
-from ingot.pipeline.targets.cuda.fusions import Fusions
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import lower_node
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
+from ingot.pipeline.targets.fusions import Fusions
 
 KV = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=8, block_tokens=4)
 ROWS, COLUMNS = 4, 8

@@ -4,9 +4,9 @@ import onnx_ir as ir
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import BufferArgument
-from ingot.pipeline.targets.cuda.fusions import Fusions
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows, columns_of
+from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
+from ingot.pipeline.targets.fusions import Fusions
 
 KV = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=8, block_tokens=4)
 ROWS, COLUMNS = 4, 32
@@ -61,8 +61,3 @@ def test_an_unaligned_view_is_copied_for_readers_that_take_pointers() -> None:
 def test_rows_are_processed_in_blocks_of_at_most_1024_columns() -> None:
     assert context().blocks(3000) == ((ROWS, 3), {"COLUMNS": 3000, "BLOCK": 1024})
     assert context().blocks(20) == ((ROWS, 1), {"COLUMNS": 20, "BLOCK": 32})
-
-
-def test_heads_and_their_size_are_columns() -> None:
-    assert columns_of(value("T", 6, 16)) == 96
-    assert columns_of(value("T", 16)) == 16

@@ -1,10 +1,10 @@
 """The builder of one program: a program is data, and its arena is planned."""
 
 from ingot.artifact.launch_program import LaunchProgram
-from ingot.pipeline.targets.cuda.arena import lifetimes
+from ingot.pipeline.targets.arena import lifetimes
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
-from tests.pipeline.targets.cuda.arena_bounds import least_bytes
+from tests.pipeline.targets.arena_bounds import least_bytes
 from tests.simulators.launch_programs import CHECKPOINTS, CONTEXT, fused, imported
 
 LLAMA = CHECKPOINTS / "llama"

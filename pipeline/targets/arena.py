@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ingot.sizes import round_up
 
-ALIGNMENT = 256  # bytes: as cudaMalloc aligns, and enough for every vector load
+ALIGNMENT = 256  # bytes: as cudaMalloc aligns, and enough for every vector load and cache line
 
 
 @dataclass(frozen=True)

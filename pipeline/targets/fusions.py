@@ -1,4 +1,4 @@
-"""Finds the nodes that one launch computes together, before anything is lowered.
+"""Finds the nodes that one launch or operation computes together, before anything is lowered.
 
     Mul(act(gate), up)                                             one gated activation; act: Mul(x, Sigmoid(x)),
                                                                    QuickGelu with alpha 1, Swish, Gelu, Relu
@@ -8,21 +8,22 @@
     Reshape(RMSNormalization(Reshape(q))), and the same of k       norms per head, in the kernel that writes the KV pool
     QuantizeLinear, DequantizeLinear, nodes of their scale         rows of codes with scales: "ingot.activations"
 
-A fusion is lowered at one node (`at`); its other nodes (`absorbed`) are not lowered on their own.
+A fusion is lowered at one node (`at`); its other nodes (`absorbed`) are not lowered on their own. A target names the
+kinds of fusion that it lowers.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
 import onnx_ir as ir
 
+from ingot.artifact.cpu_program import Activation
+from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
 from ingot.passes.rewriting import sole_consumer
 from ingot.passes.weights import float32_values, is_stored
-
-SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU = range(6)  # kernels/gated_activation.py
-_KINDS = {"float": 1, "int": 2}  # kernels/kv_precision.py: FP8, INT8
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Gate:
 
     gate: ir.Value
     up: ir.Value
-    kind: int
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Activations rounded to 8 bits. kind: 1 e4m3fn, 2 int8; scale: of all rows, None if each row has its own."""
+    """Activations rounded to 8 bits, int8 or e4m3fn. scale: of all rows, None if each row has its own."""
 
     source: ir.Value
-    kind: int
+    kind: Kind
     scale: float | None
 
 
@@ -88,19 +89,19 @@ class Fusions:
     absorbed: set[ir.Node] = field(default_factory=set)
 
 
-def find_fusions(graph: ir.Graph) -> Fusions:
-    """Return all fusions. Each node belongs to at most one."""
+def find_fusions(graph: ir.Graph, kinds: tuple[type[Fusion], ...] = get_args(Fusion)) -> Fusions:
+    """Return all fusions of these kinds. Each node belongs to at most one."""
     found = Fusions()
     for node in graph:
         for fusion, absorbed in _candidates(node):
-            if node not in found.at and not found.absorbed & {node, *absorbed}:
+            if isinstance(fusion, kinds) and node not in found.at and not found.absorbed & {node, *absorbed}:
                 found.at[node] = fusion
                 found.absorbed |= absorbed
     return found
 
 
-def activation(value: ir.Value | None) -> tuple[ir.Value, int, set[ir.Node]] | None:
-    """Match a value that is act(x): returns x, the kind of act, and the nodes between."""
+def activation(value: ir.Value | None) -> tuple[ir.Value, Activation, set[ir.Node]] | None:
+    """Match a value that is act(x): returns x, the name of act, and the nodes between."""
     node = None if value is None else value.producer()
     x = node.inputs[0] if node is not None and node.inputs else None
     if node is None or x is None:
@@ -109,10 +110,10 @@ def activation(value: ir.Value | None) -> tuple[ir.Value, int, set[ir.Node]] | N
         for x, sigmoid in _either(node):
             made = sigmoid.producer()
             if made is not None and made.op_type == "Sigmoid" and made.inputs[0] is x and _is_between(made, node):
-                return x, SILU, {made, node}
+                return x, "silu", {made, node}
         return None
-    kind = _activation_kind(node)
-    return None if kind is None else (x, kind, {node})
+    name = _activation_name(node)
+    return None if name is None else (x, name, {node})
 
 
 def scalar(value: ir.Value | None) -> float | None:
@@ -146,17 +147,17 @@ def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
             yield Gate(found[0], up, found[1]), found[2]
 
 
-def _activation_kind(node: ir.Node) -> int | None:
+def _activation_name(node: ir.Node) -> Activation | None:
     alpha = node.attributes.get_float("alpha", 1.702 if node.op_type == "QuickGelu" else 1.0)
     match node.op_type:
         case "QuickGelu" | "Swish" if alpha == 1.0:
-            return SILU
+            return "silu"
         case "Gelu":
-            return GELU_TANH if node.attributes.get_string("approximate", "none") == "tanh" else GELU_ERF
+            return "gelu-tanh" if node.attributes.get_string("approximate", "none") == "tanh" else "gelu-erf"
         case "Relu":
-            return RELU
+            return "relu"
         case "Sigmoid":
-            return SIGMOID
+            return "sigmoid"
     return None
 
 
@@ -240,7 +241,7 @@ def _roundings(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         if made is not None and value is not source and made not in absorbed:
             absorbed.add(made)
             waiting += made.inputs
-    yield Rounding(source, _KINDS[facts["kind"]], facts.get("scale")), absorbed
+    yield Rounding(source, facts["kind"], facts.get("scale")), absorbed
 
 
 def _either(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:

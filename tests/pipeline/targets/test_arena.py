@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.pipeline.targets.cuda.arena import ALIGNMENT, Lifetime, arena_bytes, lifetimes, plan_arena
+from ingot.pipeline.targets.arena import ALIGNMENT, Lifetime, arena_bytes, lifetimes, plan_arena
 from ingot.sizes import round_up
-from tests.pipeline.targets.cuda.arena_bounds import least_bytes
+from tests.pipeline.targets.arena_bounds import least_bytes
 
 LIFETIMES = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),

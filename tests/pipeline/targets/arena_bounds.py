@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ingot.pipeline.targets.cuda.arena import ALIGNMENT, Lifetime
+from ingot.pipeline.targets.arena import ALIGNMENT, Lifetime
 from ingot.sizes import round_up
 
 

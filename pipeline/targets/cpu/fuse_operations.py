@@ -1,0 +1,263 @@
+"""Fewer operations and buffers: rewrites of a draft in which every buffer is written once.
+
+y = linear(norm(x))                              the linear layer norms its input, if only linear layers read it
+gate(linear(x), linear'(x)), or its halves       one linear layer of pairs, with store "gate"
+act(linear(x))                                   the linear layer's activation
+sum = x + linear(...), or + embed(...)           the linear layer adds to x, if x is not read after it
+sum = x + norm(...)                              the norm writes to x likewise
+norm of queries or keys                          in place in the columns that it reads, if no other operation reads them
+                                                 afterwards
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar, cast
+
+import numpy as np
+
+from ingot.artifact.cpu_program import Attend, Combine, Embed, Linear, Matrix, Normalize, Operation, View
+from ingot.artifact.cpu_spans import Span, span_written, spans_read
+from ingot.errors import PassError
+from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
+
+AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Linear | Normalize)
+
+
+def fuse_operations(draft: Draft) -> None:
+    """Rewrite the draft in place. PassError for rows of logits that an operation cannot read."""
+    _fold_norms(draft)
+    _fuse_gates(draft)
+    _fold_activations(draft)
+    _update_in_place(draft)
+    _require_gathered_once(draft)
+
+
+@dataclass
+class _Uses:
+    """Who writes and reads each buffer, by place in the list of operations."""
+
+    maker: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[tuple[int, Span]]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, draft: Draft) -> "_Uses":
+        found, matrices = cls(), draft.matrices
+        for place, operation in enumerate(draft.operations):
+            found.maker[span_written(operation, matrices).buffer] = place
+            for span in spans_read(operation, matrices):
+                found.readers[span.buffer].append((place, span))
+        return found
+
+    def sole_reader(self, buffer: str) -> int | None:
+        """The one operation that reads the buffer."""
+        places = {place for place, _ in self.readers[buffer]}
+        return places.pop() if len(places) == 1 else None
+
+    def is_read_after(self, buffer: str, place: int, reader: int) -> bool:
+        """Whether an operation other than `reader` reads the buffer at that place or later."""
+        return any(other >= place and other != reader for other, _ in self.readers[buffer])
+
+
+def _fold_norms(draft: Draft) -> None:
+    """Let linear layers norm their input."""
+    uses, dropped = _Uses.of(draft), set[int]()
+    for place, norm in enumerate(draft.operations):
+        if not isinstance(norm, Normalize) or norm.groups != 1 or norm.residual is not None:
+            continue
+        readers = {reader for reader, _ in uses.readers[norm.output.buffer]}
+        layers = {reader: draft.operations[reader] for reader in readers}
+        if readers and all(_can_norm(draft, layer, norm) for layer in layers.values()):
+            for reader, layer in layers.items():
+                draft.operations[reader] = _changed(layer, input=norm.input, norm=norm.norm)
+            dropped.add(place)
+    _drop(draft, dropped)
+
+
+def _can_norm(draft: Draft, layer: Operation, norm: Normalize) -> bool:
+    return (
+        isinstance(layer, Linear)
+        and layer.input == norm.output
+        and layer.norm is None
+        and layer.rows == norm.rows
+        and draft.stored[layer.matrix].matrix.k == norm.columns
+    )
+
+
+def _fuse_gates(draft: Draft) -> None:
+    """Make one linear layer of pairs of a gate and an up projection."""
+    uses, dropped = _Uses.of(draft), set[int]()
+    for place, gate in enumerate(draft.operations):
+        if not isinstance(gate, Combine) or gate.function != "gate" or not isinstance(gate.b, View):
+            continue
+        makers = [uses.maker[view.buffer] for view in (gate.a, gate.b)]
+        layers = [draft.operations[maker] for maker in makers]
+        if any(uses.sole_reader(view.buffer) != place for view in (gate.a, gate.b)):
+            continue
+        fused = _gated(draft, layers[0], layers[1], gate)
+        if fused is not None:
+            draft.operations[place] = fused
+            dropped |= set(makers)
+    _drop(draft, dropped)
+
+
+def _gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linear | None:
+    """The layer of pairs: of one layer's halves, or of two layers that differ in their weights alone."""
+    if not isinstance(layer, Linear) or not isinstance(up, Linear) or layer.store != "store" or layer.cap:
+        return None
+    assert isinstance(gate.b, View)
+    stored = draft.stored[layer.matrix]
+    n = stored.matrix.n
+    if layer is up:
+        is_halved = (gate.a.column, gate.b.column, 2 * gate.columns) == (0, gate.columns, n)
+        pairs, bias = stored.as_pairs() if is_halved else None, layer.bias
+    else:
+        same = {"node": up.node, "matrix": up.matrix, "output": up.output, "bias": up.bias}
+        is_alike = layer.model_copy(update=same) == up and (layer.bias is None) == (up.bias is None)
+        is_whole = (gate.a.column, gate.b.column, gate.columns) == (0, 0, n)
+        pairs = stored.as_pairs(draft.stored[up.matrix]) if is_alike and is_whole else None
+        bias = None if pairs is None else _joined_bias(draft, layer.bias, up.bias)
+    if pairs is None:
+        return None
+    return _changed(
+        layer,
+        matrix=draft.add_matrix(pairs),
+        bias=bias,
+        output=gate.output,
+        store="gate",
+        activation=gate.activation,
+    )
+
+
+def _joined_bias(draft: Draft, gate: str | None, up: str | None) -> str | None:
+    if gate is None or up is None:
+        return None
+    return draft.add_vector(f"{gate}.pairs", partial(_concatenated, draft.vectors[gate], draft.vectors[up]))
+
+
+def _concatenated(first: Vector, second: Vector) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.concatenate((first(), second()))
+
+
+def _fold_activations(draft: Draft) -> None:
+    """Let a linear layer apply the activation that alone reads its result."""
+    uses, dropped, matrices = _Uses.of(draft), set[int](), draft.matrices
+    for place, gate in enumerate(draft.operations):
+        if not isinstance(gate, Combine) or gate.function != "gate" or gate.b != 1.0:
+            continue
+        maker = uses.maker[gate.a.buffer]
+        layer = draft.operations[maker]
+        is_plain = isinstance(layer, Linear) and layer.store == "store" and layer.activation == "none"
+        if is_plain and uses.sole_reader(gate.a.buffer) == place and _is_whole(layer, gate.a, gate.columns, matrices):
+            draft.operations[place] = _changed(layer, output=gate.output, activation=gate.activation)
+            dropped.add(maker)
+    _drop(draft, dropped)
+
+
+def _is_whole(maker: Operation, view: View, columns: int, matrices: Mapping[str, Matrix]) -> bool:
+    """Whether the view is all that the operation wrote."""
+    return span_written(maker, matrices) == Span.of(view, columns)
+
+
+def _update_in_place(draft: Draft) -> None:
+    """Let sums and norms write where an operand is that no operation reads afterwards."""
+    uses, dropped, renamed = _Uses.of(draft), set[int](), dict[str, View]()
+    for place, operation in enumerate(draft.operations):
+        if isinstance(operation, Combine) and operation.function == "add":
+            maker = _adding(draft, uses, place, operation)
+            if maker is not None:
+                target, at = maker
+                draft.operations[at] = _as_sum(draft.operations[at], target)
+                renamed[operation.output.buffer] = target
+                dropped.add(place)
+        elif isinstance(operation, Normalize) and operation.rows == "tokens":
+            free = _norm_target(draft, uses, place, operation)
+            if free is not None:
+                renamed[operation.output.buffer] = free
+    draft.operations = [_renamed(operation, renamed) for operation in draft.operations]
+    _drop(draft, dropped)
+
+
+def _adding(draft: Draft, uses: _Uses, place: int, add: Combine) -> tuple[View, int] | None:
+    """The operand of a sum that can be updated in place, and the operation that makes the other one."""
+    if not isinstance(add.b, View) or add.scale != 1 or add.cap or add.output.buffer == LOGITS:
+        return None
+    for total, term in ((add.a, add.b), (add.b, add.a)):
+        at = uses.maker.get(term.buffer, -1)
+        maker = draft.operations[at]
+        is_free = not uses.is_read_after(total.buffer, at, place) and uses.maker[total.buffer] < at
+        is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, draft.matrices)
+        fills = total.column == 0 and draft.buffers[total.buffer].columns == add.columns
+        if _can_add(maker) and is_free and is_last and fills and add.rows == "tokens":
+            return total, at
+    return None
+
+
+def _can_add(operation: Operation) -> bool:
+    match operation:
+        case Linear(store="store", rows="tokens"):
+            return True
+        case Embed(adds=False):
+            return True
+    return False
+
+
+def _as_sum(operation: Operation, target: View) -> Operation:
+    how = {"store": "add"} if isinstance(operation, Linear) else {"adds": True}
+    return _changed(operation, output=target, **how)
+
+
+def _norm_target(draft: Draft, uses: _Uses, place: int, norm: Normalize) -> View | None:
+    """Where a norm can write: to its residual, or without one to its input."""
+    if norm.residual is not None:
+        fills = norm.residual.column == 0 and draft.buffers[norm.residual.buffer].columns == norm.columns * norm.groups
+        return norm.residual if fills and not uses.is_read_after(norm.residual.buffer, place, place) else None
+    span = Span.of(norm.input, norm.columns * norm.groups)
+    others = (other for other, read in uses.readers[span.buffer] if read.overlaps(span))
+    return norm.input if all(other <= place for other in others) else None
+
+
+def _renamed(operation: Operation, renamed: Mapping[str, View]) -> Operation:
+    """The operation with its views of renamed buffers moved to where these are now."""
+    changes = {}
+    for name in type(operation).model_fields:
+        view = getattr(operation, name)
+        if isinstance(view, View):
+            moved = view
+            while moved.buffer in renamed:
+                base = renamed[moved.buffer]
+                moved = View(buffer=base.buffer, column=base.column + moved.column)
+            changes[name] = moved
+    return _changed(operation, **changes)
+
+
+def _require_gathered_once(draft: Draft) -> None:
+    for operation in draft.operations:
+        if not isinstance(operation, Linear | Normalize) or operation.rows == "tokens":
+            continue
+        if draft.buffers[operation.input.buffer].rows == "logits":
+            raise PassError(
+                f"{operation.node!r} reads rows of logits that another operation made; the CPU's linear layers and "
+                "norms gather rows of hidden states"
+            )
+
+
+def _changed(operation: AnyOperation, **changes: object) -> AnyOperation:
+    return cast(AnyOperation, operation.model_copy(update=changes))
+
+
+def _drop(draft: Draft, places: set[int]) -> None:
+    """Remove operations, and matrices that no operation reads any more."""
+    draft.operations = [operation for place, operation in enumerate(draft.operations) if place not in places]
+    read = {name for operation in draft.operations for name in _matrices_of(operation)}
+    draft.stored = {name: stored for name, stored in draft.stored.items() if name in read}
+
+
+def _matrices_of(operation: Operation) -> tuple[str, ...]:
+    match operation:
+        case Linear():
+            return (operation.matrix,)
+        case Embed():
+            return (operation.table,)
+    return ()

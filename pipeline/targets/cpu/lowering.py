@@ -1,0 +1,110 @@
+"""Lowers the IR to a CPU launch program: an operation per node, then as few operations and buffers as possible.
+
+    lower the nodes         every value in a buffer of its own (lower_nodes.py, fusions.py for what spans several nodes)
+    fuse_operations.py      norms into linear layers, gate and up projections, sums and norms in place
+    plan the arena          buffers whose lifetimes do not overlap share a place
+
+A node without an operation is a PassError with its name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.cpu_program import Attend, Buffer, CpuProgram, Operation
+from ingot.artifact.cpu_spans import span_written, spans_read
+from ingot.errors import PassError
+from ingot.passes.model_facts import KV, MODEL
+from ingot.passes.weights import is_stored
+from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
+from ingot.pipeline.targets.cpu.fuse_operations import fuse_operations
+from ingot.pipeline.targets.cpu.lower_nodes import lower_node
+from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, DraftBuffer, LoweringContext, Vector
+from ingot.pipeline.targets.cpu.matrices import StoredMatrix
+from ingot.pipeline.targets.fusions import Epilogue, Gate, NormedBranch, Rounding, find_fusions
+from ingot.sizes import round_up
+
+_FLOAT_BYTES = 4
+_ROW_FLOATS = 16  # rows of a buffer begin at multiples of it
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program, and what makes its weights."""
+
+    program: CpuProgram
+    stored: Mapping[str, StoredMatrix]
+    vectors: Mapping[str, Vector]
+
+
+def lower_to_operations(model: ir.Model) -> Lowered:
+    """Lower the model. PassError names a node, or a weight, that the CPU's kernels do not compute."""
+    draft = _lowered(model.graph)
+    fuse_operations(draft)
+    return Lowered(_program(draft, MODEL.of(model), KV.of(model)), draft.stored, draft.vectors)
+
+
+def _lowered(graph: ir.Graph) -> Draft:
+    context = LoweringContext(find_fusions(graph, (Gate, Epilogue, NormedBranch, Rounding)))
+    for node in graph:
+        if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
+            lower_node(context, node)
+    return context.draft
+
+
+def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:
+    matrices = draft.matrices
+    buffers, arena_floats = _plan(draft)
+    writes = [span_written(operation, matrices).buffer for operation in draft.operations]
+    if LOGITS not in writes:
+        raise PassError("no operation makes the logits: the graph's output is a view of another value")
+    attends = [place for place, operation in enumerate(draft.operations) if isinstance(operation, Attend)]
+    return CpuProgram(
+        kv=kv,
+        vocab_size=model.vocab_size,
+        context_tokens=model.context_tokens,
+        arena_floats=arena_floats,
+        buffers=buffers,
+        matrices=matrices,
+        operations=tuple(draft.operations),
+        head_start=attends[-1] + 1 if attends else 0,
+    )
+
+
+def _plan(draft: Draft) -> tuple[dict[str, Buffer], int]:
+    """Places of the buffers, and the floats of the arena for each token."""
+    uses = [sorted(_buffers_of(operation, draft)) for operation in draft.operations]
+    used = {name: draft.buffers[name] for names in uses for name in names}
+    sizes = {name: _row_floats(buffer) * _FLOAT_BYTES for name, buffer in used.items() if name != LOGITS}
+    alive = lifetimes(uses, sizes)
+    offsets = plan_arena(alive)
+    buffers = {
+        name: Buffer(
+            rows=buffer.rows,
+            columns=buffer.columns,
+            offset=-1 if name == LOGITS else offsets[name] // _FLOAT_BYTES,
+        )
+        for name, buffer in used.items()
+    }
+    return buffers, arena_bytes(alive, offsets) // _FLOAT_BYTES
+
+
+def _buffers_of(operation: Operation, draft: Draft) -> set[str]:
+    matrices = draft.matrices
+    spans = (*spans_read(operation, matrices), span_written(operation, matrices))
+    return {span.buffer for span in spans}
+
+
+def _row_floats(buffer: DraftBuffer) -> int:
+    return round_up(buffer.columns, _ROW_FLOATS)
+
+
+def weight_bytes(stored: Sequence[StoredMatrix]) -> dict[str, int]:
+    """Name of each weight's codes or floats -> bytes of its tiles, a tied weight once."""
+    found: dict[str, int] = {}
+    for matrix in stored:
+        for name, size in matrix.bytes_by_weight().items():
+            found.setdefault(name, size)
+    return found
