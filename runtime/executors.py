@@ -20,6 +20,7 @@ from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int6
 
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.cuda.executor:load",
+    "native": "ingot.runtime.cpu.native_executor:load",
     "onnxruntime": "ingot.runtime.cpu.executor:load",
     "onnxruntime-cuda": "ingot.runtime.cuda.ort_segments:load",
     "tensorrt": "ingot.runtime.cuda.plans:load",

@@ -5,13 +5,13 @@ folder.
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, sizeof
+from ctypes import POINTER, c_char_p, c_int, c_int32, sizeof
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from ingot.errors import EngineError
-from ingot.runtime.cpu.native.structures import Layer, Step
+from ingot.runtime.cpu.native.structures import STRUCTURES, Layer, Step
 
 LIBRARY = "ingot_cpu.so"
 
@@ -51,10 +51,11 @@ def _is_of_this_version(library: ctypes.CDLL, folder: Path) -> bool:
     """Whether the library fits the bindings and, in a source tree, was built from the sources that are there."""
     try:
         library.ingot_cpu_source.restype = c_char_p
-        built_from, layer_bytes = library.ingot_cpu_source(), library.paged_attention_layer_bytes()
-    except AttributeError:
+        built_from = library.ingot_cpu_source().decode()
+        sizes = (c_int32 * (len(STRUCTURES) + 1)).in_dll(library, "ingot_cpu_structure_bytes")
+    except (AttributeError, ValueError):
         return False
-    return layer_bytes == sizeof(Layer) and source_digest(folder) in (None, built_from.decode())
+    return list(sizes) == [*map(sizeof, STRUCTURES), 0] and source_digest(folder) in (None, built_from)
 
 
 def source_digest(folder: Path) -> str | None:

@@ -701,9 +701,6 @@ static void run_units(void *argument, int thread, int begin, int end)
         (alone->phase == 1 ? attention_item : attention_merge)(&alone->job, i, scratch);
 }
 
-/* Bytes of struct layer, by which the binding detects a library of another version. */
-int paged_attention_layer_bytes(void) { return (int)sizeof(struct layer); }
-
 /* Write keys and values into the pool, then attend. Returns 0, or -1 when there is too little memory for the scratch space. */
 int paged_attention(const struct layer *layer, const struct step *step)
 {

@@ -1,6 +1,6 @@
 """The structures of the C sources, as ctypes: field for field what paged_attention.h and launch.h declare."""
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 
 class Layer(Structure):
@@ -49,3 +49,130 @@ class Step(Structure):
         ("max_blocks", c_int32),
         ("threads", c_int32),
     )
+
+
+class MatrixAt(Structure):
+    """launch.h's struct matrix."""
+
+    _fields_ = (
+        ("tiles", c_void_p),
+        ("tile_bytes", c_int64),
+        ("codes_offset", c_int64),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("padded_k", c_int32),
+        ("form", c_int32),
+        ("block", c_int32),
+        ("scale_blocks", c_int32),
+        ("scale_bytes", c_int32),
+        ("has_zeros", c_int32),
+    )
+
+
+class ViewAt(Structure):
+    """launch.h's struct view."""
+
+    _fields_ = (("at", c_void_p), ("stride", c_int64))
+
+
+class NormOf(Structure):
+    """launch.h's struct norm."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float), ("kind", c_int32))
+
+
+class EmbedOperation(Structure):
+    """launch.h's struct embed."""
+
+    _fields_ = (
+        ("table", POINTER(MatrixAt)),
+        ("output", ViewAt),
+        ("scale", c_float),
+        ("by_position", c_int32),
+        ("adds", c_int32),
+    )
+
+
+class LinearOperation(Structure):
+    """launch.h's struct linear."""
+
+    _fields_ = (
+        ("matrix", POINTER(MatrixAt)),
+        ("bias", c_void_p),
+        ("input", ViewAt),
+        ("output", ViewAt),
+        ("norm", NormOf),
+        ("rounding", c_int32),
+        ("store", c_int32),
+        ("activation", c_int32),
+        ("of_logits", c_int32),
+        ("static_scale", c_float),
+        ("alpha", c_float),
+        ("cap", c_float),
+    )
+
+
+class NormalizeOperation(Structure):
+    """launch.h's struct normalize."""
+
+    _fields_ = (
+        ("input", ViewAt),
+        ("output", ViewAt),
+        ("residual", ViewAt),
+        ("norm", NormOf),
+        ("columns", c_int32),
+        ("groups", c_int32),
+        ("of_logits", c_int32),
+    )
+
+
+class CombineOperation(Structure):
+    """launch.h's struct combine."""
+
+    _fields_ = (
+        ("a", ViewAt),
+        ("b", ViewAt),
+        ("output", ViewAt),
+        ("kind", c_int32),
+        ("activation", c_int32),
+        ("columns", c_int32),
+        ("of_logits", c_int32),
+        ("number", c_float),
+        ("scale", c_float),
+        ("cap", c_float),
+    )
+
+
+class OperationAt(Structure):
+    """launch.h's struct operation."""
+
+    _fields_ = (("kind", c_int32), ("arguments", c_void_p))
+
+
+class Batch(Structure):
+    """launch_program.h's struct batch."""
+
+    _fields_ = (
+        ("input_ids", c_void_p),
+        ("position_ids", c_void_p),
+        ("logits_indices", c_void_p),
+        ("tokens", c_int32),
+        ("logits", c_int32),
+        ("attention", Step),
+    )
+
+
+STRUCTURES = (
+    Layer,
+    Step,
+    MatrixAt,
+    ViewAt,
+    NormOf,
+    EmbedOperation,
+    LinearOperation,
+    NormalizeOperation,
+    CombineOperation,
+    OperationAt,
+    Batch,
+)
+"""All of them, in the order of launch_program.c's table of their sizes."""

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of recipe and artifact
-EngineKind = Literal["onnxruntime", "cuda", "tensorrt", "onnxruntime-cuda"]
+EngineKind = Literal["onnxruntime", "native", "cuda", "tensorrt", "onnxruntime-cuda"]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Column = Annotated[int, Field(ge=0, lt=2**31)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]

@@ -1,0 +1,387 @@
+/* The walk of a program: one call per step, which takes the team through the phases of every operation.
+ *
+ *     embed, normalize, combine    rows
+ *     linear                       tiles of rows are normed and rounded; then tiles of output columns
+ *     attention                    keys and values enter the pool; items; merges
+ *
+ * A phase that is too small to share is done by the thread that ended the one before, so that a decode step has a barrier
+ * per matrix and one or two per attention.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels.h"
+#include "launch_program.h"
+#include "thread_team.h"
+
+enum {
+    LINE = 64,
+    FETCHED_BYTES = 8192,       /* of the next weights, by each thread */
+    MIN_SHARED_VALUES = 1 << 14, /* values in rows that one thread works through alone */
+    MIN_SHARED_TOKENS = 16,     /* tokens whose keys and values one thread writes alone; and pieces of a prompt */
+};
+#define MIN_SHARED_ATTENTION 1.0e5 /* multiply-adds that one thread does alone; the team is awake */
+#define MAX_RESULTS_BYTES (32 << 20)
+
+enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE };
+
+struct program {
+    const struct operation *operations;
+    int count, head_start, context_tokens, threads, max_tokens;
+    const struct kernels *kernels;
+    struct activations rounded;          /* the rows of the linear at hand */
+    char **scratch;                      /* [threads] */
+    char *results;                       /* of shared contexts */
+    size_t results_bytes;
+    int64_t min_vocabulary, min_positions; /* rows of the smallest tables */
+
+    const struct batch *batch;           /* the step */
+    int end, at, phase;                  /* operations to walk; the one at hand, and which of its phases */
+    enum stage stage;
+    struct attention attention;
+    double *seconds, since;
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static inline int smaller(int a, int b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int pieces_of(int64_t n, int size) { return (int)((n + size - 1) / size); }
+static inline int tiles_of(const struct linear *op) { return pieces_of(op->matrix->n, op->store == STORE_GATE ? 2 * LANES : LANES); }
+
+static inline int row_bytes(const struct linear *op)
+{
+    return op->rounding == ROUND_NONE ? op->matrix->padded_k * (int)sizeof(float) : op->matrix->padded_k;
+}
+
+static inline int rows_of(const struct program *p, int of_logits)
+{
+    return of_logits != OF_TOKENS ? p->batch->logits : p->batch->tokens;
+}
+
+/* The row of the input that row `row` of an operation reads. */
+static inline int64_t source_of(const struct program *p, int of_logits, int row)
+{
+    return of_logits == GATHERED ? p->batch->logits_indices[row] : row;
+}
+
+/* ---- linear */
+
+static void round_rows(const struct program *p, const struct linear *op, int thread, int first_tile, int last_tile)
+{
+    const int count = rows_of(p, op->of_logits), tallest = p->kernels->max_height;
+    for (int first = first_tile * tallest; first < smaller(count, last_tile * tallest); first += tallest) {
+        const int height = smaller(tallest, count - first);
+        for (int m = 0; m < height; m++)
+            p->kernels->round_row(op, op->input.at + source_of(p, op->of_logits, first + m) * op->input.stride, &p->rounded,
+                                  first, height, m, (float *)p->scratch[thread]);
+    }
+}
+
+static int linear_phase(struct program *p, const struct linear *op, int thread)
+{
+    const int count = rows_of(p, op->of_logits), row_tiles = pieces_of(count, p->kernels->max_height);
+    switch (p->phase++) {
+    case 0:
+        if (p->threads > 1 && row_tiles > 1 && (int64_t)count * op->matrix->k >= MIN_SHARED_VALUES) {
+            p->stage = ROUND;
+            return row_tiles;
+        }
+        round_rows(p, op, thread, 0, row_tiles);
+        p->phase++;
+        __attribute__((fallthrough));
+    case 1:
+        p->stage = MULTIPLY;
+        return tiles_of(op);
+    default:
+        return 0;
+    }
+}
+
+/* ---- rows of embed, normalize, combine */
+
+static void run_rows(const struct program *p, const struct operation *operation, int begin, int end)
+{
+    const struct kernels *kernels = p->kernels;
+    if (operation->kind == OP_EMBED) {
+        const struct embed *op = operation->arguments;
+        const int64_t *ids = op->by_position ? p->batch->position_ids : p->batch->input_ids;
+        for (int row = begin; row < end; row++)
+            kernels->embed_row(op, ids[row], row);
+    } else if (operation->kind == OP_NORMALIZE) {
+        const struct normalize *op = operation->arguments;
+        for (int row = begin; row < end; row++)
+            kernels->normalize_row(op, source_of(p, op->of_logits, row), row);
+    } else
+        for (int row = begin; row < end; row++)
+            kernels->combine_row(operation->arguments, row);
+}
+
+static int rows_phase(struct program *p, const struct operation *operation, int of_logits, int64_t columns)
+{
+    const int count = rows_of(p, of_logits);
+    if (p->phase++ > 0)
+        return 0;
+    p->stage = ROWS;
+    if (p->threads > 1 && count * columns >= MIN_SHARED_VALUES)
+        return count;
+    run_rows(p, operation, 0, count);
+    return 0;
+}
+
+/* ---- attention */
+
+static int attention_phase(struct program *p, const struct layer *layer, int thread)
+{
+    struct attention *job = &p->attention;
+    const int tokens = p->batch->tokens;
+    float *scratch = (float *)p->scratch[thread];
+    switch (p->phase++) {
+    case 0:
+        attention_plan(job, layer, &p->batch->attention, p->threads, MIN_SHARED_ATTENTION);
+        attention_share(job, job->results_bytes <= (int64_t)p->results_bytes ? p->results : NULL);
+        p->stage = WRITE;
+        if (job->threads > 1 && tokens > MIN_SHARED_TOKENS && layer->writes)
+            return pieces_of(tokens, MIN_SHARED_TOKENS);
+        attention_write(job, 0, tokens, scratch);
+        p->phase++;
+        __attribute__((fallthrough));
+    case 1:
+        p->stage = ATTEND;
+        if (job->threads > 1)
+            return job->items;
+        for (int i = 0; i < job->items; i++)
+            attention_item(job, i, scratch);
+        return 0;
+    case 2:
+        p->stage = MERGE;
+        return job->pieces > 1 ? job->merges : 0;
+    default:
+        return 0;
+    }
+}
+
+/* ---- the walk */
+
+static int operation_phase(struct program *p, const struct operation *operation, int thread)
+{
+    const void *op = operation->arguments;
+    switch (operation->kind) {
+    case OP_EMBED:
+        return rows_phase(p, operation, OF_TOKENS, ((const struct embed *)op)->table->k);
+    case OP_NORMALIZE: {
+        const struct normalize *normalize = op;
+        return rows_phase(p, operation, normalize->of_logits, (int64_t)normalize->columns * normalize->groups);
+    }
+    case OP_COMBINE:
+        return rows_phase(p, operation, ((const struct combine *)op)->of_logits, ((const struct combine *)op)->columns);
+    case OP_LINEAR:
+        return linear_phase(p, op, thread);
+    default:
+        return attention_phase(p, op, thread);
+    }
+}
+
+static int next_phase(void *argument, int thread)
+{
+    struct program *p = argument;
+    for (; p->at < p->end; p->at++, p->phase = 0) {
+        const int units = operation_phase(p, &p->operations[p->at], thread);
+        if (p->seconds != NULL) {
+            const double at = now();
+            p->seconds[p->at] += at - p->since; /* all since the phase before began */
+            p->since = at;
+        }
+        if (units > 0)
+            return units;
+    }
+    return 0;
+}
+
+static void run(void *argument, int thread, int begin, int end)
+{
+    const struct program *p = argument;
+    const struct operation *operation = &p->operations[p->at];
+    float *scratch = (float *)p->scratch[thread];
+    switch (p->stage) {
+    case ROWS:
+        run_rows(p, operation, begin, end);
+        break;
+    case ROUND:
+        round_rows(p, operation->arguments, thread, begin, end);
+        break;
+    case MULTIPLY: {
+        const struct linear *op = operation->arguments;
+        p->kernels->multiply(op, &p->rounded, rows_of(p, op->of_logits), begin, end);
+        break;
+    }
+    case WRITE:
+        attention_write(&p->attention, begin * MIN_SHARED_TOKENS, smaller(p->batch->tokens, end * MIN_SHARED_TOKENS), scratch);
+        break;
+    case ATTEND:
+        for (int i = begin; i < end; i++)
+            attention_item(&p->attention, i, scratch);
+        break;
+    case MERGE:
+        for (int i = begin; i < end; i++)
+            attention_merge(&p->attention, i, scratch);
+        break;
+    }
+}
+
+/* The beginning of this thread's share of the next weights; after the last ones come the first, of the next step. */
+static void look_ahead(void *argument, int thread)
+{
+    const struct program *p = argument;
+    int at = p->at;
+    do
+        at = at + 1 < p->end ? at + 1 : 0;
+    while (p->operations[at].kind != OP_LINEAR && at != p->at);
+    if (p->operations[at].kind != OP_LINEAR)
+        return;
+    const struct linear *op = p->operations[at].arguments;
+    const int64_t matrices = op->store == STORE_GATE ? 2 : 1;
+    const uint8_t *from = op->matrix->tiles + share_begin(tiles_of(op), p->threads, thread) * matrices * op->matrix->tile_bytes;
+    for (int i = 0; i < FETCHED_BYTES; i += LINE)
+        __builtin_prefetch(from + i, 0, 2);
+}
+
+/* Token ids, positions and rows are addresses: they are checked here, as nothing after this is. */
+static int check(const struct program *p, const struct batch *batch)
+{
+    const struct step *step = &batch->attention;
+    if (batch->tokens < 1 || batch->tokens > p->max_tokens || batch->logits < 0 || batch->logits > batch->tokens ||
+        step->num_sequences < 1 || step->query_starts[0] != 0 || step->query_starts[step->num_sequences] != batch->tokens)
+        return STEP_BAD_SIZE;
+    for (int i = 0; i < batch->logits; i++)
+        if (batch->logits_indices[i] < 0 || batch->logits_indices[i] >= batch->tokens)
+            return STEP_BAD_SIZE;
+    for (int s = 0; s < step->num_sequences; s++) {
+        const int tokens = step->query_starts[s + 1] - step->query_starts[s];
+        if (tokens < 1 || step->context_lens[s] < tokens || step->context_lens[s] > p->context_tokens)
+            return STEP_BAD_SIZE;
+    }
+    for (int i = 0; i < batch->tokens; i++)
+        if (batch->input_ids[i] < 0 || batch->input_ids[i] >= p->min_vocabulary || batch->position_ids[i] < 0 ||
+            batch->position_ids[i] >= p->min_positions)
+            return STEP_BAD_TOKEN;
+    return STEP_DONE;
+}
+
+int program_step(struct program *p, const struct batch *batch, double *seconds)
+{
+    const int found = check(p, batch);
+    if (found != STEP_DONE)
+        return found;
+    p->batch = batch;
+    p->at = p->phase = 0;
+    p->end = batch->logits > 0 ? p->count : p->head_start;
+    p->seconds = seconds;
+    p->since = seconds != NULL ? now() : 0;
+    const struct work work = {next_phase, run, look_ahead, p};
+    team_run(&work, p->threads);
+    return STEP_DONE;
+}
+
+/* ---- memory */
+
+/* Zeroed by the system when it is first written to; NULL for too little. */
+static void *aligned(size_t bytes)
+{
+    void *memory;
+    return posix_memalign(&memory, 4096, bytes > 0 ? bytes : 1) == 0 ? memory : NULL;
+}
+
+/* What the operations need at most. */
+struct needs {
+    size_t values, blocks; /* of the rounded rows: bytes, and scales */
+    size_t scratch;        /* of one thread: bytes */
+};
+
+static struct needs needs_of(struct program *p)
+{
+    struct needs needs = {0, 0, LINE};
+    const size_t rows = pieces_of(p->max_tokens, p->kernels->max_height) * (size_t)p->kernels->max_height;
+    p->min_vocabulary = INT64_MAX, p->min_positions = p->context_tokens;
+    for (int i = 0; i < p->count; i++) {
+        const void *arguments = p->operations[i].arguments;
+        if (p->operations[i].kind == OP_LINEAR) {
+            const struct linear *op = arguments;
+            needs.values = larger(needs.values, rows * row_bytes(op));
+            needs.blocks = larger(needs.blocks, rows * activation_blocks(op));
+            needs.scratch = larger(needs.scratch, (op->matrix->padded_k + LANES) * sizeof(float));
+        } else if (p->operations[i].kind == OP_ATTENTION) {
+            needs.scratch = larger(needs.scratch, attention_scratch_bytes(arguments));
+        } else if (p->operations[i].kind == OP_EMBED) {
+            const struct embed *op = arguments;
+            int64_t *rows_of_table = op->by_position ? &p->min_positions : &p->min_vocabulary;
+            *rows_of_table = op->table->n < *rows_of_table ? op->table->n : *rows_of_table;
+        }
+    }
+    return needs;
+}
+
+static int allocate(struct program *p)
+{
+    const struct needs needs = needs_of(p);
+    p->rounded.values = aligned(needs.values);
+    p->rounded.scales = aligned(needs.blocks * sizeof(float));
+    p->rounded.sums = aligned(needs.blocks * sizeof(int32_t));
+    p->results_bytes = p->threads > 1 ? MAX_RESULTS_BYTES : 0;
+    p->results = aligned(p->results_bytes);
+    p->scratch = calloc(p->threads, sizeof *p->scratch);
+    if (p->rounded.values == NULL || p->rounded.scales == NULL || p->rounded.sums == NULL || p->results == NULL || p->scratch == NULL)
+        return -1;
+    for (int i = 0; i < p->threads; i++)
+        if ((p->scratch[i] = aligned(needs.scratch)) == NULL)
+            return -1;
+    return 0;
+}
+
+struct program *program_make(const struct operation *operations, int count, int head_start, int context_tokens, int threads,
+                             int max_tokens, const char *isa)
+{
+    const struct kernels *kernels = find_kernels(isa);
+    struct program *p = kernels != NULL ? calloc(1, sizeof *p) : NULL;
+    if (p == NULL)
+        return NULL;
+    p->operations = operations, p->count = count, p->head_start = head_start, p->context_tokens = context_tokens;
+    p->threads = smaller(threads, MAX_THREADS), p->max_tokens = max_tokens;
+    p->kernels = kernels;
+    if (allocate(p) != 0) {
+        program_free(p);
+        return NULL;
+    }
+    return p;
+}
+
+void program_free(struct program *p)
+{
+    for (int i = 0; p->scratch != NULL && i < p->threads; i++)
+        free(p->scratch[i]);
+    free(p->scratch);
+    free(p->results);
+    free(p->rounded.values);
+    free(p->rounded.scales);
+    free(p->rounded.sums);
+    free(p);
+}
+
+/* Sizes of the structures that Python fills, in the order of structures.py's STRUCTURES. */
+const int32_t ingot_cpu_structure_bytes[] = {
+    sizeof(struct layer),   sizeof(struct step),      sizeof(struct matrix), sizeof(struct view),
+    sizeof(struct norm),    sizeof(struct embed),     sizeof(struct linear), sizeof(struct normalize),
+    sizeof(struct combine), sizeof(struct operation), sizeof(struct batch),  0,
+};
+
+const char *program_isa(const struct program *p) { return p->kernels->name; }

@@ -1,0 +1,155 @@
+"""A CPU launch program that is ready to run: one call of the C walk (launch_program.c) per step."""
+
+import mmap
+from contextlib import suppress
+from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_void_p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact.cpu_program import CpuProgram
+from ingot.artifact.safetensors import MappedTensors
+from ingot.errors import EngineError, shown
+from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
+from ingot.runtime.cpu.native.structures import Batch, OperationAt
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.sizes import format_bytes
+
+_FIRST_LOGITS_ROWS = 64
+_PROBLEMS = {1: "has a token id or position out of range", 2: "has sizes out of range or that contradict each other"}
+
+
+class NativeProgram:
+    """A program over one KV pool; one thread may call it at a time.
+
+    max_batch_tokens   most tokens of one step
+    num_threads        threads of the process's team that a step uses, the caller's included
+    isa                instruction set of the kernels; None: the best of this CPU
+
+    Raises ArtifactError for weights that do not fit the program, EngineError for too little memory, an instruction set
+    that does not run here, or a library that was not built.
+    """
+
+    def __init__(
+        self,
+        program: CpuProgram,
+        weights: MappedTensors,
+        pool: KVPool,
+        *,
+        max_batch_tokens: int,
+        num_threads: int,
+        isa: str | None = None,
+    ) -> None:
+        self._library = program_library()
+        if isa is not None and isa not in instruction_sets():
+            raise EngineError(f"no instruction set {shown(isa)} here; this CPU runs {', '.join(instruction_sets())}")
+        self._rows, self._vocab_size = max_batch_tokens, program.vocab_size
+        arena = _make_arena(program.arena_floats * max_batch_tokens)
+        self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool)
+        self._grow_logits(_FIRST_LOGITS_ROWS)
+        self._input_ids, self._position_ids, self._logits_indices = np.zeros((3, max_batch_tokens), np.int64)
+        self._batch = Batch(*(a.ctypes.data for a in (self._input_ids, self._position_ids, self._logits_indices)))
+        self._batch_at = byref(self._batch)
+        self._handle = self._library.program_make(
+            self._bound.array,
+            len(self._bound.array),
+            program.head_start,
+            program.context_tokens,
+            num_threads,
+            max_batch_tokens,
+            None if isa is None else isa.encode(),
+        )
+        if self._handle is None:
+            raise EngineError(
+                f"too little memory for steps of {max_batch_tokens} tokens; set a smaller max_batch_tokens"
+            )
+
+    @property
+    def isa(self) -> str:
+        """Instruction set of the kernels."""
+        name: bytes = self._library.program_isa(self._handle)
+        return name.decode()
+
+    def step(self, batch: ForwardBatch, seconds: NDArray[np.float64] | None = None) -> FloatArray:
+        """Run a step; return logits [R, vocabulary], valid until the next one.
+
+        seconds   [operations]: the time of each is added; float64
+
+        Raises EngineError for a batch that is out of the program's range.
+        """
+        tokens, rows = len(batch.input_ids), len(batch.logits_indices)
+        assert tokens <= self._rows
+        if rows > len(self._logits):
+            self._grow_logits(max(rows, 2 * len(self._logits)))
+        self._input_ids[:tokens], self._position_ids[:tokens] = batch.input_ids, batch.position_ids
+        self._logits_indices[:rows] = batch.logits_indices
+        starts = np.ascontiguousarray(batch.query_starts, np.int32)
+        lens = np.ascontiguousarray(batch.context_lens, np.int32)
+        tables = np.ascontiguousarray(batch.block_tables, np.int32)
+        self._batch.tokens, self._batch.logits = tokens, rows
+        sequences = self._batch.attention
+        sequences.query_starts, sequences.context_lens = starts.ctypes.data, lens.ctypes.data
+        sequences.block_tables = tables.ctypes.data
+        sequences.num_sequences, sequences.max_blocks = tables.shape
+        problem = self._library.program_step(
+            self._handle, self._batch_at, None if seconds is None else seconds.ctypes.data
+        )
+        if problem:
+            raise EngineError(f"the step {_PROBLEMS[problem]}")
+        return self._logits[:rows]
+
+    def close(self) -> None:
+        """Free the memory that steps use. Idempotent; logits stay valid."""
+        if self._handle is not None:
+            self._library.program_free(self._handle)
+            self._handle = None
+
+    def _grow_logits(self, rows: int) -> None:
+        self._logits = np.zeros((min(rows, self._rows), self._vocab_size), np.float32)
+        self._bound.place_logits(self._logits)
+
+
+def program_library() -> CDLL:
+    """The compiled library, ready for programs. EngineError where it was not built."""
+    library = native_library()
+    if library is None:
+        raise EngineError(
+            "the library of the native CPU engine was not built: install Ingot again where there is a C compiler (cc,"
+            " gcc, clang), or build the artifact with cpu.engine: onnxruntime"
+        )
+    library.program_make.argtypes = (POINTER(OperationAt), c_int, c_int, c_int, c_int, c_int, c_char_p)
+    library.program_make.restype = c_void_p
+    library.program_free.argtypes = (c_void_p,)
+    library.program_free.restype = None
+    library.program_isa.argtypes, library.program_isa.restype = (c_void_p,), c_char_p
+    library.program_step.argtypes, library.program_step.restype = (c_void_p, POINTER(Batch), c_void_p), c_int
+    library.kernels_name.argtypes, library.kernels_name.restype = (c_int,), c_char_p
+    return library
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Instruction sets of the kernels that run here, best first."""
+    library, names = program_library(), list[str]()
+    while (name := library.kernels_name(len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+def _make_arena(floats: int) -> FloatArray:
+    """Zeros at a page boundary; pages that are never written use no memory."""
+    size = max(floats, 1) * FLOAT_BYTES
+    what = f"the values between a step's operations take {format_bytes(size)}"
+    if size > physical_bytes():
+        raise EngineError(
+            f"{what}, and this machine has {format_bytes(physical_bytes())}; set a smaller max_batch_tokens"
+        )
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise EngineError(f"{what}, and the system refused them ({error}); set a smaller max_batch_tokens") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages: only a little slower
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.float32)

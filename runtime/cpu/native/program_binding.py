@@ -1,0 +1,243 @@
+"""From a CpuProgram to the structures of launch.h: addresses in the arena, of weights, and of the KV pool.
+
+What the program says of buffers, matrices and tables was checked before; here the tensors of its weights file are.
+"""
+
+from ctypes import Structure, addressof, pointer
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact.cpu_program import (
+    LANES,
+    Activation,
+    Attend,
+    Combine,
+    CpuProgram,
+    Embed,
+    Form,
+    Linear,
+    Matrix,
+    Norm,
+    Normalize,
+    Operation,
+    Rounding,
+    RowsOf,
+    View,
+)
+from ingot.artifact.safetensors import MappedTensors
+from ingot.errors import ArtifactError, shown
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.attention import place_layer
+from ingot.runtime.cpu.native.structures import (
+    CombineOperation,
+    EmbedOperation,
+    Layer,
+    LinearOperation,
+    MatrixAt,
+    NormalizeOperation,
+    NormOf,
+    OperationAt,
+    ViewAt,
+)
+from ingot.runtime.steps.batch import FloatArray
+from ingot.sizes import round_up
+
+LOGITS = "logits"
+FLOAT_BYTES = 4
+_ALIGNMENT = 64  # of tiles
+
+# Numbers of launch.h's enums.
+_FORMS = {name: number for number, name in enumerate(get_args(Form))}
+_ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
+_ACTIVATIONS = {name: number for number, name in enumerate(get_args(Activation))}
+_NORMS = {"rms": 1, "layer": 2}
+_STORES = {"store": 0, "add": 1, "gate": 2}
+_FUNCTIONS = {"copy": 0, "add": 1, "multiply": 2, "gate": 3}
+_OF_TOKENS, _OF_LOGITS, _GATHERED = range(3)
+_EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION = range(5)
+
+
+class BoundOperations:
+    """The operations of a program as structures, which refer to memory that this object keeps.
+
+    arena   the arena's memory, for steps of up to `rows` tokens
+
+    Raises ArtifactError for tensors that are missing or of another type or size.
+    """
+
+    def __init__(self, program: CpuProgram, weights: MappedTensors, arena: FloatArray, rows: int, pool: KVPool) -> None:
+        self._program, self._weights, self._pool = program, weights, pool
+        self._arena, self._rows = arena, rows
+        self._held: list[object] = [arena, pool]
+        self._logits_views: list[tuple[Structure, str, int]] = []  # operation, name of its view, first column
+        self._matrices = {name: self._matrix(name, matrix) for name, matrix in program.matrices.items()}
+        bound = [self._bind(operation) for operation in program.operations]
+        self._held.append(bound)
+        self.array = (OperationAt * len(bound))(*(OperationAt(kind, addressof(arguments)) for kind, arguments in bound))
+
+    def place_logits(self, logits: FloatArray) -> None:
+        """Let the operations write logits [rows, vocabulary], C-contiguous, to this memory from now on."""
+        for operation, name, column in self._logits_views:
+            getattr(operation, name).at = logits.ctypes.data + column * FLOAT_BYTES
+        self._logits = logits
+
+    def _bind(self, operation: Operation) -> tuple[int, Structure]:
+        match operation:
+            case Embed():
+                return _EMBED, self._embed(operation)
+            case Linear():
+                return _LINEAR, self._linear(operation)
+            case Normalize():
+                return _NORMALIZE, self._normalize(operation)
+            case Combine():
+                return _COMBINE, self._combine(operation)
+            case Attend():
+                return _ATTENTION, self._attend(operation)
+
+    def _embed(self, operation: Embed) -> EmbedOperation:
+        bound = EmbedOperation(
+            table=pointer(self._matrices[operation.table]),
+            scale=operation.scale,
+            by_position=operation.ids == "position_ids",
+            adds=operation.adds,
+        )
+        self._place(bound, output=operation.output)
+        return bound
+
+    def _linear(self, operation: Linear) -> LinearOperation:
+        matrix = self._program.matrices[operation.matrix]
+        bound = LinearOperation(
+            matrix=pointer(self._matrices[operation.matrix]),
+            bias=self._floats(operation.bias, matrix.n),
+            norm=self._norm(operation.norm, matrix.k),
+            rounding=_ROUNDINGS[operation.rounding],
+            store=_STORES[operation.store],
+            activation=_ACTIVATIONS[operation.activation],
+            of_logits=self._rows_of(operation.rows, operation.input),
+            static_scale=operation.static_scale or 0.0,
+            alpha=operation.alpha,
+            cap=operation.cap,
+        )
+        self._place(bound, input=operation.input, output=operation.output)
+        return bound
+
+    def _normalize(self, operation: Normalize) -> NormalizeOperation:
+        bound = NormalizeOperation(
+            norm=self._norm(operation.norm, operation.columns),
+            columns=operation.columns,
+            groups=operation.groups,
+            of_logits=self._rows_of(operation.rows, operation.input),
+        )
+        self._place(bound, input=operation.input, output=operation.output, residual=operation.residual)
+        return bound
+
+    def _combine(self, operation: Combine) -> CombineOperation:
+        number = operation.b if isinstance(operation.b, float) else 0.0
+        bound = CombineOperation(
+            kind=_FUNCTIONS[operation.function],
+            activation=_ACTIVATIONS[operation.activation],
+            columns=operation.columns,
+            of_logits=_OF_LOGITS if operation.rows == "logits" else _OF_TOKENS,
+            number=number,
+            scale=operation.scale,
+            cap=operation.cap,
+        )
+        b = operation.b if isinstance(operation.b, View) else None
+        self._place(bound, a=operation.a, b=b, output=operation.output)
+        return bound
+
+    def _attend(self, operation: Attend) -> Layer:
+        bound = Layer(self._pool.blocks.ctypes.data)
+        place_layer(bound, self._pool.geometry, operation.layer)
+        for name in ("query", "key", "value", "output"):
+            view = getattr(operation, name)
+            if view is not None:
+                at = self._view(view)
+                setattr(bound, name, at.at)
+                setattr(bound, f"{name}_stride", at.stride)
+        bound.rotary_dim = operation.rotary_dim
+        bound.cos, bound.sin = (
+            self._rotary_table(name, operation.rotary_dim) for name in (operation.cos, operation.sin)
+        )
+        bound.num_heads, bound.num_kv_heads, bound.dim = operation.num_heads, operation.num_kv_heads, operation.head_dim
+        bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
+        return bound
+
+    def _place(self, bound: Structure, **views: View | None) -> None:
+        for name, view in views.items():
+            if view is None:
+                continue
+            setattr(bound, name, self._view(view))
+            if view.buffer == LOGITS:
+                self._logits_views.append((bound, name, view.column))
+
+    def _view(self, view: View) -> ViewAt:
+        buffer = self._program.buffers[view.buffer]
+        if view.buffer == LOGITS:
+            return ViewAt(None, buffer.columns)
+        first = self._arena.ctypes.data + buffer.offset * self._rows * FLOAT_BYTES
+        return ViewAt(first + view.column * FLOAT_BYTES, round_up(buffer.columns, LANES))
+
+    def _rows_of(self, rows: RowsOf, source: View) -> int:
+        """launch.h's enum rows_of: rows of logits are gathered from a buffer that has a row for each token."""
+        if rows == "tokens":
+            return _OF_TOKENS
+        return _GATHERED if self._program.buffers[source.buffer].rows == "tokens" else _OF_LOGITS
+
+    def _norm(self, norm: Norm | None, columns: int) -> NormOf:
+        if norm is None:
+            return NormOf()
+        weight, bias = self._floats(norm.weight, columns), self._floats(norm.bias, columns)
+        return NormOf(weight, bias, norm.epsilon, _NORMS[norm.kind])
+
+    def _matrix(self, name: str, matrix: Matrix) -> MatrixAt:
+        tiles = self._tensor(name, "U8", (matrix.num_tiles, matrix.tile_bytes))
+        return MatrixAt(
+            tiles=self._hold(tiles if tiles.ctypes.data % _ALIGNMENT == 0 else _aligned_copy(tiles)),
+            tile_bytes=matrix.tile_bytes,
+            codes_offset=matrix.codes_offset,
+            n=matrix.n,
+            k=matrix.k,
+            padded_k=matrix.padded_k,
+            form=_FORMS[matrix.form],
+            block=matrix.block,
+            scale_blocks=matrix.scale_blocks,
+            scale_bytes=matrix.scale_bytes,
+            has_zeros=matrix.has_zeros,
+        )
+
+    def _floats(self, name: str | None, columns: int) -> int | None:
+        """Address of a tensor [columns]."""
+        return None if name is None else self._hold(self._tensor(name, "F32", (columns,)))
+
+    def _rotary_table(self, name: str | None, rotary_dim: int) -> int | None:
+        """Address of a tensor [positions, rotary_dim / 2] for all positions of the context."""
+        if name is None:
+            return None
+        stored = self._weights.tensors.get(name)
+        positions = stored.shape[0] if stored is not None and stored.shape else 0
+        shape = (max(positions, self._program.context_tokens), rotary_dim // 2)
+        return self._hold(self._tensor(name, "F32", shape))
+
+    def _tensor(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        content, stored = self._weights.view(name), self._weights.tensors[name]
+        if stored.dtype != dtype or stored.shape != shape:
+            raise ArtifactError(
+                f"{self._weights.file}: {shown(name)} is {stored.dtype} {list(stored.shape)}; the program needs {dtype}"
+                f" {list(shape)}; build the artifact again"
+            )
+        return content
+
+    def _hold(self, content: NDArray[np.uint8]) -> int:
+        self._held.append(content)
+        return int(content.ctypes.data)
+
+
+def _aligned_copy(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    raw = np.empty(content.nbytes + _ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % _ALIGNMENT
+    copy = raw[begin : begin + content.nbytes].reshape(content.shape)
+    copy[:] = content
+    return copy

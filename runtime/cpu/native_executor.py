@@ -1,0 +1,151 @@
+"""The executor of Ingot's own CPU engine: a launch program, walked by a team of threads in one call per step.
+
+A row's logits depend on its own sequence alone, bit for bit, whatever the batch, the threads and the instruction set of
+the kernels: rows need no padding. Weights are mapped from the artifact.
+"""
+
+import logging
+import os
+from hashlib import sha256
+from pathlib import Path
+
+from ingot import settings
+from ingot.artifact import Artifact
+from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
+from ingot.artifact.safetensors import MappedTensors
+from ingot.errors import EngineError
+from ingot.runtime.cpu.host_blocks import ArenaBlocks
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.attention import isa_in_use
+from ingot.runtime.cpu.native.library import library_file
+from ingot.runtime.cpu.native.program import NativeProgram, program_library
+from ingot.runtime.options import EngineOptions, resolve_pool_size
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+
+_log = logging.getLogger(__name__)
+
+_MAX_SEQUENCES = 64  # default limit of one step
+_SHOWN = 16  # hexadecimal digits of a digest
+
+
+def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
+    """Make the executor of an artifact, with a KV pool in host memory."""
+    manifest, max_sequences = artifact.manifest, options.max_sequences or _MAX_SEQUENCES
+    program_library()  # before anything large is allocated
+    size = resolve_pool_size(
+        manifest.model,
+        manifest.kv,
+        kv_blocks=options.kv_blocks,
+        kv_bytes=options.kv_bytes,
+        max_sequences=max_sequences,
+    )
+    return NativeExecutor(
+        artifact,
+        num_blocks=size.num_blocks,
+        max_batch_tokens=options.max_batch_tokens or manifest.max_batch_tokens,
+        max_sequences=max_sequences,
+        num_threads=options.num_threads,
+    )
+
+
+class NativeExecutor:
+    """Runs an artifact on the CPU. Implements `executors.TieredExecutor`; one thread may call it at a time.
+
+    num_blocks         blocks in the KV pool
+    max_batch_tokens   most tokens of one `forward`
+    max_sequences      most sequences of one `forward`
+    num_threads        threads of a step, the caller's included; None: INGOT_THREADS, else one per core. The engines of
+                       a process share its threads and take turns, step by step
+    isa                instruction set of the kernels; None: the best of this CPU
+
+    Raises ArtifactError for a program that does not fit its weights or the model, EngineError where the library was not
+    built, for more threads than cores, and for too little memory.
+    """
+
+    device: None = None  # it runs on the CPU
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        num_blocks: int,
+        max_batch_tokens: int = 512,
+        max_sequences: int = _MAX_SEQUENCES,
+        num_threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        assert max_batch_tokens > 0
+        manifest = artifact.manifest
+        self.num_threads = choose_threads(num_threads)
+        self.model, self.kv_geometry = manifest.model, manifest.kv
+        self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
+        program, weights = read_cpu_program(artifact.file(OPERATIONS_FILE)), _map_weights(artifact)
+        self._pool: KVPool | None = KVPool(manifest.kv, num_blocks)
+        self._program: NativeProgram | None = NativeProgram(
+            program,
+            weights,
+            self._pool,
+            max_batch_tokens=max_batch_tokens,
+            num_threads=self.num_threads,
+            isa=isa,
+        )
+        self.kernel_version = _kernel_version(self._program.isa)
+        _log.info("%s, %d threads", self.kernel_version, self.num_threads)
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call."""
+        if self._program is None:
+            raise EngineError("the executor is closed; make another")
+        return self._program.step(batch)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block within the pool (copy on write)."""
+        assert self._pool is not None
+        self._pool.copy_block(source, target)
+
+    def host_blocks(self, num_slots: int) -> ArenaBlocks:
+        """Make slots in host memory that blocks of the pool move to and from."""
+        assert self._pool is not None
+        return ArenaBlocks(self._pool, num_slots)
+
+    def close(self) -> None:
+        """Free buffers and the KV pool, and unmap the weights, even if the caller keeps the executor. Idempotent.
+
+        Logits that `forward` returned stay valid.
+        """
+        if self._program is not None:
+            self._program.close()
+        self._program = self._pool = None
+
+
+def choose_threads(num_threads: int | None) -> int:
+    """Threads of a step: what is given, else INGOT_THREADS, else one per core.
+
+    EngineError for more than there are cores: a step waits for the threads that have none.
+    """
+    threads, cores = num_threads if num_threads is not None else settings.num_threads(), available_cores()
+    if not 1 <= threads <= cores:
+        name = "num_threads" if num_threads is not None else "INGOT_THREADS"
+        raise EngineError(f"{name} is {threads}; it must be from 1 to {cores}, the cores this process may run on")
+    return threads
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _map_weights(artifact: Artifact) -> MappedTensors:
+    file = artifact.file(WEIGHTS_FILE)
+    try:
+        return MappedTensors(file)
+    except OSError as error:
+        raise EngineError(f"{file}: cannot be mapped into memory: {error.strerror}; free some address space") from error
+
+
+def _kernel_version(isa: str) -> str:
+    """What bits depend on besides the artifact: the library and the instruction sets it runs."""
+    library = library_file(Path(__file__).parent / "native")
+    assert library is not None
+    digest = sha256(library.read_bytes()).hexdigest()[:_SHOWN]
+    return f"ingot-cpu {digest}, kernels {isa}, attention {isa_in_use()}"

@@ -1,0 +1,215 @@
+"""Launch programs on the CPU: a row's bits depend on its sequence alone, and what cannot run is refused by name."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.artifact.safetensors import MappedTensors
+from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native import program as under_test
+from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
+from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.cpu.native.program import NativeProgram, instruction_sets
+from ingot.runtime.steps.batch import FloatArray
+from tests.runtime.cpu.native.tiny_program import (
+    BLOCK_TOKENS,
+    CONTEXT,
+    HIDDEN,
+    VOCAB,
+    random_tensors,
+    tiny_program,
+    write_weights,
+)
+from tests.runtime.cuda.batches import Growing, token_ids
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="the library was not built")
+
+BLOCKS = 200
+ROWS = 512
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_weights(tmp_path_factory.mktemp("tiny") / "weights.safetensors", random_tensors(tiny_program()))
+
+
+def make_program(weights: Path, threads: int = 1, isa: str | None = None, rows: int = ROWS) -> NativeProgram:
+    program = tiny_program()
+    pool = KVPool(program.kv, BLOCKS)
+    pool.blocks[:] = 0xFF  # NaN: memory that was not written must not be read
+    return NativeProgram(
+        program, MappedTensors(weights), pool, max_batch_tokens=rows, num_threads=threads, isa=isa
+    )  # fmt: skip
+
+
+def sequences(lengths: Sequence[int], seed: int = 0) -> Growing:
+    """Random sequences on shuffled blocks."""
+    ids = [token_ids(n, i, VOCAB) for i, n in enumerate(lengths)]
+    width = -(-max(lengths) // BLOCK_TOKENS)
+    order = np.random.default_rng(seed).permutation(BLOCKS)
+    return Growing(ids, order[: len(ids) * width].reshape(len(ids), width).tolist())
+
+
+def run_steps(program: NativeProgram, growing: Growing, steps: Sequence[Sequence[int]]) -> list[FloatArray]:
+    """Run steps of so many tokens of each sequence; return all logits of each sequence."""
+    rows: list[list[FloatArray]] = [[] for _ in growing.ids]
+    for counts in steps:
+        logits = program.step(growing.step(counts)).copy()
+        for index, part in enumerate(np.split(logits, np.cumsum(counts)[:-1])):
+            rows[index].append(part)
+    return [np.concatenate(parts) for parts in rows]
+
+
+def whole(program: NativeProgram, lengths: Sequence[int]) -> list[FloatArray]:
+    """Logits of each sequence, in one step of its own."""
+    growing = sequences(lengths)
+    return run_steps(program, growing, np.diag([len(ids) for ids in growing.ids]).tolist())
+
+
+LENGTHS = (1, 2, 3, 5, 9, 64, 150)
+ALL_STEPS = {
+    "all at once": [list(LENGTHS)],
+    "token by token": [[1 if done < n else 0 for n in LENGTHS] for done in range(max(LENGTHS))],
+    "in chunks": [[max(0, min(37, n - done)) for n in LENGTHS] for done in range(0, max(LENGTHS), 37)],
+}
+
+
+@cache
+def alone(weights: Path) -> list[bytes]:
+    return [logits.tobytes() for logits in whole(make_program(weights), LENGTHS)]
+
+
+@pytest.mark.parametrize("steps", ALL_STEPS.values(), ids=ALL_STEPS)
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(
+    weights: Path, threads: int, steps: list[list[int]]
+) -> None:
+    found = run_steps(make_program(weights, threads), sequences(LENGTHS, seed=threads), steps)
+    assert [logits.tobytes() for logits in found] == alone(weights)
+    assert all(np.isfinite(logits).all() and logits.std() > 0.1 for logits in found)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [*range(1, 10), 64, ROWS])
+def test_the_number_of_rows_of_a_step_does_not_change_a_bit(weights: Path, rows: int, threads: int) -> None:
+    ids = token_ids(ROWS, 3, VOCAB)
+    tables = [list(range(-(-ROWS // BLOCK_TOKENS)))]
+    expected = make_program(weights).step(Growing([ids], tables).step([ROWS])).copy()
+    program, growing = make_program(weights, threads), Growing([ids], tables)
+    for first in range(0, min(ROWS, 4 * rows), rows):
+        assert program.step(growing.step([rows])).tobytes() == expected[first : first + rows].tobytes()
+
+
+@pytest.fixture
+def attention_isa() -> Iterator[None]:
+    before = isa_in_use()
+    yield
+    use_isa(before)
+
+
+@pytest.mark.usefixtures("attention_isa")
+def test_every_instruction_set_of_the_kernels_gives_the_same_bits(weights: Path) -> None:
+    for attention in ("avx512", "avx2", "baseline"):
+        if use_isa(attention):
+            found = {isa: whole(make_program(weights, isa=isa), LENGTHS) for isa in instruction_sets()}
+            assert len({b"".join(x.tobytes() for x in logits) for logits in found.values()}) == 1
+    assert "portable" in instruction_sets()
+
+
+def test_a_step_without_logits_writes_keys_and_values_and_ends_before_the_head(weights: Path) -> None:
+    program, growing = make_program(weights), sequences([40])
+    expected = run_steps(make_program(weights), sequences([40]), [[39], [1]])[0][-1:]
+    seconds = np.zeros(len(tiny_program().operations))
+    assert program.step(growing.step([39], "none"), seconds).shape == (0, VOCAB)
+    assert program.step(growing.step([1])).tobytes() == expected.tobytes()
+    head = tiny_program().head_start
+    assert (seconds[:head] > 0).all()
+    assert (seconds[head:] == 0).all()
+
+
+def test_only_the_wanted_rows_get_logits(weights: Path) -> None:
+    program, growing = make_program(weights, 2), sequences([30, 20])
+    expected = run_steps(make_program(weights), sequences([30, 20]), [[30, 20]])
+    found = program.step(growing.step([30, 20], "last"))
+    assert found.tobytes() == np.stack([logits[-1] for logits in expected]).tobytes()
+
+
+def test_a_token_out_of_the_vocabulary_and_sizes_out_of_range_are_refused(weights: Path) -> None:
+    program = make_program(weights)
+    for bad in (-1, VOCAB):
+        growing = sequences([8])
+        growing.ids[0][3] = bad
+        with pytest.raises(EngineError, match="the step has a token id or position out of range"):
+            program.step(growing.step([8]))
+    growing = sequences([8])
+    batch = growing.step([8])
+    batch.context_lens[0] = CONTEXT + 1
+    with pytest.raises(EngineError, match="the step has sizes out of range"):
+        program.step(batch)
+
+
+def test_two_programs_in_two_threads_take_turns_and_keep_their_bits(weights: Path) -> None:
+    found: dict[int, list[bytes]] = {}
+
+    def work(threads: int) -> None:
+        program = make_program(weights, threads)
+        steps = ALL_STEPS["in chunks"]
+        runs = [run_steps(program, sequences(LENGTHS, seed), steps) for seed in range(5)]
+        found[threads] = [b"".join(x.tobytes() for x in logits) for logits in runs]
+
+    workers = [threading.Thread(target=work, args=(threads,)) for threads in (2, 3, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert found == {threads: [b"".join(alone(weights))] * 5 for threads in (1, 2, 3)}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_runs_the_program_of_its_parent(weights: Path) -> None:
+    program = make_program(weights, 3)
+    before = [logits.tobytes() for logits in whole(program, LENGTHS)]
+    child = os.fork()
+    if child == 0:
+        same = [logits.tobytes() for logits in whole(program, LENGTHS)] == before
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [logits.tobytes() for logits in whole(program, LENGTHS)] == before
+
+
+@pytest.mark.parametrize("name", ["qkv0", "first1.norm", "cos"])
+def test_tensors_that_do_not_fit_the_program_are_named(tmp_path: Path, name: str) -> None:
+    tensors = random_tensors(tiny_program())
+    tensors[name] = tensors[name][:-1]
+    file = write_weights(tmp_path / "weights.safetensors", tensors)
+    with pytest.raises(
+        ArtifactError, match=f"weights.safetensors: '{name}' is .* the program needs .*build the artifact"
+    ):
+        make_program(file)
+    del tensors[name]
+    write_weights(file, tensors)
+    with pytest.raises(ArtifactError, match=f"holds no tensor '{name}'"):
+        make_program(file)
+
+
+def test_an_unknown_instruction_set_is_refused(weights: Path) -> None:
+    with pytest.raises(EngineError, match=r"no instruction set 'mmx' here; this CPU runs .*portable"):
+        make_program(weights, isa="mmx")
+
+
+def test_a_library_that_was_not_built_is_named(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "native_library", lambda: None)
+    with pytest.raises(EngineError, match=r"was not built: install Ingot again .* or build .* cpu.engine: onnxruntime"):
+        make_program(weights)
+
+
+def test_more_buffers_than_memory_are_refused(weights: Path) -> None:
+    with pytest.raises(EngineError, match=r"the values between a step's operations take .* max_batch_tokens"):
+        make_program(weights, rows=2**40 // HIDDEN)
