@@ -179,7 +179,7 @@ def run_group(plan: Plan, models: Models, shape: str, threads: int, parts: Seque
     cells = [
         cell
         for cell in cells_of(shape, threads, parts)
-        if not (plan.resume and results[cell.work.part].has(cell.key, plan.peers))
+        if not (plan.resume and results[cell.work.part].has(cell.key, models.prepared))
     ]
     if not cells:
         return
@@ -241,7 +241,7 @@ def run_load(plan: Plan, models: Models, shape: str, threads: int) -> None:
     """Measure loading, unless the output has it, and write it."""
     results = PartResults.load(plan.output, "load")
     key = {"part": "load", "shape": shape, "threads": threads}
-    if plan.resume and results.has(key, plan.peers):
+    if plan.resume and results.has(key, models.prepared):
         return
     record: dict[str, Any] = key | measure_load(plan, models, shape, threads)
     results.put(key, record)
@@ -285,7 +285,7 @@ def _thread_counts(_context: click.Context, _parameter: click.Parameter, value: 
     "--patience", type=float, default=5.0, show_default=True, help="Seconds to wait for other processes, per figure."
 )
 @click.option("--prepare", "only_prepare", is_flag=True, help="Only convert the models.")
-@click.option("--resume", is_flag=True, help="Keep the cells that --output has with these engines.")
+@click.option("--resume", is_flag=True, help="Keep the cells in which --output has every engine that can be prepared.")
 @click.option("--work", type=click.Path(path_type=Path), default=DEFAULT_WORK, help="Checkpoints, converted models.")
 @click.option("--peers-python", type=click.Path(path_type=Path), default=PEERS_VENV / "bin" / "python")
 @click.option("--output", type=click.Path(path_type=Path), default=DEFAULT_OUTPUT, help="Folder of the JSON files.")

@@ -1,7 +1,7 @@
 """The JSON files of the comparison of CPU engines: one for each part, with a record for each cell."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,9 @@ class PartResults:
         content = json.loads(path.read_text("utf-8"))
         return cls(path, content["cells"], content["device"])
 
-    def has(self, key: Mapping[str, Any], engines: Sequence[str]) -> bool:
-        """Whether a cell was measured with these engines, or those of them that can run."""
-        return any(
-            _matches(record, key) and {*engines} <= {*record["engines"], *record["failed"]} for record in self.records
-        )
+    def has(self, key: Mapping[str, Any], engines: Iterable[str]) -> bool:
+        """Whether a cell was measured with all these engines."""
+        return any(_matches(record, key) and {*engines} <= {*record["engines"]} for record in self.records)
 
     def put(self, key: Mapping[str, Any], record: dict[str, Any]) -> None:
         """Replace a cell's record and write the file."""

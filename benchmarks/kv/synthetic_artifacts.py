@@ -8,9 +8,9 @@ from benchmarks.shapes import ModelShape
 from benchmarks.synthetic import write_checkpoint
 from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
+from ingot.pipeline.calibrate.journal import code_digest
 from ingot.pipeline.compile import tool_versions
 from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.targets.table import get_target
 
 WORK_FOLDER = ROOT / "artifacts" / "synthetic"  # ignored by git
 
@@ -23,11 +23,11 @@ def synthetic_artifact(
     folder: Path = WORK_FOLDER,
     overrides: tuple[str, ...] = (),
 ) -> Artifact:
-    """The artifact of a shape, built without evidence if `folder` has none by this recipe and these versions."""
+    """The artifact of a shape, built without evidence if `folder` has none by this recipe, compiler and versions."""
     checkpoint = folder / f"{shape.name}-{context_tokens}"
     overrides = (f"checkpoint={checkpoint}", *overrides)
     resolved = load_recipe(recipe, overrides)
-    program = f"{shape}{resolved.resolved_yaml()}{get_target(resolved.target).lowering}{tool_versions()}"
+    program = f"{shape}{resolved.resolved_yaml()}{code_digest()}{tool_versions()}"
     output = folder / f"{checkpoint.name}-{recipe}-{hashlib.sha256(program.encode()).hexdigest()[:12]}"
     if not output.is_dir():
         write_checkpoint(shape, checkpoint, context_tokens=context_tokens)
