@@ -183,7 +183,7 @@ class Conversation:
 def drop_from_page_cache(folder: Path) -> float:
     """Ask the system to forget the files of a folder; returns the share of files whose first page it did forget."""
     dropped = []
-    for path in (path for path in folder.rglob("*.kv") if path.is_file()):
+    for path in (path for path in folder.rglob("*.kvs") if path.is_file()):
         file = os.open(path, os.O_RDWR)
         try:
             os.fsync(file)  # only clean pages can be dropped

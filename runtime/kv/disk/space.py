@@ -142,10 +142,8 @@ class Space:
         with self._folder.locked():
             self._list()
             geometry = self._room_for(slot_bytes)
-            segment = self._add(geometry) if geometry else None
-        if segment is None:
-            return None
-        self._index.refresh(segment, [FREE] * segment.num_slots)
+            if geometry:
+                self._add(geometry)
         return self._take_free(slot_bytes)
 
     def _room_for(self, slot_bytes: int) -> Geometry | None:
@@ -154,21 +152,22 @@ class Space:
         geometry = geometry_for(slot_bytes, min(room, self._segment_bytes))
         return geometry if geometry.file_bytes <= room else None
 
-    def _add(self, geometry: Geometry) -> Segment | None:
-        """Make a segment; on a disk that is almost full, a smaller one."""
+    def _add(self, geometry: Geometry) -> None:
+        """Make a segment; on a disk that is almost full, a smaller one or none."""
         while True:
             try:
-                segment = self._folder.add_segment(geometry)
+                with self._listing:  # or another thread lists the new file, and opens it too
+                    segment = self._folder.add_segment(geometry)
+                    self._index.refresh(segment, [FREE] * segment.num_slots)
+                    self.used_bytes += geometry.file_bytes
+                return
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 if geometry.num_slots == 1:
                     self._health.note_full()
-                    return None
+                    return
                 geometry = Geometry(geometry.slot_bytes, geometry.num_slots // 2)
-            else:
-                self.used_bytes += geometry.file_bytes
-                return segment
 
     def _displace(self, slot_bytes: int) -> bool:
         """Delete segments of other slots, for one of these, if their blocks are less worth keeping."""

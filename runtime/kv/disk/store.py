@@ -288,9 +288,10 @@ class DiskStore:
         return True
 
     def _touch(self, content: BlockContent) -> None:
-        """Make the block and those before it the newest."""
-        for (segment, slot), entry in self._index.touch(content.hash, content.parent):
-            segment.stamp(slot, entry.used_ns)
+        """Make the block and those before it the newest. Where that fails, as read-only, the block is still served."""
+        with self._operation("marking a block as used") as works:
+            for (segment, slot), entry in self._index.touch(content.hash, content.parent) if works else ():
+                segment.stamp(slot, entry.used_ns)
 
     def _erase(self, place: Place, key: bytes) -> None:
         """Free a slot with this block; if another process uses it for another by now, leave it alone."""

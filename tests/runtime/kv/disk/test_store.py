@@ -423,6 +423,16 @@ def test_errors_of_reading_are_a_miss(tmp_path: Path, monkeypatch: pytest.Monkey
     store.close()
 
 
+def test_blocks_are_read_where_times_of_use_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path)
+    put(store, *BLOCKS[:12])
+    fail(monkeypatch, "pwrite", errno.EROFS)
+    assert all(has(store, content) for content in BLOCKS[:12])
+    assert store.failure is None
+    assert not store.write(BLOCKS[12], bytes_of(BLOCKS[12]))
+    store.close()
+
+
 def test_a_device_that_only_fails_turns_the_store_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
