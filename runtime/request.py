@@ -17,7 +17,7 @@ from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.outputs import Completion, EarlyEnd, FinishReason, RequestMetrics, RequestOutput
 from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_on_device
+from ingot.runtime.sampler import NonFiniteLogits, SampledToken, Sampler, sampled_in_batch, sampled_on_device
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, Int64Array
 from ingot.runtime.steps.sequence import Sequence
@@ -173,6 +173,7 @@ class Request:
         self._logits: list[FloatArray] | None = [] if keep_logits else None
         self.speculate = options.speculate
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
+        self.reads_logits = keep_logits or not sampled_in_batch(params)  # itself, on the host
         self.is_beam = False  # of a search, whose result has its output
         self.arrival_seconds = now
         self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)

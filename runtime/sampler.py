@@ -1,8 +1,9 @@
 """Sampling: from one row of logits to one token. Tokens depend on logits, parameters, seed and position alone.
 
-The order of operations is that of transformers' generation: penalties (repetition, presence, frequency) and biases,
-temperature, top-k, top-p, min-p. To add a warper, narrow the candidates in `_candidates` and compare the surviving set
-in tests/oracle.
+The order of operations is that of transformers' generation: penalties (repetition, presence, frequency) and biases
+here, then temperature, top-k, top-p and min-p in `token_choice`. To add a warper, narrow the candidates there and in
+`cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle. Every token that the host samples is chosen
+by `sample_tokens`, alone or with the other rows of its step: the same token either way.
 
 A pipelined executor samples on its device from `SamplingArrays`. To let devices do more, add an array there, fill it in
 `sampling_arrays`, and drop the condition in `sampled_on_device`.
@@ -16,16 +17,12 @@ from hashlib import sha256
 
 import numpy as np
 from numpy.random import Philox
-from numpy.typing import NDArray
 
 from ingot.errors import EngineError
+from ingot.runtime.cpu.native.sample_tokens import sample_tokens
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, Int32Array, Int64Array
-
-Probabilities = NDArray[np.float64]
-
-# Top-p sorts about this many of the most likely tokens first, and more only when these do not reach its share.
-_TOP_P_HEADS = (1024, 16384)
+from ingot.runtime.token_choice import Choice, at_least_kth
 
 _UNIFORMS_AT_ONCE = 32  # one costs as much to generate as these
 
@@ -73,6 +70,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int]) -> None:
         self.params = params
+        self.choice = Choice.of(params)
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
         penalized = prompt_tokens if params.repetition_penalty != 1 else ()
         self._prompt_tokens = np.array([*set(penalized)], np.int64)
@@ -98,11 +96,14 @@ class Sampler:
 
     def choose(self, logits: FloatArray, generated: Sequence[int]) -> int:
         """The token of `sample` alone."""
-        best = _finite_argmax(logits)
+        if self.params.changes_logits:
+            _require_finite(logits)
         scores = self._adjusted(logits, generated)
-        if not self.params.is_greedy:
-            return sample_token(scores, self.params, self.uniform(len(generated)))
-        return best if scores is logits else int(scores.argmax())
+        uniform = 0.0 if self.params.is_greedy else self.uniform(len(generated))
+        (token_id,) = sample_tokens(scores[None], [self.choice], [uniform])
+        if token_id < 0:
+            _require_finite(logits)
+        return token_id
 
     def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
         """Logits after penalties and biases; the same array without any."""
@@ -145,19 +146,6 @@ def choice_params(params: SamplingParams) -> list[SamplingParams]:
     return [replace(params, seed=choice_seed(seed, index)) for index in range(params.num_samples)]
 
 
-def sample_token(scores: FloatArray, params: SamplingParams, uniform: float) -> int:
-    """Invert the cumulative distribution of the surviving tokens, in order of id, at `uniform`; scores are [vocab]."""
-    token_ids, weights = _candidates(scores, params)
-    cumulative = weights.cumsum()
-    point = min(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0))
-    return int(token_ids[cumulative.searchsorted(point, side="right")])
-
-
-def surviving_tokens(scores: FloatArray, params: SamplingParams) -> Int64Array:
-    """Token ids that temperature, top-k, top-p and min-p leave to sample from, ascending, for scores [vocab]."""
-    return _candidates(scores, params)[0]
-
-
 @dataclass(frozen=True)
 class SamplingArrays:
     """Sampling parameters of a step's R rows of logits, for a device that samples. `sampling_arrays` makes them.
@@ -183,10 +171,15 @@ class SamplingArrays:
         return SamplingArrays(self.temperatures[span], self.top_ks[span], self.top_ps[span], self.uniforms[span])
 
 
+def sampled_in_batch(params: SamplingParams) -> bool:
+    """Whether a token is chosen from the logits as they are, and they are not reported: together with other rows."""
+    reports_logprobs = params.logprobs is not None or params.ranks_samples
+    return not params.changes_logits and not reports_logprobs
+
+
 def sampled_on_device(params: SamplingParams) -> bool:
     """Whether `SamplingArrays` can express these parameters; otherwise the host samples, from the logits."""
-    reports_logprobs = params.logprobs is not None or params.ranks_samples
-    return not params.changes_logits and params.min_p == 0 and not reports_logprobs
+    return sampled_in_batch(params) and params.min_p == 0
 
 
 def sampling_arrays(samplers: Sequence[Sampler], indices: Sequence[int]) -> SamplingArrays:
@@ -208,46 +201,6 @@ def sampling_arrays(samplers: Sequence[Sampler], indices: Sequence[int]) -> Samp
     )
 
 
-def _candidates(scores: FloatArray, params: SamplingParams) -> tuple[Int64Array, Probabilities]:
-    """Surviving token ids, ascending, and their weights in double precision; the most likely token weighs 1."""
-    token_ids = _at_least_kth(scores, params.top_k)
-    weights = _weights(scores[token_ids] if params.top_k else scores, params.temperature)
-    if params.top_p == 1 and params.min_p == 0:
-        return token_ids, weights
-    mask = weights >= params.min_p  # the most likely token weighs 1
-    if params.top_p < 1:
-        mask &= _in_top_p(weights, params.top_p)
-    return token_ids[mask], weights[mask]
-
-
-def _weights(scores: FloatArray, temperature: float) -> Probabilities:
-    """exp((score - highest) / temperature) in double precision."""
-    shifted = scores.astype(np.float64)
-    shifted -= shifted.max()
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-        shifted /= temperature
-    return np.exp(shifted, out=shifted)
-
-
-def _at_least_kth(values: NDArray[np.floating], k: int) -> Int64Array:
-    """Indices of the k largest values and of all ties with the k-th; all indices for k = 0."""
-    if k == 0 or k >= len(values):
-        return np.arange(len(values))
-    return np.flatnonzero(values >= np.partition(values, -k)[-k])
-
-
-def _in_top_p(weights: Probabilities, top_p: float) -> NDArray[np.bool_]:
-    """Mask of the fewest most likely tokens that reach `top_p` of the total; ties go to the lowest id."""
-    enough = top_p * weights.sum()
-    heads = (_at_least_kth(weights, size) for size in _TOP_P_HEADS)
-    head = next((head for head in heads if weights[head].sum() >= enough), np.arange(len(weights)))
-    ranked = head[np.argsort(-weights[head], kind="stable")]
-    before = np.concatenate([[0.0], weights[ranked].cumsum()[:-1]])  # weight of all more likely tokens
-    mask = np.zeros(len(weights), dtype=np.bool_)
-    mask[ranked[before < enough]] = True
-    return mask
-
-
 def _uniforms(seed: int, index: int, count: int) -> tuple[float, ...]:
     """Numbers in [0, 1) for tokens `index` and following under `seed`: Philox 4x64 (Salmon et al., 2011).
 
@@ -258,12 +211,11 @@ def _uniforms(seed: int, index: int, count: int) -> tuple[float, ...]:
     return tuple(((raw >> np.uint64(11)) * 2.0**-53).tolist())
 
 
-def _finite_argmax(logits: FloatArray) -> int:
-    """Lowest token id of the largest logit. argmax returns a NaN if there is one, so checking its result is enough."""
+def _require_finite(logits: FloatArray) -> None:
+    """Raise NonFiniteLogits if a logit is NaN or the largest is not finite. argmax returns a NaN if there is one."""
     best = int(logits.argmax())
     if not np.isfinite(logits[best]):
         raise NonFiniteLogits(f"the logit of token {best} is {logits[best]}")
-    return best
 
 
 def _with_logprobs(logits: FloatArray, token_id: int, count: int | None) -> SampledToken:
@@ -272,7 +224,7 @@ def _with_logprobs(logits: FloatArray, token_id: int, count: int | None) -> Samp
     wide = logits.astype(np.float64)
     logprobs = wide - wide.max()
     logprobs -= np.log(np.exp(logprobs).sum())
-    best = _at_least_kth(logits, count) if count else np.empty(0, dtype=np.int64)
+    best = at_least_kth(logits, count) if count else np.empty(0, dtype=np.int64)
     ranked = best[np.argsort(-wide[best], kind="stable")][:count]
     top = tuple(TokenLogprob(int(i), float(logprobs[i])) for i in ranked)
     return SampledToken(token_id, float(logprobs[token_id]), top)

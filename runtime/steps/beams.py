@@ -112,6 +112,6 @@ class BeamGroup:
 
 
 def _as_beam(request: Request) -> Request:
-    request.needs_logits = request.is_beam = True
+    request.needs_logits = request.reads_logits = request.is_beam = True
     request.speculate = False
     return request

@@ -37,7 +37,7 @@ from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import SequenceState
 from ingot.runtime.steps.side_state import SideState
 from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
-from ingot.runtime.steps.step_reader import Row, StepReader
+from ingot.runtime.steps.step_reader import Row, StepReader, sampled_rows
 
 _log = logging.getLogger(__name__)
 _FRESH = -1  # id of a sequence that no request has
@@ -254,10 +254,11 @@ class StepLoop:
         self._reader.read(batch, rows, self.clock())
 
     def _compute(self, batch: ScheduledBatch) -> Iterable[Row]:
-        """Logits [vocab], or a token sampled on the device, for each row of the entries that sample."""
+        """A token, or the logits [vocab] to sample it from, for each row of the entries that sample."""
         if self._pipeline and not self._needs_logits(batch):
             return self._pipeline.run(batch, self._sampling(batch))
-        return self._executor.forward(self.builder.build(batch))
+        logits = self._executor.forward(self.builder.build(batch))
+        return sampled_rows(logits, self._sampling(batch), self.requests)
 
     def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
         """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""

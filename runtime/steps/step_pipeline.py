@@ -88,12 +88,12 @@ class StepPipeline:
 
     def _submit(self, batch: ScheduledBatch, requests: Sequence[Request], rows: Mapping[int, int]) -> SubmittedStep:
         carried = self._builder.carried(batch, rows)
-        indices = _output_indices(requests)
+        indices = output_indices(requests)
         sampling = sampling_arrays([request.sampler for request in requests], indices)
         return self._executor.submit(self._builder.build(batch), sampling, carried)
 
 
-def _output_indices(requests: Sequence[Request]) -> list[int]:
+def output_indices(requests: Sequence[Request]) -> list[int]:
     """Index in the output of the token that each row samples; a request's rows follow each other."""
     indices: list[int] = []
     for row, request in enumerate(requests):

@@ -7,9 +7,10 @@ they are the tokens of plain decoding, and rows after that one are never looked 
 Whatever is raised here ends one request, and no other.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+from ingot.runtime.cpu.native.sample_tokens import SKIPPED, sample_tokens
 from ingot.runtime.kv.blocks import Copy
 from ingot.runtime.outputs import RequestOutput, joined
 from ingot.runtime.request import Request
@@ -20,8 +21,9 @@ from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.open_requests import OpenRequests
 from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.steps.scheduler import Scheduler
+from ingot.runtime.steps.step_pipeline import output_indices
 
-Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device
+Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device or with the rows of its step
 
 
 class StepReader:
@@ -146,3 +148,20 @@ class StepReader:
         if isinstance(error, NonFiniteLogits):
             self._scheduler.discard(request.sequence)
         self._requests.fail([request], error)
+
+
+def sampled_rows(logits: FloatArray, requests: Sequence[Request], all_requests: OpenRequests) -> list[Row]:
+    """A token for each row of logits [R, vocab], sampled for the row's request; the row where its request reads it.
+
+    So does one whose logits are not finite, which fails, and one with choices that sample from the same row.
+    """
+    choices = [
+        SKIPPED if request.reads_logits or all_requests.unforked(request) else request.sampler.choice
+        for request in requests
+    ]
+    uniforms = [0.0] * len(choices)
+    if any(choice.factor > 0 for choice in choices):
+        indexed = zip(requests, choices, output_indices(requests), strict=True)
+        uniforms = [each.sampler.uniform(index) if choice.factor > 0 else 0.0 for each, choice, index in indexed]
+    tokens = sample_tokens(logits, choices, uniforms)
+    return [token if token >= 0 else row for token, row in zip(tokens, logits, strict=True)]

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ingot.kernels.sampling import draw, greedy
-from ingot.runtime.sampler import sample_token
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.token_choice import Choice, choose_token
 
 VOCABULARY = 150
 STRANGE = {"nan": {7: torch.nan}, "infinite": {7: torch.inf}, "nothing allowed": dict.fromkeys(range(150), -torch.inf)}
@@ -48,7 +48,7 @@ def test_sampled_tokens_are_those_of_the_host(temperature: float, top_k: int, to
         logits = (logits * 2).round() / 2
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     uniforms = [0.0, 0.35, 0.8, 0.999]
-    wanted = [sample_token(logits.numpy(), params, uniform) for uniform in uniforms]
+    wanted = [choose_token(logits.numpy(), Choice.of(params), uniform) for uniform in uniforms]
     assert drawn(logits, temperature, top_k, top_p, uniforms) == wanted
 
 

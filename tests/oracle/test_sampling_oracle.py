@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from ingot.runtime.sampler import Sampler, surviving_tokens
+from ingot.runtime.sampler import Sampler
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.token_choice import surviving_tokens
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch")

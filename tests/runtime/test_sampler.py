@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.errors import EngineError
-from ingot.runtime.sampler import Sampler, sampled_on_device, sampling_arrays, surviving_tokens
+from ingot.runtime.sampler import Sampler, sampled_on_device, sampling_arrays
 from ingot.runtime.sampling import MAX_SEED, SamplingParams
 from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.token_choice import surviving_tokens
 
 
 def row(*values: float) -> FloatArray:

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.runtime.kv.blocks import BlockCopy, Copy
-from ingot.runtime.sampler import SamplingArrays, sample_token
+from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
+from ingot.runtime.token_choice import Choice, choose_token
 from tests.simulators.fake_executor import FakeExecutor, require, within
 
 _Arrays = TypeVar("_Arrays", ForwardBatch, SamplingArrays)
@@ -143,7 +144,7 @@ def _sample(logits: FloatArray, sampling: SamplingArrays) -> Int64Array:
             top_k=int(sampling.top_ks[row]),
             top_p=float(sampling.top_ps[row]),
         )
-        tokens[row] = sample_token(logits[row], params, float(sampling.uniforms[row]))
+        tokens[row] = choose_token(logits[row], Choice.of(params), float(sampling.uniforms[row]))
     return tokens
 
 

@@ -360,7 +360,9 @@ class Load:
             fails_at={TAG + n: rng.randrange(1, 50) for n in range(count) if rng.random() < 0.05},
         )
         self.text_fails_at = {TAG + n: rng.randrange(1, 20) for n in range(count) if rng.random() < 0.05}
-        self.sampler_fails = {n for n, (_, params) in enumerate(self.requests) if rng.random() < 0.05 and params.min_p}
+        self.sampler_fails = {
+            n for n, (_, params) in enumerate(self.requests) if rng.random() < 0.05 and params.logprobs == 0
+        }
 
     @staticmethod
     def _params(rng: random.Random) -> SamplingParams:
@@ -369,7 +371,8 @@ class Load:
             temperature=rng.choice([0.0, 0.5, 2.0]),
             seed=rng.randrange(100),
             stop_token_ids=rng.choice([(), (5,)]),
-            min_p=rng.choice([0.0, 0.0, 0.0, 0.01]),  # sampled on the host
+            min_p=rng.choice([0.0, 0.0, 0.0, 0.01]),  # with the other rows of its step, on the host
+            logprobs=rng.choice([None, None, None, 0]),  # sampled by itself
         )
 
 

@@ -1,0 +1,80 @@
+"""Sampling of a step's rows by the C kernel (sample_tokens.c, by ctypes) where it was built, else in numpy.
+
+Both give the same tokens, bit for bit, so that a request's output does not depend on how Ingot was installed.
+"""
+
+import threading
+from collections.abc import Sequence
+from ctypes import c_double, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.token_choice import UNIT_BITS, Choice, choose_token
+
+SKIPPED = Choice(-1.0)
+"""A row that is not sampled."""
+
+_LARGEST_VOCAB = 2 ** (63 - UNIT_BITS)
+
+
+class _Scratch(threading.local):
+    """Memory of one thread: engines on other threads sample at the same time."""
+
+    memory = np.empty(0, np.uint64)
+
+
+_scratch = _Scratch()
+
+
+@cache
+def _native() -> Any:
+    """The C function; None when it was not built."""
+    library = native_library()
+    if library is None:
+        return None
+    library.sample_tokens_scratch.argtypes = (c_int64,)
+    library.sample_tokens_scratch.restype = c_int64
+    library.sample_tokens.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
+    library.sample_tokens.restype = None
+    return library
+
+
+def sample_tokens(logits: FloatArray, choices: Sequence[Choice], uniforms: Sequence[float]) -> list[int]:
+    """Tokens of logits [rows, vocab], chosen as `token_choice.choose_token` does; below 0 for rows without one.
+
+    -1  a logit is NaN, or none is a finite maximum
+    -2  the choice of the row is `SKIPPED`
+    """
+    library = _native()
+    if library is None:
+        rows = zip(logits, choices, uniforms, strict=True)
+        return [-2 if choice is SKIPPED else choose_token(row, choice, uniform) for row, choice, uniform in rows]
+    count, vocab = logits.shape
+    assert count == len(choices) == len(uniforms)
+    assert vocab <= _LARGEST_VOCAB
+    if logits.dtype != np.float32 or logits.strides[1] != logits.itemsize:
+        logits = np.ascontiguousarray(logits, np.float32)
+    tokens = np.empty(count, np.int32)
+    library.sample_tokens(
+        logits.ctypes.data,
+        logits.strides[0] // logits.itemsize,
+        vocab,
+        count,
+        b"".join([choice.packed for choice in choices]),
+        (c_double * count)(*uniforms),
+        _scratch_for(library, vocab),
+        tokens.ctypes.data,
+    )
+    chosen: list[int] = tokens.tolist()
+    return chosen
+
+
+def _scratch_for(library: Any, vocab: int) -> int:
+    num_bytes = library.sample_tokens_scratch(vocab)
+    if _scratch.memory.nbytes < num_bytes:
+        _scratch.memory = np.empty(-(-num_bytes // 8), np.uint64)
+    return int(_scratch.memory.ctypes.data)
