@@ -30,6 +30,7 @@ from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import PathError, Recipe
 from ingot.pipeline.recipe.sections import CalibrationOptions
+from ingot.pipeline.targets.cpu.engine_choice import choose_target
 from ingot.pipeline.targets.table import Target, get_target, require_kv_type
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 from ingot.runtime.text.chat_template import ChatTemplate
@@ -62,10 +63,10 @@ def compile_recipe(
 
     Raises CheckpointError, PassError or BuildError; the caller removes the folder.
     """
-    target = get_target(recipe.target)
-    require_packages(target)
+    require_packages(get_target(recipe.target))
     source = source or open_source(recipe)  # checkpoint -> model
-    model, records = run_passes(recipe, source, observe)  # model -> passes
+    passed = run_passes(recipe, source, observe)  # model -> passes
+    model, target = passed.model, passed.target
     _require_kv_type(target, model)
     written = program_writer(target)(model, folder, recipe, target)  # passes -> segments -> program
     _write_sources(recipe, as_pruned(source.checkpoint, model), model, folder)  # program -> artifact
@@ -73,9 +74,9 @@ def compile_recipe(
         model=MODEL.of(model),
         target=target,
         written=written,
-        passes=tuple(records),
+        passes=tuple(passed.records),
         weights=quantized.weights if (quantized := QUANTIZATION_FACTS.find(model)) else [],
-        pass_facts=pass_facts(model, pass_names()),
+        pass_facts={**pass_facts(model, pass_names()), **passed.facts},
         calibration=CALIBRATION_FACTS.find(model),
     )
 
@@ -115,16 +116,27 @@ def _require_template(file: Path) -> None:
         raise DataError(f"chat_template {file}: {reason}") from error
 
 
-def run_passes(
-    recipe: Recipe, source: ModelSource, observe: Observer | None = None
-) -> tuple[ir.Model, list[PassRecord]]:
-    """Check the weights, run the recipe's passes and the target's lowering; return the IR and what each pass did."""
-    passes = [*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]
+@dataclass(frozen=True)
+class Passed:
+    """The IR after all passes, what each did, the target that they lowered it for, and facts of how that was chosen."""
+
+    model: ir.Model
+    records: list[PassRecord]
+    target: Target
+    facts: Mapping[str, Any]
+
+
+def run_passes(recipe: Recipe, source: ModelSource, observe: Observer | None = None) -> Passed:
+    """Check the weights, run the recipe's passes and the target's lowering."""
+    passes = recipe.make_passes()
     calibration = calibration_engine(recipe, source, passes)  # reads and checks the texts, before longer work
     source.check_weights()
     model = source.copy()
     with calibrate_with(calibration):
-        return model, PassManager(passes, observe).run(model)
+        records = PassManager(passes, observe).run(model)
+    choice = choose_target(recipe, model)
+    records += PassManager([make_pass(name) for name in choice.target.lowering], observe).run(model)
+    return Passed(model, records, choice.target, choice.facts)
 
 
 def tool_versions(others: Iterable[str] = ()) -> dict[str, str]:

@@ -57,7 +57,7 @@ def probe(artifact: Path, prompt_tokens: int, output_tokens: int) -> dict[str, d
     """
     stages = {"imported": asdict(process_memory())}
     opened = open_artifact(artifact, verify=False)  # measure() has verified the digests
-    needed = None if opened.manifest.engine == "onnxruntime" else prompt_tokens + output_tokens
+    needed = None if opened.manifest.on_cpu else prompt_tokens + output_tokens
     with EngineSubject.load(opened, needed) as subject:
         stages["loaded"] = _memory(subject)
         subject.submit([token % subject.vocab_size for token in range(prompt_tokens)], output_tokens)

@@ -14,13 +14,14 @@ import yaml
 from pydantic import BaseModel, Field, PrivateAttr
 
 from ingot.artifact.launch_program import TILES_FILE
-from ingot.artifact.manifest import NAME_PATTERN
+from ingot.artifact.manifest import CPU_ENGINES, NAME_PATTERN, EngineKind
 from ingot.artifact.metrics import METRICS
 from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
     CalibrationOptions,
+    CpuOptions,
     EngineOptions,
     EvaluationOptions,
     GateLimit,
@@ -81,6 +82,7 @@ class Recipe(Section):
     serving: ServingOptions | None = Field(
         default=None, description="defaults of `Engine.load` that the artifact keeps; null: those of the runtime"
     )
+    cpu: CpuOptions = Field(default=CpuOptions(), description="options of programs for the CPU")
     gpu: GpuOptions = Field(default=GpuOptions(), description="options of programs for GPUs")
     calibration: CalibrationOptions | None = Field(
         default=None, description="data for calibrated passes; null for none"
@@ -215,6 +217,12 @@ class Recipe(Section):
         """The passes, in order."""
         return [entry.make() for entry in self.passes]
 
+    def for_engine(self, engine: EngineKind) -> Self:
+        """The recipe with `cpu.engine` resolved to the engine of an artifact; unchanged where that is of a GPU."""
+        if engine not in CPU_ENGINES:
+            return self
+        return self.model_copy(update={"cpu": CpuOptions.model_validate({"engine": engine})})
+
     def baseline(self) -> "Recipe":
         """The recipe of the baseline: without quantization, and without keys that do not affect the program.
 
@@ -227,6 +235,7 @@ class Recipe(Section):
             context_tokens=self.context_tokens,
             passes=tuple(entry for entry in self.passes if not entry.make().is_lossy),
             engine=self.engine,
+            cpu=self.cpu,
             gpu=self.gpu,
             threads=self.threads,
         )

@@ -74,6 +74,19 @@ class GpuOptions(Section):
         return (*(rows for rows in given if rows < max_batch_tokens), max_batch_tokens)
 
 
+CpuEngine = Literal["auto", "native", "onnxruntime"]
+DEFAULT_CPU_ENGINE: CpuEngine = "onnxruntime"
+
+
+class CpuOptions(Section):
+    """Options of programs for the CPU. GPU targets ignore them."""
+
+    engine: CpuEngine = Field(
+        default=DEFAULT_CPU_ENGINE,
+        description="native: Ingot's own kernels; auto: native if they compute every node and weight, else onnxruntime",
+    )
+
+
 class PassEntry(Section):
     """One pass of the list: its name and the options that the recipe sets."""
 

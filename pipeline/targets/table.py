@@ -1,6 +1,6 @@
 """The table of targets: one row of facts per target. To add a target, write its row, its lowering and its writer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.artifact import EngineKind
 from ingot.artifact.kv_geometry import KVType
@@ -61,16 +61,17 @@ def _cuda(sm: int, gpus: str) -> Target:
     )
 
 
+_CPU = Target(
+    name="cpu",
+    engine="onnxruntime",
+    summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
+    lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
+    writer="ingot.pipeline.targets.writers:write_segments",
+    kv_types=("float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
+    kv_groups=True,
+)
 _ROWS = (
-    Target(
-        name="cpu",
-        engine="onnxruntime",
-        summary="Segments run by onnxruntime on the CPU, attention by Ingot's own kernel.",
-        lowering=("fuse-rotary-attention", "lower-onnxruntime-cpu", "clean-up", "partition-at-attention"),
-        writer="ingot.pipeline.targets.writers:write_segments",
-        kv_types=("float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
-        kv_groups=True,
-    ),
+    _CPU,
     *(_cuda(sm, gpus) for sm, gpus in _GPUS.items()),
     Target(
         name="tensorrt",
@@ -97,6 +98,14 @@ _ROWS = (
 )
 SMS = tuple(_GPUS)
 TARGETS: dict[str, Target] = {row.name: row for row in _ROWS}
+NATIVE = replace(
+    _CPU,
+    engine="native",
+    summary="A launch program that Ingot's own kernels run on the CPU.",
+    lowering=("fold-constants", "fuse-rotary-attention", "clean-up"),
+    writer="ingot.pipeline.targets.cpu.writer:write_cpu_program",
+)
+"""The target cpu with `cpu.engine: native`."""
 
 
 def get_target(name: str) -> Target:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ingot import settings
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
+from ingot.artifact.cpu_program import WEIGHTS_FILE
+from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
@@ -79,7 +80,7 @@ class NativeExecutor:
         self.num_threads = choose_threads(num_threads)
         self.model, self.kv_geometry = manifest.model, manifest.kv
         self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
-        program, weights = read_cpu_program(artifact.file(OPERATIONS_FILE)), _map_weights(artifact)
+        program, weights = read_operations(artifact), _map_weights(artifact)
         self._pool: KVPool | None = KVPool(manifest.kv, num_blocks)
         self._program: NativeProgram | None = NativeProgram(
             program,

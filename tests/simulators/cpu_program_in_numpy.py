@@ -8,7 +8,6 @@ order of sums is the kernels' own.
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ingot.artifact import AttentionStep
 from ingot.artifact.cpu_program import (
     LANES,
     OPERATIONS_FILE,
+    WEIGHTS_FILE,
     Attend,
     Combine,
     Embed,
@@ -27,11 +27,11 @@ from ingot.artifact.cpu_program import (
     Norm,
     Normalize,
     Operation,
+    RowsOf,
     View,
     read_cpu_program,
 )
 from ingot.artifact.cpu_spans import span_written
-from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.numerics.activation_rounding import LEAST_PEAK
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, default_zero, unpack_tiles
@@ -126,9 +126,10 @@ class _Step:
             case Attend():
                 self._attend(operation)
 
-    @cached_property
-    def _gathered(self) -> NDArray[np.int64]:
-        return self.batch.logits_indices
+    def _gathered(self, view: View, columns: int, rows: RowsOf) -> Floats:
+        """A view, or its rows of logits where its buffer has rows of tokens."""
+        x = self.view(view, columns)
+        return x if self.program.buffers[view.buffer].rows == rows else x[self.batch.logits_indices]
 
     def _output(self, operation: Operation) -> Floats:
         return self.view(operation.output, span_written(operation, self.program.matrices).columns)
@@ -142,8 +143,7 @@ class _Step:
 
     def _linear(self, operation: Linear) -> None:
         matrix = self.program.matrices[operation.matrix]
-        x = self.view(operation.input, matrix.k)
-        x = x[self._gathered] if operation.rows == "logits" else x
+        x = self._gathered(operation.input, matrix.k, operation.rows)
         if operation.norm is not None:
             x = self._normed(x, operation.norm)
         arrays = self.owner.matrix(operation.matrix)
@@ -164,9 +164,8 @@ class _Step:
 
     def _normalize(self, operation: Normalize) -> None:
         width = operation.columns * operation.groups
-        parts = [self.view(view, width) for view in (operation.input, operation.residual) if view is not None]
-        if operation.rows == "logits":
-            parts = [part[self._gathered] for part in parts]
+        views = (view for view in (operation.input, operation.residual) if view is not None)
+        parts = [self._gathered(view, width, operation.rows) for view in views]
         x = parts[0].reshape(len(parts[0]), operation.groups, operation.columns)
         normed = self._normed(x, operation.norm).reshape(len(x), width)
         self._output(operation)[:] = normed + parts[1] if len(parts) > 1 else normed

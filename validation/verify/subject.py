@@ -50,7 +50,7 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
     if draft is not None:
         require_same_tokens(open_artifact(draft), artifact)
     manifest = artifact.manifest
-    on_cpu = manifest.engine == "onnxruntime"
+    on_cpu = manifest.on_cpu
 
     def load(options: EngineOptions) -> Engine:
         return Engine.load(artifact, **{**vars(options), "num_threads": num_threads})

@@ -19,19 +19,17 @@ import numpy as np
 
 from ingot.artifact.cpu_program import Attend, Combine, Embed, Linear, Matrix, Normalize, Operation, View
 from ingot.artifact.cpu_spans import Span, span_written, spans_read
-from ingot.errors import PassError
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
 
 AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Linear | Normalize)
 
 
 def fuse_operations(draft: Draft) -> None:
-    """Rewrite the draft in place. PassError for rows of logits that an operation cannot read."""
+    """Rewrite the draft in place."""
     _fold_norms(draft)
     _fuse_gates(draft)
     _fold_activations(draft)
     _update_in_place(draft)
-    _require_gathered_once(draft)
 
 
 @dataclass
@@ -230,17 +228,6 @@ def _renamed(operation: Operation, renamed: Mapping[str, View]) -> Operation:
                 moved = View(buffer=base.buffer, column=base.column + moved.column)
             changes[name] = moved
     return _changed(operation, **changes)
-
-
-def _require_gathered_once(draft: Draft) -> None:
-    for operation in draft.operations:
-        if not isinstance(operation, Linear | Normalize) or operation.rows == "tokens":
-            continue
-        if draft.buffers[operation.input.buffer].rows == "logits":
-            raise PassError(
-                f"{operation.node!r} reads rows of logits that another operation made; the CPU's linear layers and "
-                "norms gather rows of hidden states"
-            )
 
 
 def _changed(operation: AnyOperation, **changes: object) -> AnyOperation:

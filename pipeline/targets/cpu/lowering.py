@@ -17,6 +17,7 @@ from ingot.artifact.cpu_program import Attend, Buffer, CpuProgram, Operation
 from ingot.artifact.cpu_spans import span_written, spans_read
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
+from ingot.passes.quantization.schemes import require_used_schemes
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
 from ingot.pipeline.targets.cpu.fuse_operations import fuse_operations
@@ -41,6 +42,7 @@ class Lowered:
 
 def lower_to_operations(model: ir.Model) -> Lowered:
     """Lower the model. PassError names a node, or a weight, that the CPU's kernels do not compute."""
+    require_used_schemes(model)
     draft = _lowered(model.graph)
     fuse_operations(draft)
     return Lowered(_program(draft, MODEL.of(model), KV.of(model)), draft.stored, draft.vectors)

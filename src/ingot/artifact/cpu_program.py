@@ -143,7 +143,7 @@ class Embed(_Frozen):
 class Linear(_Frozen):
     """y = alpha * (x' @ W^T) + bias, then cap * tanh(y / cap) if cap; then stored. x' is the normed and rounded input.
 
-    rows      logits: the input's rows are gathered by logits_indices first
+    rows      logits: the input's rows are gathered by logits_indices first, where its buffer has rows of tokens
     store     store: output = activation(y); add: output += activation(y); gate: activation(gate) * up, of a matrix of
               pairs
     bias      [n] in the order of the matrix's rows: of pairs all of the gate's, then all of the up projection's
@@ -168,7 +168,7 @@ class Linear(_Frozen):
 class Normalize(_Frozen):
     """output = norm(input) in `groups` groups of `columns`, plus residual. The output may be the input or the residual.
 
-    rows      logits: rows of input and residual are gathered by logits_indices
+    rows      logits: rows of input and residual are gathered by logits_indices, where their buffer has rows of tokens
     """
 
     kind: Literal["normalize"] = "normalize"

@@ -17,6 +17,7 @@ CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibrat
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of recipe and artifact
 EngineKind = Literal["onnxruntime", "native", "cuda", "tensorrt", "onnxruntime-cuda"]
+CPU_ENGINES: tuple[EngineKind, ...] = ("onnxruntime", "native")
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Column = Annotated[int, Field(ge=0, lt=2**31)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -102,14 +103,16 @@ Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
 
 
 class Program(_Frozen):
-    """Steps in order and the tensors between them; for a GPU, a file of launches instead.
+    """Steps in order and the tensors between them; for Ingot's own engines, a file with a launch program instead.
 
     Every program reads the values input_ids [T], position_ids [T], logits_indices [R] and makes logits [R, vocab].
     """
 
     steps: tuple[Step, ...] = ()
     values: dict[str, ValueFacts] = Field(default_factory=dict)
-    launches: str | None = Field(default=None, description="an `ingot.artifact.launch_program.CudaProgram`, as JSON")
+    launches: str | None = Field(
+        default=None, description="a launch program as JSON: a CudaProgram, or a CpuProgram for the engine native"
+    )
 
 
 class FileEntry(_Frozen):
@@ -182,6 +185,11 @@ class Manifest(_Frozen):
     def verdict(self) -> ArtifactVerdict:
         """Whether the artifact was measured and passed gates."""
         return artifact_verdict(self.gates, SUMMARY_FILE in self.files)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its engine runs on the CPU."""
+        return self.engine in CPU_ENGINES
 
     @property
     def warning(self) -> str | None:

@@ -93,7 +93,7 @@ def remeasure(
     else:
         source = open_source(recipe)
         origin = _same_origin(opened, sealed.origin, origin_of(recipe, source))
-        other = baseline_artifact(recipe, source)
+        other = baseline_artifact(recipe.for_engine(opened.manifest.engine), source)
     notes = BuildNotes(quantization=sealed_quantization(opened), origin=origin, samples=sealed.samples)
     return measure(opened.path, other, options, notes)
 

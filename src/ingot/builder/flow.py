@@ -106,7 +106,7 @@ def build(
         compiled, notes = _compile(recipe, opened, writer, observers)
         sample, evidence = try_artifact(writer.path, writer.target, recipe, request), None
         if recipe.is_measured:
-            baseline = baseline_artifact(recipe, opened)
+            baseline = baseline_artifact(recipe.for_engine(compiled.target.engine), opened)
             if sample is not None and request is not None:
                 sample = replace(sample, baseline=request.text(open_artifact(baseline, verify=False), recipe.threads))
                 notes = replace(notes, samples=(sample,))

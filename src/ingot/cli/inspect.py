@@ -4,6 +4,7 @@ from collections import Counter
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, open_artifact
 from ingot.artifact.calibration_record import read_calibration
+from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import (
     Argument,
@@ -20,6 +21,7 @@ from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, Progra
 from ingot.artifact.serving import ServingOptions
 from ingot.cli.console import print_json
 from ingot.cli.evidence import print_gates, print_warning_of
+from ingot.cli.operations import print_operations
 from ingot.cli.tables import print_facts, print_table
 from ingot.errors import UsageError, unknown
 from ingot.sizes import format_bytes
@@ -112,8 +114,10 @@ def _measurement(artifact: Artifact) -> dict[str, str]:
 
 
 def _print_program(artifact: Artifact) -> None:
-    """Print all steps, or the buckets and kernels of a launch program."""
-    if artifact.manifest.program.launches:
+    """Print all steps or operations, or the buckets and kernels of a launch program for a GPU."""
+    if artifact.manifest.engine == "native":
+        print_operations(read_operations(artifact))
+    elif artifact.manifest.program.launches:
         program = _launches(artifact)
         _print_buckets(program)
         _print_kernels(program)
@@ -124,7 +128,7 @@ def _print_program(artifact: Artifact) -> None:
 
 def _print_bucket(artifact: Artifact, name: str) -> None:
     """Print every launch of one bucket. Raises UsageError if the artifact has no such bucket."""
-    if not artifact.manifest.program.launches:
+    if artifact.manifest.on_cpu:
         raise UsageError(
             f"{artifact.path}: target {artifact.manifest.target} has no buckets; --program lists its steps"
         )

@@ -73,7 +73,7 @@ class TuneSource:
 def _of_recipe(recipe: Recipe) -> CudaProgram:
     """Run passes and lowering as in a build, without compiling or writing anything."""
     target = get_target(recipe.target)
-    model, _records = run_passes(recipe, open_source(recipe))
+    model = run_passes(recipe, open_source(recipe)).model
     facts = MODEL.of(model)
     return lower_by_recipe(model, recipe, TileTable(sm=target.sms[0])).cuda_program(facts, target.sms, {})
 
