@@ -106,7 +106,7 @@ class Engines:
         self._stack.close()
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """The record of a cell."""
+        """The record of a cell. The bandwidth is the higher one of before and after: a virtual machine's changes."""
         bandwidth = measure_read_bandwidth(cell.threads)
         neighbours = busy_neighbours(cell.work.neighbours) if cell.work.neighbours else nullcontext()
         failed = self.failed | self._warm_up(cell)
@@ -120,7 +120,7 @@ class Engines:
             self._start(name)
         return cell.key | {
             "measured_at": _now(),
-            "bandwidth": bandwidth,
+            "bandwidth": max(bandwidth, measure_read_bandwidth(cell.threads)),
             "engines": {name: engine_record(figures[name]) | {"facts": facts[name]} for name in figures},
             "failed": failed | newly_failed,
         }

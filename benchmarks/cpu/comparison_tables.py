@@ -54,8 +54,8 @@ class Comparison:
         return "open" if most >= LEAST_RATIO else "not met"
 
 
-def compare(record: Record, bandwidth: float) -> Comparison | None:
-    """The comparison of a cell; None where Ingot or all peers failed. bandwidth: bytes per second."""
+def compare(record: Record) -> Comparison | None:
+    """The comparison of a cell; None where Ingot or all peers failed."""
     medians = {name: engine["median"] for name, engine in record["engines"].items()}
     ours = max((name for name in medians if PEERS[name].is_ours), key=medians.__getitem__, default=None)
     theirs = max((name for name in medians if not PEERS[name].is_ours), key=medians.__getitem__, default=None)
@@ -64,12 +64,12 @@ def compare(record: Record, bandwidth: float) -> Comparison | None:
     own, other = (record["engines"][name]["rounds"] for name in (ours, theirs))
     ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(own, other, strict=True)]
     low, high = interval(ratios) if len(ratios) > 1 else (None, None)
-    share = bandwidth_share(record, record["engines"][ours], bandwidth)
+    share = bandwidth_share(record, record["engines"][ours])
     return Comparison(ours, theirs, statistics.median(ratios), low, high, share)
 
 
-def bandwidth_share(record: Record, engine: Record, bandwidth: float) -> float | None:
-    """Bytes that decode reads per second over the measured bandwidth; prefill is bound by arithmetic: None.
+def bandwidth_share(record: Record, engine: Record) -> float | None:
+    """Bytes that decode reads per second over the cell's bandwidth; prefill is bound by arithmetic: None.
 
     A step reads the weights once for all sequences, and the keys and values of the tokens that the cell begins with.
     """
@@ -78,7 +78,7 @@ def bandwidth_share(record: Record, engine: Record, bandwidth: float) -> float |
     facts = engine["facts"]
     cached = record["batch"] * record["prompt_tokens"]
     step_bytes = facts["weight_bytes"] + facts["kv_token_bytes"] * cached
-    return float(step_bytes * engine["median"] / record["batch"] / bandwidth)
+    return float(step_bytes * engine["median"] / record["batch"] / record["bandwidth"])
 
 
 def render(folder: Path) -> str:
@@ -91,20 +91,20 @@ def render(folder: Path) -> str:
     everything = [*records, *loads.records]
     engines = [name for name in PEERS if any(name in (*each["engines"], *each["failed"]) for each in everything)]
     device = next(results.device for results in (*parts.values(), loads) if results.records)
-    bandwidths = best_bandwidths(records)
-    sections = [_machine(device, bandwidths, everything)]
+    sections = [_machine(device, bandwidths(records), everything)]
     if records:
-        sections += [_speeds(records, engines, bandwidths), _processor_seconds(records, engines)]
+        sections += [_speeds(records, engines), _processor_seconds(records, engines)]
     sections += [_load(record) for record in loads.records]
     sections += [_failures(everything), _notes(everything, engines)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def best_bandwidths(records: Iterable[Record]) -> dict[int, float]:
-    """Threads -> the highest bandwidth that any cell measured: the machine's limit."""
-    found: dict[int, float] = {}
+def bandwidths(records: Iterable[Record]) -> dict[int, tuple[float, float]]:
+    """Threads -> the lowest and the highest bandwidth that a cell measured."""
+    found: dict[int, tuple[float, float]] = {}
     for record in records:
-        found[record["threads"]] = max(found.get(record["threads"], 0.0), record["bandwidth"])
+        low, high = found.get(record["threads"], (record["bandwidth"], record["bandwidth"]))
+        found[record["threads"]] = min(low, record["bandwidth"]), max(high, record["bandwidth"])
     return found
 
 
@@ -125,16 +125,18 @@ def _work(record: Record) -> Work:
     return Work(**fields, budget=0)
 
 
-def _machine(device: Record, bandwidths: Mapping[int, float], records: Sequence[Record]) -> str:
+def _machine(device: Record, read: Mapping[int, tuple[float, float]], records: Sequence[Record]) -> str:
     days = sorted({record["measured_at"][:10] for record in records})
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    memory = ", ".join(f"{each / 1e9:.1f} GB/s with threads {count}" for count, each in sorted(bandwidths.items()))
-    read = f" Memory reads at {memory}." if memory else ""
-    return f"{device['processor']}, {device['cores']} cores, {device['system']}; measured {dates}.{read}"
+    memory = ", ".join(
+        f"{low / 1e9:.1f} to {high / 1e9:.1f} GB/s with threads {count}" for count, (low, high) in sorted(read.items())
+    )
+    text = f" Memory reads at {memory}." if memory else ""
+    return f"{device['processor']}, {device['cores']} cores, {device['system']}; measured {dates}.{text}"
 
 
-def _speeds(records: Sequence[Record], engines: Sequence[str], bandwidths: Mapping[int, float]) -> str:
-    found = [compare(record, bandwidths[record["threads"]]) for record in records]
+def _speeds(records: Sequence[Record], engines: Sequence[str]) -> str:
+    found = [compare(record) for record in records]
     goals = [comparison.goal for comparison in found if comparison]
     lines = [
         "Tokens per second of all sequences together: median (best), share of the memory bandwidth. Goals met in "
@@ -144,17 +146,17 @@ def _speeds(records: Sequence[Record], engines: Sequence[str], bandwidths: Mappi
         *_header(("shape", "threads", "work", *(PEERS[name].label for name in engines), "Ingot / best peer", "goal")),
     ]
     for record, comparison in zip(records, found, strict=True):
-        cells = [_speed(record, name, bandwidths[record["threads"]]) for name in engines]
+        cells = [_speed(record, name) for name in engines]
         outcome = (_ratio(comparison), comparison.goal) if comparison else ("-", "not measured")
         lines.append(_row((record["shape"], record["threads"], _work(record), *cells, *outcome)))
     return "\n".join(lines)
 
 
-def _speed(record: Record, name: str, bandwidth: float) -> str:
+def _speed(record: Record, name: str) -> str:
     if name not in record["engines"]:
         return "failed" if name in record["failed"] else "-"
     engine = record["engines"][name]
-    share = bandwidth_share(record, engine, bandwidth)
+    share = bandwidth_share(record, engine)
     text = f"{_digits(engine['median'])} ({_digits(engine['best'])})"
     text += "*" if engine["disturbed_rounds"] and not record["neighbours"] else ""
     return text if share is None else f"{text} {share:.0%}"
