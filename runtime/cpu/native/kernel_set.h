@@ -9,6 +9,7 @@
  *     AHEAD                   bytes by which weights are fetched ahead
  *     vset vseti              broadcast of a float, of an int32
  *     vfma vmaxi              a * b + c rounded once; maximum of int32
+ *     vwiden8(p) vwiden16(p)  VW uint8 or uint16 as int32
  *     vhalf(p) vfloat8(p, v)  VW float16; e4m3fn codes p[v * VW] .. over 256, a normal number
  *     multiply16(a, b)        int32 lanes a, -255 .. 255, times b, 16 bits without sign extension
  *     vdot(sum, c, at)        sum of int32 + 4 bytes of c (unsigned) * 4 bytes at *at (int8), exact
@@ -20,12 +21,10 @@
 
 typedef float NAME(vf) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 typedef int32_t NAME(vi) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
-typedef uint16_t NAME(vh) __attribute__((vector_size(VW * 2), aligned(1), may_alias));
 typedef uint8_t NAME(vb) __attribute__((vector_size(VW), aligned(1), may_alias));
 
 #define vf NAME(vf)
 #define vi NAME(vi)
-#define vh NAME(vh)
 #define vb NAME(vb)
 #define VECS (LANES / VW)
 #define INLINE static inline __attribute__((always_inline)) TARGET
@@ -54,7 +53,6 @@ static const struct kernels NAME(kernels) = {
 
 #undef vf
 #undef vi
-#undef vh
 #undef vb
 #undef VECS
 #undef INLINE
@@ -77,6 +75,8 @@ static const struct kernels NAME(kernels) = {
 #undef vseti
 #undef vfma
 #undef vmaxi
+#undef vwiden8
+#undef vwiden16
 #undef vhalf
 #undef vfloat8
 #undef multiply16

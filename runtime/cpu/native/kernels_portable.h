@@ -16,6 +16,13 @@ static inline portable_ints portable_maximum(portable_ints a, portable_ints b)
     return (mask & a) | (~mask & b);
 }
 
+static inline portable_ints portable_widen16(const uint8_t *p)
+{
+    uint16_t x[4];
+    memcpy(x, p, sizeof x);
+    return (portable_ints){x[0], x[1], x[2], x[3]};
+}
+
 static inline portable_floats portable_halves(const uint8_t *p)
 {
     portable_floats x;
@@ -53,6 +60,8 @@ static inline portable_ints portable_dot(portable_ints sum, portable_ints c, int
 #define vseti(x) ((vi){(x), (x), (x), (x)})
 #define vfma(a, b, c) ((vf)portable_fma((portable_floats)(a), (portable_floats)(b), (portable_floats)(c)))
 #define vmaxi(a, b) ((vi)portable_maximum((portable_ints)(a), (portable_ints)(b)))
+#define vwiden8(p) ((vi){(p)[0], (p)[1], (p)[2], (p)[3]})
+#define vwiden16(p) ((vi)portable_widen16(p))
 #define vhalf(p) ((vf)portable_halves(p))
 #define vfloat8(p, v) ((vf)portable_float8((p) + 4 * (v)))
 #define multiply16(a, b) ((a) * (((b) << 16) >> 16))

@@ -38,11 +38,21 @@ INLINE_FOR(AVX512) __m512i avx512_dot(__m512i sum, __m512i c, const int32_t *q)
 #define vseti(x) ((vi)_mm512_set1_epi32(x))
 #define vfma(a, b, c) ((vf)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define vmaxi(a, b) ((vi)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
+#define vwiden8(p) ((vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
+#define vwiden16(p) ((vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))))
 #define vhalf(p) ((vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define vfloat8(p, v) ((vf)_mm512_cvtph_ps(halves_of_16_float8(p)))
 #define multiply16(a, b) ((vi)_mm512_madd_epi16((__m512i)(a), (__m512i)(b)))
 #define vdot(sum, c, at) ((vi)avx512_dot((__m512i)(sum), (__m512i)(c), at))
 #include "kernel_set.h"
+
+/* Behind a barrier: the compiler would add in another order, which needs more registers than there are. */
+INLINE_FOR(AVX2) __m256i avx2_short_add(__m256i a, __m256i b)
+{
+    a = _mm256_add_epi16(a, b);
+    __asm__("" : "+x"(a));
+    return a;
+}
 
 #define NAME(x) CONCATENATE(x, avx2)
 #define SET "avx2"
@@ -56,6 +66,8 @@ INLINE_FOR(AVX512) __m512i avx512_dot(__m512i sum, __m512i c, const int32_t *q)
 #define vseti(x) ((vi)_mm256_set1_epi32(x))
 #define vfma(a, b, c) ((vf)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define vmaxi(a, b) ((vi)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
+#define vwiden8(p) ((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define vwiden16(p) ((vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define vhalf(p) ((vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
 #define vfloat8(p, v)                                                                                                  \
     ((vf)_mm256_cvtph_ps((v) == 0 ? _mm256_castsi256_si128(halves_of_16_float8(p))                                     \
@@ -63,7 +75,7 @@ INLINE_FOR(AVX512) __m512i avx512_dot(__m512i sum, __m512i c, const int32_t *q)
 #define multiply16(a, b) ((vi)_mm256_madd_epi16((__m256i)(a), (__m256i)(b)))
 #define SHORT_SUMS
 #define short_dot(c, at) ((vi)_mm256_maddubs_epi16((__m256i)(c), _mm256_set1_epi32(*(at))))
-#define short_add(a, b) ((vi)_mm256_add_epi16((__m256i)(a), (__m256i)(b)))
+#define short_add(a, b) ((vi)avx2_short_add((__m256i)(a), (__m256i)(b)))
 #define short_fold(s, factor) ((vi)_mm256_madd_epi16((__m256i)(s), _mm256_set1_epi16(factor)))
 #include "kernel_set.h"
 
@@ -87,6 +99,8 @@ INLINE_FOR(AVX_VNNI) __m256i avx_vnni_dot(__m256i sum, __m256i c, const int32_t 
 #define vseti(x) ((vi)_mm256_set1_epi32(x))
 #define vfma(a, b, c) ((vf)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define vmaxi(a, b) ((vi)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
+#define vwiden8(p) ((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define vwiden16(p) ((vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define vhalf(p) ((vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
 #define vfloat8(p, v)                                                                                                  \
     ((vf)_mm256_cvtph_ps((v) == 0 ? _mm256_castsi256_si128(halves_of_16_float8(p))                                     \

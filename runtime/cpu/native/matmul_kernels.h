@@ -20,43 +20,55 @@ INLINE vi NAME(codes_of)(const uint8_t *codes, int v, int bits, int group)
 }
 
 #ifdef SHORT_SUMS
-/* Add groups begin .. end of 32 codes, times q, to the sums. Terms are summed in 16 bits first: pairs of eight fit,
- * as codes of 4 bits times 128 times 2 are 3840 at most. Codes of 8 bits are two of 4 bits. */
-INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi (*sum)[VECS], int mt, int chains, int bits, int begin, int end)
+/* Add groups begin .. end of 32 codes, times q, to the sums. Terms are summed in 16 bits first: pairs of eight fit, as codes
+ * of 4 bits times 128 times 2 are 3840 at most. Codes of 8 bits are two of 4 bits. */
+INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi *sum, int v, int mt, int chains, int bits, int begin, int end)
 {
-    EACH(v) {
-        vi low[MAX_HEIGHT], high[MAX_HEIGHT];
-        UNROLL for (int g = begin; g < end; g++) {
-            const vi c = NAME(codes_of)(codes, v, bits, g), four = c & vseti(0x0f0f0f0f), more = (c >> 4) & vseti(0x0f0f0f0f);
-            UNROLL for (int m = 0; m < mt; m++) {
-                const int32_t *at = q + (g - begin) * mt + m;
-                low[m] = g == begin ? short_dot(four, at) : short_add(low[m], short_dot(four, at));
-                if (bits == 8)
-                    high[m] = g == begin ? short_dot(more, at) : short_add(high[m], short_dot(more, at));
-            }
-        }
+    vi low[MAX_HEIGHT], high[MAX_HEIGHT];
+    UNROLL for (int g = begin; g < end; g++) {
+        const vi c = NAME(codes_of)(codes, v, bits, g), four = c & vseti(0x0f0f0f0f), more = (c >> 4) & vseti(0x0f0f0f0f);
         UNROLL for (int m = 0; m < mt; m++) {
-            sum[m][v] += short_fold(low[m], 1);
+            const int32_t *at = q + (g - begin) * mt + m;
+            low[m] = g == begin ? short_dot(four, at) : short_add(low[m], short_dot(four, at));
             if (bits == 8)
-                sum[m][v] += short_fold(high[m], 16);
+                high[m] = g == begin ? short_dot(more, at) : short_add(high[m], short_dot(more, at));
         }
+    }
+    UNROLL for (int m = 0; m < mt; m++) {
+        sum[m] += short_fold(low[m], 1);
+        if (bits == 8)
+            sum[m] += short_fold(high[m], 16);
     }
     (void)chains;
 }
 #else
 /* Add groups begin .. end of 32 codes, times q, to the sums: each row has `chains` of them in turns, for the latency. */
-INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi (*sum)[VECS], int mt, int chains, int bits, int begin, int end)
+INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi *sum, int v, int mt, int chains, int bits, int begin, int end)
 {
-    EACH(v)
-        UNROLL for (int g = begin; g < end; g++) {
-            const vi c = NAME(codes_of)(codes, v, bits, g);
-            UNROLL for (int m = 0; m < mt; m++) {
-                vi *to = &sum[m * chains + g % chains][v];
-                *to = vdot(*to, c, q + (g - begin) * mt + m);
-            }
-        }
+    UNROLL for (int g = begin; g < end; g++) {
+        const vi c = NAME(codes_of)(codes, v, bits, g);
+        UNROLL for (int m = 0; m < mt; m++)
+            sum[m * chains + g % chains] = vdot(sum[m * chains + g % chains], c, q + (g - begin) * mt + m);
+    }
 }
 #endif
+
+/* Add columns at .. at + block of lanes v * VW .. to the sums; the 32 codes of column `at` begin at `codes`. */
+INLINE void NAME(add_block)(const uint8_t *codes, const int32_t *q, vi *sum, int v, int mt, int chains, int bits, int at, int block)
+{
+    const int end = at + block;
+    if (at % 32 != 0) {
+        NAME(add_groups)(codes, q, sum, v, mt, chains, bits, 4, 8);
+        at += 16, codes += 64 * bits, q += 4 * mt;
+    }
+    for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
+        UNROLL for (int line = 0; v == 0 && mt <= 2 && line < bits; line++)
+            __builtin_prefetch(codes + AHEAD + 64 * line, 0, 2);
+        NAME(add_groups)(codes, q, sum, v, mt, chains, bits, 0, 8);
+    }
+    if (at < end)
+        NAME(add_groups)(codes, q, sum, v, mt, chains, bits, 0, 4);
+}
 
 /* out[m][16] of `mt` rows and one tile of integer codes. */
 INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const struct activations *rows, int first, int mt,
@@ -66,52 +78,38 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
     const int blocks = activation_blocks(op), block = w->padded_k / blocks, chains = mt < CHAINS ? CHAINS / mt : 1;
     const int scale_step = w->scale_blocks > 1 ? LANES : 0;
     const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
-    const uint8_t *codes = tile + w->codes_offset;
     const int32_t *q = (const int32_t *)((const int8_t *)rows->values + (int64_t)first * w->padded_k);
     const int32_t *sums = rows->sums + (int64_t)first * blocks;
     const float *x_scales = rows->scales + (int64_t)first * blocks;
     vf total[MAX_HEIGHT][VECS];
     UNROLL for (int m = 0; m < mt; m++)
         EACH(v) total[m][v] = vset(0.0f);
-    for (int b = 0, at = 0; b < blocks; b++, sums += mt, x_scales += mt, zeros += scale_step) {
-        vi sum[MAX_HEIGHT][VECS];
-        UNROLL for (int m = 0; m < mt; m++)
-            EACH(v) {
-                sum[m * chains][v] = vseti(sums[m]);
-                if (w->has_zeros) {
-                    const vi zero = __builtin_convertvector(*(const vb *)(zeros + v * VW), vi);
-                    if (blocks == 1)
-                        sum[m * chains][v] *= zero;
-                    else
-                        sum[m * chains][v] = multiply16(zero, sum[m * chains][v]);
-                }
-                UNROLL for (int c = 1; c < chains; c++)
-                    sum[m * chains + c][v] = vseti(0);
-            }
-        const int end = at + block;
-        if (at % 32 != 0) {
-            NAME(add_groups)(codes, q, sum, mt, chains, bits, 4, 8);
-            at += 16, codes += 64 * bits, q += 4 * mt;
-        }
-        for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
-            UNROLL for (int line = 0; mt <= 2 && line < bits; line++)
-                __builtin_prefetch(codes + AHEAD + 64 * line, 0, 2);
-            NAME(add_groups)(codes, q, sum, mt, chains, bits, 0, 8);
-        }
-        if (at < end) {
-            NAME(add_groups)(codes, q, sum, mt, chains, bits, 0, 4);
-            at += 16, q += 4 * mt;
-        }
+    for (int b = 0, at = 0; b < blocks; b++, at += block, q += block / 4 * mt, sums += mt, x_scales += mt) {
+        const uint8_t *codes = tile + w->codes_offset + (int64_t)(at / 32) * 64 * bits;
         EACH(v) {
+            vi sum[MAX_HEIGHT], zero = vseti(1);
+            UNROLL for (int m = 0; m < mt; m++) {
+                sum[m * chains] = vseti(sums[m]);
+                UNROLL for (int c = 1; c < chains; c++)
+                    sum[m * chains + c] = vseti(0);
+            }
+            if (w->has_zeros) {
+                zero = vwiden8(zeros + v * VW);
+                UNROLL for (int m = 0; m < mt; m++)
+                    if (blocks == 1)
+                        sum[m * chains] *= zero;
+                    else
+                        sum[m * chains] = multiply16(zero, sum[m * chains]);
+            }
+            NAME(add_block)(codes, q, sum, v, mt, chains, bits, at, block);
             const vf scale = w->scale_bytes == 2 ? vhalf(scales + 2 * VW * v) : LOADF(scales + 4 * VW * v);
             UNROLL for (int m = 0; m < mt; m++) {
                 UNROLL for (int c = 1; c < chains; c++)
-                    sum[m * chains][v] += sum[m * chains + c][v];
-                const vf whole = __builtin_convertvector(sum[m * chains][v], vf);
-                total[m][v] = vfma(whole, scale * vset(x_scales[m]), total[m][v]);
+                    sum[m * chains] += sum[m * chains + c];
+                total[m][v] = vfma(__builtin_convertvector(sum[m * chains], vf), scale * vset(x_scales[m]), total[m][v]);
             }
         }
-        scales += scale_step * w->scale_bytes;
+        scales += scale_step * w->scale_bytes, zeros += scale_step;
     }
     UNROLL for (int m = 0; m < mt; m++)
         EACH(v) STOREF(out + m * LANES + v * VW, total[m][v]);
@@ -123,7 +121,7 @@ INLINE vf NAME(elements)(const uint8_t *p, int v, int form)
     switch (form) {
     case FORM_FLOAT32: return LOADF(p + 4 * VW * v);
     case FORM_FLOAT16: return vhalf(p + 2 * VW * v);
-    case FORM_BFLOAT16: return (vf)(__builtin_convertvector(*(const vh *)(p + 2 * VW * v), vi) << 16);
+    case FORM_BFLOAT16: return (vf)(vwiden16(p + 2 * VW * v) << 16);
     default: return vfloat8(p, v);
     }
 }
@@ -131,12 +129,21 @@ INLINE vf NAME(elements)(const uint8_t *p, int v, int form)
 /* Add column k of `nt` tiles, whose elements are at `codes`, times q to the sums. */
 INLINE void NAME(add_column)(const uint8_t *codes, int64_t tile_bytes, const float *q, vf (*sum)[VECS], int mt, int nt, int form)
 {
+    if (mt <= 2) {
+        UNROLL for (int t = 0; t < nt; t++)
+            EACH(v) {
+                const vf w = NAME(elements)(codes + t * tile_bytes, v, form);
+                UNROLL for (int m = 0; m < mt; m++)
+                    sum[t * mt + m][v] = vfma(w, vset(q[m]), sum[t * mt + m][v]);
+            }
+        return;
+    }
+    vf w[2][VECS];
     UNROLL for (int t = 0; t < nt; t++)
-        EACH(v) {
-            const vf w = NAME(elements)(codes + t * tile_bytes, v, form);
-            UNROLL for (int m = 0; m < mt; m++)
-                sum[t * mt + m][v] = vfma(w, vset(q[m]), sum[t * mt + m][v]);
-        }
+        EACH(v) w[t][v] = NAME(elements)(codes + t * tile_bytes, v, form);
+    UNROLL for (int m = 0; m < mt; m++)
+        UNROLL for (int t = 0; t < nt; t++)
+            EACH(v) sum[t * mt + m][v] = vfma(w[t][v], vset(q[m]), sum[t * mt + m][v]);
 }
 
 /* out[t][m][16] of `mt` rows and `nt` tiles of floats: several, because one tile's sums wait for each other. */
@@ -199,7 +206,7 @@ INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const str
 #else
 #define EVERY(name) {NAME(name##_1), NAME(name##_2), NAME(name##_3), NAME(name##_4)}
 #endif
-#define AT_ONCE(mt) ((mt) <= 2 ? 4 : FLOAT_TILES) /* tiles of floats */
+#define AT_ONCE(mt) ((mt) == 1 ? 4 : (mt) == 2 ? 2 * FLOAT_TILES : FLOAT_TILES) /* tiles of floats */
 
 FOR_HEIGHTS(INTEGERS, int2, 2)
 FOR_HEIGHTS(INTEGERS, int3, 3)

@@ -1,8 +1,6 @@
-"""The C kernels by ctypes, matrices packed as launch.h says, and float64 references; for the tests of the kernels."""
+"""Matrices packed as launch.h says, calls of the C kernels, and float64 references; for the tests of the kernels."""
 
-from collections.abc import Iterator
-from contextlib import suppress
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER
 from dataclasses import dataclass, field
 from math import erfc
 from typing import Any
@@ -13,7 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact.cpu_program import LANES, Activation, Form, Matrix, Rounding
+from ingot.runtime.cpu.native.kernels import RoundedRows, find_kernels
 from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.cpu.native.program import instruction_sets
+from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
 from ingot.runtime.steps.batch import FloatArray
 
 DoubleArray = NDArray[np.float64]
@@ -30,120 +31,13 @@ FLOAT_TYPES: dict[Form, Any] = {
 }
 
 
-class _Matrix(Structure):
-    _fields_ = (
-        ("tiles", c_void_p), ("tile_bytes", c_int64), ("codes_offset", c_int64), ("n", c_int32), ("k", c_int32),
-        ("padded_k", c_int32), ("form", c_int32), ("block", c_int32), ("scale_blocks", c_int32),
-        ("scale_bytes", c_int32), ("has_zeros", c_int32),
-    )  # fmt: skip
-
-
-class View(Structure):
-    """launch.h's struct view."""
-
-    _fields_ = (("at", c_void_p), ("stride", c_int64))
-
-
-class NormOf(Structure):
-    """launch.h's struct norm."""
-
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float), ("kind", c_int32))
-
-
-class _Linear(Structure):
-    _fields_ = (
-        ("matrix", POINTER(_Matrix)), ("bias", c_void_p), ("input", View), ("output", View), ("norm", NormOf),
-        ("rounding", c_int32), ("store", c_int32), ("activation", c_int32), ("of_logits", c_int32),
-        ("static_scale", c_float), ("alpha", c_float), ("cap", c_float),
-    )  # fmt: skip
-
-
-class EmbedOperation(Structure):
-    """launch.h's struct embed."""
-
-    _fields_ = (
-        ("table", POINTER(_Matrix)), ("output", View), ("scale", c_float), ("by_position", c_int32), ("adds", c_int32),
-    )  # fmt: skip
-
-
-class NormalizeOperation(Structure):
-    """launch.h's struct normalize."""
-
-    _fields_ = (
-        ("input", View), ("output", View), ("residual", View), ("norm", NormOf), ("columns", c_int32),
-        ("groups", c_int32), ("of_logits", c_int32),
-    )  # fmt: skip
-
-
-class CombineOperation(Structure):
-    """launch.h's struct combine."""
-
-    _fields_ = (
-        ("a", View), ("b", View), ("output", View), ("kind", c_int32), ("activation", c_int32), ("columns", c_int32),
-        ("of_logits", c_int32), ("number", c_float), ("scale", c_float), ("cap", c_float),
-    )  # fmt: skip
-
-
-class _Activations(Structure):
-    _fields_ = (("values", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
-
-
-class KernelTable(Structure):
-    """kernels.h's struct kernels."""
-
-    _fields_ = (
-        ("name", c_char_p),
-        ("max_height", c_int),
-        (
-            "round_row",
-            CFUNCTYPE(None, POINTER(_Linear), c_void_p, POINTER(_Activations), c_int, c_int, c_int, c_void_p),
-        ),
-        ("multiply", CFUNCTYPE(None, POINTER(_Linear), POINTER(_Activations), c_int, c_int, c_int)),
-        ("embed_row", CFUNCTYPE(None, POINTER(EmbedOperation), c_int64, c_int64)),
-        ("normalize_row", CFUNCTYPE(None, POINTER(NormalizeOperation), c_int64, c_int64)),
-        ("combine_row", CFUNCTYPE(None, POINTER(CombineOperation), c_int64)),
-    )
-
-
-def instruction_sets() -> Iterator[str]:
-    """Names of the instruction sets that this CPU and the library have, best first."""
-    library = native_library()
-    if library is None:
-        return
-    with suppress(AttributeError):
-        library.kernels_name.restype = c_char_p
-        index = 0
-        while (name := library.kernels_name(index)) is not None:
-            yield name.decode()
-            index += 1
-
-
-SETS = tuple(instruction_sets())
+SETS = instruction_sets() if native_library() else ()
 needs_library = pytest.mark.skipif(not SETS, reason="the native library was not built")
 
 
-def kernels(name: str) -> KernelTable:
-    """The table of one instruction set."""
-    library = native_library()
-    assert library is not None
-    library.find_kernels.restype = POINTER(KernelTable)
-    library.find_kernels.argtypes = (c_char_p,)
-    table: KernelTable = library.find_kernels(name.encode()).contents
-    return table
-
-
-def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-    """An array that begins at 64 bytes, filled with NaN or ones."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.full(size + 64, 255, np.uint8)
-    start = -memory.ctypes.data % 64
-    array: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
-    return array
-
-
-def view_of(array: FloatArray | None) -> View:
+def view_of(array: FloatArray | None) -> ViewAt:
     """Rows of an array."""
-    return View() if array is None else View(array.ctypes.data, array.strides[0] // 4)
+    return ViewAt() if array is None else ViewAt(array.ctypes.data, array.strides[0] // 4)
 
 
 def norm_of(kind: str, weight: FloatArray | None, bias: FloatArray | None = None, epsilon: float = 1e-5) -> NormOf:
@@ -197,10 +91,10 @@ class Weight:
             return np.repeat(per_block, self.matrix.k, 1)
         return np.repeat(per_block, self.matrix.block, 1)[:, : self.matrix.k]
 
-    def as_structure(self) -> _Matrix:
+    def as_structure(self) -> MatrixAt:
         """launch.h's struct matrix."""
         m = self.matrix
-        return _Matrix(
+        return MatrixAt(
             self.tiles.ctypes.data, m.tile_bytes, m.codes_offset, m.n, m.k, m.padded_k, FORMS.index(m.form), m.block,
             m.scale_blocks, m.scale_bytes, m.has_zeros,
         )  # fmt: skip
@@ -296,29 +190,18 @@ class LinearCase:
 
     def run(self, name: str, x: FloatArray, before: float = 0.0, units: tuple[int, int] | None = None) -> FloatArray:
         """[rows, columns] by one instruction set. `before` is in the output already; `units`: only those."""
-        table, matrix = kernels(name), self.weight.as_structure()
-        rows, m = len(x), self.weight.matrix
+        matrix = self.weight.as_structure()
         stride = -(-self.columns // LANES) * LANES + LANES
-        output = np.full((rows, stride), np.nan, np.float32)
+        output = np.full((len(x), stride), np.nan, np.float32)
         output[:, : self.columns] = before
-        op = _Linear(
-            byref_of(matrix), data_of(self.bias), View(), view_of(output),
+        op = LinearOperation(
+            POINTER(MatrixAt)(matrix), data_of(self.bias), ViewAt(), view_of(output),
             norm_of(self.norm, self.norm_weight, self.norm_bias), ROUNDINGS.index(self.rounding),
             ("store", "add", "gate").index(self.store), ACTIVATIONS.index(self.activation), 0, self.static_scale,
             self.alpha, self.cap,
         )  # fmt: skip
-        values = aligned((rows, m.padded_k), np.float32 if self.rounding == "none" else np.int8)
-        blocks = m.padded_k // max(m.block, 1) + 1
-        scales, sums = aligned((rows, blocks)), aligned((rows, blocks), np.int32)
-        operand = _Activations(values.ctypes.data, scales.ctypes.data, sums.ctypes.data)
-        scratch = aligned((-(-m.padded_k // LANES) * LANES,))
-        for first in range(0, rows, table.max_height):
-            height = min(rows - first, table.max_height)
-            for i in range(height):
-                row = np.ascontiguousarray(x[first + i])
-                table.round_row(byref(op), row.ctypes.data, byref(operand), first, height, i, scratch.ctypes.data)
-        begin, end = units or (0, -(-self.columns // LANES))
-        table.multiply(byref(op), byref(operand), rows, begin, end)
+        table = find_kernels(name)
+        RoundedRows(table, op, x).multiply(table, op, *(units or (0, -(-self.columns // LANES))))
         assert np.isnan(output[:, self.columns :]).all(), "wrote beyond its columns"
         return output[:, : self.columns]
 
@@ -345,11 +228,6 @@ class LinearCase:
             scale = np.float32(self.static_scale) if self.rounding == "static" else peak / np.float32(127)
             parts.append(np.clip(np.rint(part / scale), -128, 127) * np.float64(scale))
         return np.concatenate(parts, axis=1)
-
-
-def byref_of(matrix: _Matrix) -> Any:
-    """A pointer field's value."""
-    return POINTER(_Matrix)(matrix)
 
 
 def data_of(array: FloatArray | None) -> int | None:

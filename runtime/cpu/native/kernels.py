@@ -1,0 +1,84 @@
+"""The kernels of one instruction set by ctypes (kernels.h): one matmul or row at a time, for tests and benchmarks.
+
+The engine itself calls them from C (launch_program.c).
+"""
+
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_int64, c_void_p
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.artifact.cpu_program import LANES
+from ingot.errors import EngineError
+from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.cpu.native.structures import CombineOperation, EmbedOperation, LinearOperation, NormalizeOperation
+from ingot.runtime.steps.batch import FloatArray
+
+
+class Activations(Structure):
+    """kernels.h's struct activations."""
+
+    _fields_ = (("values", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
+
+
+_LINEAR, _ROWS = POINTER(LinearOperation), POINTER(Activations)
+
+
+class Kernels(Structure):
+    """kernels.h's struct kernels."""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("max_height", c_int),
+        ("round_row", CFUNCTYPE(None, _LINEAR, c_void_p, _ROWS, c_int, c_int, c_int, c_void_p)),
+        ("multiply", CFUNCTYPE(None, _LINEAR, _ROWS, c_int, c_int, c_int)),
+        ("embed_row", CFUNCTYPE(None, POINTER(EmbedOperation), c_int64, c_int64)),
+        ("normalize_row", CFUNCTYPE(None, POINTER(NormalizeOperation), c_int64, c_int64)),
+        ("combine_row", CFUNCTYPE(None, POINTER(CombineOperation), c_int64)),
+    )
+
+
+def find_kernels(name: str) -> Kernels:
+    """Return the kernels of an instruction set; EngineError when this CPU or build does not have it."""
+    library = native_library()
+    if library is None:
+        raise EngineError(f"kernels of {name}: the library was not built; install with a C compiler")
+    library.find_kernels.argtypes, library.find_kernels.restype = (c_char_p,), POINTER(Kernels)
+    found = library.find_kernels(name.encode())
+    if not found:
+        raise EngineError(f"kernels of {name}: this CPU or the library does not have the instruction set")
+    kernels: Kernels = found.contents
+    return kernels
+
+
+class RoundedRows:
+    """Rows x [rows, k] as `multiply` reads them: normed and rounded by `linear`."""
+
+    def __init__(self, kernels: Kernels, linear: LinearOperation, x: FloatArray) -> None:
+        matrix, rows = linear.matrix.contents, len(x)
+        self.count = rows
+        self._values = aligned((rows, matrix.padded_k), np.int8 if linear.rounding else np.float32)
+        blocks = -(-matrix.padded_k // max(1, matrix.block))
+        self._scales, self._sums = aligned((rows, blocks), np.float32), aligned((rows, blocks), np.int32)
+        self.structure = Activations(*(array.ctypes.data for array in (self._values, self._scales, self._sums)))
+        scratch = aligned((-(-matrix.padded_k // LANES) * LANES,), np.float32)
+        for first in range(0, rows, kernels.max_height):
+            height = min(rows - first, kernels.max_height)
+            for m in range(height):
+                row = np.ascontiguousarray(x[first + m], np.float32)
+                place = (first, height, m, scratch.ctypes.data)
+                kernels.round_row(byref(linear), row.ctypes.data, byref(self.structure), *place)
+
+    def multiply(self, kernels: Kernels, linear: LinearOperation, begin: int, end: int) -> None:
+        """Fill tiles begin .. end of linear's output columns."""
+        kernels.multiply(byref(linear), byref(self.structure), self.count, begin, end)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array that begins at 64 bytes, filled with bytes that are NaN as floats."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(size + 64, 255, np.uint8)
+    start = -memory.ctypes.data % 64
+    array: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
+    return array
