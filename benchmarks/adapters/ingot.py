@@ -55,13 +55,9 @@ def weight_bytes(program: Path) -> int:
 
 
 def recipe_overrides(setup: Setup) -> tuple[str, ...]:
-    """--set of the options. A recipe without the section `cpu` has onnxruntime as its only engine."""
-    from ingot.pipeline.recipe.schema import Recipe
-
+    """--set of the options."""
     engine, block_size = setup.options["engine"], setup.options.get("block_size", 0)
-    overrides = [f"checkpoint={setup.checkpoint}"]
-    if "cpu" in Recipe.model_fields or engine != "onnxruntime":
-        overrides.append(f"cpu.engine={engine}")
+    overrides = [f"checkpoint={setup.checkpoint}", f"cpu.engine={engine}"]
     if block_size:
         overrides.append(f"passes.quantize-weights.block_size={block_size}")
     return tuple(overrides)
