@@ -6,8 +6,9 @@ depends on the text alone, not on how tokens split it.
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import fsum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,7 @@ from ingot.runtime.text.tokenizer import Tokenizer
 _CONTEXT_TOKENS = 16
 
 
-@dataclass(frozen=True)
-class StopUpdate:
+class StopUpdate(NamedTuple):
     """The outcome of one token: text to show, and whether and why the sequence has ended.
 
     `matched` is the stop string or the id of the end token that ended it; None otherwise.
@@ -98,6 +98,8 @@ class StopScanner:
 
         The stop string that is complete first wins; of those complete at the same character, the longest.
         """
+        if not self._stop:
+            return text, None
         self._held += text
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:

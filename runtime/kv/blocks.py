@@ -168,6 +168,8 @@ class BlockManager:
         """
         table = self._tables[sequence_id]
         num_wanted = self.blocks_for(end)
+        if num_wanted <= len(table.blocks) and self._is_own(table, start // self.block_tokens, num_wanted):
+            return ()
         indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
         shared = [i for i in indices if not self._is_writable(table.blocks[i], 1)]
         needed = max(0, num_wanted - len(table.blocks)) + len(shared)
@@ -421,6 +423,13 @@ class BlockManager:
         tree = Tree(table.hashes[0], table.scope.private)
         if self._index.insert(block, content, tree) and not table.scope.private:
             self.on_cached(block)
+
+    def _is_own(self, table: BlockTable, first: int, end: int) -> bool:
+        """Whether blocks first .. end - 1 of a table are a single one that may be written as it is."""
+        if first + 1 != end or len(table.hashes) > first:
+            return False
+        block = table.blocks[first]
+        return self._references[block] == 1 and block not in self._pins and block not in self._index
 
     def _is_writable(self, block: int, own_references: int) -> bool:
         """Whether a block that is in `own_references` tables of its writer may be written in place."""

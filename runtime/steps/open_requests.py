@@ -78,6 +78,8 @@ class OpenRequests:
 
     def unforked(self, request: Request) -> Family | None:
         """The family whose prompt a request computes."""
+        if not self._families:
+            return None
         family = self._families.get(request.id)
         return family if family and not family.is_forked else None
 

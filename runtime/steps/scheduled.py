@@ -45,8 +45,9 @@ class ScheduledBatch:
         """Add the next `num_tokens` tokens of a sequence to the step."""
         samples = num_tokens == sequence.num_pending
         self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
-        self.copies.extend(copies)
         self.num_tokens += num_tokens
+        if copies:
+            self.copies.extend(copies)
 
     def only(self, entry: ScheduledSequence) -> "ScheduledBatch":
         """A step of one of the entries alone, without its drafts; its copies have been made."""
@@ -59,5 +60,7 @@ class ScheduledBatch:
 
     def drop_ended(self) -> None:
         """Remove the sequences that have ended since this was scheduled."""
-        self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
-        self.num_tokens = sum(entry.num_rows for entry in self.entries)
+        left = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
+        if len(left) < len(self.entries):
+            self.entries = left
+            self.num_tokens = sum(entry.num_rows for entry in left)

@@ -107,8 +107,7 @@ class Scheduler:
         if self.policy.is_continuous:
             self._yield(batch)
         num_yielded = len(batch.preempted)
-        self._decode(batch)
-        self._prefill(batch)
+        self._prefill(batch, self._decode(batch))
         if len(batch.preempted) == num_yielded and self._opens_batch():
             self._admit(batch)
             self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
@@ -274,21 +273,27 @@ class Scheduler:
         if is_last or sequence.num_prompt_tokens < self.blocks.block_tokens:  # then it shares no full block
             self.blocks.forget(sequence.tokens, sequence.scope)
 
-    def _decode(self, batch: ScheduledBatch) -> None:
+    def _decode(self, batch: ScheduledBatch) -> list[Sequence]:
+        """Add a token of each sequence that has all others in the pool; return those that have more to compute."""
+        longer: list[Sequence] = []
         for sequence in sorted(self.running.values(), key=by_rank):
             if batch.num_tokens == self.max_batch_tokens:
-                return
-            if sequence.num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
+                break
+            num_pending = sequence.num_pending
+            if num_pending > 1:
+                longer.append(sequence)
+            if num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
                 continue  # a full sequence ends when its last token is read
             copies = self._reserve(sequence, batch)
             if copies is not None:
                 batch.add(sequence, 1, copies)
+        return longer
 
-    def _prefill(self, batch: ScheduledBatch) -> None:
-        for sequence in sorted(self.running.values(), key=by_rank):
+    def _prefill(self, batch: ScheduledBatch, longer: list[Sequence]) -> None:
+        for sequence in longer:
             if batch.num_tokens == self.max_batch_tokens:
                 return
-            if sequence.num_pending > 1 and sequence.state is SequenceState.RUNNING:
+            if sequence.state is SequenceState.RUNNING:  # it was not preempted since
                 batch.add(sequence, self._chunk_tokens(sequence, batch))
 
     def _opens_batch(self) -> bool:

@@ -46,9 +46,11 @@ class StepReader:
         self._requests.metrics.count(batch.num_tokens, num_discarded)
         unread = iter(rows)
         for entry in batch.entries:
-            its_rows = list(islice(unread, entry.num_logits))
+            if not entry.samples:
+                continue
+            its_rows = list(islice(unread, 1 + len(entry.drafts)))
             request = self._requests.by_sequence.get(entry.sequence.id)
-            if its_rows and request:  # it has not ended since
+            if request:  # it has not ended since
                 self._read_entry(entry, request, its_rows, now)
         self._requests.record_rates(now)
 
@@ -57,8 +59,11 @@ class StepReader:
         if group:
             self._read_beam(entry, group, request, rows[0], now)
             return
-        for choice in [request, *self._fork(request)]:
-            if choice.sequence.id in self._requests.by_sequence:  # the copy of its side state did not fail
+        forked = self._fork(request)
+        if request.sequence.id in self._requests.by_sequence:  # the copy of its side state did not fail
+            self._read_choice(entry, request, rows, now)
+        for choice in forked:
+            if choice.sequence.id in self._requests.by_sequence:
                 self._read_choice(entry._replace(sequence=choice.sequence), choice, rows, now)
 
     def _fork(self, request: Request) -> list[Request]:

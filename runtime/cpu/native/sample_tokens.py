@@ -5,7 +5,7 @@ Both give the same tokens, bit for bit, so that a request's output does not depe
 
 import threading
 from collections.abc import Sequence
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -22,9 +22,11 @@ _LARGEST_VOCAB = 2 ** (63 - UNIT_BITS)
 
 
 class _Scratch(threading.local):
-    """Memory of one thread: engines on other threads sample at the same time."""
+    """Memory of one thread, for a vocabulary: engines on other threads sample at the same time."""
 
+    vocab = 0
     memory = np.empty(0, np.uint64)
+    address = 0
 
 
 _scratch = _Scratch()
@@ -58,7 +60,7 @@ def sample_tokens(logits: FloatArray, choices: Sequence[Choice], uniforms: Seque
     assert vocab <= _LARGEST_VOCAB
     if logits.dtype != np.float32 or logits.strides[1] != logits.itemsize:
         logits = np.ascontiguousarray(logits, np.float32)
-    tokens = np.empty(count, np.int32)
+    tokens = (c_int32 * count)()
     library.sample_tokens(
         logits.ctypes.data,
         logits.strides[0] // logits.itemsize,
@@ -67,14 +69,13 @@ def sample_tokens(logits: FloatArray, choices: Sequence[Choice], uniforms: Seque
         b"".join([choice.packed for choice in choices]),
         (c_double * count)(*uniforms),
         _scratch_for(library, vocab),
-        tokens.ctypes.data,
+        tokens,
     )
-    chosen: list[int] = tokens.tolist()
-    return chosen
+    return list(tokens)
 
 
 def _scratch_for(library: Any, vocab: int) -> int:
-    num_bytes = library.sample_tokens_scratch(vocab)
-    if _scratch.memory.nbytes < num_bytes:
-        _scratch.memory = np.empty(-(-num_bytes // 8), np.uint64)
-    return int(_scratch.memory.ctypes.data)
+    if _scratch.vocab < vocab:
+        _scratch.vocab, _scratch.memory = vocab, np.empty(library.sample_tokens_scratch(vocab) // 8, np.uint64)
+        _scratch.address = int(_scratch.memory.ctypes.data)
+    return _scratch.address
