@@ -3,9 +3,9 @@
     Matched         DequantizeLinear(q, scale, zero_point?)
     Replacement     the same with float32(float16(scale))
 
-GPTQ, AWQ and GGUF store scales in 16 bits; with this pass after the quantizer, an artifact and a checkpoint exported
-from the same recipe have the same weights, bit for bit. A scale changes by less than 1 part in 2000. The engine still
-computes with float32 scales.
+GPTQ, AWQ and GGUF store scales in 16 bits, and so does the native CPU engine where float16 holds all scales of a
+weight. With this pass after the quantizer, an artifact and a checkpoint exported from the same recipe have the same
+weights, bit for bit. A scale changes by less than 1 part in 2000. Engines still compute with float32 scales.
 
 Refuses: a scale above float16's largest number, 65504, by the weight's name.
 """

@@ -23,6 +23,7 @@ from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.sealed import sealed_checkpoint
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, expected_tensors
 from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight, facts_of
+from ingot.pipeline.interchange.program_matrices import matrix_operands
 from ingot.pipeline.interchange.segment_files import read_segment
 from ingot.pipeline.targets.segments.weight_operands import (
     ONE_PLUS,
@@ -68,6 +69,8 @@ def program_operands(artifact: Artifact, shapes: Shapes, complete: bool = True) 
     complete    refuse a program that reads weights through an unknown operand (UsageError); otherwise leave them out
     """
     found: dict[str, Operand] = {}
+    if artifact.manifest.engine == "native":
+        return _with_own_heads(matrix_operands(artifact))
     for step in artifact.manifest.program.steps:
         if isinstance(step, SegmentStep):
             for node in read_segment(artifact, step.file).graph:

@@ -20,6 +20,7 @@ import numpy as np
 from ingot.artifact.cpu_program import Attend, Combine, Embed, Linear, Matrix, Normalize, Operation, View
 from ingot.artifact.cpu_spans import Span, span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
+from ingot.pipeline.targets.cpu.matrices import PAIRS
 
 AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Linear | Normalize)
 
@@ -131,7 +132,7 @@ def _gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Line
 def _joined_bias(draft: Draft, gate: str | None, up: str | None) -> str | None:
     if gate is None or up is None:
         return None
-    return draft.add_vector(f"{gate}.pairs", partial(_concatenated, draft.vectors[gate], draft.vectors[up]))
+    return draft.add_vector(f"{gate}{PAIRS}", partial(_concatenated, draft.vectors[gate], draft.vectors[up]))
 
 
 def _concatenated(first: Vector, second: Vector) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -24,6 +24,7 @@ from ingot.pipeline.targets.cpu.packing import ByteArray, MatrixArrays, default_
 from ingot.sizes import next_power_of_two
 
 CHANNEL_BLOCK = 128
+PAIRS, TRANSPOSED = ".pairs", ".transposed"  # suffixes of names
 LEAST_BLOCK = 16
 _MOST_COLUMNS = 2**16  # of a row with one scale, whose sum must be exact in 32 bits
 _FORMS: dict[ir.DataType | None, Form] = {
@@ -58,7 +59,7 @@ class StoredMatrix:
     def name(self) -> str:
         """Name of the matrix and of its tensor: that of the first weight."""
         name = _stored(self.operands[0]).name or ""
-        return f"{name.removesuffix('.q')}{'.pairs' if self.matrix.pairs else ''}{'.transposed' * self.transposed}"
+        return f"{name.removesuffix('.q')}{PAIRS * self.matrix.pairs}{TRANSPOSED * self.transposed}"
 
     def as_pairs(self, up: "StoredMatrix | None" = None) -> "StoredMatrix | None":
         """Return a matrix of pairs: of this one's halves, or of this one and `up`; None where their forms differ."""

@@ -235,7 +235,11 @@ def _size(value: ir.Value) -> int:
 
 
 def _name_of(value: ir.Value) -> str:
-    name = value.name or ""
+    return weight_name(value.name or "")
+
+
+def weight_name(name: str) -> str:
+    """The weight's name in the checkpoint, from that of its initializer."""
     if name.endswith(ONE_PLUS):
         return f"model.{name.removesuffix(ONE_PLUS)}.weight"
     suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")

@@ -36,10 +36,19 @@ def stored(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
     return np.asarray(checkpoint.external(name).numpy()).astype(np.float32)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_floats_of_every_family_equal_the_checkpoints(family: str, build_unmeasured: BuildArtifact) -> None:
+ENGINES = ("onnxruntime", "native")
+SCALED_BIAS = "granite-tied-biases"  # its residual multiplier is folded into biases
+
+
+@pytest.mark.parametrize(
+    ("family", "engine"), [(f, e) for f in FAMILIES for e in ENGINES if (f, e) != (SCALED_BIAS, "native")]
+)
+def test_floats_of_every_family_equal_the_checkpoints(
+    family: str, engine: str, build_unmeasured: BuildArtifact
+) -> None:
     checkpoint = Checkpoint.open(FIXTURES / "checkpoints" / family)
-    for weight in weights_of_artifact(build_unmeasured("fp32-cpu", checkpoint.path, "generate=null")):
+    artifact = build_unmeasured("fp32-cpu", checkpoint.path, "generate=null", f"cpu.engine={engine}")
+    for weight in weights_of_artifact(artifact):
         assert isinstance(weight, PlainWeight)
         original = stored(checkpoint, weight.name)
         if family.startswith(ONE_PLUS) and weight.name.endswith("norm.weight"):
@@ -49,13 +58,48 @@ def test_floats_of_every_family_equal_the_checkpoints(family: str, build_unmeasu
             assert weight.tensor.dtype == checkpoint.external(weight.name).dtype
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_quantized_layers_of_every_family_have_their_own_names(family: str, build_unmeasured: BuildArtifact) -> None:
+@pytest.mark.parametrize(
+    ("family", "engine"), [(f, e) for f in FAMILIES for e in ENGINES if (f, e) != (SCALED_BIAS, "native")]
+)
+def test_quantized_layers_of_every_family_have_their_own_names(
+    family: str, engine: str, build_unmeasured: BuildArtifact
+) -> None:
     checkpoint = Checkpoint.open(FIXTURES / "checkpoints" / family)
-    for weight in weights_of_artifact(build_unmeasured("int4-cpu", checkpoint.path, "generate=null")):
+    artifact = build_unmeasured("int4-cpu", checkpoint.path, "generate=null", f"cpu.engine={engine}")
+    for weight in weights_of_artifact(artifact):
         if isinstance(weight, QuantizedLayer):
             original = stored(checkpoint, weight.name)
             assert np.linalg.norm(floats(weight) - original) < 0.25 * np.linalg.norm(original), weight.name
+
+
+def test_a_bias_that_a_factor_was_folded_into_is_refused(build_unmeasured: BuildArtifact) -> None:
+    checkpoint = FIXTURES / "checkpoints" / SCALED_BIAS
+    artifact = build_unmeasured("fp32-cpu", checkpoint, "generate=null", "cpu.engine=native")
+    with pytest.raises(UsageError, match=r"o_proj\.bias.*was changed when it was packed; export from the recipe"):
+        weights_of_artifact(artifact)
+
+
+@pytest.mark.parametrize("packed", ["pack-projections", "clean-up"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", ["true", "false"])
+def test_both_engines_have_the_same_codes(
+    packed: str, bits: int, symmetric: str, build_unmeasured: BuildArtifact
+) -> None:
+    """Whether gate and up projections were packed before they became pairs, or by the lowering."""
+    quantize = f"{{quantize-weights: {{bits: {bits}, block_size: 32, symmetric: {symmetric}}}}}"
+    passes = f"passes=[fold-constants, {packed}, {quantize}, round-scales]"
+    llama = FIXTURES / "checkpoints" / "llama"
+    ort, native = (
+        {
+            weight.name: weight
+            for weight in weights_of_artifact(build_unmeasured("fp32-cpu", llama, passes, f"cpu.engine={engine}"))
+        }
+        for engine in ENGINES
+    )
+    assert ort.keys() == native.keys()
+    for name, weight in ort.items():
+        assert np.array_equal(floats(weight), floats(native[name])), name
+        assert type(weight) is type(native[name]), name
 
 
 def matmul_weights(artifact: Artifact) -> dict[str, NDArray[np.float32]]:
