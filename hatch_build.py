@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FOLDER = "ingot/runtime/cpu/native"
 LIBRARY = "ingot_cpu.so"
 # After CFLAGS, as no flag of the environment may change a bit of the results.
-FLAGS = ("-O3", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-s")
+FLAGS = ("-O3", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=off", "-fPIC")
+LINK = ("-fPIC", "-shared", "-s")
 LIBRARIES = ("-lm", "-lpthread")
 
 
@@ -67,12 +69,24 @@ def compile_library(folder: Path, target: Path) -> str | None:
     except ValueError as error:
         return f"CC, CFLAGS or LDFLAGS in the environment: {error}"
     digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
-    sources = map(str, sorted(folder.glob("*.c")))
-    command = [*start, *given, *FLAGS, digest, "-o", str(target), *sources, *link, *LIBRARIES]
+    sources = sorted(folder.glob("*.c"))
+    with tempfile.TemporaryDirectory(prefix="ingot-build-") as objects:
+        made = [str(Path(objects, f"{source.stem}.o")) for source in sources]
+        commands = [
+            [*start, *given, *FLAGS, digest, "-c", "-o", object_file, str(source)]
+            for source, object_file in zip(sources, made, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            problem = next(filter(None, pool.map(_run, commands)), None)
+        return problem or _run([*start, *given, *LINK, "-o", str(target), *made, *link, *LIBRARIES])
+
+
+def _run(command: list[str]) -> str | None:
+    """Run a compiler. Returns what went wrong, or None."""
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
     except OSError as error:
-        return f"{compiler}: {error.strerror}"
+        return f"{shlex.join(command[:1])}: {error.strerror}"
     except subprocess.CalledProcessError as error:
         return f"{shlex.join(command)} failed:\n{error.stderr.strip()}"
     return None

@@ -44,7 +44,7 @@ def test_without_a_compiler_the_problem_is_named(
     assert "no C compiler was found" in hook.compile_library(NATIVE, tmp_path / "library.so")
     monkeypatch.setenv("CC", "nocc -O3")
     problem = hook.compile_library(NATIVE, tmp_path / "library.so")
-    assert problem == "nocc -O3: No such file or directory"
+    assert problem == "nocc: No such file or directory"
     monkeypatch.setenv("CFLAGS", "-DNAME='unclosed")
     assert "CFLAGS or LDFLAGS" in hook.compile_library(NATIVE, tmp_path / "library.so")
 

@@ -25,7 +25,7 @@ enum {
     MIN_SHARED_VALUES = 1 << 14, /* values in rows that one thread works through alone */
     MIN_SHARED_TOKENS = 16,     /* tokens whose keys and values one thread writes alone; and pieces of a prompt */
 };
-#define MIN_SHARED_ATTENTION 1.0e5 /* multiply-adds that one thread does alone; the team is awake */
+#define MIN_SHARED_ATTENTION 3.0e4 /* multiply-adds that one thread does alone; the team is awake */
 #define MAX_RESULTS_BYTES (32 << 20)
 
 enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE };

@@ -16,6 +16,7 @@
 #endif
 #include <fenv.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -32,7 +33,9 @@
 #endif
 
 enum { LINE = 64, PIECES = 4, WOKEN_AT_ONCE = 2, PAUSES_PER_LOOK = 32, REFRESH_BITS = 28 };
-static const int64_t SPIN_STEP = 50000, SPIN_IDLE = 200000; /* ns before a thread sleeps: within a work, and between works */
+/* Nanoseconds of spinning before a thread sleeps: within a work; between works, if they follow each other that closely; else. */
+static const int64_t SPIN_STEP = 50000, MAX_SPIN_BETWEEN = 1500000, SPIN_IDLE = 20000;
+static const int64_t SPIN_ALONE = 5000; /* nanoseconds after which a spinning thread offers its core to others */
 
 struct bell {
     _Alignas(LINE) atomic_uint rung;
@@ -51,6 +54,8 @@ static struct {
     _Alignas(LINE) atomic_int done;        /* units of the phase */
     _Alignas(LINE) const struct work *work;
     int members;                           /* threads besides the caller */
+    int64_t ended;                         /* when the last work did; nanoseconds */
+    _Atomic int64_t spin_between;          /* works */
     _Alignas(LINE) atomic_uchar asleep[MAX_THREADS];
     struct share shares[MAX_THREADS];
     struct bell bells[MAX_THREADS];
@@ -153,15 +158,18 @@ static uint64_t sleep_until_changed(int thread, uint64_t seen)
 
 static uint64_t wait_until_changed(int thread, uint64_t seen)
 {
-    const int64_t limit = thread >= threads_of(seen) ? 0 : units_of_phase(seen) > 0 ? SPIN_STEP : SPIN_IDLE;
+    const int64_t between = atomic_load_explicit(&team.spin_between, memory_order_relaxed);
+    const int64_t limit = thread >= threads_of(seen) ? 0 : units_of_phase(seen) > 0 ? SPIN_STEP : between;
     const int64_t begin = nanoseconds();
-    do
+    for (int64_t spun = 0; spun < limit; spun = nanoseconds() - begin) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++, pause_briefly()) {
             const uint64_t state = atomic_load_explicit(&team.state, memory_order_acquire);
             if (state != seen)
                 return state;
         }
-    while (nanoseconds() - begin < limit);
+        if (spun > SPIN_ALONE)
+            sched_yield(); /* the thread that is waited for may need this core */
+    }
     return sleep_until_changed(thread, seen);
 }
 
@@ -278,6 +286,8 @@ static void refresh_shares(uint32_t serial)
 /* The caller has the turn. */
 static void run_together(const struct work *work, int threads)
 {
+    const int64_t pause = nanoseconds() - team.ended;
+    atomic_store_explicit(&team.spin_between, 2 * pause < MAX_SPIN_BETWEEN ? 2 * pause : SPIN_IDLE, memory_order_relaxed);
     start_members(threads - 1);
     team.work = work;
     const uint64_t idle = atomic_load(&team.state);
@@ -285,6 +295,7 @@ static void run_together(const struct work *work, int threads)
     begin_next_phase((uint64_t)serial_of(idle) << 32 | (uint64_t)(threads - 1) << 24, 0);
     for (uint64_t state = atomic_load(&team.state); units_of_phase(state) > 0; state = wait_until_changed(0, state))
         take_part(state, 0);
+    team.ended = nanoseconds();
 }
 
 static void run(const struct work *work, int threads, int has_turn)
