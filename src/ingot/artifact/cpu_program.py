@@ -21,6 +21,7 @@ from ingot.sizes import round_up
 
 LANES = 16  # output rows of a tile
 OPERATIONS_FILE = "program/operations.json"
+WEIGHTS_FILE = "program/weights.safetensors"
 MAX_PROGRAM_BYTES = 2**28
 
 Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE
-from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu import native_executor
 from ingot.runtime.cpu.native.library import native_library

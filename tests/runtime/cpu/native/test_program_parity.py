@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, read_cpu_program
-from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
 from ingot.artifact.safetensors import MappedTensors
+from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
@@ -15,7 +15,7 @@ from ingot.runtime.steps.batch import FloatArray, Int64Array
 from tests.parity import CHECKPOINTS, compare
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.cpu_program_in_numpy import NumpyCpuProgram
-from tests.simulators.cpu_programs import PACKED, Entry, imported, lowered, write_lowered
+from tests.simulators.cpu_programs import PACKED, Entry, imported, lowered
 from tests.tolerances import within
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the library was not built")

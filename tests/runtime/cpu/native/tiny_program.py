@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
 from ingot.artifact.cpu_program import (
     OPERATIONS_FILE,
+    WEIGHTS_FILE,
     Attend,
     Buffer,
     Combine,
@@ -23,7 +24,6 @@ from ingot.artifact.cpu_program import (
     Operation,
     View,
 )
-from ingot.artifact.launch_program import WEIGHTS_FILE
 from ingot.sizes import round_up
 
 HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB = 96, 6, 2, 16, 200, 331
