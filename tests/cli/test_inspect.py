@@ -9,6 +9,7 @@ from ingot.artifact import Artifact, KVGeometry
 from ingot.cli.inspect import kv_in_words
 from ingot.cli.main import run
 from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
 
 Captured = pytest.CaptureFixture[str]
 
@@ -54,6 +55,18 @@ def test_program_and_files_are_shown_when_asked_for(artifact: Artifact, capsys: 
     for name, entry in artifact.manifest.files.items():
         assert name in shown
         assert entry.sha256 in shown
+
+
+def test_operations_of_the_native_engine_are_listed(build_unmeasured: BuildArtifact, capsys: Captured) -> None:
+    native = build_unmeasured("int4-cpu", DEMO_MODEL, "cpu.engine=native")
+    assert run(["inspect", str(native.path), "--program"]) == 0
+    shown = capsys.readouterr().out
+    assert "cpu, run by native" in shown
+    assert "CPU launch program" in shown
+    assert "layers.5.mlp.gate_up_proj" in shown
+    assert "rms norm, int8 by block, silu, gate" in " ".join(shown.split())
+    assert run(["inspect", str(native.path), "--bucket", "decode-1"]) == 2
+    assert "has no buckets; --program lists its steps" in capsys.readouterr().err
 
 
 def test_the_json_is_the_manifest(artifact: Artifact, capsys: Captured) -> None:

@@ -3,6 +3,7 @@
 import logging
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
@@ -11,6 +12,7 @@ from ingot.passes.rewriting import (
     add_constant,
     make_node,
     replace_nodes,
+    row_columns,
     settle,
     small_constant,
     sole_consumer,
@@ -73,3 +75,12 @@ def test_a_graph_output_has_no_sole_consumer() -> None:
     assert sole_consumer(y) is reader
     s.output(y)
     assert sole_consumer(y) is None
+
+
+def shaped(*shape: int | str) -> ir.Value:
+    return ir.Value(name="x", shape=ir.Shape(shape))
+
+
+def test_columns_of_a_row_are_those_of_all_its_heads() -> None:
+    assert row_columns(shaped("T", 6, 16)) == 96
+    assert row_columns(shaped("T", 16)) == 16
