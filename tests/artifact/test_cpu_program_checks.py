@@ -70,7 +70,9 @@ CASES: dict[str, tuple[Callable[[Json], object], str]] = {
         lambda raw: linear(raw).update(matrix="x"),
         "operation 1 .*: reads the matrix 'x', which",
     ),
-    "block": (lambda raw: matrix(raw).update(block=8), "the matrix '.*' has blocks of 8; they must be multiples of 16"),
+    "block": (lambda raw: matrix(raw).update(block=8), "the matrix '.*' has blocks of 8; they must be multiples"),
+    "long block": (lambda raw: matrix(raw).update(block=2**17), "multiples of 16 up to 65536"),
+    "wide buffer": (lambda raw: buffer_of(raw, "embed").update(columns=2**25), "has 33554432 columns; there may be up"),
     "no scales": (lambda raw: matrix(raw).update(scale_bytes=0), "the matrix '.*' has integer codes without scales"),
     "long rows": (
         lambda raw: matrix(raw).update(per_row=True, k=2**17),

@@ -26,7 +26,7 @@ from ingot.sizes import next_power_of_two
 CHANNEL_BLOCK = 128
 PAIRS, TRANSPOSED = ".pairs", ".transposed"  # suffixes of names
 LEAST_BLOCK = 16
-_MOST_COLUMNS = 2**16  # of a row with one scale, whose sum must be exact in 32 bits
+_MOST_COLUMNS = 2**16  # that share a scale: their sum must be exact in 32 bits
 _FORMS: dict[ir.DataType | None, Form] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",
@@ -132,7 +132,7 @@ def _block(node: ir.Node, per_row: bool, k: int) -> int:
     if per_row:
         return min(CHANNEL_BLOCK, next_power_of_two(k, LEAST_BLOCK))
     block = node.attributes.get_int("block_size", 0) or k
-    if block % LEAST_BLOCK:
+    if block % LEAST_BLOCK or block > _MOST_COLUMNS:
         raise PassError(
             f"{node.name!r} has blocks of {block}; the CPU's kernels read multiples of {LEAST_BLOCK}: set block_size "
             "to 32, 64 or 128"

@@ -33,7 +33,8 @@ from ingot.sizes import round_up
 LOGITS = "logits"
 _MOST_ARENA_FLOATS = 2**32
 _MOST_SIZE = 2**31 - 1
-_MOST_COLUMNS = 2**16  # of integer codes with one scale per row
+_MOST_COLUMNS = 2**24  # of a buffer
+_MOST_SUMMED = 2**16  # integer codes whose sum is exact in 32 bits
 _STEP = 16  # columns: blocks are multiples of it
 
 
@@ -71,6 +72,8 @@ def _problems(artifact: Artifact, program: CpuProgram) -> Iterator[str]:
 
 
 def _problems_of_buffer(program: CpuProgram, name: str, buffer: Buffer) -> Iterator[str]:
+    if buffer.columns > _MOST_COLUMNS:
+        yield f"has {buffer.columns} columns; there may be up to {_MOST_COLUMNS}"
     if name == LOGITS:
         if (buffer.rows, buffer.columns, buffer.offset) != ("logits", program.vocab_size, -1):
             yield f"is not rows of {program.vocab_size} logits outside of the arena"
@@ -88,12 +91,12 @@ def _problems_of_matrix(matrix: Matrix) -> Iterator[str]:
     elif matrix.pairs and matrix.n % 2:
         yield f"has {matrix.n} rows in pairs"
     elif matrix.is_integer:
-        if matrix.block < _STEP or matrix.block % _STEP or matrix.block > _MOST_SIZE:
-            yield f"has blocks of {matrix.block}; they must be multiples of {_STEP}"
+        if not _STEP <= matrix.block <= _MOST_SUMMED or matrix.block % _STEP:
+            yield f"has blocks of {matrix.block}; they must be multiples of {_STEP} up to {_MOST_SUMMED}"
         elif not matrix.scale_bytes:
             yield "has integer codes without scales"
-        elif matrix.per_row and matrix.padded_k > _MOST_COLUMNS:
-            yield f"has {matrix.k} columns with one scale per row; there may be up to {_MOST_COLUMNS}"
+        elif matrix.per_row and matrix.padded_k > _MOST_SUMMED:
+            yield f"has {matrix.k} columns with one scale per row; there may be up to {_MOST_SUMMED}"
     elif matrix.has_zeros or matrix.block:
         yield f"has {matrix.form} elements with zero points or blocks"
     elif (matrix.scale_bytes, matrix.per_row) != ((4, True) if matrix.form == "float8" else (0, False)):

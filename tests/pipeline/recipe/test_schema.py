@@ -21,6 +21,13 @@ def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
+def test_the_baseline_is_built_for_the_engine_of_the_artifact() -> None:
+    recipe = load_recipe("int4-cpu", ["checkpoint=m", "cpu.engine=auto"])
+    assert recipe.for_engine("native").baseline().cpu.engine == "native"
+    assert recipe.for_engine("onnxruntime").baseline().cpu.engine == "onnxruntime"
+    assert recipe.for_engine("cuda") is recipe
+
+
 def test_a_recipe_is_frozen() -> None:
     recipe: Any = load_recipe("fp32-cpu")
     with pytest.raises(ValidationError, match="frozen"):
