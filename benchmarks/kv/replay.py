@@ -144,6 +144,12 @@ class Lane:
         self.result.prompt_tokens += completion.prompt_tokens
         self.result.cached.update(completion.cached_tokens_by_tier._asdict())
 
+    def wait_for_transfers(self) -> None:
+        """Wait until no block moves."""
+        tiers = self.engine.tiers
+        while tiers and tiers.is_moving:
+            tiers.wait()
+
     @property
     def _is_moving(self) -> bool:
         return self.engine._tiers is not None and self.engine._tiers.is_moving
@@ -294,7 +300,7 @@ class Runs:
 
     def _advance(self, lane: Lane, turn: int) -> bool:
         goes_on = lane.advance(turn)
-        lane.engine.flush_kv()
+        lane.wait_for_transfers()
         return goes_on
 
     def _add(self, bounds: Mapping[str, int], **results: Replay) -> None:

@@ -79,7 +79,10 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.states = states  # None for models without side state
+        self.num_evicted = 0  # blocks, since this was made
         self.on_cached: Callable[[int], None] = lambda block: None  # a block is worth saving: indexed, or idle now
+        self.on_indexed: Callable[[bytes], None] = lambda key: None  # a block with this key is in the pool now
+        self.on_unindexed: Callable[[bytes], None] = lambda key: None  # it left the pool, but was not forgotten
         self.on_shortage: Callable[[], None] = lambda: None  # blocks run out: unpin what can be
         self.on_forgotten: Callable[[bytes, list[BlockContent]], None] = lambda first, contents: None
         self.find_arriving: Callable[[BlockContent], int | None] = lambda content: None  # the target of a restore
@@ -95,6 +98,11 @@ class BlockManager:
     def num_available(self) -> int:
         """Blocks that can be allocated now: free ones, and idle ones without a transfer."""
         return len(self._free) + len(self._idle) - sum(block in self._idle for block in self._pins)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without useful content."""
+        return len(self._free)
 
     @property
     def num_in_use(self) -> int:
@@ -227,6 +235,17 @@ class BlockManager:
     def cached(self, block: int) -> tuple[BlockContent, Tree] | None:
         """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
         return (self._index.content(block), self._index.tree(block)) if block in self._index else None
+
+    def by_age(self) -> Iterator[int]:
+        """Cached blocks: idle ones as they are evicted, then those in use, but for those of a request of its own."""
+        yield from self._idle
+        for block in self._index:
+            if block not in self._idle and not self._index.tree(block).private:
+                yield block
+
+    def block(self, key: bytes) -> int:
+        """The cached block with this key."""
+        return self._index.block(key)
 
     def hashes(self, sequence_id: int) -> list[bytes]:
         """Keys of a sequence's leading blocks that are cached."""
@@ -394,14 +413,15 @@ class BlockManager:
     def _evict(self) -> int:
         block = next(block for block in self._idle if block not in self._pins)
         del self._idle[block]
+        self.num_evicted += 1
         self._unindex(block)
         return block
 
-    def _unindex(self, block: int) -> BlockContent:
+    def _unindex(self, block: int) -> None:
         content = self._index.remove(block)
         if self.states:
             self.states.forget(content.hash)
-        return content
+        self.on_unindexed(content.hash)
 
     def _drop(self, block: int) -> None:
         self._references[block] -= 1
@@ -421,8 +441,10 @@ class BlockManager:
         block = table.blocks[len(table.hashes)]
         table.hashes.append(content.hash)
         tree = Tree(table.hashes[0], table.scope.private)
-        if self._index.insert(block, content, tree) and not table.scope.private:
-            self.on_cached(block)
+        if self._index.insert(block, content, tree):
+            self.on_indexed(content.hash)
+            if not table.scope.private:
+                self.on_cached(block)
 
     def _is_own(self, table: BlockTable, first: int, end: int) -> bool:
         """Whether blocks first .. end - 1 of a table are a single one that may be written as it is."""

@@ -10,13 +10,14 @@ from typing import NamedTuple, Protocol
 
 from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
-from ingot.runtime.kv.host_tier import HostBlock, HostTier
+from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.tier_metrics import PoolCounters
 from ingot.runtime.kv.transfers import Cancelled, HostBlocks, Transfer
 
 _log = logging.getLogger(__name__)
 IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
+_WRITTEN_SHARE = 8  # 1 / 8 of the slots is given up next, and on disk before that
 
 
 class Pinned(Protocol):
@@ -31,10 +32,19 @@ class Pinned(Protocol):
         ...
 
 
+class Saved(NamedTuple):
+    """What a place of a pool holds, as the tiers file it."""
+
+    place: int
+    content: BlockContent
+    tree: Tree
+
+
 class _Save(NamedTuple):
     transfer: Transfer
     place: int
     target: HostBlock
+    through: bool  # to the disk
 
 
 class PoolTiers:
@@ -60,6 +70,7 @@ class PoolTiers:
         self.disk: DiskTier | None = None
         self.counters = PoolCounters()
         self.most_in_flight = max(1, min(IN_FLIGHT_BYTES // num_bytes, copies.num_slots // 2))
+        self._num_ahead = max(1, min(self.most_in_flight, copies.num_slots // _WRITTEN_SHARE))
         self._pool = pool
         self._saves: list[_Save] = []
         self._unpinned: list[int] = []  # by transfers that have ended, until the engine's thread unpins them
@@ -80,12 +91,12 @@ class PoolTiers:
     @property
     def is_moving(self) -> bool:
         """Whether anything is being saved, read or written."""
-        return bool(self._saves) or (self.disk is not None and (self.disk.is_reading or self.disk.is_writing))
+        return bool(self._saves) or (self.disk is not None and (self.disk.is_reading or self.disk.num_writing > 0))
 
     @property
     def is_writing(self) -> bool:
-        """Whether anything is being written to disk, or is queued for it."""
-        return self.disk is not None and self.disk.is_writing
+        """Whether anything is being written to disk."""
+        return self.disk is not None and self.disk.num_writing > 0
 
     @property
     def num_failed(self) -> int:
@@ -103,23 +114,40 @@ class PoolTiers:
         held = self.host.find(content)
         if held:
             return held.origin
-        return "disk" if self.disk and self.disk.contains(content) else None
+        return "disk" if self.disk and self.disk.contains(content.hash) else None
 
-    def save(self, place: int, content: BlockContent, tree: Tree, *, most: int | None = None) -> bool:
-        """Begin to save a place, unless host memory has its content; False while there is no room for it."""
-        if self.host.find(content) is not None:
-            return True
-        if len(self._saves) >= (most or self.most_in_flight):
+    @property
+    def has_room_to_save(self) -> bool:
+        """Whether another save may begin."""
+        return len(self._saves) < self.most_in_flight
+
+    def note_gone(self, key: bytes) -> None:
+        """Take note of content that has left the device: host memory keeps it now, if it has it."""
+        if not self.host.keep(key) and not (self.disk and self.disk.contains(key)):
+            self.counters.dropped_saves += 1
+
+    def save(self, saved: Saved, *, keeps: bool, through: bool = False) -> bool:
+        """Begin to save a place whose content host memory does not have; False while there is no room for it.
+
+        keeps    whether host memory keeps it, because the device is about to give it up, or has it as a spare
+        through  whether it is written to disk once it is saved
+
+        Host memory gives up what it keeps only where that is written to disk first, unless the disk is too slow.
+        """
+        if not self.has_room_to_save:
             return False
-        target = self.host.reserve(content, tree, "host")
+        may_drop = keeps and not (self.disk and self.disk.has_room_to_write)
+        target = self.host.reserve(saved.content, saved.tree, "host", keeps=keeps, takes_kept=may_drop)
         if target is None:
-            return False  # every slot is pinned
-        self._pool.pin(place)
-        self._saves.append(_Save(self.copies.save(place, target.slot), place, target))
+            return False
+        self._pool.pin(saved.place)
+        self._saves.append(_Save(self.copies.save(saved.place, target.slot), saved.place, target, through))
         return True
 
     def pass_on(self) -> None:
-        """Take note of saves and disk transfers that have ended, and pass what was saved on to the disk."""
+        """Take note of saves and disk transfers that have ended, and write what host memory will give up."""
+        if self.disk:
+            self.disk.advance()
         saves, self._saves = self._saves, []
         for save in saves:
             if not save.transfer.done:
@@ -133,22 +161,39 @@ class PoolTiers:
                 continue
             self.counters.saved += 1
             self.host.fill(save.target)
-            if self.disk:
-                self.disk.offer(save.target)
+            if save.through and self.disk and save.target.state is SlotState.READY:
+                self.disk.write(save.target)
         if self.disk:
-            self.disk.advance()
+            self._write_ahead(self.disk)
+
+    def write(self, block: HostBlock) -> bool:
+        """Have a block in host memory written to disk; False while there is no room for it."""
+        assert self.disk
+        if not self.disk.has_room_to_write or block.state is SlotState.FILLING:
+            return False
+        if block.state is SlotState.READY:
+            self.disk.write(block)
+        return True
+
+    def _write_ahead(self, disk: DiskTier) -> None:
+        """Write the blocks that host memory gives up next, so that it can do so at once."""
+        while self.host.num_spare - disk.num_writing < self._num_ahead and disk.has_room_to_write:
+            block = self.host.demote()
+            if block is None:
+                return
+            disk.write(block)
 
     def drop_saves(self) -> None:
         """Cancel saves that have not begun: a step needs their places."""
         for save in self._saves:
-            self.counters.dropped_saves += save.transfer.cancel()
+            save.transfer.cancel()
         self.pass_on()
         self.unpin()
 
     def take(self, content: BlockContent, tree: Tree, *, may_read: bool) -> tuple[HostBlock, TierName] | None:
         """Content in host memory, pinned, and the tier that it is from; `may_read` it from disk, if it has room."""
         source = self.host.find(content)
-        if source is None and may_read and self.disk and self.disk.has_room and self.disk.contains(content):
+        if source is None and may_read and self.disk and self.disk.has_room and self.disk.contains(content.hash):
             source = self.disk.read(content, tree)
         if source is None:
             return None
@@ -159,7 +204,7 @@ class PoolTiers:
 
     def read_ahead(self, content: BlockContent, tree: Tree) -> None:
         """Begin to read content that will be needed from disk, if there is room for it."""
-        if self.disk and self.disk.has_room and self.host.find(content) is None and self.disk.contains(content):
+        if self.disk and self.disk.has_room and self.host.find(content) is None and self.disk.contains(content.hash):
             self.disk.read(content, tree)
 
     def pin(self, place: int) -> None:

@@ -1,7 +1,7 @@
 """The prefix index: finds a full, computed block of the pool by its key; see `keys`."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.keys import BlockContent, Tree, block_hash
@@ -18,6 +18,9 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._block_of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._content_of)
 
     def __contains__(self, block: int) -> bool:
         return block in self._content_of

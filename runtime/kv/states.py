@@ -18,7 +18,7 @@ transfer reads or writes is pinned: it is not given to another use, and if its o
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 SNAPSHOT_BLOCKS = 16  # 256 tokens in blocks of 16
@@ -50,6 +50,8 @@ class StateManager:
         self._pins: Counter[int] = Counter()
         self._ended: set[int] = set()  # pinned, and of no more use
         self.on_shortage: Callable[[], None] = lambda: None  # slots run out: unpin what can be
+        self.on_kept: Callable[[bytes], None] = lambda block: None  # a block has a snapshot now
+        self.on_dropped: Callable[[bytes], None] = lambda block: None  # its snapshot left the device
 
     @property
     def num_available(self) -> int:
@@ -72,6 +74,15 @@ class StateManager:
     def num_snapshots(self) -> int:
         """States that a prefix hit can start from."""
         return len(self._snapshots)
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a state."""
+        return len(self._free)
+
+    def by_age(self) -> Iterator[bytes]:
+        """Blocks that have a snapshot, by their keys, as running sequences take the slots."""
+        return iter(self._snapshots)
 
     def slot(self, sequence_id: int) -> int:
         """The live slot of a running sequence."""
@@ -201,6 +212,7 @@ class StateManager:
                 self._snapshots.move_to_end(block)
             else:
                 self._snapshots[block] = slot
+                self.on_kept(block)
                 new.append(block)
         return new
 
@@ -214,6 +226,7 @@ class StateManager:
         slot = self._snapshots.pop(block, None)
         if slot is not None:
             self._release(slot)
+            self.on_dropped(block)
 
     def pin(self, slot: int) -> None:
         """Keep a slot's state and place while a transfer reads or writes it."""
@@ -250,6 +263,7 @@ class StateManager:
         self.num_evicted += 1
         oldest = next((block for block, slot in self._snapshots.items() if slot not in self._pins), None)
         if oldest is not None:
+            self.on_dropped(oldest)
             return self._snapshots.pop(oldest)
         return self._pending.popitem(last=False)[1]  # a pending state has no transfer
 

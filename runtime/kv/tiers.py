@@ -1,7 +1,10 @@
 """Tiers below the device: host memory, then disk. Blocks move down before they are evicted, and up for a prompt.
 
-    device ──save──► host ──write──► disk        in the background, as soon as a block is cached
+    device ──save──► host ──write──► disk        in the background, before the tier above evicts a block (`saves`)
     device ◄restore─ host ◄──read─── disk        for a sequence that is LOADING, or ahead for one that waits
+
+So the tiers together hold nearly as many blocks as there is room for: what the device uses is the first that host
+memory gives up (`host_tier`), and a block reaches the disk when host memory is about to give it up, or at a flush.
 
 The snapshots of side state (`states`) move in the same way, under the keys of their blocks, through slots and files of
 their own. A prefix is restored as far as all its blocks and the state after the last of them are to be had.
@@ -13,21 +16,23 @@ lock guards all state, because a background thread passes on what is complete wh
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.background import Background
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv.cost_model import CostModel, Place, TierName
+from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
 from ingot.runtime.kv.loads import Load
 from ingot.runtime.kv.policies import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.pool_tiers import PoolTiers
+from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.restores import Restores, StateTarget
+from ingot.runtime.kv.saves import EvictableBlocks, EvictableStates, Saves
 from ingot.runtime.kv.tier_metrics import TierMetrics
 from ingot.runtime.kv.transfers import HostBlocks, TaskQueue, Workers
 
@@ -37,7 +42,7 @@ MakeThreads = Callable[[str, int], TaskQueue]
 _log = logging.getLogger(__name__)
 _READERS = 2
 _WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
-_FLUSH_SECONDS = 30.0  # that closing waits for blocks on their way to disk
+_FLUSH_SECONDS = 30.0  # that closing waits for blocks to be written to disk
 
 
 class TierManager:
@@ -76,10 +81,14 @@ class TierManager:
             self._states.on_shortage = self._relieve
         self._pools = [each for each in (self._block_tiers, self._state_tiers) if each]
         self._restores = Restores(self._block_tiers, self._state_tiers)
+        self._choice = PrefixChoice(self._block_tiers, self._state_tiers, costs)
+        self._saves = [Saves(EvictableBlocks(blocks), self._block_tiers)]
+        if self._states and self._state_tiers:
+            self._saves.append(Saves(EvictableStates(blocks, self._states), self._state_tiers))
+            self._states.on_kept = self._spare_state
+            self._states.on_dropped = self._keep_state
         self._lock = threading.RLock()
         self._changed = threading.Event()
-        self._num_restored_prefixes = self._num_recomputed_prefixes = 0
-        self._to_save: dict[int, None] = {}  # blocks of the pool, oldest first
         self._closed = False
         self._store = store
         self._threads: list[TaskQueue] = []
@@ -87,6 +96,8 @@ class TierManager:
             self._open_disk(store, threads or partial(Workers, when_done=self._changed.set))
         self._background = None if threads else Background(self.pass_on, lambda: self.is_moving)
         blocks.on_cached = self._offer
+        blocks.on_indexed = self._spare
+        blocks.on_unindexed = self._keep
         blocks.on_shortage = self._relieve
         blocks.on_forgotten = self._forget
         blocks.find_arriving = self._restores.find
@@ -127,7 +138,8 @@ class TierManager:
     def start(self) -> None:
         """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
         with self._lock:
-            self._start_saves()
+            for saves in self._saves:
+                saves.start()
             self._restores.advance(may_start=True)
         if self._background and self.is_moving:
             self._background.wake()
@@ -155,20 +167,22 @@ class TierManager:
             self._relieve()
 
     def flush(self, seconds: float) -> bool:
-        """Save what is cached, and wait until it is stored, also on disk; returns whether all of it was, in time.
+        """Store what is cached in the lowest tier, and wait for it; returns whether all of it was stored in time.
 
-        It is no faster than the disk, so that host memory gives up no block that is not written yet. False also when
-        slots are short because blocks are being restored. EngineError if a thread that moves blocks has died.
+        With a disk, what the device and host memory have is written there. False also when slots are short because
+        blocks are being restored. EngineError if a thread that moves blocks has died.
         """
         deadline = time.monotonic() + seconds
+        with self._lock:
+            for saves in self._saves:
+                saves.begin_flush()
         while True:
             with self._lock:
                 self._pass_on()
                 self._unpin()
-                if all(pool.disk is None or pool.disk.has_room_to_write for pool in self._pools):
-                    self._start_saves(most=None if self._store is None else 1)
-                if not any(pool.is_saving or pool.is_writing for pool in self._pools):
-                    return not self._to_save
+                num_left = sum(saves.flush() for saves in self._saves)
+                if not num_left and not any(pool.is_saving or pool.is_writing for pool in self._pools):
+                    return True
             if time.monotonic() >= deadline:
                 return False
             self._check_threads()
@@ -177,11 +191,7 @@ class TierManager:
     def plan(self, following: Iterable[BlockContent], num_cached_tokens: int) -> list[BlockContent]:
         """Choose the blocks to restore of those that follow a computed prefix; logs the reason."""
         with self._lock:
-            found, tiers = self._find(following)
-            states = self._states_after(content.hash for content in found)
-        if not found:
-            return []
-        return found[: self._decide(tiers, num_cached_tokens, states)]
+            return self._choice.to_restore(following, num_cached_tokens)
 
     def load(self, contents: Sequence[BlockContent], targets: Iterable[int], tree: Tree, state: int | None) -> Load:
         """Restore blocks to blocks of the pool, which are pinned until they have arrived. `start` begins it.
@@ -221,12 +231,11 @@ class TierManager:
                 self._state_tiers.read_ahead(state_content(planned[-1].hash), tree)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Record that blocks on the device were used again: they are worth more in host memory too."""
-        with self._lock:
-            for key in keys:
-                self._block_tiers.host.touch(key)
-                if self._state_tiers:
-                    self._state_tiers.host.touch(state_content(key).hash)
+        """Record that blocks on the device are used again, and so are not evicted soon."""
+        for key in keys:
+            self._spare(key)
+            if self._states and self._states.find(key) is not None:
+                self._spare_state(key)
 
     def metrics(self) -> TierMetrics:
         """What the tiers hold and have moved."""
@@ -250,14 +259,14 @@ class TierManager:
             disk_read_blocks=blocks.disk.num_read if blocks.disk else 0,
             disk_written_blocks=blocks.disk.num_written if blocks.disk else 0,
             failed_transfers=sum(pool.num_failed for pool in self._pools),
-            restored_prefixes=self._num_restored_prefixes,
-            recomputed_prefixes=self._num_recomputed_prefixes,
+            restored_prefixes=self._choice.num_restored,
+            recomputed_prefixes=self._choice.num_recomputed,
             block_bytes=blocks.num_bytes,
             **of_states,
         )
 
     def close(self) -> None:
-        """Cancel loads, let what is on its way to disk arrive, and end all threads. Idempotent."""
+        """Cancel loads, write what is cached to disk, and end all threads. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -269,8 +278,6 @@ class TierManager:
             self._background.close()
         for pool in self._pools:
             pool.copies.close()
-            if pool.disk:
-                pool.disk.drop_queued()
         for threads in self._threads:
             threads.close()
         self._pass_on()
@@ -309,24 +316,26 @@ class TierManager:
     # Moving down.
 
     def _offer(self, block: int) -> None:
-        self._to_save[block] = None
+        for saves in self._saves:
+            saves.offer(block)
 
-    def _start_saves(self, most: int | None = None) -> None:
-        while self._to_save:
-            block = next(iter(self._to_save))
-            cached = self._blocks.cached(block)
-            if cached and not self._save(block, *cached, most):
-                return
-            del self._to_save[block]
+    def _spare(self, key: bytes) -> None:
+        with self._lock:
+            self._block_tiers.host.spare(key)
 
-    def _save(self, block: int, content: BlockContent, tree: Tree, most: int | None) -> bool:
-        """Begin to save a block, and its snapshot if it has one; False while there is no room for both."""
-        if not self._block_tiers.save(block, content, tree, most=most):
-            return False
-        slot = self._states.find(content.hash) if self._states else None
-        if slot is None or self._state_tiers is None:
-            return True
-        return self._state_tiers.save(slot, state_content(content.hash), tree, most=most)
+    def _keep(self, key: bytes) -> None:
+        with self._lock:
+            self._block_tiers.note_gone(key)
+
+    def _spare_state(self, block: bytes) -> None:
+        assert self._state_tiers
+        with self._lock:
+            self._state_tiers.host.spare(state_content(block).hash)
+
+    def _keep_state(self, block: bytes) -> None:
+        assert self._state_tiers
+        with self._lock:
+            self._state_tiers.note_gone(state_content(block).hash)
 
     def _relieve(self) -> None:
         """Unpin what is queued to be saved: a step needs its place."""
@@ -352,46 +361,7 @@ class TierManager:
         if not is_stored:
             _log.warning("blocks were still on their way to disk after %d seconds, and are lost", _FLUSH_SECONDS)
 
-    # Moving up.
-
-    def _find(self, following: Iterable[BlockContent]) -> tuple[list[BlockContent], list[Place]]:
-        """The leading blocks that are in a tier, and the tier of each."""
-        found: list[BlockContent] = []
-        tiers: list[Place] = []
-        for content in following:
-            tier = self._block_tiers.find(content)
-            if tier is None:
-                break
-            found.append(content)
-            tiers.append(tier)
-        return found, tiers
-
-    def _states_after(self, keys: Iterable[bytes]) -> dict[int, TierName] | None:
-        """After how many of these blocks a tier has the side state, and which; None for a model without."""
-        if self._state_tiers is None:
-            return None
-        tiers = ((count, self._state_tiers.find(state_content(key))) for count, key in enumerate(keys, 1))
-        return {count: tier for count, tier in tiers if tier}
-
     def _find_state(self, hashes: list[bytes], count: int) -> int:
         """How many blocks that are computed to share, where `count` of them have their state on the device."""
         with self._lock:
-            states = self._states_after(hashes[count:])
-        if not states:
-            return count
-        return count + self._decide(["device"] * (len(hashes) - count), count * self._blocks.block_tokens, states)
-
-    def _decide(self, tiers: Sequence[Place], num_cached_tokens: int, states: Mapping[int, TierName] | None) -> int:
-        decision = self.costs.decide(tiers, num_cached_tokens, states)
-        if decision.num_blocks:
-            self._num_restored_prefixes += 1
-        else:
-            self._num_recomputed_prefixes += 1
-        _log.debug(
-            "%d of %d stored blocks are restored after %d tokens on the device: %s",
-            decision.num_blocks,
-            len(tiers),
-            num_cached_tokens,
-            decision.reason,
-        )
-        return decision.num_blocks
+            return self._choice.to_share(hashes, count, count * self._blocks.block_tokens)

@@ -243,7 +243,7 @@ def test_random_loads_with_tiers_get_the_tokens_of_requests_alone(executor: type
             load = Load(seed)
             sizes = {"num_slots": rng.choice([2, 64]), "num_state_slots": rng.choice([1, 2, 16])}
             pool = {"block_tokens": 2, "num_blocks": rng.choice([32, 40]), "num_states": rng.choice([1, 2, 5, 40])}
-            options = {**load.executor, **load.engine, **sizes, **pool}
+            options = {**load.executor, **load.engine, **sizes, **pool, "rule": "always"}
             with tiered_engine(partial(executor, layout), store=store, transfers=transfers, **options) as engine:
                 done = serve(engine, load)
                 metrics = engine.metrics()

@@ -1,12 +1,11 @@
-"""The disk below host memory: threads that read and write a store, and what is queued for them.
+"""The disk below host memory: threads that read and write a store.
 
-A block is written from its slot as soon as it is in host memory, so that giving up the slot is free, and read back into
-a slot. Slots are pinned until they are written, as long as only half of them are; beyond that, host memory has more use
-of them than a disk that is too slow: a block that it gives up before it was written is not written.
+A block is written from its slot when it is one of the next that host memory gives up (`PoolTiers`), and read back into
+a slot. Slots are pinned while they are written, so only some are at a time: where the disk is too slow, host memory
+gives up blocks that were not written.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -44,14 +43,9 @@ class BlockStore(Protocol):
         ...
 
 
-class _Move(NamedTuple):
+class _Read(NamedTuple):
     transfer: Transfer
     block: HostBlock
-
-
-class _Queued(NamedTuple):
-    block: HostBlock
-    is_pinned: bool
 
 
 class DiskTier:
@@ -78,9 +72,8 @@ class DiskTier:
         self._store, self._host, self._view, self._observe = store, host, view, observe
         self._most = most_in_flight
         self._readers, self._writer = readers, writer
-        self._reads: list[_Move] = []
-        self._writes: list[_Move] = []
-        self._to_write: deque[_Queued] = deque()
+        self._reads: list[_Read] = []
+        self._writes: dict[HostBlock, Transfer] = {}
         self.num_read = self.num_written = self.num_failed = 0
 
     def wrap(self, store: Callable[[BlockStore], BlockStore]) -> None:
@@ -93,9 +86,9 @@ class DiskTier:
         return bool(self._reads)
 
     @property
-    def is_writing(self) -> bool:
-        """Whether blocks are being written, or are queued for it."""
-        return bool(self._writes or self._to_write)
+    def num_writing(self) -> int:
+        """Blocks that are being written."""
+        return len(self._writes)
 
     @property
     def has_room(self) -> bool:
@@ -104,76 +97,64 @@ class DiskTier:
 
     @property
     def has_room_to_write(self) -> bool:
-        """Whether a block that is offered keeps its slot until it is written."""
-        return len(self._writes) + len(self._to_write) < self._most
+        """Whether another write may begin."""
+        return len(self._writes) < self._most
 
     def check(self) -> None:
         """Raise EngineError if a thread has died."""
         self._readers.check()
         self._writer.check()
 
-    def contains(self, content: BlockContent) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Whether the store may have a block."""
-        return self._store.contains(content.hash)
+        return self._store.contains(key)
 
     def read(self, content: BlockContent, tree: Tree) -> HostBlock | None:
-        """Begin to read a block into a slot, which is pinned meanwhile; None while no slot is free."""
-        block = self._host.reserve(content, tree, "disk")
+        """Begin to read a block into a slot, which is pinned meanwhile; None while there is no spare one."""
+        block = self._host.reserve(content, tree, "disk", takes_kept=False)
         if block is None:
             return None
-        read = partial(self._store.read_into, content, self._view(block.slot))
-        self._reads.append(_Move(self._readers.submit(read), block))
+        read = partial(self._read_or_remove, content, self._view(block.slot))
+        self._reads.append(_Read(self._readers.submit(read), block))
         return block
 
-    def offer(self, block: HostBlock) -> None:
-        """Queue a block in host memory to be written, unless it is one sequence's own or the store has it."""
-        if block.tree.private or self.contains(block.content):
+    def write(self, block: HostBlock) -> None:
+        """Begin to write a block in host memory, unless it is one sequence's own, or the store has or gets it.
+
+        The caller has seen that there is room.
+        """
+        if block.tree.private or block in self._writes or self.contains(block.content.hash):
             return
-        is_pinned = self.has_room_to_write
-        if is_pinned:
-            self._host.pin(block)
-        self._to_write.append(_Queued(block, is_pinned))
+        assert block.state is SlotState.READY
+        self._host.pin(block)
+        store = partial(self._store_block, block.content, self._view(block.slot))
+        self._writes[block] = self._writer.submit(store)
 
     def advance(self) -> None:
-        """Take note of what has ended, and begin what is queued."""
+        """Take note of what has ended."""
         reads, self._reads = self._reads, []
-        for move in reads:
-            if not move.transfer.done:
-                self._reads.append(move)
+        for read in reads:
+            if not read.transfer.done:
+                self._reads.append(read)
             else:
-                self._end_read(move)
-        writes, self._writes = self._writes, []
-        for move in writes:
-            if not move.transfer.done:
-                self._writes.append(move)
-            else:
-                self._end_write(move)
-        while self._to_write and len(self._writes) < self._most:
-            self._write(self._to_write.popleft())
+                self._end_read(read)
+        for block in [block for block, transfer in self._writes.items() if transfer.done]:
+            self._end_write(self._writes.pop(block), block)
 
-    def drop_queued(self) -> None:
-        """Forget what is queued to be written."""
-        for queued in self._to_write:
-            if queued.is_pinned:
-                self._host.unpin(queued.block)
-        self._to_write.clear()
-
-    def _write(self, queued: "_Queued") -> None:
-        block = queued.block
-        if not queued.is_pinned:
-            self._host.pin(block)
-        if block.state is SlotState.READY and not self.contains(block.content):
-            store = partial(self._store_block, block.content, self._view(block.slot))
-            self._writes.append(_Move(self._writer.submit(store), block))
-        else:
-            self._host.unpin(block)
+    def _read_or_remove(self, content: BlockContent, buffer: Bytes) -> None:
+        """Read a block. One that cannot be read is removed: it would be found, and fail, again and again."""
+        try:
+            self._store.read_into(content, buffer)
+        except Exception:
+            self._store.remove(content.hash)
+            raise
 
     def _store_block(self, content: BlockContent, buffer: Bytes) -> None:
         if not self._store.write(content, buffer):
             raise EngineError("the disk store took no block")
 
-    def _end_read(self, move: _Move) -> None:
-        transfer, block = move
+    def _end_read(self, read: _Read) -> None:
+        transfer, block = read
         if transfer.error is None:
             self.num_read += 1
             self._observe("disk", transfer.seconds)
@@ -184,8 +165,9 @@ class DiskTier:
         self._host.lose(block)
         self._host.unpin(block)
 
-    def _end_write(self, move: _Move) -> None:
-        transfer, block = move
+    def _end_write(self, transfer: Transfer, block: HostBlock) -> None:
+        if block.state is SlotState.LOST:
+            self._store.remove(block.content.hash)  # it was forgotten meanwhile
         self._host.unpin(block)
         if transfer.error is None:
             self.num_written += 1

@@ -69,6 +69,47 @@ def test_a_tree_is_lost_as_a_whole() -> None:
     host.check()
 
 
+def test_spare_blocks_go_before_those_that_are_kept_the_one_that_the_device_used_last_first() -> None:
+    host = tier(4)
+    for number in range(4):
+        filled(host, number)
+    host.spare(content(3).hash)
+    host.spare(content(2).hash)
+    assert host.num_spare == 2
+    gone = []
+    for number in range(10, 13):
+        filled(host, number)
+        gone.append([each for each in range(4) if host.find(content(each)) is None])
+    assert gone == [[2], [2, 3], [0, 2, 3]]
+    host.check()
+
+
+def test_a_spare_block_that_the_device_gives_up_is_kept_as_the_newest() -> None:
+    host = tier(2)
+    filled(host, 0)
+    filled(host, 1)
+    host.spare(content(0).hash)
+    assert host.keep(content(0).hash)
+    assert not host.keep(content(5).hash)
+    filled(host, 2)
+    assert [host.find(content(number)) is None for number in range(3)] == [False, True, False]
+    host.check()
+
+
+def test_a_block_that_is_demoted_is_the_last_spare_one_and_still_found() -> None:
+    host = tier(3)
+    blocks = [filled(host, number) for number in range(3)]
+    host.spare(content(2).hash)
+    assert host.demote() is blocks[0]
+    assert host.find(content(0)) is blocks[0]
+    assert host.reserve(content(8), tree(8), "disk", takes_kept=False)
+    assert host.find(content(2)) is None
+    assert host.reserve(content(9), tree(9), "disk", takes_kept=False)
+    assert host.find(content(0)) is None
+    assert host.reserve(content(10), tree(10), "disk", takes_kept=False) is None
+    host.check()
+
+
 class HostOperations(RuleBasedStateMachine):
     """Random use; a pinned slot never changes its block."""
 
@@ -77,9 +118,9 @@ class HostOperations(RuleBasedStateMachine):
         self.host = tier(4)
         self.pinned: list[HostBlock] = []
 
-    @rule(number=st.integers(0, 8))
-    def reserve(self, number: int) -> None:
-        block = self.host.reserve(content(number), tree(number), "host")
+    @rule(number=st.integers(0, 8), keeps=st.booleans(), takes_kept=st.booleans())
+    def reserve(self, number: int, keeps: bool, takes_kept: bool) -> None:
+        block = self.host.reserve(content(number), tree(number), "host", keeps=keeps, takes_kept=takes_kept)
         if block:
             assert block.slot not in {other.slot for other in self.pinned}, "a pinned slot was given away"
             self.pinned.append(block)
@@ -105,6 +146,18 @@ class HostOperations(RuleBasedStateMachine):
     @rule(number=st.integers(0, 8))
     def touch(self, number: int) -> None:
         self.host.touch(content(number).hash)
+
+    @rule(number=st.integers(0, 8), is_kept=st.booleans())
+    def keep_or_spare(self, number: int, is_kept: bool) -> None:
+        if is_kept:
+            self.host.keep(content(number).hash)
+        else:
+            self.host.spare(content(number).hash)
+
+    @rule()
+    def demote(self) -> None:
+        block = self.host.demote()
+        assert block is None or not block.pins
 
     @rule(number=st.integers(0, 2))
     def lose(self, number: int) -> None:

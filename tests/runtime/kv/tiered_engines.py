@@ -7,7 +7,7 @@ from typing import Any
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv.cost_model import CostModel
+from ingot.runtime.kv.cost_model import CostModel, RestoreRule
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.speculation.speculator import Speculator
 from tests.runtime.engines import VOCAB_SIZE
@@ -24,6 +24,7 @@ def make_tiers(
     num_slots: int,
     store: FakeStore | None,
     num_state_slots: int | None = None,
+    rule: RestoreRule = "auto",
 ) -> TierManager:
     assert isinstance(executor, FakeExecutor)
     behaviour = executor.transfers
@@ -34,7 +35,7 @@ def make_tiers(
     return TierManager(
         blocks,
         executor.host_blocks(num_slots),
-        CostModel(blocks.block_tokens, state_blocks=kv.state_bytes / kv.block_bytes),
+        CostModel(blocks.block_tokens, rule, state_blocks=kv.state_bytes / kv.block_bytes),
         block_bytes=kv.block_bytes,
         host_states=host_states,
         state_bytes=kv.state_bytes,
@@ -53,8 +54,9 @@ def tiered_engine(
     max_sequences: int = 64,
     prefix_cache: bool = True,
     speculator: Speculator | None = None,
+    rule: RestoreRule = "auto",
     **options: Any,
 ) -> Engine:
     executor = kind(**{"vocab_size": VOCAB_SIZE, "block_tokens": 4, "transfers": transfers, **options})
-    tiers = partial(make_tiers, num_slots=num_slots, num_state_slots=num_state_slots, store=store)
+    tiers = partial(make_tiers, num_slots=num_slots, num_state_slots=num_state_slots, store=store, rule=rule)
     return Engine(executor, max_sequences=max_sequences, prefix_cache=prefix_cache, speculator=speculator, tiers=tiers)

@@ -1,0 +1,198 @@
+"""Which places of a pool are saved to host memory, and when: while that has free slots, and before they are evicted.
+
+    evicted next ◄───────── idle places ─────────► used last ◄─ in use ─►
+    │◄─ kept in host memory ─►│◄─ there or on disk ─►│  spare in host memory, or not there
+    │◄───────────────────── width ──────────────────►│
+
+A place that the device keeps for long takes no room below it. As long as host memory has free slots, everything is
+saved at once, which costs no room. Later only the places that are evicted next are saved, unless a tier has them: idle
+ones, and while these are few also some in use. Their number, the width, must cover what is evicted at a time, as no
+step waits for a save: it is twice the most that was evicted between two polls while the pool was filled twice, and at
+least an eighth of the pool. Until the pool was filled once it is all of it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.host_tier import HostBlock
+from ingot.runtime.kv.keys import state_content
+from ingot.runtime.kv.pool_tiers import PoolTiers, Saved
+from ingot.runtime.kv.states import StateManager
+
+_LEAST_SHARE = 8  # the width is at least 1 / 8 of the pool
+_SCAN_SHARE = 8  # the next places are looked at again after 1 / 8 of them have changed
+
+
+class Evictable(Protocol):
+    """A pool and the order in which it evicts."""
+
+    @property
+    def num_places(self) -> int:
+        """Places of the pool."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Places that are given away before any is evicted."""
+        ...
+
+    @property
+    def num_evicted(self) -> int:
+        """Places evicted since the pool was made."""
+        ...
+
+    def find(self, block: int) -> Saved | None:
+        """What is cached of a KV block: itself, or its snapshot."""
+        ...
+
+    def by_age(self) -> Iterator[Saved]:
+        """All that is cached and worth saving, what is evicted next first."""
+        ...
+
+
+class EvictableBlocks:
+    """The blocks of a pool. Implements `Evictable`."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self.num_places = blocks.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content."""
+        return self._blocks.num_free
+
+    @property
+    def num_evicted(self) -> int:
+        """Blocks evicted."""
+        return self._blocks.num_evicted
+
+    def find(self, block: int) -> Saved | None:
+        """What a block holds, if it is cached."""
+        cached = self._blocks.cached(block)
+        return Saved(block, *cached) if cached else None
+
+    def by_age(self) -> Iterator[Saved]:
+        """Idle blocks as they are evicted, then those in use."""
+        return (found for found in map(self.find, self._blocks.by_age()) if found)
+
+
+class EvictableStates:
+    """The snapshots of side state. Implements `Evictable`."""
+
+    def __init__(self, blocks: BlockManager, states: StateManager) -> None:
+        self._blocks, self._states = blocks, states
+        self.num_places = states.num_slots
+
+    @property
+    def num_free(self) -> int:
+        """Slots without a state."""
+        return self._states.num_free
+
+    @property
+    def num_evicted(self) -> int:
+        """Snapshots that running sequences took the slots of."""
+        return self._states.num_evicted
+
+    def find(self, block: int) -> Saved | None:
+        """The snapshot of a block."""
+        cached = self._blocks.cached(block)
+        slot = self._states.find(cached[0].hash) if cached else None
+        if cached is None or slot is None:
+            return None
+        return Saved(slot, state_content(cached[0].hash), cached[1])
+
+    def by_age(self) -> Iterator[Saved]:
+        """Snapshots as they leave."""
+        blocks = map(self._blocks.block, self._states.by_age())
+        return (found for found in map(self.find, blocks) if found)
+
+
+class Saves:
+    """Saves what one pool holds. Its owner guards it with a lock."""
+
+    def __init__(self, pool: Evictable, tiers: PoolTiers) -> None:
+        self._pool, self._tiers = pool, tiers
+        self._offered: dict[int, None] = {}  # KV blocks, oldest first
+        self._most_kept = max(1, tiers.host.num_slots // 2)
+        self._width = pool.num_places
+        self._polled = self._filled = pool.num_evicted  # at the last poll, and when the pool was filled last
+        self._bursts = (0, 0)  # most evicted between two polls: since the pool was filled last, and before that
+        self._num_changes = 0  # places offered and evicted since the next ones were saved
+        self._to_write: deque[HostBlock] = deque()  # by a flush
+        self._to_save: deque[Saved] = deque()
+
+    def offer(self, block: int) -> None:
+        """Take note of a KV block that is cached now, has a snapshot now, or is used no more."""
+        self._offered[block] = None
+        self._num_changes += 1
+
+    def start(self) -> None:
+        """Begin to save what fits into free slots, and what is evicted next."""
+        self._measure()
+        while self._offered and self._tiers.host.num_free and self._tiers.has_room_to_save:
+            self._offered.pop(block := next(iter(self._offered)))
+            found = self._pool.find(block)
+            if found and self._tiers.host.find(found.content) is None:
+                self._tiers.save(found, keeps=False)
+        if not self._tiers.host.num_free:
+            self._offered.clear()
+        if self._num_changes >= max(1, self._width // _SCAN_SHARE) and self._tiers.has_room_to_save:
+            self._save_next()
+
+    def begin_flush(self) -> None:
+        """Note all that is to be stored, the least valuable first: so the disk's newest blocks are the best."""
+        has_disk = self._tiers.disk is not None
+        self._to_write = deque(block for block in self._tiers.host if has_disk and not block.tree.private)
+        self._to_save = deque(self._pool.by_age())
+
+    def flush(self) -> int:
+        """Begin to store what was noted, as far as there is room; returns how much is left.
+
+        With a disk all goes there, what is on the device through spare slots. Without one, host memory keeps it.
+        """
+        while self._to_write and self._tiers.write(self._to_write[0]):
+            self._to_write.popleft()
+        while self._to_save and not self._to_write and self._store(self._to_save[0]):
+            self._to_save.popleft()
+        return len(self._to_write) + len(self._to_save)
+
+    def _store(self, saved: Saved) -> bool:
+        if self._tiers.disk is None or saved.tree.private:
+            return self._save(saved, keeps=True)
+        held = self._tiers.host.find(saved.content)
+        return self._tiers.write(held) if held else self._save(saved, keeps=False)
+
+    def _measure(self) -> None:
+        """Take note of how many places are evicted at a time."""
+        evicted = self._pool.num_evicted
+        now, before = self._bursts
+        self._bursts = max(now, evicted - self._polled), before
+        self._num_changes += evicted - self._polled
+        self._polled = evicted
+        most = self._pool.num_places
+        if evicted - self._filled >= most:
+            self._filled, self._width = evicted, 0
+            self._bursts = 0, self._bursts[0]
+        self._width = min(most, max(self._width, most // _LEAST_SHARE, 2 * max(self._bursts)))
+
+    def _save_next(self) -> None:
+        """Save the places that are evicted next, as far as there is room."""
+        width = max(0, self._width - self._pool.num_free)
+        if self._tiers.disk is None:
+            width = min(width, self._most_kept)
+        self._num_changes = 0
+        for number, saved in enumerate(list(islice(self._pool.by_age(), width))):
+            if not self._save(saved, keeps=number < self._most_kept):
+                self._num_changes = width  # so that this goes on at the next poll
+                return
+
+    def _save(self, saved: Saved, *, keeps: bool) -> bool:
+        """Save a place unless a tier has it, for host memory to keep or to the disk; False while there is no room."""
+        is_kept = self._tiers.host.keep(saved.content.hash) if keeps else False
+        if is_kept or self._tiers.find(saved.content):
+            return True
+        return self._tiers.save(saved, keeps=keeps, through=not keeps)

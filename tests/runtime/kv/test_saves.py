@@ -1,0 +1,97 @@
+"""What is saved, and when: the tiers together hold what fits into them, and nothing is written before it must be."""
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.transfers import Bytes
+from ingot.runtime.sampling import SamplingParams
+from tests.runtime.kv.tiered_engines import tiered_engine
+from tests.simulators.fake_host_blocks import FakeStore
+
+ONE = SamplingParams(max_tokens=1, ignore_eos=True)
+
+
+def chain(number: int) -> list[int]:
+    """A prompt of 3 blocks of 4 tokens and one token more; no two share a block."""
+    return [number, *range(12)]
+
+
+def settle(engine: Engine) -> None:
+    """Let all transfers end that the tiers begin by themselves."""
+    assert engine.tiers is not None
+    for _ in range(100):
+        engine.tiers.poll()
+        engine.tiers.start()
+    engine.check()
+
+
+def serve(engine: Engine, *numbers: int) -> list[tuple[int, ...]]:
+    """Serve prompts; returns their cached tokens by tier."""
+    cached = []
+    for number in numbers:
+        cached.append(tuple(engine.generate(chain(number), ONE).cached_tokens_by_tier))
+        settle(engine)
+    return cached
+
+
+def test_pool_and_host_memory_together_hold_more_than_either() -> None:
+    """90 blocks fit into 64 of the pool and 48 slots. If each block of the pool took a slot, LRU would find none."""
+    with tiered_engine(num_blocks=64, num_slots=48) as engine:
+        serve(engine, *range(30), *range(30))  # the pool is measured, and host memory is full
+        assert {sum(cached) for cached in serve(engine, *range(30))} == {12}
+
+
+def test_closing_writes_what_pool_and_host_memory_hold_and_nothing_is_written_while_both_have_room() -> None:
+    store = FakeStore()
+    with tiered_engine(num_blocks=32, store=store) as engine:
+        serve(engine, 0, 1, 2)
+        assert store.num_written == 0
+    assert len(store.blocks) == 9
+    with tiered_engine(num_blocks=32, num_slots=2, store=store) as engine:
+        assert serve(engine, 0, 1, 2) == [(0, 0, 12)] * 3
+    assert store.num_written == 9
+
+
+def test_a_crash_loses_what_was_not_demoted_and_nothing_else() -> None:
+    store = FakeStore()
+    engine = tiered_engine(num_blocks=16, num_slots=8, store=store)
+    serve(engine, *range(12))
+    written = set(store.blocks)  # the process ends here
+    assert 12 <= len(written) < 36
+    with tiered_engine(num_blocks=64, store=store) as after:
+        cached = serve(after, *range(12))
+    assert 24 <= sum(map(sum, cached)) <= 4 * len(written)
+    engine.close()
+
+
+def test_a_block_that_comes_back_from_disk_is_not_written_again() -> None:
+    store = FakeStore()
+    with tiered_engine(num_blocks=16, num_slots=8, store=store) as engine:
+        serve(engine, *range(12))
+        for _ in range(3):
+            assert {sum(cached) for cached in serve(engine, *range(12))} == {12}
+    assert store.num_written == len(store.blocks) == 36
+
+
+class _Unreadable(FakeStore):
+    """A store that finds every block, and reads none."""
+
+    num_read = 0
+
+    def read_into(self, content: BlockContent, buffer: Bytes) -> None:
+        """Fail."""
+        self.num_read += 1
+        raise OSError("input/output error")
+
+
+def test_a_block_that_cannot_be_read_leaves_the_disk() -> None:
+    store = FakeStore()
+    with tiered_engine(num_blocks=32, store=store) as engine:
+        serve(engine, 0)
+    bad = _Unreadable()
+    bad.blocks = store.blocks
+    with tiered_engine(num_blocks=8, num_slots=2, store=bad) as engine:
+        assert serve(engine, 0) == [(0, 0, 0)]
+        assert bad.num_read > 0
+        num_read = bad.num_read
+        serve(engine, 1, 2, 3)
+        assert bad.num_read == num_read
