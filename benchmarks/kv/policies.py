@@ -13,9 +13,9 @@ constraint it is optimal with it. It may drop blocks as soon as a request has en
 
 "Known dead": LRU that evicts first the blocks that are never needed again, which only the future shows.
 
-"Tiers": the pool evicts idle blocks by LRU; each block is saved to host memory, by `kv_policy`, and to disk, whose
-store evicts by LRU and sees only its own reads. A block is counted where it is found first. Hits are compared with
-Belady's at the pool's size and at the sizes of all tiers together; "exclusive" is of tiers that share no block.
+"Tiers": the pool evicts idle blocks by LRU, host memory by `kv_policy`, and the disk by LRU of its own reads, each to
+the tier below. A block is counted where it is found first. Hits are compared with Belady's at the pool's size and at
+the sizes of all tiers together; "exclusive" is of tiers that share no block, "inclusive" of ones that share all.
 """
 
 import heapq
@@ -28,7 +28,7 @@ import click
 
 from benchmarks.device import device_facts
 from benchmarks.kv.other_policies import SmallMainFifo
-from benchmarks.kv.tier_simulation import Chain, Store, exclusive_hits, prefix_in, tier_hits
+from benchmarks.kv.tier_simulation import Chain, Store, engine_hits, exclusive_hits, inclusive_hits, prefix_in
 from ingot.runtime.kv.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy, LeastRecentlyUsed
 
 SHARES = (1, 5, 10, 20, 50)  # percent of the working set
@@ -166,10 +166,11 @@ def compare(chains: Sequence[Chain]) -> dict[str, object]:
 
 def _compare_tiers(chains: Sequence[Chain], working_set: int, sizes: Tiers) -> dict[str, object]:
     blocks = {name: working_set * share // 100 for name, share in vars(sizes).items()}
-    found = tier_hits(chains, blocks, DEFAULT_POLICY)
+    found = engine_hits(chains, blocks, DEFAULT_POLICY)
     everything, total = sum(found.values()), sum(map(len, chains))
     at_pool, at_total = belady_hits(chains, blocks["device"]), belady_hits(chains, sum(blocks.values()))
     exclusive = sum(exclusive_hits(chains, blocks, DEFAULT_POLICY).values())
+    inclusive = sum(inclusive_hits(chains, blocks, DEFAULT_POLICY).values())
     row = {
         "percent": vars(sizes),
         "hits": {name: round(found[name] / total, 4) for name in blocks},
@@ -177,6 +178,7 @@ def _compare_tiers(chains: Sequence[Chain], working_set: int, sizes: Tiers) -> d
         "of_unlimited": round(everything / unlimited_hits(chains), 3),
         "of_belady_at_pool": round(everything / at_pool, 3),
         "of_belady_at_total": round(everything / at_total, 3),
+        "inclusive_of_belady_at_pool": round(inclusive / at_pool, 3),
         "exclusive_of_belady_at_pool": round(exclusive / at_pool, 3),
         "exclusive_of_belady_at_total": round(exclusive / at_total, 3),
     }
