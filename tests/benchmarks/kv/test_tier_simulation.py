@@ -1,7 +1,7 @@
 """Tiers of the simulation: what each holds, and where a hit is counted."""
 
 from benchmarks.kv.policies import belady_hits
-from benchmarks.kv.tier_simulation import exclusive_hits, tier_hits
+from benchmarks.kv.tier_simulation import exclusive_hits, inclusive_hits
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,14 +13,14 @@ def chain_to(node: int) -> list[bytes]:
 
 def test_hits_are_counted_where_they_are_found_first() -> None:
     chains = [chain_to(8), chain_to(9), chain_to(8)]
-    hits = tier_hits(chains, {"device": 4, "host": 5, "disk": 6}, "lru")
+    hits = inclusive_hits(chains, {"device": 4, "host": 5, "disk": 6}, "lru")
     assert hits == {"device": 6, "host": 1}
-    assert tier_hits(chains, {"device": 4, "host": 0, "disk": 6}, "lru") == {"device": 6, "disk": 1}
+    assert inclusive_hits(chains, {"device": 4, "host": 0, "disk": 6}, "lru") == {"device": 6, "disk": 1}
 
 
 def test_exclusive_tiers_hold_as_much_as_all_together() -> None:
     chains = [[b"a"], [b"b"], [b"a"], [b"b"]]
-    assert tier_hits(chains, {"device": 1, "host": 1, "disk": 0}, "lru") == {}
+    assert inclusive_hits(chains, {"device": 1, "host": 1, "disk": 0}, "lru") == {}
     assert exclusive_hits(chains, {"device": 1, "host": 1, "disk": 0}, "lru") == {"host": 2}
     assert exclusive_hits([*chains, [b"c"], [b"a"]], {"device": 1, "host": 1, "disk": 1}, "lru") == {
         "host": 2,
@@ -37,4 +37,4 @@ def test_no_tiers_beat_one_of_their_size_that_knows_the_future(
 ) -> None:
     best = belady_hits(chains, sum(sizes.values()))
     assert exclusive_hits(chains, sizes, "lru-uses").total() <= best
-    assert tier_hits(chains, sizes, "lru-uses").total() <= best
+    assert inclusive_hits(chains, sizes, "lru-uses").total() <= best
