@@ -19,7 +19,8 @@ from ingot.runtime.kv.transfers import Bytes, Cancelled, HostBlocks, Transfer
 
 Move = Literal["save", "restore", "disk read", "disk write"]
 _FAILS: Mapping[Move, int] = {"save": 5, "restore": 3, "disk read": 3, "disk write": 5}  # every so many
-_POLLS = (0, 30, 6, 60, 2, 12)  # before copies begin, in turn
+_SAVE_POLLS = (0, 120, 30, 300, 12)  # before copies begin, in turn; a save comes long before its block is evicted
+_RESTORE_POLLS = (0, 30, 6, 60, 2, 12)
 
 
 class TransferFailures:
@@ -95,7 +96,7 @@ class _FailingHostBlocks:
 
     def __init__(self, inner: HostBlocks, failures: TransferFailures) -> None:
         self._inner, self._failures = inner, failures
-        self._polls = cycle(_POLLS)
+        self._polls = {"save": cycle(_SAVE_POLLS), "restore": cycle(_RESTORE_POLLS)}
         self._queued: list[_LateTransfer] = []
 
     @property
@@ -125,8 +126,8 @@ class _FailingHostBlocks:
             transfer.cancel()
         self._inner.close()
 
-    def _queue(self, begin: Callable[[], Transfer], move: Move) -> Transfer:
-        transfer = _LateTransfer(begin, next(self._polls), self._failures.next_fails(move))
+    def _queue(self, begin: Callable[[], Transfer], move: Literal["save", "restore"]) -> Transfer:
+        transfer = _LateTransfer(begin, next(self._polls[move]), self._failures.next_fails(move))
         self._queued = [*(each for each in self._queued if each.is_waiting), transfer]
         return transfer
 
