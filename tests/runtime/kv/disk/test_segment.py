@@ -95,7 +95,11 @@ def test_an_erased_slot_has_neither_entry_nor_header(path: Path) -> None:
     assert data[segment.offset(2) :][:200] == b"h" * 200
 
 
-@pytest.mark.parametrize("stamp", [-5, time.time_ns() + 2 * 3600 * 10**9, 2**63 - 1])
+@pytest.mark.parametrize(
+    "stamp",
+    [-5, time.time_ns() + 2 * 3600 * 10**9, 2**63 - 1],
+    ids=["negative", "two hours from now", "largest"],  # the same in every process of the tests
+)
 def test_an_impossible_time_of_use_counts_as_never(path: Path, stamp: int) -> None:
     segment = opened(path)
     segment.publish(0, Entry(KEYS[0], stamp))
