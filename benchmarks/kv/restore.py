@@ -166,7 +166,7 @@ class Conversation:
                     tiers.host.lose(block)
             for content in self._contents if place == "computed" else ends:
                 tiers._store.remove(content.hash)
-            assert all(disk.contains(content) for content in prefix) or place == "computed"
+            assert all(disk.contains(content.hash) for content in prefix) or place == "computed"
 
     def _evict(self, contents: Sequence[BlockContent]) -> None:
         """Take blocks from the pool, as a step does that needs others."""

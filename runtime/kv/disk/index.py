@@ -35,14 +35,18 @@ class Candidate(NamedTuple):
 
 
 class _Table:
-    """A segment's table in memory: key (None: free, or about to be written) and time of last use by slot."""
+    """A segment's table in memory, by slot: key and time of last use; without a key, whether it is free to be taken.
 
-    __slots__ = ("keys", "segment", "stamps")
+    A slot that is about to be written has no key and is not free, and so is one whose block was forgotten.
+    """
+
+    __slots__ = ("is_free", "keys", "segment", "stamps")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.keys: list[bytes | None] = [None] * segment.num_slots
         self.stamps = [0] * segment.num_slots
+        self.is_free = bytearray(segment.num_slots)
 
 
 class StoreIndex:
@@ -95,9 +99,9 @@ class StoreIndex:
         with self._lock:
             if segment not in self._tables:
                 self._tables[segment] = _Table(segment)
-                self._free[segment.geometry.slot_bytes].extend(
-                    Place(segment, slot) for slot in range(segment.num_slots - 1, -1, -1) if not entries[slot].key
-                )
+                for slot in range(segment.num_slots - 1, -1, -1):
+                    if not entries[slot].key:
+                        self._give_back(self._tables[segment], slot)
             table = self._tables[segment]
             for slot, (known, found) in enumerate(zip(table.keys, entries, strict=True)):
                 if known != found.key:
@@ -142,7 +146,8 @@ class StoreIndex:
             while free:
                 place = free.pop()
                 table = self._tables.get(place.segment)
-                if table is not None and table.keys[place.slot] is None:
+                if table is not None and table.is_free[place.slot]:
+                    table.is_free[place.slot] = False
                     return place
             return None
 
@@ -150,7 +155,7 @@ class StoreIndex:
         """Give back a slot that was taken and holds nothing."""
         with self._lock:
             if place.segment in self._tables:
-                self._free[place.segment.geometry.slot_bytes].append(place)
+                self._give_back(self._tables[place.segment], place.slot)
 
     def pop_oldest(self, slot_bytes: int) -> Candidate | None:
         """The next slot of this size to evict; None when they must be sorted first."""
@@ -246,12 +251,16 @@ class StoreIndex:
             return
         self._remove_key(table, slot)
         if key is None:
-            self._free[table.segment.geometry.slot_bytes].append(Place(table.segment, slot))
+            self._give_back(table, slot)
             return
         place = Place(table.segment, slot)
-        table.keys[slot] = key
+        table.keys[slot], table.is_free[slot] = key, False
         if self._places.setdefault(key, place) != place:
             self._twins.setdefault(key, set()).add(place)
+
+    def _give_back(self, table: _Table, slot: int) -> None:
+        table.is_free[slot] = True
+        self._free[table.segment.geometry.slot_bytes].append(Place(table.segment, slot))
 
     def _remove_key(self, table: _Table, slot: int) -> None:
         key, table.keys[slot], table.stamps[slot] = table.keys[slot], None, 0
