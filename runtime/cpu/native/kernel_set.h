@@ -6,7 +6,7 @@
  *     HEIGHT                  rows of a tile of activations: 4, 6 or 12
  *     FLOAT_TILES             tiles of floats that three and more rows are multiplied by at once: 1 or 2
  *     CHAINS                  sums of a row of integers that run side by side, for the latency of vdot: 1, 2 or 4
- *     AHEAD                   bytes by which weights are fetched ahead
+ *     AHEAD                   bytes by which codes are fetched ahead; floats by a quarter, as several tiles are read at once
  *     vset vseti              broadcast of a float, of an int32
  *     vfma vmaxi              a * b + c rounded once; maximum of int32
  *     vwiden8(p) vwiden16(p)  VW uint8 or uint16 as int32

@@ -33,7 +33,7 @@ INLINE_FOR(AVX512) __m512i avx512_dot(__m512i sum, __m512i c, const int32_t *q)
 #define HEIGHT 12
 #define FLOAT_TILES 2
 #define CHAINS 4
-#define AHEAD 4096
+#define AHEAD 8192
 #define vset(x) ((vf)_mm512_set1_ps(x))
 #define vseti(x) ((vi)_mm512_set1_epi32(x))
 #define vfma(a, b, c) ((vf)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
@@ -61,7 +61,7 @@ INLINE_FOR(AVX2) __m256i avx2_short_add(__m256i a, __m256i b)
 #define HEIGHT 4
 #define FLOAT_TILES 1
 #define CHAINS 1
-#define AHEAD 1024
+#define AHEAD 4096
 #define vset(x) ((vf)_mm256_set1_ps(x))
 #define vseti(x) ((vi)_mm256_set1_epi32(x))
 #define vfma(a, b, c) ((vf)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
@@ -94,7 +94,7 @@ INLINE_FOR(AVX_VNNI) __m256i avx_vnni_dot(__m256i sum, __m256i c, const int32_t 
 #define HEIGHT 6
 #define FLOAT_TILES 1
 #define CHAINS 2
-#define AHEAD 2048
+#define AHEAD 4096
 #define vset(x) ((vf)_mm256_set1_ps(x))
 #define vseti(x) ((vi)_mm256_set1_epi32(x))
 #define vfma(a, b, c) ((vf)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))

@@ -63,7 +63,7 @@ INLINE void NAME(add_block)(const uint8_t *codes, const int32_t *q, vi *sum, int
     }
     for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
         UNROLL for (int line = 0; v == 0 && mt <= 2 && line < bits; line++)
-            __builtin_prefetch(codes + AHEAD + 64 * line, 0, 2);
+            __builtin_prefetch(codes + AHEAD + 64 * line, 0, 3);
         NAME(add_groups)(codes, q, sum, v, mt, chains, bits, 0, 8);
     }
     if (at < end)
@@ -161,7 +161,7 @@ INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const str
     for (; k + 4 <= w->k; k += 4, codes += 4 * bytes, q += 4 * mt) {
         UNROLL for (int t = 0; mt <= 2 && t < nt; t++)
             UNROLL for (int at = 0; at < 4 * bytes; at += 64)
-                __builtin_prefetch(codes + t * w->tile_bytes + at + AHEAD / 2, 0, 2);
+                __builtin_prefetch(codes + t * w->tile_bytes + at + AHEAD / 4, 0, 2);
         UNROLL for (int i = 0; i < 4; i++)
             NAME(add_column)(codes + i * bytes, w->tile_bytes, q + i * mt, sum, mt, nt, form);
     }
