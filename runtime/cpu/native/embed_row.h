@@ -16,6 +16,7 @@ static inline float embedding_of_float(const struct matrix *w, const uint8_t *ti
     }
 }
 
+/* Code k of a row: launch.h has the layouts. */
 static inline int embedding_code(const struct matrix *w, const uint8_t *codes, int lane, int k)
 {
     const uint8_t *line = codes + 4 * lane + k % 4;
@@ -28,7 +29,7 @@ static inline int embedding_code(const struct matrix *w, const uint8_t *codes, i
     }
 }
 
-/* (code - zero) * scale of columns begin .. end, which share both. */
+/* Scale `at` of a tile. */
 static inline float embedding_scale(const struct matrix *w, const uint8_t *tile, int at)
 {
     uint16_t half;

@@ -32,6 +32,7 @@
  *     integer, both scales of rows  (scale_blocks 1 and ROUND_TOKEN or ROUND_STATIC) one block of all of k: one exact sum,
  *                                   one rounding
  *     float                         out = fma(w[k], x[k], out), k after k; float8: out * scale_w at the end
+ *                                   (codes of NaN, 0x7f and 0xff, are not allowed: they would be read as 480)
  */
 #pragma once
 #include <stdint.h>
