@@ -31,6 +31,8 @@ RECIPES: list[tuple[str, tuple[str, ...]]] = [
         ("fp32-cpu", (f"passes=[pack-projections, clean-up, {{quantize-kv-cache: {{precision: {precision}}}}}]",))
         for precision in ("float16", "bfloat16", "fp8", "int8", "int4", "int4, group: 0", "k8v4")
     ),
+    *((recipe, ("cpu.engine=native",)) for recipe in ("int4-cpu", "int4-kv8-cpu", "fp32-cpu")),
+    ("w8a8-cpu", ("passes.smooth-quant.alpha=none", "cpu.engine=native")),
 ]
 
 

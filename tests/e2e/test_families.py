@@ -21,25 +21,39 @@ DECODED = SamplingParams(max_tokens=12, ignore_eos=True)
 QUANTIZED = {"int8-cpu": "quantized.int8", "int4-cpu": "quantized.int4"}  # recipe -> tolerance
 
 
-def build_case(build_unmeasured: BuildArtifact, case: Case, recipe: str = "fp32-cpu") -> Artifact:
-    return build_unmeasured(recipe, CHECKPOINTS / case.name, *settings_of(case))
+ENGINES = ("onnxruntime", "native")
 
 
+def build_case(
+    build_unmeasured: BuildArtifact, case: Case, recipe: str = "fp32-cpu", engine: str = "onnxruntime"
+) -> Artifact:
+    settings = (*settings_of(case), f"cpu.engine={engine}")
+    return build_unmeasured(recipe, CHECKPOINTS / case.name, *settings)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_logits_equal_transformers_in_chunks_and_ragged_batches(build_unmeasured: BuildArtifact, case: Case) -> None:
+def test_logits_equal_transformers_in_chunks_and_ragged_batches(
+    build_unmeasured: BuildArtifact, case: Case, engine: str
+) -> None:
     tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
-    parity = compare(engine_logits(build_case(build_unmeasured, case), tokens, MAX_BATCH_TOKENS), expected)
+    artifact = build_case(build_unmeasured, case, engine=engine)
+    parity = compare(engine_logits(artifact, tokens, MAX_BATCH_TOKENS), expected)
     print(f"{case.name}: worst difference {parity.worst:.1e}, limit {parity.limit:.1e}")
     assert parity.worst <= parity.limit
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_tokens_that_are_decoded_have_the_bits_of_a_prompt(build_unmeasured: BuildArtifact, case: Case) -> None:
+def test_tokens_that_are_decoded_have_the_bits_of_a_prompt(
+    build_unmeasured: BuildArtifact, case: Case, engine: str
+) -> None:
     tokens, _ = load_logits(CHECKPOINTS / case.name / LOGITS)
-    with Engine.load(build_case(build_unmeasured, case), kv_blocks=32, max_batch_tokens=MAX_BATCH_TOKENS) as engine:
-        for prompt, done in zip(tokens, engine.generate(tokens, DECODED, keep_logits=True), strict=True):
+    artifact = build_case(build_unmeasured, case, engine=engine)
+    with Engine.load(artifact, kv_blocks=32, max_batch_tokens=MAX_BATCH_TOKENS) as loaded:
+        for prompt, done in zip(tokens, loaded.generate(tokens, DECODED, keep_logits=True), strict=True):
             assert done.logits is not None
-            whole = engine.prompt_logits([*prompt, *done.token_ids[:-1]])
+            whole = loaded.prompt_logits([*prompt, *done.token_ids[:-1]])
             assert np.array_equal(whole[len(prompt) - 1 :].view(np.int32), done.logits.view(np.int32))
 
 
