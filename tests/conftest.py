@@ -50,10 +50,9 @@ def pytest_xdist_setupnodes(specs: list[object]) -> None:
         os.environ.setdefault(name, share)
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+def pytest_sessionstart() -> None:
     """In a source tree, compile the library again if its sources changed: tests must not run an older one."""
-    runs_none = "PYTEST_XDIST_WORKER" in os.environ or session.config.option.collectonly
-    if runs_none or not any(NATIVE.glob("*.so")) or find_spec("hatchling") is None:
+    if "PYTEST_XDIST_WORKER" in os.environ or not any(NATIVE.glob("*.so")) or find_spec("hatchling") is None:
         return
     from hatch_build import LIBRARY, compile_library, replace_library, source_digest
 
