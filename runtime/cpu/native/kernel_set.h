@@ -17,6 +17,8 @@
  *     short_dot(c, at)        sums of 2 such terms in 16 bits, c at most 15
  *     short_add               their sum
  *     short_fold(s, factor)   factor * sums of two of them as int32; factor 1 or 16
+ *     or OWN_DOTS             a file that has NAME(integers) and NAME(floats) in place of all that they need
+ *     FIRST_WORD(m), WORD(group, height)   where row m's words of four codes are in a tile of rows, if not in turns
  */
 
 typedef float NAME(vf) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
@@ -30,6 +32,10 @@ typedef uint8_t NAME(vb) __attribute__((vector_size(VW), aligned(1), may_alias))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #ifndef UNROLL
 #define UNROLL _Pragma("GCC unroll 64")
+#endif
+#ifndef WORD
+#define FIRST_WORD(m) (m)
+#define WORD(group, height) ((int64_t)(group) * (height))
 #endif
 #define EACH(v) UNROLL for (int v = 0; v < VECS; v++)
 #define LOADF(p) (*(const vf *)(p))
@@ -70,6 +76,9 @@ static const struct kernels NAME(kernels) = {
 #undef FLOAT_TILES
 #undef CHAINS
 #undef AHEAD
+#undef OWN_DOTS
+#undef FIRST_WORD
+#undef WORD
 #undef SHORT_SUMS
 #undef vset
 #undef vseti

@@ -14,6 +14,8 @@ enum { CACHED_BYTES = 1 << 20 }; /* of activations that are reused from cache, w
 #include "kernels_portable.h"
 #if defined(__x86_64__)
 #include "kernels_x86.h"
+#elif defined(__aarch64__)
+#include "kernels_neon.h"
 #endif
 
 #if defined(__x86_64__)
@@ -64,6 +66,10 @@ static const struct {
     {&kernels_avx_vnni, has_avx_vnni},
 #endif
     {&kernels_avx2, has_avx2},
+#elif defined(__aarch64__)
+    {&kernels_neon_i8mm, has_i8mm},
+    {&kernels_neon_dotprod, has_dotprod},
+    {&kernels_neon, always},
 #endif
     {&kernels_portable, always},
 };

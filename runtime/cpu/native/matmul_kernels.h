@@ -3,6 +3,9 @@
  * registers.
  */
 
+#ifdef OWN_DOTS
+#include OWN_DOTS
+#else
 /* Codes 4 group .. of the 32 that begin at `codes`: VW lanes of four bytes from lane v * VW on. */
 INLINE vi NAME(codes_of)(const uint8_t *codes, int v, int bits, int group)
 {
@@ -176,6 +179,8 @@ INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const str
                 STOREF(out + (t * MAX_HEIGHT + m) * LANES + v * VW, sum[t * mt + m][v] * scale);
         }
 }
+
+#endif
 
 /* A function for every form and height. */
 #define DOT(name, FORM, MT, function, ...)                                                                             \

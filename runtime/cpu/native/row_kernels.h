@@ -94,7 +94,7 @@ INLINE uint32_t NAME(peak)(const float *x, int begin, int end)
     return (uint32_t)largest;
 }
 
-/* Codes of columns begin .. end, as words of four in every `height`th place; returns their sum. scale NaN: codes 0. */
+/* Codes of columns begin .. end, as words of four in their places; returns their sum. scale NaN: codes 0. */
 INLINE int32_t NAME(round_columns)(const float *x, int begin, int end, float scale, int32_t *words, int height)
 {
     vi total[VECS];
@@ -116,7 +116,7 @@ INLINE int32_t NAME(round_columns)(const float *x, int begin, int end, float sca
             *(vb *)(four.bytes + v * VW) = __builtin_convertvector(code, vb);
         }
         for (int j = 0; j < LANES / 4; j++)
-            words[(int64_t)(i / 4 + j) * height] = four.words[j];
+            words[WORD(i / 4 + j, height)] = four.words[j];
     }
     EACH(v) *(vi *)(lanes + v * VW) = total[v];
     for (int i = 0; i < LANES; i++)
@@ -164,7 +164,7 @@ static TARGET void NAME(round_row)(const struct linear *op, const float *x, cons
         x = scratch;
     }
     const int blocks = activation_blocks(op), block = padded_k / blocks;
-    int32_t *words = (int32_t *)((int8_t *)rows->values + (int64_t)first * padded_k) + m;
+    int32_t *words = (int32_t *)((int8_t *)rows->values + (int64_t)first * padded_k) + FIRST_WORD(m);
     const float fixed = op->rounding == ROUND_STATIC ? op->static_scale : 0.0f;
     float scale = op->rounding == ROUND_BLOCK ? 0.0f : NAME(scale_of)(NAME(peak)(x, 0, padded_k), fixed);
     for (int b = 0; b < blocks; b++) {

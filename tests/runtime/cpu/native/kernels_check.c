@@ -1,0 +1,256 @@
+/* Compares every table of kernels that runs here with the portable one, bit for bit: random operations of every form,
+ * rounding, norm, activation and store, over random shapes. It needs nothing of Python, so that an emulator can run it.
+ *
+ *     kernels_check CASES SEED
+ *
+ * Prints the name of each table that agrees. Exits with 1 and describes the case where one does not.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { MAX_ROWS = 30, MAX_K = 700, MAX_N = 90, PADDING = 17 };
+
+static uint64_t state;
+
+static uint32_t random_bits(void)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 32);
+}
+
+static int below(int limit) { return (int)(random_bits() % (unsigned)limit); }
+static int between(int low, int high) { return low + below(high - low + 1); }
+static float uniform(void) { return (float)random_bits() * 0x1p-32f; }
+
+static float gaussian(void)
+{
+    float sum = -6.0f;
+    for (int i = 0; i < 12; i++)
+        sum += uniform();
+    return sum;
+}
+
+static void *allocate(size_t bytes)
+{
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+    if (memory == NULL)
+        exit(2);
+    memset(memory, 255, bytes);
+    return memory;
+}
+
+/* Floats from here on: mostly ordinary, now and then a number that is not finite, huge or tiny. */
+static float *random_floats(int count, int strange)
+{
+    static const float STRANGE[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 1e-40f, 0.0f, -0.0f};
+    float *x = allocate(sizeof(float) * (size_t)count);
+    for (int i = 0; i < count; i++)
+        x[i] = strange && below(200) == 0 ? STRANGE[below(8)] : gaussian();
+    return x;
+}
+
+static int padded(int k, int block)
+{
+    int size = (k + block - 1) / block * block;
+    while (size % 32 != 0)
+        size += block;
+    return size;
+}
+
+static uint16_t random_half(void) { return (uint16_t)(random_bits() & 0x83ff) | (uint16_t)(between(9, 14) << 10); }
+
+static void random_scales(const struct matrix *w, uint8_t *tile)
+{
+    for (int i = 0; i < w->scale_blocks * LANES; i++) {
+        const uint16_t half = random_half() & 0x7fff;
+        const float number = uniform() * 0.01f;
+        memcpy(tile + i * w->scale_bytes, w->scale_bytes == 2 ? (const void *)&half : &number, (size_t)w->scale_bytes);
+    }
+}
+
+static void random_codes(const struct matrix *w, uint8_t *codes, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        codes[i] = below(8) == 0 ? 255 * below(2) : (uint8_t)random_bits();
+    for (int i = 0; w->form == FORM_FLOAT32 && i < bytes / 4; i++)
+        ((float *)codes)[i] = gaussian();
+    for (int i = 0; w->form == FORM_FLOAT16 && i < bytes / 2; i++)
+        ((uint16_t *)codes)[i] = below(9) ? random_half() : (uint16_t)(random_bits() & 0x83ff); /* subnormal */
+    for (int i = 0; w->form == FORM_BFLOAT16 && i < bytes / 2; i++)
+        ((uint16_t *)codes)[i] = (uint16_t)((random_bits() & 0x807f) | (unsigned)between(120, 130) << 7);
+}
+
+/* A matrix of `tiles` tiles. */
+static struct matrix random_matrix(int form, int n, int tiles)
+{
+    static const int BLOCKS[] = {16, 32, 48, 64, 128, 256}, BITS[] = {32, 16, 16, 8, 2, 3, 4, 8};
+    struct matrix w = {.n = n, .k = between(1, MAX_K), .form = form};
+    w.padded_k = w.k;
+    if (form >= FORM_INT2) {
+        w.block = BLOCKS[below(6)];
+        w.padded_k = padded(w.k, w.block);
+        w.scale_blocks = below(3) ? w.padded_k / w.block : 1;
+        w.scale_bytes = below(2) ? 2 : 4;
+        w.has_zeros = below(2);
+    } else if (form == FORM_FLOAT8) {
+        w.scale_blocks = 1;
+        w.scale_bytes = 4;
+    }
+    const int code_bytes = w.padded_k * LANES * BITS[form] / 8;
+    w.codes_offset = (w.scale_blocks * LANES * (w.scale_bytes + w.has_zeros) + 63) / 64 * 64;
+    w.tile_bytes = w.codes_offset + (code_bytes + 63) / 64 * 64;
+    uint8_t *memory = allocate((size_t)(tiles * w.tile_bytes));
+    w.tiles = memory;
+    for (int t = 0; t < tiles; t++, memory += w.tile_bytes) {
+        random_scales(&w, memory);
+        for (int i = 0; w.has_zeros && i < w.scale_blocks * LANES; i++)
+            memory[w.scale_blocks * LANES * w.scale_bytes + i] = (uint8_t)(random_bits() & ((1u << BITS[form]) - 1));
+        random_codes(&w, memory + w.codes_offset, code_bytes);
+    }
+    return w;
+}
+
+static struct norm random_norm(int columns)
+{
+    struct norm norm = {.epsilon = 1e-5f, .kind = below(3)};
+    norm.weight = below(2) ? random_floats(columns, 0) : NULL;
+    norm.bias = below(2) ? random_floats(columns, 0) : NULL;
+    return norm;
+}
+
+static void free_norm(struct norm norm)
+{
+    free((void *)norm.weight);
+    free((void *)norm.bias);
+}
+
+/* Whether two arrays have the same bits, where any NaN equals any other. */
+static int same(const float *a, const float *b, int count, const char *what)
+{
+    for (int i = 0; i < count; i++)
+        if (memcmp(a + i, b + i, sizeof *a) != 0 && !(isnan(a[i]) && isnan(b[i]))) {
+            fprintf(stderr, "%s: element %d is %.9g, portable %.9g\n", what, i, a[i], b[i]);
+            return 0;
+        }
+    return 1;
+}
+
+static void run_linear(const struct kernels *kernels, const struct linear *op, int rows, int begin, int end)
+{
+    const struct matrix *w = op->matrix;
+    const int blocks = activation_blocks(op);
+    const size_t size = op->rounding == ROUND_NONE ? sizeof(float) : 1;
+    struct activations to = {
+        .values = allocate((size_t)rows * (size_t)w->padded_k * size),
+        .scales = allocate((size_t)(rows * blocks) * sizeof(float)),
+        .sums = allocate((size_t)(rows * blocks) * sizeof(int32_t)),
+    };
+    float *scratch = allocate(sizeof(float) * (size_t)(w->padded_k + LANES));
+    for (int first = 0; first < rows; first += kernels->max_height)
+        for (int m = 0; m < kernels->max_height && first + m < rows; m++) {
+            const int height = rows - first < kernels->max_height ? rows - first : kernels->max_height;
+            kernels->round_row(op, op->input.at + (first + m) * op->input.stride, &to, first, height, m, scratch);
+        }
+    kernels->multiply(op, &to, rows, begin, end);
+    free(to.values);
+    free(to.scales);
+    free(to.sums);
+    free(scratch);
+}
+
+static int check_linear(const struct kernels *kernels, const struct kernels *portable)
+{
+    const int form = below(NUM_FORMS), store = below(3), columns = between(1, MAX_N), rows = between(1, MAX_ROWS);
+    const int units = (columns + LANES - 1) / LANES, pair = store == STORE_GATE ? 2 : 1, begin = below(units);
+    const int end = between(begin + 1, units);
+    struct matrix w = random_matrix(form, pair * columns, pair * units);
+    const int stride = w.k + below(PADDING), wide = units * LANES;
+    float *x = random_floats(rows * stride, below(4) == 0), *outputs[2] = {random_floats(rows * wide, 0), NULL};
+    outputs[1] = allocate(sizeof(float) * (size_t)(rows * wide));
+    memcpy(outputs[1], outputs[0], sizeof(float) * (size_t)(rows * wide));
+    struct linear op = {
+        .matrix = &w,
+        .bias = below(2) ? random_floats(w.n, 0) : NULL,
+        .input = {x, stride},
+        .norm = random_norm(w.k),
+        .rounding = form < FORM_INT2 ? ROUND_NONE : between(ROUND_BLOCK, ROUND_STATIC),
+        .store = store,
+        .activation = below(ACT_TANH + 1),
+        .static_scale = 0.02f,
+        .alpha = below(2) ? 1.0f : gaussian(),
+        .cap = below(4) ? 0.0f : 1.0f + uniform(),
+    };
+    const struct kernels *tables[2] = {kernels, portable};
+    for (int i = 0; i < 2; i++) {
+        op.output = (struct view){outputs[i], wide};
+        run_linear(tables[i], &op, rows, begin, end);
+    }
+    char what[200];
+    snprintf(what, sizeof what, "%s: linear: form %d, n %d, k %d, block %d, scale blocks %d, zeros %d, rows %d, rounding %d, store %d",
+             kernels->name, form, w.n, w.k, w.block, w.scale_blocks, w.has_zeros, rows, op.rounding, store);
+    const int agrees = same(outputs[0], outputs[1], rows * wide, what);
+    free((void *)w.tiles);
+    free((void *)op.bias);
+    free_norm(op.norm);
+    free(x);
+    free(outputs[0]);
+    free(outputs[1]);
+    return agrees;
+}
+
+static int check_rows(const struct kernels *kernels, const struct kernels *portable)
+{
+    const struct kernels *tables[2] = {kernels, portable};
+    const int columns = between(1, 200), groups = between(1, 3), size = columns * groups;
+    float *a = random_floats(size, below(4) == 0), *b = random_floats(size, 0), *outputs[2];
+    struct normalize normalize = {
+        .input = {a, size}, .residual = {below(2) ? b : NULL, size}, .norm = random_norm(columns), .columns = columns, .groups = groups,
+    };
+    struct combine combine = {
+        .a = {a, size}, .b = {below(4) ? b : NULL, size}, .kind = below(COMBINE_GATE + 1), .activation = below(ACT_TANH + 1),
+        .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
+    };
+    int agrees = 1;
+    for (int which = 0; which < 2; which++) {
+        for (int i = 0; i < 2; i++) {
+            outputs[i] = allocate(sizeof(float) * (size_t)size);
+            normalize.output = combine.output = (struct view){outputs[i], size};
+            if (which == 0)
+                tables[i]->normalize_row(&normalize, 0, 0);
+            else
+                tables[i]->combine_row(&combine, 0);
+        }
+        char what[100];
+        snprintf(what, sizeof what, "%s: %s of %d columns", kernels->name, which ? "combine" : "normalize", size);
+        agrees = agrees && same(outputs[0], outputs[1], size, what);
+        free(outputs[0]);
+        free(outputs[1]);
+    }
+    free_norm(normalize.norm);
+    free(a);
+    free(b);
+    return agrees;
+}
+
+int main(int count, char **arguments)
+{
+    const int cases = count > 1 ? atoi(arguments[1]) : 1000;
+    const uint64_t seed = 0x9e3779b97f4a7c15u * (count > 2 ? strtoull(arguments[2], NULL, 10) + 1 : 1);
+    const struct kernels *portable = find_kernels("portable");
+    const char *name;
+    for (int i = 0; (name = kernels_name(i)) != NULL; i++) {
+        const struct kernels *kernels = find_kernels(name);
+        state = seed;
+        for (int c = 0; c < cases; c++)
+            if (!check_linear(kernels, portable) || !check_rows(kernels, portable))
+                return 1;
+        puts(name);
+    }
+    return 0;
+}
