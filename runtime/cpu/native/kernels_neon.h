@@ -1,4 +1,4 @@
-/* The kernels of aarch64: NEON, which every such CPU has, its dot products, and its products of small matrices. */
+/* The kernels of aarch64: NEON, which every such CPU has, with sdot, and with smmla. */
 #include <arm_neon.h>
 
 #if defined(__linux__)

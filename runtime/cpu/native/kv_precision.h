@@ -168,7 +168,7 @@ static void store_group(const float *x, int first, int last, uint16_t *scale, ui
 }
 
 /* Store a vector of `dim` floats; `group` is that of grouped int4. */
-static void store_vector(enum kind kind, const float *x, int dim, int group, const struct stored *to)
+static inline void store_vector(enum kind kind, const float *x, int dim, int group, const struct stored *to)
 {
     if (kind == FLOAT32) {
         for (int d = 0; d < dim; d++)

@@ -1,10 +1,10 @@
-/* The dot products of NEON, in place of those of matmul_kernels.h, which includes this once for each set of kernels_neon.h.
+/* The matmul of NEON, in place of that of matmul_kernels.h, which includes this once for each set of kernels_neon.h.
  *
  * 32 registers of 4 lanes hold the sums of 12 rows and 4 columns, or of 6 and 16; one load has 4 words of activations, each
  * a lane of dot or fma. Codes of 8 bits are less by 128 here, so that all codes are signed. DOTS says how they are multiplied:
  *
- *     WIDENING   products of 16 bits, added to sums of 32. Those of codes of 4 bits are added in 16 bits first: eight of at
- *                most 15 * 128, in pairs
+ *     WIDENING   smull: terms of 16 bits, added to sums of 32. With codes of 4 bits they are added in 16 bits first: eight of
+ *                at most 15 * 128, in pairs
  *     BY_LANE    sdot: a lane of sums is a column, of one row
  *     OF_PAIRS   smmla, from two rows on: a register of sums has two columns of two rows. sum[2 p] and sum[2 p + 1] are of
  *                rows 2 p and 2 p + 1; a last row that is alone is taken twice
@@ -30,7 +30,7 @@ INLINE int8x16_t NAME(codes_of)(const uint8_t *codes, int v, int bits, int group
 /* Add groups begin .. end of 32 codes, times q, to the sums of columns 4 v .. of `mt` rows. */
 INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, int32x4_t *sum, int v, int mt, int bits, int begin, int end)
 {
-    int16x8_t low[MAX_HEIGHT], high[MAX_HEIGHT]; /* of two columns each: four products of either */
+    int16x8_t low[MAX_HEIGHT], high[MAX_HEIGHT]; /* of two columns each: four terms of either */
     int32x4_t pairs[MAX_HEIGHT][2];
     UNROLL for (int m = 0; m < mt; m++) {
         low[m] = high[m] = vdupq_n_s16(0);

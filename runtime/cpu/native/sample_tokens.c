@@ -232,6 +232,8 @@ static const struct loops *loops_for(const char *isa)
         return &loops_avx512;
     if (strcmp(isa, loops_avx2.isa) == 0)
         return &loops_avx2;
+#else
+    (void)isa;
 #endif
     return &loops_baseline;
 }
