@@ -8,8 +8,9 @@ PIP    := $(BIN)/pip install --quiet --no-compile
 # A worker a core; one that is done takes tests from another's end, so that files, and what they build, stay together.
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
-# Architectures of the wheels; zig compiles the CPU engine's library for each of them and for glibc 2.28.
+# The wheels: zig compiles the CPU engine's library for each architecture, with glibc 2.28 and with musl.
 ARCHITECTURES := x86_64 aarch64
+PLATFORMS     := manylinux_2_28:linux-gnu.2.28 musllinux_1_2:linux-musl
 
 # Containers often set it; without it, the processes that the tests start need not compile Ingot's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ help:
 	@echo "make test    the tests that need neither torch nor transformers"
 	@echo "make check   lint, types, layers, all tests and the oracle: what CI runs"
 	@echo "make bench   the CPU engines next to llama.cpp, onnxruntime-genai and OpenVINO GenAI (40 minutes)"
-	@echo "make wheel   the sdist, and a wheel for each of $(ARCHITECTURES), in dist/"
+	@echo "make wheel   the sdist, and wheels for glibc and musl on each of $(ARCHITECTURES), in dist/"
 
 $(STAMPS)/venv:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ingot needs Python 3.11 or newer; set PYTHON=...")'
@@ -77,12 +78,15 @@ bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
 	$(BIN)/python -m benchmarks.cpu.compare
 
-# The last line fails when the kernel needs a newer glibc; the tag that auditwheel names may be older than 2.28.
+# The last command fails when the library needs a newer glibc; the tag that auditwheel names may be older than 2.28. It does
+# not read musl's wheels on a system with glibc: tests/packaging/test_release_wheels.py does.
 wheel: $(STAMPS)/wheel
 	rm -rf dist
 	set -e; for arch in $(ARCHITECTURES); do \
-		CC="$(abspath $(BIN))/python -m ziglang cc -target $$arch-linux-gnu.2.28" CFLAGS= LDFLAGS= \
-		INGOT_WHEEL_PLATFORM=manylinux_2_28_$$arch $(BIN)/python -m build; \
+		for platform in $(PLATFORMS); do \
+			CC="$(abspath $(BIN))/python -m ziglang cc -target $$arch-$${platform#*:}" CFLAGS= LDFLAGS= \
+			INGOT_WHEEL_PLATFORM=$${platform%:*}_$$arch $(BIN)/python -m build; \
+		done; \
 		$(BIN)/auditwheel show dist/*-manylinux_2_28_$$arch.whl | tee /dev/stderr | \
 			grep -E "\"manylinux_2_([0-9]|1[0-9]|2[0-8])_$$arch\"" > /dev/null; \
 	done
