@@ -149,6 +149,7 @@ class Lane:
         tiers = self.engine.tiers
         while tiers and tiers.is_moving:
             tiers.wait()
+            tiers.poll()  # what has ended counts as moving until the engine takes note of it
 
     @property
     def _is_moving(self) -> bool:

@@ -32,6 +32,9 @@ static inline int activation_blocks(const struct linear *op)
     return w->scale_blocks == 1 && op->rounding != ROUND_BLOCK ? 1 : w->padded_k / w->block;
 }
 
+/* Whether the sum of a block's codes may exceed 16 bits: 256 times -128 does. */
+static inline int has_wide_sums(const struct matrix *w, int blocks) { return w->padded_k / blocks > 255; }
+
 struct kernels {
     const char *name;
     int max_height; /* at most MAX_HEIGHT */

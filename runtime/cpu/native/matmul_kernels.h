@@ -99,7 +99,7 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
             if (w->has_zeros) {
                 zero = vwiden8(zeros + v * VW);
                 UNROLL for (int m = 0; m < mt; m++)
-                    if (blocks == 1)
+                    if (has_wide_sums(w, blocks))
                         sum[m * chains] *= zero;
                     else
                         sum[m * chains] = multiply16(zero, sum[m * chains]);

@@ -115,7 +115,7 @@ INLINE void NAME(begin_sums)(const struct matrix *w, int blocks, const int32_t *
     const int16x4_t wide = vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
     const int32x4_t zero = vmovl_s16(bits == 8 ? vsub_s16(wide, vdup_n_s16(128)) : wide);
     UNROLL for (int m = 0; m < mt; m++)
-        sum[m] = vmulq_n_s32(zero, blocks == 1 ? sums[m] : (int16_t)sums[m]);
+        sum[m] = vmulq_n_s32(zero, has_wide_sums(w, blocks) ? sums[m] : (int16_t)sums[m]);
 }
 
 /* Add a block, whose columns begin at `at`, to the sums of columns 4 v .. 4 (v + vectors). q: of column `at`. */

@@ -136,7 +136,7 @@ INLINE float NAME(scale_of)(uint32_t peak, float static_scale)
 INLINE int32_t NAME(sum_for_zeros)(const struct matrix *w, int blocks, int32_t sum)
 {
     if (w->has_zeros)
-        return blocks == 1 ? -sum : -sum & 0xffff; /* what multiply16 expects */
+        return has_wide_sums(w, blocks) ? -sum : -sum & 0xffff; /* what multiply16 expects */
     const int bits = w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
     return -sum * (1 << (bits - 1));
 }

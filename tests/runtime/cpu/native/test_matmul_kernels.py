@@ -71,6 +71,15 @@ def test_512_rows_equal_the_same_rows_alone(form: Form) -> None:
         assert case.run(SETS[0], x[row : row + 1]).tobytes() == together[row : row + 1].tobytes()
 
 
+@pytest.mark.parametrize(("block", "rounding"), [(256, "static"), (512, "token"), (1024, "static")])
+@pytest.mark.parametrize("form", INTEGERS)
+def test_the_sum_of_a_block_of_equal_codes_is_exact_beyond_16_bits(form: Form, block: int, rounding: Rounding) -> None:
+    rng = np.random.default_rng(block)
+    weight = random_weight(rng, 24, 1024, form, block=block, zeros=True, scale_bytes=4)
+    case = LinearCase(weight, rounding, static_scale=1.0 if rounding == "static" else 0.0)
+    check(case, np.full((13, 1024), -500.0, np.float32), INTEGER_ERROR)
+
+
 @pytest.mark.parametrize("form", INTEGERS)
 @pytest.mark.parametrize("zero", ["low", "middle", "high"])
 def test_the_largest_codes_do_not_saturate(form: Form, zero: str) -> None:
