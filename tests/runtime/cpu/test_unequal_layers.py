@@ -11,6 +11,7 @@ from ingot.artifact.kv_geometry import KVType
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cpu.native import attention
+from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.unequal_artifact import LAYERS, VOCAB, geometry, make_artifact, reference_logits
@@ -27,7 +28,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "numpy":
         monkeypatch.setattr(attention, "attention_backend", lambda: "numpy")
-    elif attention.native_library() is None:
+    elif native_library() is None:
         pytest.skip("the kernel is not built")
 
 
