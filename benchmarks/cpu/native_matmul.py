@@ -1,8 +1,8 @@
 """Speed of the native engine's matmul kernels: one thread, each form and instruction set, 1 to 512 rows.
 
 GB/s are of the packed weights, GOPS 2 n k rows operations; best of all calls, rounds interleaved: a busy machine makes
-a call slower, never faster. One row reads 128 MiB of matrices in turn, which no cache holds; more rows have one matrix,
-in cache, as their speed is that of arithmetic. Weights are arbitrary bytes; only speed is measured.
+a call slower, never faster. Matrices of 128 MiB are read in turn, which no cache holds, as in a step of a model.
+Weights are arbitrary bytes; only speed is measured.
 
     python -m benchmarks.cpu.native_matmul --sets avx512-vnni,avx2 --forms int4,int8,float16
 """
@@ -52,7 +52,7 @@ class Case:
 
     def __post_init__(self) -> None:
         m, size = self.matrix, self.weight_bytes
-        copies = max(1, UNCACHED_BYTES // size) if self.num_rows == 1 else 1
+        copies = max(1, UNCACHED_BYTES // size)
         tiles, output = weights(max(size, UNCACHED_BYTES)), aligned((self.num_rows, round_up(m.n, LANES)), np.float32)
         matrices = [
             MatrixAt(

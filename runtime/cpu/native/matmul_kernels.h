@@ -65,7 +65,7 @@ INLINE void NAME(add_block)(const uint8_t *codes, const int32_t *q, vi *sum, int
         at += 16, codes += 64 * bits, q += 4 * mt;
     }
     for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
-        UNROLL for (int line = 0; v == 0 && mt <= 2 && line < bits; line++)
+        UNROLL for (int line = 0; v == 0 && line < bits; line++)
             __builtin_prefetch(codes + AHEAD + 64 * line, 0, 3);
         NAME(add_groups)(codes, q, sum, v, mt, chains, bits, 0, 8);
     }
@@ -162,7 +162,7 @@ INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const str
         EACH(v) sum[i][v] = vset(0.0f);
     int k = 0;
     for (; k + 4 <= w->k; k += 4, codes += 4 * bytes, q += 4 * mt) {
-        UNROLL for (int t = 0; mt <= 2 && t < nt; t++)
+        UNROLL for (int t = 0; t < nt; t++)
             UNROLL for (int at = 0; at < 4 * bytes; at += 64)
                 __builtin_prefetch(codes + t * w->tile_bytes + at + AHEAD / 4, 0, 2);
         UNROLL for (int i = 0; i < 4; i++)
