@@ -25,7 +25,7 @@ FOLDER = "ingot/runtime/cpu/native"
 LIBRARY = "ingot_cpu.so"
 # After CFLAGS, as no flag of the environment may change a bit of the results.
 FLAGS = ("-O3", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=off", "-fPIC")
-LINK = ("-fPIC", "-shared", "-s")
+LINK = ("-shared", "-s")
 LIBRARIES = ("-lm", "-lpthread")
 
 
@@ -78,7 +78,8 @@ def compile_library(folder: Path, target: Path) -> str | None:
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             problem = next(filter(None, pool.map(_run, commands)), None)
-        return problem or _run([*start, *given, *LINK, "-o", str(target), *made, *link, *LIBRARIES])
+        # With the flags of compiling: a linker told to make fast mathematics sets the processor to flush subnormals.
+        return problem or _run([*start, *given, *FLAGS, *LINK, "-o", str(target), *made, *link, *LIBRARIES])
 
 
 def _run(command: list[str]) -> str | None:

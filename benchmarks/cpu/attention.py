@@ -218,7 +218,11 @@ def _session(p: Problem, threads: int) -> onnxruntime.InferenceSession:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except RuntimeError:  # an engine of this process has made onnxruntime's global pool, as in tests
+        options.use_per_session_threads = False
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def measure(problem: Problem, threads: int, seconds: float, ggml: Path | None) -> Iterator[Result]:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ingot.runtime.cpu.native import attention
@@ -144,6 +145,7 @@ def test_the_bits_do_not_depend_on_the_compiler(
 @pytest.mark.slow
 def test_the_bits_do_not_depend_on_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_same_bits(build_wheel(tmp_path, CFLAGS="-Ofast -ffast-math"), tmp_path, monkeypatch)
+    assert np.float32(1e-38) * np.float32(0.1) > 0, "to load it makes the process flush subnormal numbers"
 
 
 def require_same_bits(wheel: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
