@@ -70,7 +70,7 @@ METRICS = (
     Metric("kv_host_blocks", "gauge", "blocks", "kv_tiers.host_blocks_total", "Blocks that host memory has room for."),
     Metric("kv_host_blocks_used", "gauge", "blocks", "kv_tiers.host_blocks", "Blocks in host memory."),
     Metric("kv_blocks_saved", "counter", "blocks", "kv_tiers.saved_blocks", "Copied from the pool to host memory."),
-    Metric("kv_saves_dropped", "counter", "blocks", "kv_tiers.dropped_saves", "Needed by a step before they were."),
+    Metric("kv_saves_dropped", "counter", "blocks", "kv_tiers.dropped_saves", "Left the pool with no copy below it."),
     Metric("kv_blocks_restored", "counter", "blocks", "kv_tiers.restored_blocks", "Copied back to the pool."),
     Metric("kv_disk_blocks_read", "counter", "blocks", "kv_tiers.disk_read_blocks", "Read from the disk tier."),
     Metric("kv_disk_blocks_written", "counter", "blocks", "kv_tiers.disk_written_blocks", "Written to the disk tier."),
