@@ -34,7 +34,7 @@ class Work:
 
     @property
     def sequences(self) -> Sequences:
-        """What the engines are to hold."""
+        """Number and lengths of the sequences that the engines need room for."""
         return Sequences(self.batch, self.prompt_tokens, self.prompt_tokens + _ROOM[self.batch])
 
     @property

@@ -19,9 +19,10 @@ from ingot.runtime.cpu.buffers import ValueBuffers
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
 from ingot.runtime.cpu.kernel_version import kernel_version
 from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
 from ingot.runtime.cpu.native.attention import make_attention
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
-from ingot.runtime.options import EngineOptions, resolve_pool_size
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import round_up
 
@@ -29,26 +30,11 @@ _log = logging.getLogger(__name__)
 
 _Call = Callable[[], None]
 _KEPT_PLANS = 64
-_MAX_SEQUENCES = 64  # default limit of one step
 
 
 def load(artifact: Artifact, options: EngineOptions) -> "OnnxRuntimeExecutor":
     """Make the executor of an artifact for the CPU, with a KV pool in host memory."""
-    manifest, max_sequences = artifact.manifest, options.max_sequences or _MAX_SEQUENCES
-    size = resolve_pool_size(
-        manifest.model,
-        manifest.kv,
-        kv_blocks=options.kv_blocks,
-        kv_bytes=options.kv_bytes,
-        max_sequences=max_sequences,
-    )
-    return OnnxRuntimeExecutor(
-        artifact,
-        num_blocks=size.num_blocks,
-        max_batch_tokens=options.max_batch_tokens or manifest.max_batch_tokens,
-        max_sequences=max_sequences,
-        num_threads=options.num_threads,
-    )
+    return OnnxRuntimeExecutor(artifact, **resolve_limits(artifact, options))
 
 
 class OnnxRuntimeExecutor:
@@ -72,7 +58,7 @@ class OnnxRuntimeExecutor:
         *,
         num_blocks: int,
         max_batch_tokens: int = 512,
-        max_sequences: int = _MAX_SEQUENCES,
+        max_sequences: int = MAX_SEQUENCES,
         num_threads: int | None = None,
     ) -> None:
         assert max_batch_tokens > 0

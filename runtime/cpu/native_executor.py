@@ -17,36 +17,22 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
 from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
 from ingot.runtime.cpu.native.attention import isa_in_use
 from ingot.runtime.cpu.native.library import library_file
 from ingot.runtime.cpu.native.program import NativeProgram, program_library
-from ingot.runtime.options import EngineOptions, resolve_pool_size
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
 _log = logging.getLogger(__name__)
 
-_MAX_SEQUENCES = 64  # default limit of one step
 _SHOWN = 16  # hexadecimal digits of a digest
 
 
 def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
     """Make the executor of an artifact, with a KV pool in host memory."""
-    manifest, max_sequences = artifact.manifest, options.max_sequences or _MAX_SEQUENCES
     program_library()  # before anything large is allocated
-    size = resolve_pool_size(
-        manifest.model,
-        manifest.kv,
-        kv_blocks=options.kv_blocks,
-        kv_bytes=options.kv_bytes,
-        max_sequences=max_sequences,
-    )
-    return NativeExecutor(
-        artifact,
-        num_blocks=size.num_blocks,
-        max_batch_tokens=options.max_batch_tokens or manifest.max_batch_tokens,
-        max_sequences=max_sequences,
-        num_threads=options.num_threads,
-    )
+    return NativeExecutor(artifact, **resolve_limits(artifact, options))
 
 
 class NativeExecutor:
@@ -71,7 +57,7 @@ class NativeExecutor:
         *,
         num_blocks: int,
         max_batch_tokens: int = 512,
-        max_sequences: int = _MAX_SEQUENCES,
+        max_sequences: int = MAX_SEQUENCES,
         num_threads: int | None = None,
         isa: str | None = None,
     ) -> None:
@@ -145,7 +131,7 @@ def _map_weights(artifact: Artifact) -> MappedTensors:
 
 
 def _kernel_version(isa: str) -> str:
-    """What bits depend on besides the artifact: the library and the instruction sets it runs."""
+    """The library and the instruction sets that it runs: besides the artifact, bits depend on nothing else."""
     library = library_file(Path(__file__).parent / "native")
     assert library is not None
     digest = sha256(library.read_bytes()).hexdigest()[:_SHOWN]

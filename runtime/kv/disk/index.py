@@ -1,4 +1,4 @@
-"""What a disk store holds, as far as this process has seen: which slot has which block, times of last use, free slots.
+"""The index of a disk store in this process: the block in each slot, times of last use, free slots.
 
 Numbers only; `Segment` has the files. All methods are thread-safe, and none holds the lock for long: the engine's step
 looks blocks up here.

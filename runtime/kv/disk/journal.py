@@ -39,7 +39,7 @@ class Journal:
             os.write(self._file, _NOTE.pack(*note, self._writer))
 
     def news(self) -> list[Note]:
-        """What other processes noted since the last call, or since the journal was opened."""
+        """Records that other processes wrote since the last call, or since the journal was opened."""
         size = os.fstat(self._file).st_size
         if size == self._read:
             return []

@@ -111,7 +111,7 @@ class Segment:
         return self.geometry.table_bytes + slot * self.geometry.slot_bytes
 
     def table(self) -> list[Entry]:
-        """What the slots hold."""
+        """Entries of the table, by slot."""
         size = self.num_slots * _ENTRY.size
         data = os.pread(self.file, size, 0)
         return [_entry(key, used_ns) for key, used_ns in _ENTRY.iter_unpack(data.ljust(size, b"\0"))]

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.artifact.json_text import first_problem, read_limited
+from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry
-from ingot.errors import ArtifactError
 from ingot.sizes import round_up
 
 LANES = 16  # output rows of a tile
@@ -266,11 +265,4 @@ def _tensors_of(operation: Operation) -> tuple[str | None, ...]:
 
 def read_cpu_program(file: Path) -> CpuProgram:
     """Read program/operations.json; ArtifactError with the file and its problem."""
-    try:
-        return CpuProgram.model_validate_json(read_limited(file, MAX_PROGRAM_BYTES), strict=True)
-    except OSError as error:
-        raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ArtifactError(f"{file}: {first_problem(error)}; build the artifact again") from error
-    except ValueError as error:
-        raise ArtifactError(f"{file}: {error}; build the artifact again") from error
+    return read_program(file, CpuProgram, MAX_PROGRAM_BYTES)

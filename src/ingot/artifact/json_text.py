@@ -6,14 +6,15 @@ NaN. All of these are a ValueError here.
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from ingot.errors import shown
+from ingot.errors import ArtifactError, shown
 from ingot.sizes import format_bytes
 
 MAX_JSON_BYTES = 100_000_000
+_Model = TypeVar("_Model", bound=BaseModel)
 _PLACE_CHARACTERS = 80  # of a key in a message
 
 
@@ -32,6 +33,18 @@ def read_limited(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}")
     return content
+
+
+def read_program(file: Path, model: type[_Model], most: int) -> _Model:
+    """Read a program of up to `most` bytes; ArtifactError with the file and its first problem."""
+    try:
+        return model.model_validate_json(read_limited(file, most), strict=True)
+    except OSError as error:
+        raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ArtifactError(f"{file}: {first_problem(error)}; build the artifact again") from error
+    except ValueError as error:
+        raise ArtifactError(f"{file}: {error}; build the artifact again") from error
 
 
 def first_problem(error: ValidationError) -> str:

@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.artifact.json_text import first_problem, read_limited
+from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry, KVType
-from ingot.errors import ArtifactError
 
 # Bytes per element by Triton type name.
 ELEMENT_BYTES: Mapping[str, int] = {
@@ -306,14 +305,7 @@ class CudaProgram(_Frozen):
 
 def read_cuda_program(file: Path) -> CudaProgram:
     """Read program/launches.json; ArtifactError with the file and its problem."""
-    try:
-        return CudaProgram.model_validate_json(read_limited(file, MAX_PROGRAM_BYTES), strict=True)
-    except OSError as error:
-        raise ArtifactError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ArtifactError(f"{file}: {first_problem(error)}; build the artifact again") from error
-    except ValueError as error:
-        raise ArtifactError(f"{file}: {error}; build the artifact again") from error
+    return read_program(file, CudaProgram, MAX_PROGRAM_BYTES)
 
 
 def cubins_file(sm: int) -> str:
