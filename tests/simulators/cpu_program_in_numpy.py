@@ -179,9 +179,7 @@ class _Step:
         return normed if norm.bias is None else normed + self.owner.tensor(norm.bias)
 
     def _combine(self, operation: Combine) -> None:
-        a = self.view(operation.a, operation.columns)
-        b: Any = operation.b
-        b = self.view(b, operation.columns) if isinstance(b, View) else None if b is None else np.float32(b)
+        a, b = self._gathered(operation.a, operation.columns, operation.rows), self._second(operation)
         match operation.function:
             case "copy":
                 result = a
@@ -192,6 +190,11 @@ class _Step:
             case "gate":
                 result = activated(a, operation.activation) * b
         self._output(operation)[:] = capped(result * np.float32(operation.scale), operation.cap)
+
+    def _second(self, operation: Combine) -> Any:
+        if isinstance(operation.b, View):
+            return self._gathered(operation.b, operation.columns, operation.rows)
+        return None if operation.b is None else np.float32(operation.b)
 
     def _attend(self, operation: Attend) -> None:
         width = operation.num_kv_heads * operation.head_dim

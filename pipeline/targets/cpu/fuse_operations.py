@@ -170,7 +170,7 @@ def _update_in_place(draft: Draft) -> None:
                 draft.operations[at] = _as_sum(draft.operations[at], target)
                 renamed[operation.output.buffer] = target
                 dropped.add(place)
-        elif isinstance(operation, Normalize) and operation.rows == "tokens":
+        elif isinstance(operation, Normalize):
             free = _norm_target(draft, uses, place, operation)
             if free is not None:
                 renamed[operation.output.buffer] = free
@@ -187,15 +187,15 @@ def _adding(draft: Draft, uses: _Uses, place: int, add: Combine) -> tuple[View, 
         maker = draft.operations[at]
         is_free = not uses.is_read_after(total.buffer, at, place) and uses.maker[total.buffer] < at
         is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, draft.matrices)
-        fills = total.column == 0 and draft.buffers[total.buffer].columns == add.columns
-        if _can_add(maker) and is_free and is_last and fills and add.rows == "tokens":
+        fills = _fills(draft, total, add, add.columns)
+        if _can_add(maker) and is_free and is_last and fills:
             return total, at
     return None
 
 
 def _can_add(operation: Operation) -> bool:
     match operation:
-        case Linear(store="store", rows="tokens"):
+        case Linear(store="store"):
             return True
         case Embed(adds=False):
             return True
@@ -210,11 +210,18 @@ def _as_sum(operation: Operation, target: View) -> Operation:
 def _norm_target(draft: Draft, uses: _Uses, place: int, norm: Normalize) -> View | None:
     """Where a norm can write: to its residual, or without one to its input."""
     if norm.residual is not None:
-        fills = norm.residual.column == 0 and draft.buffers[norm.residual.buffer].columns == norm.columns * norm.groups
+        fills = _fills(draft, norm.residual, norm, norm.columns * norm.groups)
         return norm.residual if fills and not uses.is_read_after(norm.residual.buffer, place, place) else None
     span = Span.of(norm.input, norm.columns * norm.groups)
     others = (other for other, read in uses.readers[span.buffer] if read.overlaps(span))
-    return norm.input if all(other <= place for other in others) else None
+    is_last = all(other <= place for other in others)
+    return norm.input if is_last and draft.buffers[span.buffer].rows == norm.rows else None
+
+
+def _fills(draft: Draft, view: View, operation: Combine | Normalize, columns: int) -> bool:
+    """Whether the view is a whole buffer, with the rows that the operation computes."""
+    buffer = draft.buffers[view.buffer]
+    return (view.column, buffer.columns, buffer.rows) == (0, columns, operation.rows)
 
 
 def _renamed(operation: Operation, renamed: Mapping[str, View]) -> Operation:

@@ -43,7 +43,7 @@ def _lower_gather(context: LoweringContext, node: ir.Node) -> None:
         rows = context.read(source, node)
         if node in context.fusions.at:
             raise refusal(node, "is scaled before a norm or linear layer reads it")
-        context.put(node.outputs[0], Rows(rows.view, rows.columns, "logits", gathered=True))
+        context.put(node.outputs[0], Rows(rows.view, rows.columns, "logits"))
     elif is_stored(source) and name in ("input_ids", "position_ids"):
         epilogue = _epilogue(context, node)
         if epilogue.softcap:
@@ -83,7 +83,7 @@ def _linear(context: LoweringContext, node: ir.Node, stored: StoredMatrix) -> No
     assert source is not None
     given = context.rounded.get(source)
     rounding, static_scale = _rounding(node, stored, given)
-    x = context.read(given.source if given else source, node, gathers=True)
+    x = context.read(given.source if given else source, node)
     epilogue = _epilogue(context, node)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     out = context.make(epilogue.result, x.rows)
@@ -142,7 +142,7 @@ def _normalize(
     epsilon: float | None = None,
 ) -> None:
     assert weight is not None
-    x, axis = context.read(source, node, gathers=True), node.attributes.get_int("axis", -1)
+    x, axis = context.read(source, node), node.attributes.get_int("axis", -1)
     if node.op_type in _NORMS and axis not in (-1, len(result.shape or ()) - 1):
         raise refusal(node, "norms another axis than the last")
     columns = int(weight.shape.numpy()[-1]) if weight.shape is not None else x.columns

@@ -1,6 +1,7 @@
 """Lowers the IR to a CPU launch program: an operation per node, then as few operations and buffers as possible.
 
     lower the nodes         every value in a buffer of its own (lower_nodes.py, fusions.py for what spans several nodes)
+    gather_early.py         rows of logits alone after the last attention
     fuse_operations.py      norms into linear layers, gate and up projections, sums and norms in place
     plan the arena          buffers whose lifetimes do not overlap share a place
 
@@ -21,6 +22,7 @@ from ingot.passes.quantization.schemes import require_used_schemes
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
 from ingot.pipeline.targets.cpu.fuse_operations import fuse_operations
+from ingot.pipeline.targets.cpu.gather_early import gather_early
 from ingot.pipeline.targets.cpu.lower_nodes import lower_node
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, DraftBuffer, LoweringContext, Vector
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
@@ -44,6 +46,7 @@ def lower_to_operations(model: ir.Model) -> Lowered:
     """Lower the model. PassError names a node, or a weight, that the CPU's kernels do not compute."""
     require_used_schemes(model)
     draft = _lowered(model.graph)
+    gather_early(draft)
     fuse_operations(draft)
     return Lowered(_program(draft, MODEL.of(model), KV.of(model)), draft.stored, draft.vectors)
 

@@ -24,12 +24,11 @@ Vector = Callable[[], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Rows:
-    """A value [rows, columns] in a buffer. gathered: it is the rows of logits of a buffer that has all tokens' rows."""
+    """A value [rows, columns] in a buffer: rows of logits may be those of a buffer that has a row for each token."""
 
     view: View
     columns: int
     rows: RowsOf = "tokens"
-    gathered: bool = False
 
     def slice(self, start: int, columns: int) -> "Rows":
         """Return some of the columns."""
@@ -98,18 +97,13 @@ class LoweringContext:
         self.places[value] = rows
         return rows
 
-    def read(self, value: ir.Value | None, reader: ir.Node, *, gathers: bool = False) -> Rows:
-        """Return the place of a value. gathers: the reader can gather its rows of logits.
-
-        PassError for a constant, for rounded activations and for rows that the reader cannot gather.
-        """
+    def read(self, value: ir.Value | None, reader: ir.Node) -> Rows:
+        """Return the place of a value. PassError for a constant, and for rounded activations."""
         assert value is not None
         found = self.places.get(value)
         if found is None:
             kind = "a constant" if is_stored(value) else "rounded activations" if value in self.rounded else "a value"
             raise refusal(reader, f"reads {kind} ({value.name!r}), and its operation takes rows of floats")
-        if found.gathered and not gathers:
-            raise refusal(reader, "reads hidden states gathered by logits_indices; only norms and linear layers do")
         return found
 
     def vector(self, value: ir.Value | None, reader: ir.Node) -> str:

@@ -50,8 +50,9 @@ struct kernels {
     void (*multiply)(const struct linear *op, const struct activations *rows, int count, int begin, int end);
 
     void (*embed_row)(const struct embed *op, int64_t id, int64_t row);
-    void (*normalize_row)(const struct normalize *op, int64_t source, int64_t row); /* input and residual are rows `source` */
-    void (*combine_row)(const struct combine *op, int64_t row);
+    /* source: the row of views that are gathered */
+    void (*normalize_row)(const struct normalize *op, int64_t source, int64_t row);
+    void (*combine_row)(const struct combine *op, int64_t source, int64_t row);
 };
 
 /* The table by its name, or the best one for NULL; NULL if this CPU or build has no such instruction set. */

@@ -35,7 +35,7 @@ class Kernels(Structure):
         ("multiply", CFUNCTYPE(None, _LINEAR, _ROWS, c_int, c_int, c_int)),
         ("embed_row", CFUNCTYPE(None, POINTER(EmbedOperation), c_int64, c_int64)),
         ("normalize_row", CFUNCTYPE(None, POINTER(NormalizeOperation), c_int64, c_int64)),
-        ("combine_row", CFUNCTYPE(None, POINTER(CombineOperation), c_int64)),
+        ("combine_row", CFUNCTYPE(None, POINTER(CombineOperation), c_int64, c_int64)),
     )
 
 

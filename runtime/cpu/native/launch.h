@@ -43,7 +43,7 @@ enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
 enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH };
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
-enum rows_of { OF_TOKENS, OF_LOGITS, GATHERED }; /* rows are tokens; logits; logits whose input is gathered by logits_indices */
+enum rows_of { OF_TOKENS, OF_LOGITS }; /* the rows that an operation computes */
 enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE }; /* GATE: activation(a) * b */
 
 struct matrix { /* cpu_program.Matrix */
@@ -57,11 +57,19 @@ struct matrix { /* cpu_program.Matrix */
     int32_t has_zeros;
 };
 
-/* Rows of float32, `stride` floats apart. Buffers of the arena begin at 64 bytes and have strides of whole 16 floats. */
+/* Rows of float32, `stride` floats apart. Buffers of the arena begin at 64 bytes and have strides of whole 16 floats.
+ * gathered: an operation of rows of logits reads rows of tokens, by logits_indices. */
 struct view {
     float *at;
     int64_t stride;
+    int32_t gathered;
 };
+
+/* The row of a view that is read for row `row` of the output; `source` is its token. */
+static inline const float *row_at(const struct view *view, int64_t source, int64_t row)
+{
+    return view->at + (view->gathered ? source : row) * view->stride;
+}
 
 struct norm {
     const float *weight, *bias; /* [columns]; bias NULL for none */
@@ -94,14 +102,14 @@ struct normalize {
     struct view input, output, residual;
     struct norm norm;
     int32_t columns, groups;    /* columns of one group, which share the norm's weight */
-    int32_t of_logits;          /* enum rows_of; of the residual too */
+    int32_t of_logits;          /* enum rows_of */
 };
 
 /* output = combination of a and b (or of a and a number: b.at NULL), then * scale, then capped. */
 struct combine {
     struct view a, b, output;
     int32_t kind, activation, columns;
-    int32_t of_logits;          /* enum rows_of, never GATHERED */
+    int32_t of_logits;          /* enum rows_of */
     float number, scale, cap;
 };
 

@@ -66,13 +66,13 @@ static inline int row_bytes(const struct linear *op)
 
 static inline int rows_of(const struct program *p, int of_logits)
 {
-    return of_logits != OF_TOKENS ? p->batch->logits : p->batch->tokens;
+    return of_logits == OF_LOGITS ? p->batch->logits : p->batch->tokens;
 }
 
-/* The row of the input that row `row` of an operation reads. */
+/* The token of row `row` of an operation: the row of its inputs that are gathered. */
 static inline int64_t source_of(const struct program *p, int of_logits, int row)
 {
-    return of_logits == GATHERED ? p->batch->logits_indices[row] : row;
+    return of_logits == OF_LOGITS ? p->batch->logits_indices[row] : row;
 }
 
 /* ---- linear */
@@ -83,8 +83,8 @@ static void round_rows(const struct program *p, const struct linear *op, int thr
     for (int first = first_tile * tallest; first < smaller(count, last_tile * tallest); first += tallest) {
         const int height = smaller(tallest, count - first);
         for (int m = 0; m < height; m++)
-            p->kernels->round_row(op, op->input.at + source_of(p, op->of_logits, first + m) * op->input.stride, &p->rounded,
-                                  first, height, m, (float *)p->scratch[thread]);
+            p->kernels->round_row(op, row_at(&op->input, source_of(p, op->of_logits, first + m), first + m), &p->rounded, first,
+                                  height, m, (float *)p->scratch[thread]);
     }
 }
 
@@ -122,9 +122,11 @@ static void run_rows(const struct program *p, const struct operation *operation,
         const struct normalize *op = operation->arguments;
         for (int row = begin; row < end; row++)
             kernels->normalize_row(op, source_of(p, op->of_logits, row), row);
-    } else
+    } else {
+        const struct combine *op = operation->arguments;
         for (int row = begin; row < end; row++)
-            kernels->combine_row(operation->arguments, row);
+            kernels->combine_row(op, source_of(p, op->of_logits, row), row);
+    }
 }
 
 static int rows_phase(struct program *p, const struct operation *operation, int of_logits, int64_t columns)

@@ -55,7 +55,7 @@ _ACTIVATIONS = {name: number for number, name in enumerate(get_args(Activation))
 _NORMS = {"rms": 1, "layer": 2}
 _STORES = {"store": 0, "add": 1, "gate": 2}
 _FUNCTIONS = {"copy": 0, "add": 1, "multiply": 2, "gate": 3}
-_OF_TOKENS, _OF_LOGITS, _GATHERED = range(3)
+_ROWS = {"tokens": 0, "logits": 1}
 _EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION = range(5)
 
 
@@ -103,7 +103,7 @@ class BoundOperations:
             by_position=operation.ids == "position_ids",
             adds=operation.adds,
         )
-        self._place(bound, output=operation.output)
+        self._place(bound, "tokens", output=operation.output)
         return bound
 
     def _linear(self, operation: Linear) -> LinearOperation:
@@ -115,12 +115,12 @@ class BoundOperations:
             rounding=_ROUNDINGS[operation.rounding],
             store=_STORES[operation.store],
             activation=_ACTIVATIONS[operation.activation],
-            of_logits=self._rows_of(operation.rows, operation.input),
+            of_logits=_ROWS[operation.rows],
             static_scale=operation.static_scale or 0.0,
             alpha=operation.alpha,
             cap=operation.cap,
         )
-        self._place(bound, input=operation.input, output=operation.output)
+        self._place(bound, operation.rows, input=operation.input, output=operation.output)
         return bound
 
     def _normalize(self, operation: Normalize) -> NormalizeOperation:
@@ -128,9 +128,10 @@ class BoundOperations:
             norm=self._norm(operation.norm, operation.columns),
             columns=operation.columns,
             groups=operation.groups,
-            of_logits=self._rows_of(operation.rows, operation.input),
+            of_logits=_ROWS[operation.rows],
         )
-        self._place(bound, input=operation.input, output=operation.output, residual=operation.residual)
+        views = {"input": operation.input, "output": operation.output, "residual": operation.residual}
+        self._place(bound, operation.rows, **views)
         return bound
 
     def _combine(self, operation: Combine) -> CombineOperation:
@@ -139,13 +140,13 @@ class BoundOperations:
             kind=_FUNCTIONS[operation.function],
             activation=_ACTIVATIONS[operation.activation],
             columns=operation.columns,
-            of_logits=_OF_LOGITS if operation.rows == "logits" else _OF_TOKENS,
+            of_logits=_ROWS[operation.rows],
             number=number,
             scale=operation.scale,
             cap=operation.cap,
         )
         b = operation.b if isinstance(operation.b, View) else None
-        self._place(bound, a=operation.a, b=b, output=operation.output)
+        self._place(bound, operation.rows, a=operation.a, b=b, output=operation.output)
         return bound
 
     def _attend(self, operation: Attend) -> Layer:
@@ -154,7 +155,7 @@ class BoundOperations:
         for name in ("query", "key", "value", "output"):
             view = getattr(operation, name)
             if view is not None:
-                at = self._view(view)
+                at = self._view(view, "tokens")
                 setattr(bound, name, at.at)
                 setattr(bound, f"{name}_stride", at.stride)
         bound.rotary_dim = operation.rotary_dim
@@ -165,26 +166,22 @@ class BoundOperations:
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
         return bound
 
-    def _place(self, bound: Structure, **views: View | None) -> None:
+    def _place(self, bound: Structure, rows: RowsOf, **views: View | None) -> None:
         for name, view in views.items():
             if view is None:
                 continue
-            setattr(bound, name, self._view(view))
+            setattr(bound, name, self._view(view, rows))
             if view.buffer == LOGITS:
                 self._logits_views.append((bound, name, view.column))
 
-    def _view(self, view: View) -> ViewAt:
+    def _view(self, view: View, rows: RowsOf) -> ViewAt:
+        """Where an operation that computes such rows reads or writes."""
         buffer = self._program.buffers[view.buffer]
         if view.buffer == LOGITS:
-            return ViewAt(None, buffer.columns)
+            return ViewAt(None, buffer.columns, False)
         first = self._arena.ctypes.data + buffer.offset * self._rows * FLOAT_BYTES
-        return ViewAt(first + view.column * FLOAT_BYTES, round_up(buffer.columns, LANES))
-
-    def _rows_of(self, rows: RowsOf, source: View) -> int:
-        """launch.h's enum rows_of: rows of logits are gathered from a buffer that has a row for each token."""
-        if rows == "tokens":
-            return _OF_TOKENS
-        return _GATHERED if self._program.buffers[source.buffer].rows == "tokens" else _OF_LOGITS
+        at, stride = first + view.column * FLOAT_BYTES, round_up(buffer.columns, LANES)
+        return ViewAt(at, stride, buffer.rows != rows)
 
     def _norm(self, norm: Norm | None, columns: int) -> NormOf:
         if norm is None:

@@ -181,8 +181,8 @@ static TARGET void NAME(normalize_row)(const struct normalize *op, int64_t sourc
 {
     for (int g = 0; g < op->groups; g++) {
         const int64_t column = (int64_t)g * op->columns;
-        const float *residual = op->residual.at ? op->residual.at + source * op->residual.stride + column : NULL;
-        NAME(norm_row)(&op->norm, op->input.at + source * op->input.stride + column, op->columns, residual,
+        const float *residual = op->residual.at ? row_at(&op->residual, source, row) + column : NULL;
+        NAME(norm_row)(&op->norm, row_at(&op->input, source, row) + column, op->columns, residual,
                        op->output.at + row * op->output.stride + column);
     }
 }
@@ -197,9 +197,9 @@ INLINE vf NAME(combined)(const struct combine *op, vf a, vf b)
     return NAME(capped)(op->cap, a * vset(op->scale));
 }
 
-static TARGET void NAME(combine_row)(const struct combine *op, int64_t row)
+static TARGET void NAME(combine_row)(const struct combine *op, int64_t source, int64_t row)
 {
-    const float *a = op->a.at + row * op->a.stride, *b = op->b.at ? op->b.at + row * op->b.stride : NULL;
+    const float *a = row_at(&op->a, source, row), *b = op->b.at ? row_at(&op->b, source, row) : NULL;
     float *output = op->output.at + row * op->output.stride, spaces[2][LANES], number[LANES];
     for (int i = 0; i < LANES; i++)
         number[i] = op->number;

@@ -72,7 +72,7 @@ class MatrixAt(Structure):
 class ViewAt(Structure):
     """launch.h's struct view."""
 
-    _fields_ = (("at", c_void_p), ("stride", c_int64))
+    _fields_ = (("at", c_void_p), ("stride", c_int64), ("gathered", c_int32))
 
 
 class NormOf(Structure):

@@ -182,7 +182,10 @@ class Normalize(_Frozen):
 
 
 class Combine(_Frozen):
-    """output = cap(scale * f(a, b)); b is a view or a number. f: a, a + b, a * b, or activation(a) * b."""
+    """output = cap(scale * f(a, b)); b is a view or a number. f: a, a + b, a * b, or activation(a) * b.
+
+    rows      logits: rows of a and b are gathered by logits_indices, where their buffer has rows of tokens
+    """
 
     kind: Literal["combine"] = "combine"
     node: str
@@ -229,8 +232,7 @@ class CpuProgram(_Frozen):
     """program/operations.json.
 
     arena_floats   floats of the arena for each token of a step
-    head_start     index of the first operation that only logits need, after the last Attend: a step without logits ends
-                   there
+    head_start     index of the operation after the last Attend: a step without logits ends there
     """
 
     kv: KVGeometry

@@ -188,17 +188,14 @@ def _views(operation: Operation) -> Iterator[View]:
 
 
 def _problems_of_rows(program: CpuProgram, operation: Operation) -> Iterator[str]:
-    """Rows of tokens and of logits: the output has the operation's, and only linear layers and norms gather."""
+    """Rows of tokens and of logits: the output has the operation's, and those of logits gather inputs of tokens."""
     wanted = operation.rows if isinstance(operation, Linear | Normalize | Combine) else "tokens"
-    gathers = wanted == "logits" and isinstance(operation, Linear | Normalize)
     inputs = {view.buffer for view in _views(operation)} - {operation.output.buffer}
     if program.buffers[operation.output.buffer].rows != wanted:
         yield f"writes rows of {wanted} to {shown(operation.output.buffer)}"
     for name in inputs:
-        if program.buffers[name].rows != wanted and not gathers:
-            yield f"reads rows of {wanted} from {shown(name)}"
-    if isinstance(operation, Normalize) and len({program.buffers[name].rows for name in inputs}) > 1:
-        yield "adds rows of tokens and of logits"
+        if wanted == "tokens" and program.buffers[name].rows != wanted:
+            yield f"reads rows of tokens from {shown(name)}"
 
 
 def _problems_of_facts(program: CpuProgram, operation: Operation) -> Iterator[str]:

@@ -35,9 +35,9 @@ SETS = instruction_sets() if native_library() else ()
 needs_library = pytest.mark.skipif(not SETS, reason="the native library was not built")
 
 
-def view_of(array: FloatArray | None) -> ViewAt:
+def view_of(array: FloatArray | None, *, gathered: bool = False) -> ViewAt:
     """Rows of an array."""
-    return ViewAt() if array is None else ViewAt(array.ctypes.data, array.strides[0] // 4)
+    return ViewAt() if array is None else ViewAt(array.ctypes.data, array.strides[0] // 4, gathered)
 
 
 def norm_of(kind: str, weight: FloatArray | None, bias: FloatArray | None = None, epsilon: float = 1e-5) -> NormOf:

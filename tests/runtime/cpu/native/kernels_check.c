@@ -177,7 +177,7 @@ static int check_linear(const struct kernels *kernels, const struct kernels *por
     struct linear op = {
         .matrix = &w,
         .bias = below(2) ? random_floats(w.n, 0) : NULL,
-        .input = {x, stride},
+        .input = {x, stride, 0},
         .norm = random_norm(w.k),
         .rounding = form < FORM_INT2 ? ROUND_NONE : between(ROUND_BLOCK, ROUND_STATIC),
         .store = store,
@@ -188,7 +188,7 @@ static int check_linear(const struct kernels *kernels, const struct kernels *por
     };
     const struct kernels *tables[2] = {kernels, portable};
     for (int i = 0; i < 2; i++) {
-        op.output = (struct view){outputs[i], wide};
+        op.output = (struct view){outputs[i], wide, 0};
         run_linear(tables[i], &op, rows, begin, end);
     }
     char what[200];
@@ -210,21 +210,21 @@ static int check_rows(const struct kernels *kernels, const struct kernels *porta
     const int columns = between(1, 200), groups = between(1, 3), size = columns * groups;
     float *a = random_floats(size, below(4) == 0), *b = random_floats(size, 0), *outputs[2];
     struct normalize normalize = {
-        .input = {a, size}, .residual = {below(2) ? b : NULL, size}, .norm = random_norm(columns), .columns = columns, .groups = groups,
+        .input = {a, size, 0}, .residual = {below(2) ? b : NULL, size, 0}, .norm = random_norm(columns), .columns = columns, .groups = groups,
     };
     struct combine combine = {
-        .a = {a, size}, .b = {below(4) ? b : NULL, size}, .kind = below(COMBINE_GATE + 1), .activation = below(ACT_TANH + 1),
-        .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
+        .a = {a, size, 0}, .b = {below(4) ? b : NULL, size, 0}, .kind = below(COMBINE_GATE + 1),
+        .activation = below(ACT_TANH + 1), .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
     };
     int agrees = 1;
     for (int which = 0; which < 2; which++) {
         for (int i = 0; i < 2; i++) {
             outputs[i] = allocate(sizeof(float) * (size_t)size);
-            normalize.output = combine.output = (struct view){outputs[i], size};
+            normalize.output = combine.output = (struct view){outputs[i], size, 0};
             if (which == 0)
                 tables[i]->normalize_row(&normalize, 0, 0);
             else
-                tables[i]->combine_row(&combine, 0);
+                tables[i]->combine_row(&combine, 0, 0);
         }
         char what[100];
         snprintf(what, sizeof what, "%s: %s of %d columns", kernels->name, which ? "combine" : "normalize", size);
