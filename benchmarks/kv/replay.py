@@ -145,9 +145,10 @@ class Lane:
         self.result.cached.update(completion.cached_tokens_by_tier._asdict())
 
     def wait_for_transfers(self) -> None:
-        """Wait until no block moves."""
+        """Wait until no block moves. The engine makes no steps meanwhile, so what is queued is begun here."""
         tiers = self.engine.tiers
         while tiers and tiers.is_moving:
+            tiers.start()
             tiers.wait()
             tiers.poll()  # what has ended counts as moving until the engine takes note of it
 
