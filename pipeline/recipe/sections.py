@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ingot.artifact.cpu_program import Arithmetic
 from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
@@ -85,6 +86,18 @@ class CpuOptions(Section):
         default=DEFAULT_CPU_ENGINE,
         description="native: Ingot's own kernels; auto: native if they compute every node and weight, else onnxruntime",
     )
+    attention: Arithmetic = Field(
+        default="float32",
+        description="bfloat16: attention rounds its operands to it, for speed; needs cpu.engine native or auto",
+    )
+
+    @model_validator(mode="after")
+    def _bfloat16_needs_the_native_engine(self) -> Self:
+        if self.attention != "float32" and self.engine == "onnxruntime":
+            raise ValueError(
+                f"attention is {self.attention}, which engine onnxruntime does not compute: set engine to native"
+            )
+        return self
 
 
 class PassEntry(Section):

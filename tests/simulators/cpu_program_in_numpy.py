@@ -84,6 +84,7 @@ class NumpyCpuProgram:
 
     def attend(self, operation: Attend, operands: Operands, output: Floats) -> None:
         """Write keys and values into the pool, and attend."""
+        assert operation.arithmetic == "float32", "numpy attention has no other"
         rotation = None
         if operation.cos is not None and operation.sin is not None:
             rotation = Rotation(self.tensor(operation.cos), self.tensor(operation.sin))

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.errors import EngineError, PassError
+from ingot.errors import EngineError, PassError, UsageError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.recipe.schema import Recipe
@@ -40,6 +40,8 @@ def choose_target(recipe: Recipe, model: ir.Model) -> EngineChoice:
     if recipe.cpu.engine == "native":
         return EngineChoice(NATIVE)
     reason = _why_not_native(model)
+    if reason and recipe.cpu.attention != "float32":
+        raise UsageError(f"cpu.attention is {recipe.cpu.attention}, but {reason}; set it to float32")
     chosen = target if reason else NATIVE
     why = reason or "it computes every node and weight of the model"
     note(f"cpu.engine auto: {chosen.engine}, because {why}")

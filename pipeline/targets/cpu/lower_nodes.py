@@ -284,6 +284,7 @@ def _lower_attention(context: LoweringContext, node: ir.Node) -> None:
             cos=context.table(node.inputs[3]) if rotary else None,
             sin=context.table(node.inputs[4]) if rotary else None,
             rotary_dim=rotary,
+            arithmetic=context.attention,
         )
     )
 

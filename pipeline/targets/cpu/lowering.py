@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.cpu_program import Attend, Buffer, CpuProgram, Operation
+from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Operation
 from ingot.artifact.cpu_spans import span_written, spans_read
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
@@ -42,17 +42,20 @@ class Lowered:
     vectors: Mapping[str, Vector]
 
 
-def lower_to_operations(model: ir.Model) -> Lowered:
-    """Lower the model. PassError names a node, or a weight, that the CPU's kernels do not compute."""
+def lower_to_operations(model: ir.Model, attention: Arithmetic = "float32") -> Lowered:
+    """Lower the model, to attend in that arithmetic.
+
+    PassError names a node, or a weight, that the CPU's kernels do not compute.
+    """
     require_used_schemes(model)
-    draft = _lowered(model.graph)
+    draft = _lowered(model.graph, attention)
     gather_early(draft)
     fuse_operations(draft)
     return Lowered(_program(draft, MODEL.of(model), KV.of(model)), draft.stored, draft.vectors)
 
 
-def _lowered(graph: ir.Graph) -> Draft:
-    context = LoweringContext(find_fusions(graph, (Gate, Epilogue, NormedBranch, Rounding)))
+def _lowered(graph: ir.Graph, attention: Arithmetic) -> Draft:
+    context = LoweringContext(find_fusions(graph, (Gate, Epilogue, NormedBranch, Rounding)), attention)
     for node in graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import Matrix, Operation, RowsOf, View
+from ingot.artifact.cpu_program import Arithmetic, Matrix, Operation, RowsOf, View
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
@@ -73,10 +73,12 @@ class Draft:
 class LoweringContext:
     """The draft, and the places of the IR's values.
 
+    attention  what its operands are rounded to
     rounded    results of rounded activations: Linear rounds the source itself
     """
 
     fusions: Fusions
+    attention: Arithmetic = "float32"
     draft: Draft = field(default_factory=Draft)
     places: dict[ir.Value, Rows] = field(default_factory=dict)
     rounded: dict[ir.Value, Rounding] = field(default_factory=dict)

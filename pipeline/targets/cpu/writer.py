@@ -18,7 +18,7 @@ from ingot.pipeline.targets.writers import Written, kv_geometry
 def write_cpu_program(model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written:
     """Lower the model and write its program. See `ProgramWriter`."""
     KV.record(model, kv_geometry(model, recipe))
-    lowered = lower_to_operations(model)
+    lowered = lower_to_operations(model, recipe.cpu.attention)
     write_lowered(lowered, folder)
     sizes = weight_bytes(list(lowered.stored.values()))
     return Written(Program(launches=OPERATIONS_FILE), lowered.program.kv, weight_bytes=sizes)

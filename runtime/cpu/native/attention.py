@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from ctypes import byref
 from functools import cache
-from typing import Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 
 from ingot import settings
 from ingot.artifact import AttentionStep, KVGeometry
+from ingot.artifact.cpu_program import Arithmetic
 from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
@@ -23,11 +24,14 @@ from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.cpu.native.structures import Layer, Step
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 
+ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
+"""In the order of paged_attention.h's enum arithmetic."""
+
 _log = logging.getLogger(__name__)
 
 
 def isa_in_use() -> str:
-    """Instruction set that the library runs: avx512, avx2 or baseline."""
+    """Instruction set that the library runs: avx512-bf16, avx512, avx2 or baseline."""
     library = native_library()
     assert library is not None
     name: bytes = library.paged_attention_isa()
@@ -44,11 +48,12 @@ def use_isa(name: str) -> bool:
 class NativeAttention:
     """Attention by the C kernel over one KV pool. Implements `attention.Attention`."""
 
-    def __init__(self, pool: KVPool, num_threads: int) -> None:
+    def __init__(self, pool: KVPool, num_threads: int, arithmetic: Arithmetic = "float32") -> None:
         library = native_library()
         assert library is not None
         self._call = library.paged_attention
         self._pool = pool
+        self._arithmetic = ARITHMETICS.index(arithmetic)
         self._step = Step(threads=num_threads)
         self._held: tuple[Int32Array, ...] = ()
 
@@ -84,7 +89,7 @@ class NativeAttention:
             layer.rotary_dim = rotation.rotary_dim
         layer.num_heads, layer.num_kv_heads, layer.dim = step.num_heads, step.num_kv_heads, step.head_dim
         layer.window = step.window
-        layer.scale, layer.softcap = step.scale, step.softcap
+        layer.scale, layer.softcap, layer.arithmetic = step.scale, step.softcap, self._arithmetic
         call, layer_at, step_at = self._call, byref(layer), byref(self._step)
 
         def attend(_held: tuple[object, ...] = (layer, arrays, rotation, self)) -> None:
@@ -125,7 +130,7 @@ class Attention(Protocol):
 
 @cache
 def attention_backend() -> str:
-    """Return this process's backend: "native-avx512", "native-avx2", "native-baseline" or "numpy".
+    """Return this process's backend: "numpy", or "native-" and the instruction set.
 
     INGOT_ATTENTION decides, else whether the kernel was built. EngineError when it requires a missing kernel.
     """

@@ -28,13 +28,15 @@
 #define TILE 64            /* tokens of a tile; part of the arithmetic */
 #define SPLIT 512          /* tokens of a split, a multiple of TILE; part of the arithmetic */
 #define MASKED (-1e30f)    /* score of a token that is not visible; finite, so that differences are never NaN */
-#define ROWS_PER_ITEM 64   /* query rows that share a tile's transposed keys */
+#define LOG2_E 1.44269504088896341f
+#define ROWS_PER_ITEM 64   /* query rows that share a tile's decoded keys and values, */
+#define MOST_ROWS 192      /* and where that leaves items enough for the threads */
 #define ITEMS_PER_THREAD 4 /* at least, where a long context can be shared: threads end at about the same time */
 #define MIN_PARALLEL 1.0e6 /* multiply-adds below which waking threads costs more than it saves */
 
 /* Up to isa->rows query rows of one KV head, held together in registers. */
 struct rows {
-    const float *query;                /* [dim, rows], times scale */
+    const float *query;                /* [dim, rows], times scale; in bfloat16 pairs of dims [(dim + 1) / 2, rows] */
     float *output, *maximum, *sums;    /* [rows, columns], [rows], [rows, 16] */
     const int32_t *position;           /* [rows] */
     int first, last;                   /* tokens of the tile that any of the rows attends to */
@@ -48,6 +50,8 @@ struct places {
 };
 
 struct tile {
+    const float *key_pairs;       /* in bfloat16 [(dim + 1) / 2, TILE]: dims 2 j and 2 j + 1 of a token */
+    const float *value_pairs;     /* in bfloat16 [TILE / 2, columns]: tokens 2 t and 2 t + 1 */
     const float *keys[TILE / 16]; /* [dim, 16] of 16 tokens each; key_stride floats from dim to dim */
     const float *values[TILE];    /* rows of `columns` floats */
     const struct places *codes;   /* instead of keys and values, if each is needed once: decoded in registers */
@@ -66,6 +70,14 @@ struct isa {
     void (*keys[NUM_KINDS])(const struct stored *from, int dim, int group, float *target); /* NULL: floats already */
     void (*value[NUM_KINDS])(const uint8_t *codes, const uint16_t *scales, int dim, int group, float *target);
     void (*attend[NUM_MIXES][4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
+    void (*merge)(float *total, const float *added, int columns);
+};
+
+/* The same in bfloat16; pairs of numbers take the room of a float. */
+struct pairs_isa {
+    void (*pair_rows)(float *rows, int first, int last, int width, int stride);
+    void (*pair_float16)(const uint8_t *lower, const uint8_t *upper, int width, float *target);
+    void (*attend[4])(struct rows *rows, const struct tile *tile);
     void (*merge)(float *total, const float *added, int columns);
 };
 
@@ -130,7 +142,7 @@ static size_t lay_out(const struct layer *layer, float *base, size_t rows, struc
     s->maximum = base + take(&used, rows);
     s->sums = base + take(&used, rows * 16);
     s->results = base + take(&used, rows * (columns + RESULT_FLOATS));
-    s->keys = base + take(&used, (size_t)layer->dim * TILE);
+    s->keys = base + take(&used, (size_t)round_up(layer->dim, 2) * TILE);
     s->values = base + take(&used, columns * TILE + 16); /* the last row's padding */
     s->codes = (uint8_t *)(base + take(&used, (size_t)layer->dim * TILE));
     s->scales = (uint16_t *)(base + take(&used, (size_t)layer->dim * TILE));
@@ -163,20 +175,19 @@ static struct stored value_in(const struct layer *l, uint8_t *block, int head, i
     return at;
 }
 
-/* target[d * step] = scale * the head's element d, rotated by its position: elements d and d + rotary_dim / 2 are a pair
- * (RoFormer, Su et al. 2021, with halves as pairs). Every multiplication and addition is rounded, so the bits are the same on all CPUs. */
-static inline void turn(const struct layer *l, const float *restrict head, int position, float scale, int step,
-                        float *restrict target)
+/* target[d] = scale * the head's element d, rotated by its position: elements d and d + rotary_dim / 2 are a pair (RoFormer,
+ * Su et al. 2021, with halves as pairs). Every multiplication and addition is rounded, so the bits are the same on all CPUs. */
+static inline void turn(const struct layer *l, const float *restrict head, int position, float scale, float *restrict target)
 {
     const int half = l->rotary_dim / 2;
-    const float *cos = l->cos + (int64_t)position * half, *sin = l->sin + (int64_t)position * half;
+    const float *restrict cos = l->cos + (int64_t)position * half, *restrict sin = l->sin + (int64_t)position * half;
     for (int d = 0; d < half; d++) {
         float first = head[d], second = head[d + half];
-        target[d * step] = (first * cos[d] - second * sin[d]) * scale;
-        target[(d + half) * step] = (second * cos[d] + first * sin[d]) * scale;
+        target[d] = (first * cos[d] - second * sin[d]) * scale;
+        target[d + half] = (second * cos[d] + first * sin[d]) * scale;
     }
     for (int d = 2 * half; d < l->dim; d++)
-        target[d * step] = head[d] * scale;
+        target[d] = head[d] * scale;
 }
 
 /* Store tokens begin .. end, which belong to sequence s; `head` is room for one head. */
@@ -188,7 +199,7 @@ static void write_tokens(const struct attention *job, int s, int begin, int end,
         uint8_t *block = block_at(job, s, position);
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
-            turn(l, l->key + i * l->key_stride + h * l->dim, position, 1.0f, 1, head);
+            turn(l, l->key + i * l->key_stride + h * l->dim, position, 1.0f, head);
             store_vector(l->key_kind, head, l->dim, l->group, &key);
             store_vector(l->value_kind, l->value + i * l->value_stride + h * l->dim, l->dim, l->group, &value);
         }
@@ -214,19 +225,39 @@ static int group_rows(const struct isa *isa, int left)
 
 static int log2_of(int size) { return size == 8 ? 3 : size / 2; }
 
+/* A score's factor: in bfloat16 a score is the exponent of 2, and softcap needs the natural one. */
+static float scale_of_query(const struct layer *l)
+{
+    return l->arithmetic == IN_BFLOAT16 && l->softcap == 0.0f ? l->scale * LOG2_E : l->scale;
+}
+
+static inline uint32_t attended_bfloat(float x) { return fabsf(x) < 0x1p-56f ? 0 : bfloat_of(x); }
+
+/* Round dims 2 j and 2 j + 1 of a query to number j, in place; there is room for one float more. */
+static void round_query(float *head, int dim)
+{
+    head[dim] = 0.0f;
+    for (int j = 0; j < (dim + 1) / 2; j++)
+        head[j] = float_of(attended_bfloat(head[2 * j]) | attended_bfloat(head[2 * j + 1]) << 16);
+}
+
 /* Pack queries [dim, rows] per group. Row i is token i / group, head i % group. */
 static void pack_rows(const struct attention *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
 {
     const struct layer *l = job->layer;
     const int group = l->num_heads / l->num_kv_heads;
-    float *packed = m->query;
+    const int in_pairs = l->arithmetic == IN_BFLOAT16, depth = in_pairs ? (l->dim + 1) / 2 : l->dim;
+    float *packed = m->query, *head = m->values;
     for (int at = 0, size; at < rows; at += size) {
         size = group_rows(job->isa, rows - at);
         for (int r = 0; r < size; r++) {
             int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
-            int head = kv_head * group + row % group;
-            const float *query = l->query + (first_row + row / group) * l->query_stride + head * l->dim;
-            turn(l, query, first_position + row / group, l->scale, size, packed + r);
+            const float *query = l->query + (first_row + row / group) * l->query_stride + (kv_head * group + row % group) * l->dim;
+            turn(l, query, first_position + row / group, scale_of_query(l), head);
+            if (in_pairs)
+                round_query(head, l->dim);
+            for (int d = 0; d < depth; d++)
+                packed[d * size + r] = head[d];
             m->position[at + r] = first_position + row / group;
         }
         packed += (size_t)size * l->dim;
@@ -375,6 +406,45 @@ static void load_values(const struct attention *job, struct scratch *m, const st
     }
 }
 
+/* Bring in the tile for bfloat16: pairs of rounded keys and values. */
+static void load_pairs(const struct attention *job, struct scratch *m, const struct places *places, int s, int head, int first,
+                       int last, struct tile *tile)
+{
+    const struct layer *l = job->layer;
+    const int columns = tile->columns, is_half = l->dim % job->isa->vector_floats == 0 && l->dim % 2 == 0;
+    tile->key_pairs = m->keys, tile->value_pairs = m->values;
+    if (l->key_kind == FLOAT16 && l->block_tokens % 16 == 0 && is_half) {
+        for (int t = first / 16 * 16; t < last; t += 16) {
+            const struct stored *keys = &places->of_16[t / 16];
+            for (int d = 0; d < l->dim; d += 2)
+                job->pairs->pair_float16(keys->codes + d * keys->stride, keys->codes + (d + 1) * keys->stride, 16,
+                                        m->keys + d / 2 * TILE + t);
+        }
+    } else {
+        load_keys(job, m, places, s, head, first, last, tile);
+        for (int t = 0; t < TILE && l->key_kind == FLOAT32; t += 16)
+            for (int d = 0; d < l->dim; d++)
+                memcpy(m->keys + d * TILE + t, tile->keys[t / 16] + d * tile->key_stride, 16 * sizeof(float));
+        if (l->dim % 2)
+            memset(m->keys + l->dim * TILE, 0, TILE * sizeof(float));
+        job->pairs->pair_rows(m->keys, 0, (l->dim + 1) / 2, TILE, TILE);
+    }
+    if (l->value_kind == FLOAT16 && is_half) {
+        for (int t = first & ~1; t < last; t += 2)
+            job->pairs->pair_float16(places->values[larger(t, first)], t + 1 < last ? places->values[t + 1] : NULL, columns,
+                                    m->values + t / 2 * columns);
+        return;
+    }
+    load_values(job, m, places, first, last, tile);
+    for (int t = first; t < last && tile->values[first] != m->values + first * columns; t++)
+        memcpy(m->values + t * columns, tile->values[t], columns * sizeof(float));
+    if (first % 2)
+        memset(m->values + (first - 1) * columns, 0, columns * sizeof(float));
+    if (last % 2)
+        memset(m->values + last * columns, 0, columns * sizeof(float));
+    job->pairs->pair_rows(m->values, first / 2, (last + 1) / 2, columns, columns);
+}
+
 /* Row of isa->attend for keys and values that are decoded in registers; -1 for a mix that has none. */
 static int mix_of(const struct layer *l)
 {
@@ -391,7 +461,7 @@ static int decodes_in_registers(const struct attention *job, int rows)
     const struct layer *l = job->layer;
     const int lanes = job->isa->vector_floats;
     const int groups_fit = l->value_kind != GROUPED_INT4 || l->group % lanes == 0;
-    return l->key_kind != FLOAT32 && mix_of(l) >= 0 && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
+    return l->arithmetic == IN_FLOAT32 && l->key_kind != FLOAT32 && mix_of(l) >= 0 && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
            groups_fit;
 }
 
@@ -406,7 +476,10 @@ static void attend_tile(const struct attention *job, const struct scratch *m, st
             g.first = larger(first, g.position[0] - tile->window + 1 - tile->start);
         g.last = smaller(last, g.position[size - 1] + 1 - tile->start);
         if (g.first < g.last) {
-            job->isa->attend[tile->codes != NULL ? mix_of(job->layer) : FLOAT32][log2_of(size)](&g, tile);
+            if (job->layer->arithmetic == IN_BFLOAT16)
+                job->pairs->attend[log2_of(size)](&g, tile);
+            else
+                job->isa->attend[tile->codes != NULL ? mix_of(job->layer) : FLOAT32][log2_of(size)](&g, tile);
             tile->next = NULL; /* fetched once */
         }
         packed += (size_t)size * job->layer->dim;
@@ -462,7 +535,7 @@ static void attend_split(const struct attention *job, struct scratch *m, struct 
                         .window = l->window,
                         .key_bytes = (int)vector_bytes(l->key_kind, l->dim),
                         .value_bytes = (int)vector_bytes(l->value_kind, l->dim),
-                        .softcap = l->softcap,
+                        .softcap = l->arithmetic == IN_BFLOAT16 ? l->softcap * LOG2_E : l->softcap,
                         .inverse_softcap = l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
     struct places places[2];
     int now = 0, head = 0, start = from / TILE * TILE;
@@ -478,13 +551,20 @@ static void attend_split(const struct attention *job, struct scratch *m, struct 
         if (tile.next != NULL)
             find_tile(job, item->s, item->first_head + next_head, next_start, larger(0, from - next_start),
                       smaller(TILE, stop - next_start), &places[1 - now]);
-        if (!in_registers) {
+        if (l->arithmetic == IN_BFLOAT16) {
+            load_pairs(job, m, &places[now], item->s, item->first_head + head, first, last, &tile);
+        } else if (!in_registers) {
             load_keys(job, m, &places[now], item->s, item->first_head + head, first, last, &tile);
             load_values(job, m, &places[now], first, last, &tile);
         }
         attend_tile(job, &parts[head], &tile, first, last, span->rows);
         head = next_head, start = next_start, now = 1 - now;
     }
+}
+
+static void (*merge_of(const struct attention *job))(float *, const float *, int)
+{
+    return job->layer->arithmetic == IN_BFLOAT16 ? job->pairs->merge : job->isa->merge;
 }
 
 /* Where the results of a row, head and split are, if threads share the splits of a context. */
@@ -515,7 +595,7 @@ static void attend_item(const struct attention *job, struct scratch *m, const st
                 float *to = is_shared ? shared_result(job, item->s, item->first_head + h, r, split) : result;
                 take_result(job, &parts[h], r, to);
                 if (!is_shared)
-                    job->isa->merge(parts[h].results + r * result_floats(job), result, (int)result_floats(job));
+                    merge_of(job)(parts[h].results + r * result_floats(job), result, (int)result_floats(job));
             }
     }
     for (int h = 0; h < item->heads && !is_shared; h++)
@@ -551,7 +631,7 @@ void attention_merge(const struct attention *job, int index, float *scratch)
     clear_results(job, scratch, span.rows);
     for (int r = 0; r < span.rows; r++)
         for (int split = span.oldest / SPLIT; split * SPLIT < span.stop; split++)
-            job->isa->merge(scratch + r * floats, shared_result(job, s, head, r, split), (int)floats);
+            merge_of(job)(scratch + r * floats, shared_result(job, s, head, r, split), (int)floats);
     finish_rows(job, scratch, span.first_row, head, span.rows);
 }
 
@@ -560,7 +640,7 @@ size_t attention_scratch_bytes(const struct layer *layer)
     struct scratch m;
     const int group = layer->num_heads / layer->num_kv_heads;
     /* An item of h heads with r rows each has h * round_up(r, 8) rows, where h * r is at most ROWS_PER_ITEM or h is 1. */
-    const int rows = larger(8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), round_up(larger(2 * ROWS_PER_ITEM, group), 8));
+    const int rows = larger(8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), round_up(larger(larger(2 * ROWS_PER_ITEM, MOST_ROWS), group), 8));
     const size_t of_item = lay_out(layer, NULL, rows, &m), of_merge = (size_t)(rows + 1) * (round_up(layer->dim, 16) + RESULT_FLOATS);
     return sizeof(float) * (of_item > of_merge ? of_item : of_merge);
 }
@@ -599,12 +679,18 @@ void attention_plan(struct attention *job, const struct layer *layer, const stru
 {
     const int group = layer->num_heads / layer->num_kv_heads;
     int chunks = 0, items = 0;
-    *job = (struct attention){.isa = selected_isa(), .layer = layer, .step = step, .pieces = 1};
-    job->chunk_tokens = larger(1, ROWS_PER_ITEM / group), job->max_heads = layer->num_kv_heads;
+    const int isa = selected_isa();
+    *job = (struct attention){.isa = ISAS[isa].isa, .pairs = ISAS[isa].pairs, .layer = layer, .step = step, .pieces = 1};
+    job->chunk_tokens = larger(1, MOST_ROWS / group), job->max_heads = layer->num_kv_heads;
     if (multiply_adds(job) < min_parallel)
         threads = 1;
     for (int s = 0; s < step->num_sequences; s++)
         chunks += chunks_of(job, s);
+    if (chunks * layer->num_kv_heads < ITEMS_PER_THREAD * threads) {
+        job->chunk_tokens = larger(1, ROWS_PER_ITEM / group), chunks = 0;
+        for (int s = 0; s < step->num_sequences; s++)
+            chunks += chunks_of(job, s);
+    }
     if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
         job->max_heads = larger(1, layer->num_kv_heads * chunks / threads);
     for (int s = 0; s < step->num_sequences; s++)

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum arithmetic { IN_FLOAT32, IN_BFLOAT16 };
+
 /* The layer's constants; attention.py's Layer mirrors it. */
 struct layer {
     uint8_t *pool;
@@ -23,6 +25,7 @@ struct layer {
     int32_t writes;                   /* 0 for a layer that attends to another layer's keys and values */
     int32_t num_heads, num_kv_heads, dim, block_tokens, window;
     float scale, softcap;
+    int32_t arithmetic; /* enum arithmetic: of queries, keys, probabilities and values */
 };
 
 /* The step; attention.py's Step mirrors it. */
@@ -37,6 +40,7 @@ struct step {
  * memory in pieces of 32 KiB is two to three times as fast as in pieces of 4. */
 struct attention {
     const struct isa *isa;
+    const struct pairs_isa *pairs; /* for bfloat16 */
     const struct layer *layer;
     const struct step *step;
     int threads, chunk_tokens, max_heads, items, merges; /* threads: 1 if sharing is not worth it */

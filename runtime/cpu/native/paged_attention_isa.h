@@ -40,6 +40,7 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define vfma(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#define vany(a) (_mm512_test_epi32_mask((__m512i)(a), (__m512i)(a)) != 0)
 #define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define vwiden(x) ((ivec)_mm512_cvtepi8_epi32((__m128i)(x)))
 #define vnibble(i) ((vec)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(NIBBLES)))
@@ -49,6 +50,30 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"
 
+/* Element i of the first and second half of 32. */
+static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
+/* vdpbf16ps: bfloat16 only, the rest is that of avx512. */
+#define NAME(x) CONCATENATE(x, avx512_bf16)
+#define TARGET __attribute__((target("avx512f,avx512bf16,avx512bw,avx512vl,avx2,fma,f16c")))
+#define VW 16
+#define ROWS 8
+#define vset1(x) ((vec)_mm512_set1_ps(x))
+#define vfma(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#define vany(a) (_mm512_test_epi32_mask((__m512i)(a), (__m512i)(a)) != 0)
+#define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
+#define vdot(sum, a, b) ((vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(a), (__m512bh)(b)))
+#define vround_pair(lower, upper)                                                                                      \
+    ((ivec)_mm512_permutexvar_epi16(_mm512_loadu_si512(INTERLEAVED),                                                   \
+                                    (__m512i)_mm512_cvtne2ps_pbh((__m512)(upper), (__m512)(lower))))
+#define vstore_bfloats(p, x) _mm256_storeu_si256((__m256i *)(p), (__m256i)_mm512_cvtneps_pbh((__m512)(x)))
+#include "paged_attention_vectors.h"
+#include "paged_attention_bfloat16.h"
+#include "paged_attention_undef.h"
+
 #define NAME(x) CONCATENATE(x, avx2)
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 #define VW 8
@@ -57,6 +82,7 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define vfma(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define vmax(a, b) ((vec)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define vhmax(a) maximum_of_8((__m256)(a))
+#define vany(a) (_mm256_movemask_epi8((__m256i)(a)) != 0)
 #define vhalf(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
 #define vwiden(x) ((ivec)_mm256_cvtepi8_epi32((__m128i){(int64_t)(x), 0}))
 #define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vec)
@@ -104,6 +130,7 @@ static inline four_floats floats_of_fp8(const uint8_t *p)
 #define vfma(a, b, c) ((vec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 #define vmax(a, b) ((vec)vmaxq_f32((float32x4_t)(a), (float32x4_t)(b)))
 #define vhmax(a) vmaxvq_f32((float32x4_t)(a))
+#define vany(a) (vmaxvq_u32((uint32x4_t)(a)) != 0)
 #else /* no fused multiply-add: two roundings, and so other last bits than the sets above */
 #define ROWS 4
 static inline four_floats maximum_of_each(four_floats a, four_floats b)
@@ -120,6 +147,7 @@ static inline float maximum_of_4(four_floats x)
 #define vfma(a, b, c) ((a) * (b) + (c))
 #define vmax(a, b) ((vec)maximum_of_each((four_floats)(a), (four_floats)(b)))
 #define vhmax(a) maximum_of_4((four_floats)(a))
+#define vany(a) (((a)[0] | (a)[1] | (a)[2] | (a)[3]) != 0)
 #endif
 #include "paged_attention_kernel.h"
 
@@ -127,12 +155,14 @@ static inline float maximum_of_4(four_floats x)
 static const struct {
     const char *name;
     const struct isa *isa;
+    const struct pairs_isa *pairs;
 } ISAS[] = {
 #if defined(__x86_64__)
-    {"avx512", &isa_avx512},
-    {"avx2", &isa_avx2},
+    {"avx512-bf16", &isa_avx512, &pairs_isa_avx512_bf16},
+    {"avx512", &isa_avx512, &pairs_isa_avx512},
+    {"avx2", &isa_avx2, &pairs_isa_avx2},
 #endif
-    {"baseline", &isa_baseline},
+    {"baseline", &isa_baseline, &pairs_isa_baseline},
 };
 enum { NUM_ISAS = sizeof(ISAS) / sizeof(ISAS[0]) };
 
@@ -148,28 +178,32 @@ static unsigned saved_state(void)
 }
 
 /* Reads cpuid itself: __builtin_cpu_supports reads a table of the compiler's runtime library, which zig's never fills. */
-static int cpu_has(int avx512)
+static int cpu_has(int avx512, int bf16)
 {
     const unsigned state = avx512 ? 0xe6 : 0x06; /* SSE and AVX registers; for AVX-512 its masks and both halves too */
-    unsigned a, b, c, d, fma;
+    unsigned a, b, c, d, fma, more = 0;
     if ((saved_state() & state) != state || !__get_cpuid(1, &a, &b, &fma, &d) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return 0;
-    return (fma & bit_FMA) && (fma & bit_F16C) && (b & bit_AVX2) && (!avx512 || (b & bit_AVX512F));
+    const unsigned set = b;
+    if (bf16 && (!(set & bit_AVX512BW) || !(set & bit_AVX512VL) || !__get_cpuid_count(7, 1, &more, &b, &c, &d)))
+        return 0;
+    return (fma & bit_FMA) && (fma & bit_F16C) && (set & bit_AVX2) && (!avx512 || (set & bit_AVX512F)) &&
+           (!bf16 || (more & 1 << 5)); /* AVX512_BF16 */
 }
 #endif
 
 static int runs_here(int index)
 {
 #if defined(__x86_64__)
-    if (index < 2)
-        return cpu_has(index == 0);
+    if (index < 3)
+        return cpu_has(index < 2, index == 0);
 #endif
     return index < NUM_ISAS;
 }
 
 static _Atomic int chosen_isa = -1;
 
-static const struct isa *selected_isa(void)
+static int selected_isa(void)
 {
     if (chosen_isa < 0) {
         int index = 0;
@@ -177,14 +211,13 @@ static const struct isa *selected_isa(void)
             index++;
         chosen_isa = index;
     }
-    return ISAS[chosen_isa].isa;
+    return chosen_isa;
 }
 
 /* Name of the instruction set in use. */
 const char *paged_attention_isa(void)
 {
-    selected_isa();
-    return ISAS[chosen_isa].name;
+    return ISAS[selected_isa()].name;
 }
 
 /* Use the named instruction set from now on. Returns 0, or -1 when this CPU or build has no such set. */

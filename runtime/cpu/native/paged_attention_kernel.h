@@ -6,6 +6,7 @@
  *     VW                         floats in a vector; divides 16
  *     ROWS                       query rows held in registers: 4 or 8
  *     vset1 vfma vmax vhmax      broadcast, a * b + c rounded once, maximum, maximum over lanes
+ *     vany(mask)                 whether any lane of a comparison is true
  *     vhalf(p) vfp8(p)           VW float16 or e4m3fn as floats, the latter over FP8_FACTOR, a power of 2
  *     vwiden(x)                  VW int8 as int32
  *     vnibble(i) vunsigned_nibble(i)   the lowest 4 bits of int32 as floats: -8 .. 7 and 0 .. 15
@@ -21,64 +22,7 @@
  * bounds, the chunking and the grouping of rows never reach the result. No path may change this order, not even for speed.
  */
 
-typedef float NAME(vec) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
-typedef int32_t NAME(ivec) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
-
-typedef uint16_t NAME(halves) __attribute__((vector_size(VW * 2), aligned(1), may_alias));
-typedef int8_t NAME(bytes) __attribute__((vector_size(VW), aligned(1), may_alias));
-typedef uint8_t NAME(pairs) __attribute__((vector_size(VW / 2), aligned(1), may_alias));
-typedef uint16_t NAME(pair_halves) __attribute__((vector_size(VW), aligned(1), may_alias));
-
-#define vec NAME(vec)
-#define ivec NAME(ivec)
-#define halves NAME(halves)
-#define bytes NAME(bytes)
-#define pairs NAME(pairs)
-#define pair_halves NAME(pair_halves)
-#define INLINE static inline __attribute__((always_inline)) TARGET
-#define LOAD(p) (*(const vec *)(p))
-#define STORE(p, x) (*(vec *)(p) = (x))
-#define PICK(mask, yes, no) ((vec)(((mask) & (ivec)(yes)) | (~(mask) & (ivec)(no))))
-#define UNROLL _Pragma("GCC unroll 16")
-
-/* e^x for x <= 0, within 1.5 ulp; exactly 1 at 0 and exactly 0 below -87. Cody-Waite reduction, Cephes' polynomial. */
-INLINE vec NAME(exp_negative)(vec x)
-{
-    const vec shift = vset1(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    ivec alive = x > vset1(-87.0f);
-    vec clamped = vmax(x, vset1(-87.0f));
-    vec shifted = vfma(clamped, vset1(1.44269504088896341f), shift);
-    vec whole = shifted - shift;
-    vec r = vfma(whole, vset1(-0.693359375f), clamped);
-    r = vfma(whole, vset1(2.12194440e-4f), r);
-    vec y = vset1(1.9875691500e-4f);
-    y = vfma(y, r, vset1(1.3981999507e-3f));
-    y = vfma(y, r, vset1(8.3334519073e-3f));
-    y = vfma(y, r, vset1(4.1665795894e-2f));
-    y = vfma(y, r, vset1(1.6666665459e-1f));
-    y = vfma(y, r, vset1(5.0000001201e-1f));
-    y = vfma(y, r * r, r) + vset1(1.0f);
-    ivec power = ((ivec)shifted - (ivec)shift) << 23;
-    return PICK(alive, (vec)((ivec)y + power), vset1(0.0f));
-}
-
-/* tanh within 2 ulp: Cephes' polynomial below 0.625, else 1 - 2 e / (1 + e) with e = exp(-2 |x|). */
-INLINE vec NAME(tanh)(vec x)
-{
-    ivec sign = (ivec)x & (ivec)vset1(-0.0f);
-    vec magnitude = (vec)((ivec)x ^ sign);
-    vec e = NAME(exp_negative)(magnitude * vset1(-2.0f));
-    vec large = vset1(1.0f) - (e + e) / (vset1(1.0f) + e);
-    vec z = x * x;
-    vec y = vset1(-5.70498872745e-3f);
-    y = vfma(y, z, vset1(2.06390887954e-2f));
-    y = vfma(y, z, vset1(-5.37397155531e-2f));
-    y = vfma(y, z, vset1(1.33314422036e-1f));
-    y = vfma(y, z, vset1(-3.33332819422e-1f));
-    vec small = vfma(y * z, magnitude, magnitude);
-    ivec is_small = magnitude < vset1(0.625f);
-    return (vec)((ivec)PICK(is_small, small, large) | sign);
-}
+#include "paged_attention_vectors.h"
 
 /* What VW codes are multiplied by, and what is added to grouped int4 then. */
 struct NAME(factors) {
@@ -223,17 +167,6 @@ DECODERS(int8, INT8)
 DECODERS(int4, INT4)
 DECODERS(grouped_int4, GROUPED_INT4)
 
-/* Fetch the share of the next tile's keys that belongs to dim d, during the first score of this tile. */
-INLINE void NAME(prefetch_keys)(const struct tile *tile, int t, int d)
-{
-    if (tile->next == NULL || t > 0)
-        return;
-    const int last = (d + 1) * TILE / tile->dim;
-    for (int token = d * TILE / tile->dim; token < last; token++)
-        for (int at = 0; at < tile->key_bytes; at += 64)
-            __builtin_prefetch(tile->next->keys[token] + at, 0, 2);
-}
-
 /* Add a group's dims, from `first` on, of query times key to the sums; the keys are stored codes. */
 INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors,
                               int t, int first, vec (*sum)[4])
@@ -313,46 +246,17 @@ INLINE void NAME(score)(enum kind kind, const struct rows *g, const struct tile 
     }
 }
 
-/* All ones where the row at `position` attends to the token: causal, and inside the window if there is one. */
-INLINE ivec NAME(visible)(const struct tile *tile, int position, int token)
-{
-    ivec lanes;
-    UNROLL for (int i = 0; i < VW; i++)
-        lanes[i] = i;
-    ivec t = lanes + token;
-    int last = position - tile->start;
-    int first = tile->window ? last - tile->window : -1; /* the last token that is not visible */
-    return (t <= last) & (t > first);
-}
-
-INLINE int NAME(any)(ivec lanes)
-{
-    int32_t all = 0;
-    UNROLL for (int i = 0; i < VW; i++)
-        all |= lanes[i];
-    return all;
-}
-
 /* Scores become probabilities against the running maximum; alpha[r] is what earlier sums are multiplied by. */
 INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
                          float *alpha)
 {
+    const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, rows, begin, end);
     float maxima[16];
     for (int r = 0; r < rows; r++) {
-        vec top = vset1(g->maximum[r]);
-        ivec bad = top != top;
-        for (int t = begin; t < end; t += VW) {
-            vec s = LOAD(scores + r * TILE + t);
-            if (tile->softcap != 0.0f)
-                s = NAME(tanh)(s * vset1(tile->inverse_softcap)) * vset1(tile->softcap);
-            s = PICK(NAME(visible)(tile, g->position[r], t), s, vset1(MASKED));
-            STORE(scores + r * TILE + t, s);
-            bad |= s != s;
-            top = vmax(top, s);
-        }
-        maxima[r] = vhmax(top);
-        if (NAME(any)(bad)) /* comparisons drop a NaN, the sum keeps it */
-            g->sums[r * 16] = NAN;
+        float *row = scores + r * TILE;
+        if (!plain)
+            NAME(mask_scores)(tile, g->position[r], begin, end, row);
+        maxima[r] = NAME(maximum_of)(g, r, begin, end, row);
     }
     for (int r = 0; r < rows; r += VW) {
         float change[VW];
@@ -406,9 +310,8 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             group[j] = (column + j * VW) / tile->group;
     }
     for (int t = g->first; t < g->last; t++) {
-        if (tile->next != NULL && column == 0)
-            for (int at = 0; at < tile->value_bytes; at += 64)
-                __builtin_prefetch(tile->next->values[t] + at, 0, 2);
+        if (column == 0)
+            NAME(prefetch_value)(tile, t);
         vec value[4];
         UNROLL for (int j = 0; j < vectors; j++) {
             const int d = column + j * VW;
@@ -500,33 +403,10 @@ static const struct isa NAME(isa) = {
     .merge = NAME(merge),
 };
 
-#undef vec
-#undef ivec
-#undef halves
-#undef bytes
-#undef pairs
-#undef pair_halves
 #undef DECODERS
 #undef ATTEND
 #undef ATTENDS
 #undef ROW_OF
-#undef one_half
-#undef vhalf
-#undef vwiden
-#undef vnibble
-#undef vunsigned_nibble
-#undef vfp8
-#undef FP8_FACTOR
-#undef INLINE
-#undef LOAD
-#undef STORE
-#undef PICK
-#undef UNROLL
-#undef NAME
-#undef TARGET
-#undef VW
-#undef ROWS
-#undef vset1
-#undef vfma
-#undef vmax
-#undef vhmax
+
+#include "paged_attention_bfloat16.h"
+#include "paged_attention_undef.h"

@@ -29,7 +29,7 @@ from ingot.artifact.cpu_program import (
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, shown
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.attention import place_layer
+from ingot.runtime.cpu.native.attention import ARITHMETICS, place_layer
 from ingot.runtime.cpu.native.structures import (
     CombineOperation,
     EmbedOperation,
@@ -164,6 +164,7 @@ class BoundOperations:
         )
         bound.num_heads, bound.num_kv_heads, bound.dim = operation.num_heads, operation.num_kv_heads, operation.head_dim
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
+        bound.arithmetic = ARITHMETICS.index(operation.arithmetic)
         return bound
 
     def _place(self, bound: Structure, rows: RowsOf, **views: View | None) -> None:

@@ -35,6 +35,7 @@ class Layer(Structure):
         ("window", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("arithmetic", c_int32),
     )
 
 

@@ -27,6 +27,8 @@ Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4
 Rounding = Literal["none", "block", "token", "static"]
 Activation = Literal["none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh"]
 RowsOf = Literal["tokens", "logits"]
+Arithmetic = Literal["float32", "bfloat16"]
+"""What attention rounds queries, keys, probabilities and values to before it multiplies them; sums are float32."""
 
 BITS: Mapping[Form, int] = {
     "float32": 32,
@@ -223,6 +225,7 @@ class Attend(_Frozen):
     cos: str | None = None
     sin: str | None = None
     rotary_dim: int = Field(default=0, ge=0)
+    arithmetic: Arithmetic = "float32"
 
 
 Operation = Annotated[Embed | Linear | Normalize | Combine | Attend, Field(discriminator="kind")]

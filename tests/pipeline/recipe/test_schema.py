@@ -28,6 +28,18 @@ def test_the_baseline_is_built_for_the_engine_of_the_artifact() -> None:
     assert recipe.for_engine("cuda") is recipe
 
 
+def test_the_baseline_attends_in_float32() -> None:
+    recipe = load_recipe("int4-cpu", ["checkpoint=m", "cpu={engine: native, attention: bfloat16}"])
+    assert recipe.for_engine("native").baseline().cpu.attention == "float32"
+
+
+def test_attention_in_bfloat16_needs_the_native_engine() -> None:
+    with pytest.raises(
+        RecipeError, match="attention is bfloat16, which engine onnxruntime does not compute: set engine"
+    ):
+        load_recipe("int4-cpu", ["cpu.attention=bfloat16"])
+
+
 def test_a_recipe_is_frozen() -> None:
     recipe: Any = load_recipe("fp32-cpu")
     with pytest.raises(ValidationError, match="frozen"):

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from ingot.errors import PassError
+from ingot.artifact.cpu_program import OPERATIONS_FILE, Attend, read_cpu_program
+from ingot.errors import PassError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
 from ingot.progress import NOTES
@@ -37,6 +38,13 @@ def test_auto_leaves_a_model_that_does_not_lower_to_onnxruntime_and_says_why(cap
     assert reason in caplog.text
 
 
+def test_auto_does_not_leave_attention_in_bfloat16_to_onnxruntime() -> None:
+    recipe = load_recipe("fp32-cpu", ["cpu={engine: auto, attention: bfloat16}"])
+    assert choose_target(recipe, imported(LLAMA, *PACKED)).target.engine == "native"
+    with pytest.raises(UsageError, match=r"cpu\.attention is bfloat16, but the native engine cannot run it: .*float8"):
+        choose_target(recipe, imported(LLAMA, *EMULATED))
+
+
 def test_the_model_is_unchanged_by_the_trial() -> None:
     model = imported(LLAMA, *PACKED)
     nodes = [(node.name, node.op_type) for node in model.graph]
@@ -52,6 +60,14 @@ def test_a_recipe_for_a_gpu_ignores_the_option() -> None:
 def test_native_refuses_a_model_that_does_not_lower() -> None:
     with pytest.raises(PassError, match=r"'layers\.0\.self_attn\.qkv_proj' \(Gemm\) has float8 activations"):
         lowered(imported(LLAMA, *EMULATED))
+
+
+@pytest.mark.parametrize("attention", ["float32", "bfloat16"])
+def test_the_arithmetic_of_attention_is_sealed_in_the_program(build_unmeasured: BuildArtifact, attention: str) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA, f"cpu={{engine: native, attention: {attention}}}")
+    program = read_cpu_program(artifact.file(OPERATIONS_FILE))
+    found = [operation.arithmetic for operation in program.operations if isinstance(operation, Attend)]
+    assert found == [attention] * artifact.manifest.kv.num_layers
 
 
 def test_the_choice_is_in_the_evidence(build_unmeasured: BuildArtifact) -> None:

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
+from ingot.artifact.cpu_program import Arithmetic
 from ingot.artifact.kv_geometry import ElementType, KVType, key_type, value_type
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
@@ -60,6 +61,12 @@ class Case:
         widths = (self.heads, self.kv_heads, self.kv_heads)
         query, key, value = (rng.standard_normal((tokens, w * self.dim), dtype=np.float32) for w in widths)
         return Sequence(query, key, value)
+
+    def protect(self) -> None:
+        """Refuse changes of the arrays, which tests share; `replace(case)` is a copy with arrays of its own."""
+        for sequence in self.sequences:
+            for array in (sequence.query, sequence.key, sequence.value):
+                array.flags.writeable = False
 
     @property
     def geometry(self) -> KVGeometry:
@@ -239,9 +246,12 @@ ROUNDED = [
     )
 ]
 
+for _case in SHAPES + ROUNDED:
+    _case.protect()
 
-def native_attention(threads: int) -> Backend:
+
+def native_attention(threads: int, arithmetic: Arithmetic = "float32") -> Backend:
     """Return what makes the C kernel's attention over a pool; skips the test where the kernel was not built."""
     if native_library() is None:
         pytest.skip("the kernel is not built")
-    return lambda pool: NativeAttention(pool, threads)
+    return lambda pool: NativeAttention(pool, threads, arithmetic)

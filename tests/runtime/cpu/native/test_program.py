@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.artifact.cpu_program import Arithmetic, Attend, CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.kv_pool import KVPool
@@ -39,13 +40,24 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_weights(tmp_path_factory.mktemp("tiny") / "weights.safetensors", random_tensors(tiny_program()))
 
 
-def make_program(weights: Path, threads: int = 1, isa: str | None = None, rows: int = ROWS) -> NativeProgram:
-    program = tiny_program()
+def make_program(
+    weights: Path, threads: int = 1, isa: str | None = None, rows: int = ROWS, attention: Arithmetic = "float32"
+) -> NativeProgram:
+    program = attending_in(attention, tiny_program())
     pool = KVPool(program.kv, BLOCKS)
     pool.blocks[:] = 0xFF  # NaN: memory that was not written must not be read
     return NativeProgram(
         program, MappedTensors(weights), pool, max_batch_tokens=rows, num_threads=threads, isa=isa
     )  # fmt: skip
+
+
+def attending_in(arithmetic: Arithmetic, program: CpuProgram) -> CpuProgram:
+    """The program with that arithmetic of attention."""
+    operations = [
+        one.model_copy(update={"arithmetic": arithmetic}) if isinstance(one, Attend) else one
+        for one in program.operations
+    ]
+    return program.model_copy(update={"operations": tuple(operations)})
 
 
 def sequences(lengths: Sequence[int], seed: int = 0) -> Growing:
@@ -95,6 +107,20 @@ def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(
     assert all(np.isfinite(logits).all() and logits.std() > 0.1 for logits in found)
 
 
+@pytest.mark.parametrize("steps", ALL_STEPS.values(), ids=ALL_STEPS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention_in_bfloat16_keeps_its_bits_and_changes_those_of_float32(
+    weights: Path, threads: int, steps: list[list[int]]
+) -> None:
+    expected = whole(make_program(weights, attention="bfloat16"), LENGTHS)
+    program = make_program(weights, threads, attention="bfloat16")
+    found = run_steps(program, sequences(LENGTHS, seed=threads), steps)
+    assert [logits.tobytes() for logits in found] == [logits.tobytes() for logits in expected]
+    assert expected[-1].tobytes() != alone(weights)[-1]
+    difference = np.abs(expected[-1] - np.frombuffer(alone(weights)[-1], np.float32).reshape(expected[-1].shape))
+    assert difference.max() < 0.1 * expected[-1].std()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [*range(1, 10), 64, ROWS])
 def test_the_number_of_rows_of_a_step_does_not_change_a_bit(weights: Path, rows: int, threads: int) -> None:
@@ -115,7 +141,7 @@ def attention_isa() -> Iterator[None]:
 
 @pytest.mark.usefixtures("attention_isa")
 def test_every_instruction_set_of_the_kernels_gives_the_same_bits(weights: Path) -> None:
-    for attention in ("avx512", "avx2", "baseline"):
+    for attention in ("avx512-bf16", "avx512", "avx2", "baseline"):
         if use_isa(attention):
             found = {isa: whole(make_program(weights, isa=isa), LENGTHS) for isa in instruction_sets()}
             assert len({b"".join(x.tobytes() for x in logits) for logits in found.values()}) == 1

@@ -1,0 +1,125 @@
+"""Attention in bfloat16 in numpy, operation by operation: the bits that the kernel must make (without softcap).
+
+paged_attention_bfloat16.h describes the arithmetic. numpy rounds every operation by itself, as the kernel does, and
+multiplications of two numbers in bfloat16 are exact.
+"""
+
+import numpy as np
+
+from ingot.artifact.kv_geometry import key_type, value_type
+from ingot.runtime.steps.batch import FloatArray, Int64Array
+from tests.runtime.cpu.native.attention_cases import Case, Sequence, stored
+
+TILE, SPLIT, LANES = 64, 512, 16
+_MASKED = np.float32(-1e30)
+_SHIFT = np.float32(1.5 * 2**23)
+_POLYNOMIAL = (0.009582852944731712, 0.055906426161527634, 0.24024099111557007, 0.6931241750717163, 1.0)
+
+
+def bfloat16(x: FloatArray) -> FloatArray:
+    """Numbers rounded to bfloat16, nearest with ties to even; 0 for those below 2^-56."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+    return np.where(np.abs(x) < 2.0**-56, np.float32(0), nearest)
+
+
+def exp2_negative(x: FloatArray) -> FloatArray:
+    """2^x for x <= 0 in float32, by the kernel's polynomial."""
+    shifted = x + _SHIFT
+    r = x - (shifted - _SHIFT)
+    y = np.full_like(x, _POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        y = y * r + np.float32(coefficient)
+    powers = (y.view(np.int32) + (shifted.view(np.int32) << 23)).view(np.float32)
+    return np.where(x > -54, powers, np.float32(0))
+
+
+def _in_order(count: int) -> list[int]:
+    """1, 0, 3, 2, ...: the upper half of each pair comes first."""
+    return [i ^ 1 for i in range(count + count % 2) if i ^ 1 < count]
+
+
+def _multiplied_and_added(a: FloatArray, b: FloatArray) -> FloatArray:
+    """The sum of a[..., i, :, None] * b[..., i, None, :] over i, one after the other."""
+    total = np.zeros((*a.shape[:-2], a.shape[-1], b.shape[-1]), np.float32)
+    for i in _in_order(a.shape[-2]):
+        total += a[..., i, :, None] * b[..., i, None, :]
+    return total
+
+
+def reference(case: Case, sequence: Sequence) -> FloatArray:
+    """Outputs [tokens, heads * dim] of one sequence."""
+    n, kv, dim = len(sequence.query), case.kv_heads, case.dim
+    query = sequence.query.reshape(n, case.heads, dim)
+    if case.rotation is not None:
+        query = case.rotation.apply(query, np.arange(n))
+    query = bfloat16(query * (np.float32(case.step.scale) * np.float32(1.44269504)))
+    queries = query.reshape(n, kv, -1, dim).transpose(1, 3, 0, 2).reshape(kv, dim, -1)  # [kv heads, dim, rows]
+    keys, values = (
+        bfloat16(stored(case, dtype, vectors, rotation)).transpose(1, 2, 0)  # [kv heads, dim, tokens]
+        for dtype, vectors, rotation in (
+            (key_type(case.dtype), sequence.key, case.rotation),
+            (value_type(case.dtype), sequence.value, None),
+        )
+    )
+    positions = np.arange(n).repeat(case.heads // kv)
+    total = _Sums(kv, len(positions), dim)
+    for split in range(0, n, SPLIT):
+        own = _Sums(kv, len(positions), dim)
+        for start in range(split, min(n, split + SPLIT), TILE):
+            tile = slice(start, start + TILE)
+            own.attend(queries, keys[..., tile], values[..., tile], _seen(case, positions, start, n))
+        total.merge(own)
+    outputs: FloatArray = total.result().reshape(kv, n, -1, dim).transpose(1, 0, 2, 3).reshape(n, -1)
+    return outputs
+
+
+def _seen(
+    case: Case, positions: Int64Array, start: int, tokens: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Whether each row attends to each token of the tile: [rows, tokens]."""
+    distance = positions[:, None] - np.arange(start, min(start + TILE, tokens))
+    return (distance >= 0) & (distance < (case.window or tokens))
+
+
+class _Sums:
+    """A split's running results of all rows: maximum, sums of probabilities by lane, output."""
+
+    def __init__(self, kv_heads: int, rows: int, dim: int) -> None:
+        self.top = np.full((kv_heads, rows, 1), _MASKED)
+        self.sums = np.zeros((kv_heads, rows, LANES), np.float32)
+        self.output = np.zeros((kv_heads, rows, dim), np.float32)
+
+    def attend(
+        self,
+        queries: FloatArray,
+        keys: FloatArray,
+        values: FloatArray,
+        seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    ) -> None:
+        """Add a tile: queries [kv heads, dim, rows], keys and values [kv heads, dim, tokens], seen [rows, tokens]."""
+        scores = np.where(seen, _multiplied_and_added(queries, keys), _MASKED)
+        top = np.maximum(self.top, scores.max(axis=-1, keepdims=True))
+        alpha = exp2_negative(self.top - top)
+        weights = np.where(seen, exp2_negative(scores - top), np.float32(0))
+        self.sums *= alpha
+        for lane in range(0, weights.shape[-1], LANES):
+            part = weights[..., lane : lane + LANES]
+            self.sums[..., : part.shape[-1]] += part
+        weighed = _multiplied_and_added(bfloat16(weights).swapaxes(1, 2), values.swapaxes(1, 2))
+        self.output, self.top = self.output * alpha + weighed, top
+
+    def merge(self, own: "_Sums") -> None:
+        """Add the results of the next split."""
+        top = np.maximum(self.top, own.top)
+        keep, add = exp2_negative(self.top - top), exp2_negative(own.top - top)
+        self.output = self.output * keep + own.output * add
+        self.sums, self.top = self.sums * keep + own.sums * add, top
+
+    def result(self) -> FloatArray:
+        """Outputs [kv heads, rows, dim]."""
+        sums = self.sums
+        while sums.shape[-1] > 1:
+            half = sums.shape[-1] // 2
+            sums = sums[..., :half] + sums[..., half:]
+        return self.output * (np.float32(1) / sums) + np.float32(0)
