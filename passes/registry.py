@@ -38,7 +38,6 @@ PASSES: dict[str, str] = {
     "quantize-kv-cache": "ingot.passes.quantization.quantize_kv_cache:QuantizeKVCache",
     "quantize-weights": "ingot.passes.quantization.quantize_weights:QuantizeWeights",
     "rotate": "ingot.passes.rotation.rotate:Rotate",
-    "round-scales": "ingot.passes.quantization.round_scales:RoundScales",
     "smooth-quant": "ingot.passes.quantization.smooth_quant:SmoothQuant",
 }
 

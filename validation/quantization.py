@@ -31,6 +31,7 @@ class WeightFigures:
     relative_error   ||W - W'|| / ||W||, Frobenius norms
     output_error     ||X (W - W')^T|| / ||X W^T|| on calibration data; output_error_nearest: with round-to-nearest
     scale_min ...    smallest, median and largest scale
+    scale_dtype      the narrowest float type that holds every scale; engines may store a wider one
     outlier_share    share of weights beyond 4 times the root mean square; peak_over_rms: largest |w| over it
     end_share        share of codes at either end of their range
     code_histogram   counts over the range of the codes, in up to 16 bins; () if codes were not read
@@ -53,6 +54,7 @@ class WeightFigures:
     scale_min: float | None = None
     scale_median: float | None = None
     scale_max: float | None = None
+    scale_dtype: Literal["float32", "float16"] | None = None
     outlier_share: float | None = None
     peak_over_rms: float | None = None
     end_share: float | None = None

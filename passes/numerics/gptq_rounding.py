@@ -16,7 +16,8 @@ are fixed beforehand on contiguous columns, so that the stored layout does not d
 
 `refine` further rounds improve the same objective, and never worsen it: scales are fitted to the codes by least squares
 under H, all blocks of a row together; then each code is chosen again with all others fixed (coordinate descent, as in
-QuantEase, arXiv:2309.01885).
+QuantEase, arXiv:2309.01885). Where the grid's scales are float16, fitted ones are rounded to float16 before codes are
+chosen for them, and a row keeps its old scales where the rounded ones are worse.
 """
 
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.linear_algebra import cholesky, lower_inverse, matmul
 from ingot.passes.numerics.rounding import RoundedWeight
+from ingot.passes.numerics.scale_dtype import LEAST_SCALE, MOST_SCALE, ScaleDtype, to_float16
 from ingot.passes.numerics.scheme import Scheme
 
 _PANEL_COLUMNS = 64
@@ -109,7 +111,8 @@ def output_error(error: Float32Array, gram: Float32Array) -> float:
 class _State:
     """All arrays with columns first: weight, codes, zeros [in, out]; scale, zero [blocks, out].
 
-    zeros    where the weight is exactly zero: it was pruned, and stays zero
+    zeros          where the weight is exactly zero: it was pruned, and stays zero
+    scale_dtype    of the scales: float16 where the scheme has it and the grid could keep it
     """
 
     weight: Float32Array
@@ -120,6 +123,7 @@ class _State:
     low: np.float32
     high: np.float32
     zeros: NDArray[np.bool_]
+    scale_dtype: ScaleDtype
 
     @classmethod
     def of(cls, weight: Float32Array, grid: RoundedWeight, scheme: Scheme) -> "_State":
@@ -128,7 +132,8 @@ class _State:
         low, high = map(np.float32, scheme.code_range)
         columns = np.ascontiguousarray(weight.T)
         block = scheme.block_columns(weight.shape[1])
-        return cls(columns, np.empty_like(columns), scale, zero, block, low, high, columns == 0)
+        scale_dtype = grid.scale_dtype if scheme.scale_dtype == "float16" else "float32"
+        return cls(columns, np.empty_like(columns), scale, zero, block, low, high, columns == 0, scale_dtype)
 
     def nearest(self, column: int, values: Float32Array) -> tuple[Float32Array, Float32Array]:
         """Codes of a column's values [out], and the values that they represent."""
@@ -206,5 +211,21 @@ def _fitted(state: _State, gram: Float32Array, part: slice) -> Float32Array:
     scale = state.scale[:, part].T.astype(np.float64)
     ridge = _RIDGE * diagonal.mean(axis=1, keepdims=True) + np.where(diagonal > 0, 0, 1.0)
     diagonal += ridge  # in place: keeps the old scale where the codes do not determine one
-    fitted: Float32Array = np.linalg.solve(left, (right + ridge * scale)[..., None])[..., 0].T.astype(np.float32)
-    return fitted
+    right += ridge * scale
+    fitted: Float32Array = np.linalg.solve(left, right[..., None])[..., 0].astype(np.float32)
+    if state.scale_dtype == "float16":
+        fitted = _as_float16(fitted, scale, left, right)
+    return fitted.T
+
+
+def _as_float16(fitted: Float32Array, scale: Float64Array, left: Float64Array, right: Float64Array) -> Float32Array:
+    """Fitted scales [rows, blocks] as float16 numbers; a row's old scales where those are worse or out of range.
+
+    The error of a row with scales s is s L s - 2 r s, up to a constant.
+    """
+    rounded = to_float16(np.clip(fitted, LEAST_SCALE, MOST_SCALE))
+    change = rounded - scale
+    slope = np.einsum("rbc,rc->rb", left, scale) - right
+    growth = np.einsum("rb,rbc,rc->r", change, left, change) + 2 * np.einsum("rb,rb->r", change, slope)
+    is_better = (growth < 0) & ((fitted >= LEAST_SCALE) & (fitted <= MOST_SCALE)).all(axis=1)
+    return np.where(is_better[:, None], rounded, scale).astype(np.float32)

@@ -1,7 +1,9 @@
-"""How a weight matrix is quantized: bits, block size, symmetry, clip."""
+"""How a weight matrix is quantized: bits, block size, symmetry, clip, type of the scales."""
 
 from dataclasses import dataclass
 from typing import Literal
+
+from ingot.passes.numerics.scale_dtype import ScaleDtype
 
 WeightBits = Literal[2, 3, 4, 8]
 BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]  # as options give it; 0 and "channel" are the same
@@ -9,17 +11,28 @@ BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]  # as options give it; 0
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one weight is quantized. block_size 0: per channel. Symmetric: signed codes, no zero point."""
+    """How one weight is quantized. block_size 0: per channel. Symmetric: signed codes, no zero point.
+
+    scale_dtype    float16: codes are chosen with scales that float16 holds exactly, unless some are out of its range
+    """
 
     bits: WeightBits
     block_size: int
     symmetric: bool
     clip: bool = True
+    scale_dtype: ScaleDtype = "float32"
 
     @classmethod
-    def of(cls, bits: WeightBits, block_size: BlockSize, symmetric: bool, clip: bool = True) -> "Scheme":
+    def of(
+        cls,
+        bits: WeightBits,
+        block_size: BlockSize,
+        symmetric: bool,
+        clip: bool = True,
+        scale_dtype: ScaleDtype = "float32",
+    ) -> "Scheme":
         """Make a scheme from options, where the block size may be "channel"."""
-        return cls(bits, 0 if block_size == "channel" else block_size, symmetric, clip)
+        return cls(bits, 0 if block_size == "channel" else block_size, symmetric, clip, scale_dtype)
 
     @property
     def code_range(self) -> tuple[int, int]:

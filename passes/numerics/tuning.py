@@ -1,8 +1,8 @@
 """Parameters that distill tunes by gradient: a norm's weight, and the codes and scales of a quantized weight.
 
 Each is tuned on a scale where a step means the same everywhere: scales and norms' weights as exp(x) times their start,
-codes as real numbers that are rounded where they are used. The gradient passes straight through that rounding (Bengio
-et al., arXiv:1308.3432). Steps are Adam's (Kingma and Ba, arXiv:1412.6980).
+codes as real numbers that are rounded where they are used, as are scales of float16. The gradient passes straight
+through that rounding (Bengio et al., arXiv:1308.3432). Steps are Adam's (Kingma and Ba, arXiv:1412.6980).
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import CodeArray, Float32Array
+from ingot.passes.numerics.scale_dtype import ScaleDtype, to_float16
 
 _MOMENTUM, _SPREAD, _TINY = 0.9, 0.95, 1e-12
 
@@ -61,10 +62,11 @@ class TunedWeight:
         *,
         tune_codes: bool,
         keep_zeros: bool,
+        scale_dtype: ScaleDtype = "float32",
     ) -> None:
         low, high = code_range
         self._block, self._columns = block_columns, codes.shape[1]
-        self._scale, self._zero = scale, zero_point
+        self._scale, self._zero, self._scale_dtype = scale, zero_point, scale_dtype
         self._low, self._high = np.float32(low) - zero_point, np.float32(high) - zero_point
         self._levels = codes.astype(np.float32) - self._by_column(zero_point)
         self._free: NDArray[np.bool_] | None = self._levels != 0 if keep_zeros else None
@@ -79,9 +81,9 @@ class TunedWeight:
 
     @property
     def scales(self) -> Float32Array:
-        """Scales [out, blocks]."""
+        """Scales [out, blocks], as they are stored."""
         scales: Float32Array = self._scale * np.exp(self._log_factor)
-        return scales
+        return scales if self._scale_dtype == "float32" else to_float16(scales)
 
     def values(self) -> Float32Array:
         """(code - zero point) * scale: [out, in]."""

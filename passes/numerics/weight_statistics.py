@@ -1,6 +1,7 @@
 """Statistics of a weight and its codes: outliers, the range of the scales, codes at the ends of their range.
 
     scale_min, scale_median, scale_max    over all blocks
+    scale_dtype                           the narrowest type that holds every scale
     outlier_share                         share of weights with |w| above OUTLIER_RMS times the root mean square; 6e-5
                                           for normally distributed weights
     peak_over_rms                         the largest |w| over the root mean square
@@ -18,26 +19,27 @@ from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import CodeArray, Float32Array
 from ingot.passes.numerics.rounding import RoundedWeight
+from ingot.passes.numerics.scale_dtype import scale_dtype_of
 from ingot.passes.numerics.scheme import Scheme
 
 OUTLIER_RMS = 4.0
 _CHUNK_ELEMENTS = 1 << 20
 
 
-def weight_statistics(weight: NDArray[Any], rounded: RoundedWeight, scheme: Scheme) -> dict[str, float]:
+def weight_statistics(weight: NDArray[Any], rounded: RoundedWeight, scheme: Scheme) -> dict[str, Any]:
     """All statistics of a weight [out, in] of any float dtype and of its codes."""
     low, high = scheme.code_range
     return {
-        **scale_range(rounded.scale),
+        **scale_statistics(rounded.scale),
         **outliers(weight),
         "end_share": end_share(rounded.codes, low, high),
     }
 
 
-def scale_range(scales: Float32Array) -> dict[str, float]:
-    """Smallest, median and largest of scales of any shape."""
+def scale_statistics(scales: Float32Array) -> dict[str, Any]:
+    """Smallest, median and largest of scales of any shape, and their type."""
     found = {"min": scales.min(), "median": np.median(scales), "max": scales.max()}
-    return {f"scale_{name}": float(value) for name, value in found.items()}
+    return {f"scale_{name}": float(value) for name, value in found.items()} | {"scale_dtype": scale_dtype_of(scales)}
 
 
 def outliers(weight: NDArray[Any]) -> dict[str, float]:

@@ -12,9 +12,9 @@ Candidates are s = mean|x|^a and s = mean|x|^a / mean|w|^(1 - a) for a up to 1, 
 layer, its error comes from X^T X over all calibration tokens instead of a run.
 
 The model's function stays the same, and no weight is rounded here. quantize-weights or gptq must follow, with the same
-bits, block_size and symmetric; before gptq, `rounding: gptq` searches for gptq's own loss (docs/log.md). Run the pass
-after fold-constants and pack-projections. Its kind is quantization because it is useless without: a baseline leaves it
-out.
+bits, block_size, symmetric and scale_dtype; before gptq, `rounding: gptq` searches for gptq's own loss (docs/log.md).
+Run the pass after fold-constants and pack-projections. Its kind is quantization because it is useless without: a
+baseline leaves it out.
 
 Left alone, with the reason in the log: weights that are shared or quantized, inputs that are zero on all data; with
 `fold: exact`, inputs that others read too, norms whose weight is computed (run fold-constants before). The head, which
@@ -38,6 +38,7 @@ from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.channel_scales import awq_scale, relative_magnitudes
 from ingot.passes.numerics.gptq_rounding import DampedGram, gptq_round
 from ingot.passes.numerics.rounding import round_weight
+from ingot.passes.numerics.scale_dtype import ScaleDtype
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.quantization.channel_scaling import (
     Choice,
@@ -66,7 +67,7 @@ _log = logging.getLogger("ingot.passes")
 class Awq(Pass):
     """Options:
 
-    bits, block_size, symmetric    how the weights will be rounded: those of the pass that follows
+    bits, block_size, symmetric, scale_dtype    how the weights will be rounded: those of the pass that follows
     rounding                       "nearest" or "gptq": how each trial is rounded; "gptq" takes longer
     steps                          exponents to try between 0 and 1
     search_tokens                  calibration tokens that a block is run on, in whole sequences
@@ -84,6 +85,7 @@ class Awq(Pass):
     bits: WeightBits = 4
     block_size: BlockSize = 32
     symmetric: bool = False
+    scale_dtype: ScaleDtype = "float32"
     rounding: Literal["nearest", "gptq"] = "nearest"
     steps: Annotated[int, Range(ge=1, le=1000)] = 10
     search_tokens: Annotated[int, TOKENS] = 2048
@@ -148,7 +150,7 @@ class Awq(Pass):
 
     def _rounded(self, weight: Float32Array, scale: Float32Array, factored: DampedGram | None) -> Float32Array:
         """The weight scaled, rounded as the options say, and scaled back: what the layer would compute with."""
-        scheme = Scheme.of(self.bits, self.block_size, self.symmetric)
+        scheme = Scheme.of(self.bits, self.block_size, self.symmetric, scale_dtype=self.scale_dtype)
         scaled = weight * scale
         rounded = round_weight(scaled, scheme, num_threads())
         if factored is not None:

@@ -3,6 +3,8 @@
     Matched         Gemm(x, DequantizeLinear(q, scale, zero_point?), b?, transB=1)          RMSNormalization(x, w)
     Replacement     the same with other codes q and scales, of the same bits and blocks     with another w
 
+Scales that float16 holds stay float16 numbers.
+
 Run the pass after the quantizer; gptq is the best. Quantizers look at one layer or block at a time. In the logits their
 errors cancel or add up, and this pass follows the gradient of the sum. Scales and norms are tuned as in EfficientQAT's
 end-to-end phase (Chen et al., arXiv:2407.11062), codes with a straight-through gradient: see numerics/tuning.py. The
@@ -34,6 +36,7 @@ from ingot.passes.base import SEED, TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import Divergence, require_calibration
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.numerics.scale_dtype import scale_dtype_of
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.numerics.tuning import Tuned, TunedNorm, TunedWeight
 from ingot.passes.pruned_facts import MASKS_FACTS
@@ -175,6 +178,7 @@ def _tuned_weight(node: ir.Node, *, tune_codes: bool, keep_zeros: bool) -> Tuned
         node.attributes.get_int("block_size", 0) or codes.shape[1],
         tune_codes=tune_codes,
         keep_zeros=keep_zeros,
+        scale_dtype=scale_dtype_of(scale),
     )
 
 

@@ -31,7 +31,7 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.numerics.activation_rounding import RangeMethod
 from ingot.passes.numerics.float8 import LARGEST, Float8Weight, round_float8
-from ingot.passes.numerics.weight_statistics import outliers, scale_range
+from ingot.passes.numerics.weight_statistics import outliers, scale_statistics
 from ingot.passes.quantization.activation_nodes import activation_facts
 from ingot.passes.quantization.quantize_activations import PERCENTILE, ActivationScale, QuantizeActivations
 from ingot.passes.quantization.quantize_weights import append_statistics
@@ -128,11 +128,11 @@ class Fp8(Pass):
         replace_weight(graph, sites, dequantize)
         return {**self._statistics(sites[0], dequantize, rounded), **spread, **activation_facts(sites[0].node)}
 
-    def _round(self, values: NDArray[Any]) -> tuple[Float8Weight, dict[str, float]]:
+    def _round(self, values: NDArray[Any]) -> tuple[Float8Weight, dict[str, Any]]:
         rounded = round_float8(values.astype(np.float32), per_tensor=self.weights == "tensor", clip=self.clip)
         codes = rounded.codes.astype(np.float32)
         ends = {"end_share": float((np.abs(codes) == LARGEST).mean())}
-        return rounded, {**scale_range(rounded.scale), **outliers(values), **ends}
+        return rounded, {**scale_statistics(rounded.scale), **outliers(values), **ends}
 
     def _statistics(self, site: WeightSite, dequantize: ir.Node, rounded: Float8Weight) -> dict[str, object]:
         codes = dequantize.inputs[0]

@@ -9,6 +9,7 @@
     q            [out, in]              int4 | int8 symmetric, uint4 | uint8 asymmetric, named <weight>.q;
                                         2 and 3 bits are int4 | uint4 too, see weight_nodes.py
     scale        [out, ceil(in/block)]  float32, <weight>.scale          per channel: [out]
+                                        with scale_dtype float16, numbers that float16 holds exactly
     zero_point   as scale, dtype of q   asymmetric only, <weight>.zero_point
 
 `embedding` and `lm_head` choose bits for the table and the head, whose other options are those of all weights. A scheme
@@ -16,9 +17,13 @@ that mixed-precision assigned to a weight replaces these options (schemes.py); `
 settings agree share one quantized tensor. Where they differ (say, the table left at 16 bits and the head at 4), each
 has its own copy, which costs its bytes, and the statistics name the copy.
 
+With `scale_dtype: float16` codes are chosen with scales that are float16 numbers already, so that the errors in the
+statistics are those of what engines and files with 16-bit scales store. A weight with a scale that float16 holds only
+roughly or not at all (below 2^-17 or above 2^15 before the clip) keeps float32 scales, and the build notes it.
+
 Weights are read one at a time. Statistics are written to the model's metadata "ingot.quantization" as JSON:
 {"weights": [{name, tensor, bits, block_size, symmetric, elements, mse, relative_error, clip, clipped_share,
-and those of weight_statistics.py}, ...]}; `activations` where the layer's inputs are quantized, too.
+scale_dtype, and those of weight_statistics.py}, ...]}; `activations` where the layer's inputs are quantized, too.
 
 Refuses: a NaN or infinite weight, by name; a pattern of `overrides` that matches nothing; a Gemm that is not
 x @ W.T + b. Weights that are already quantized are left alone.
@@ -37,6 +42,7 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.model_facts import Fact, WeightFacts, record_weights
 from ingot.passes.numerics.rounding import RoundedWeight, round_weight
+from ingot.passes.numerics.scale_dtype import FLOAT16_RANGE, ScaleDtype
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.numerics.weight_statistics import weight_statistics
 from ingot.passes.quantization.activation_nodes import activation_facts
@@ -44,7 +50,7 @@ from ingot.passes.quantization.schemes import Override, assigned_scheme, parse_o
 from ingot.passes.quantization.weight_nodes import insert_dequantize, replace_weight
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import WeightSite, apply_to_array, require_matches, weight_sites
-from ingot.progress import report_progress
+from ingot.progress import note, report_progress
 from ingot.settings import num_threads
 
 QUANTIZATION_FACTS = Fact("ingot.quantization", WeightFacts)  # see the module's docstring
@@ -63,10 +69,11 @@ class QuantizeWeights(Pass):
     block_size    columns that share a scale: 16, 32, 64, 128, 256; 0 or "channel": a whole row
     symmetric     signed codes without a zero point; else unsigned codes with one
     clip          search for the scale with the smallest error; else take it from the largest value
+    scale_dtype   float32, or float16: choose codes with scales rounded to it, where it holds all of a weight's
     lm_head       bits of the head, or "none" to leave it as it is
     embedding     bits of the table, or "none" to leave it as it is
-    overrides     pattern -> {bits, block_size, symmetric, clip}, or "none" or 16 to leave the weight as it is;
-                  patterns are fnmatch's, on module paths and tensor names; the last that matches wins
+    overrides     pattern -> {bits, block_size, symmetric, clip, scale_dtype}, or "none" or 16 to leave the weight as
+                  it is; patterns are fnmatch's, on module paths and tensor names; the last that matches wins
     """
 
     name: ClassVar[str] = "quantize-weights"
@@ -79,6 +86,7 @@ class QuantizeWeights(Pass):
     block_size: BlockSize = 32
     symmetric: bool = False
     clip: bool = True
+    scale_dtype: ScaleDtype = "float32"
     lm_head: Bits = 8
     embedding: Bits = 8
     overrides: Mapping[str, object] = field(default_factory=dict)
@@ -130,7 +138,9 @@ class QuantizeWeights(Pass):
 
     def _scheme(self, site: WeightSite, overrides: Mapping[str, Override | None]) -> Scheme | None:
         bits = {"linear": self.bits, "head": self.lm_head, "embedding": self.embedding}[site.role]
-        base = Scheme.of(self.bits if bits == "none" else bits, self.block_size, self.symmetric, self.clip)
+        base = Scheme.of(
+            self.bits if bits == "none" else bits, self.block_size, self.symmetric, self.clip, self.scale_dtype
+        )
         scheme = assigned_scheme(site.node, base, None if bits == "none" else base)
         for pattern, override in overrides.items():
             if site.matches([pattern]):
@@ -152,6 +162,11 @@ class QuantizeWeights(Pass):
                 f"{self.name}: weight {weight.name!r} holds {error} values; check the checkpoint, or leave this "
                 'weight out with overrides: {pattern: "none"}'
             ) from error
+        if scheme.scale_dtype == "float16" and rounded.scale_dtype != "float16":
+            note(
+                f"{self.name}: {weight.name} keeps float32 scales, {rounded.scale.min():.2g} to "
+                f"{rounded.scale.max():.2g}: float16 holds {FLOAT16_RANGE}"
+            )
         dequantize = insert_dequantize(graph, weight, sites[0].node, rounded, scheme)
         replace_weight(graph, sites, dequantize)
         for site in sites:
@@ -166,7 +181,7 @@ def num_elements(weight: ir.Value) -> int:
     return weight.const_value.size
 
 
-def _round(weight: NDArray[Any], rounder: Rounder, scheme: Scheme) -> tuple[RoundedWeight, dict[str, float]]:
+def _round(weight: NDArray[Any], rounder: Rounder, scheme: Scheme) -> tuple[RoundedWeight, dict[str, Any]]:
     rounded = rounder(weight)
     return rounded, weight_statistics(weight, rounded, scheme)
 

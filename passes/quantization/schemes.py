@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError, one_of, shown, unknown
 from ingot.passes.base import convert_option
+from ingot.passes.numerics.scale_dtype import ScaleDtype
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.weights import WeightSite, weight_sites
 
@@ -35,7 +36,7 @@ def assign_scheme(sites: Iterable[WeightSite], scheme: Scheme | None) -> bool:
 
 
 def assigned_scheme(node: ir.Node, base: Scheme, otherwise: Scheme | None) -> Scheme | None:
-    """The scheme assigned to a node, with the clip of `base`; `otherwise` when none was assigned."""
+    """The scheme assigned to a node, with clip and scale_dtype of `base`; `otherwise` when none was assigned."""
     if SCHEME_KEY not in node.metadata_props:
         return otherwise
     chosen = json.loads(node.metadata_props[SCHEME_KEY])
@@ -64,6 +65,7 @@ class Override(TypedDict, total=False):
     block_size: int
     symmetric: bool
     clip: bool
+    scale_dtype: ScaleDtype
 
 
 _FIELDS = {
@@ -71,6 +73,7 @@ _FIELDS = {
     "block_size": BlockSize,
     "symmetric": bool,
     "clip": bool,
+    "scale_dtype": ScaleDtype,
 }
 _LEAVE = ("none", 16)
 

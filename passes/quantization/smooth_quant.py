@@ -47,6 +47,7 @@ from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme,
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.channel_scales import LEAST, smoothing_scale
 from ingot.passes.numerics.rounding import RoundedWeight, round_per_tensor, round_weight
+from ingot.passes.numerics.scale_dtype import ScaleDtype
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
 from ingot.passes.quantization.channel_scaling import (
@@ -90,6 +91,7 @@ class SmoothQuant(Pass):
     range, percentile    of static scales, as in quantize-activations
     outliers, outlier_threshold    input channels that keep their precision, as in quantize-activations
     clip                 search for the weights' scales with the smallest error; else take them from the largest values
+    scale_dtype          float32, or float16: choose codes with weights' scales rounded to it, as in quantize-weights
     lm_head, embedding   bits of head and table, in blocks of TABLE_BLOCK; "none" to leave them as they are
     exclude              patterns of layers whose weights and inputs stay as they are
     fold                 "exact": only where the node that makes the input absorbs the scale; "always": else by a Mul
@@ -109,6 +111,7 @@ class SmoothQuant(Pass):
     outliers: Annotated[float, OUTLIERS] = 0.0
     outlier_threshold: Annotated[float, OUTLIER_THRESHOLD] = 0.0
     clip: bool = True
+    scale_dtype: ScaleDtype = "float32"
     lm_head: Bits = 8
     embedding: Bits = 8
     exclude: tuple[str, ...] = ()
@@ -205,9 +208,9 @@ class SmoothQuant(Pass):
 
     def _round(self, weight: Float32Array) -> Float32Array:
         """A weight [out, in] as rounded; with "none", where another pass will round it, per channel."""
-        scheme = Scheme(8, 0, True, self.clip)
+        scheme = Scheme(8, 0, True, self.clip, self.scale_dtype)
         if self.weights == "tensor":
-            return round_per_tensor(weight, self.clip).restored(scheme)
+            return round_per_tensor(weight, scheme).restored(scheme)
         return round_weight(weight, scheme, num_threads()).restored(scheme)
 
     def _quantize_activations(self) -> QuantizeActivations:
@@ -220,7 +223,13 @@ class SmoothQuant(Pass):
     def _quantize_weights(self) -> tuple[QuantizeWeights, QuantizeWeights]:
         """The quantizer of linear layers, and the one of head and table, which runs after it."""
         overrides: Mapping[str, object] = dict.fromkeys(self.exclude, "none")
-        common: dict[str, Any] = {"bits": 8, "symmetric": True, "clip": self.clip, "overrides": overrides}
+        common: dict[str, Any] = {
+            "bits": 8,
+            "symmetric": True,
+            "clip": self.clip,
+            "scale_dtype": self.scale_dtype,
+            "overrides": overrides,
+        }
         made = _PerTensorWeights if self.weights == "tensor" else QuantizeWeights
         linears = made(block_size="channel", lm_head="none", embedding="none", **common)
         return linears, QuantizeWeights(
@@ -296,15 +305,15 @@ class _PerTensorWeights(QuantizeWeights):
     ) -> dict[str, object]:
         if sites[0].role != "linear":
             return super()._quantize(graph, key, sites, rounder)
-        found = super()._quantize(graph, key, sites, partial(_round_per_tensor, clip=self.clip))
+        found = super()._quantize(graph, key, sites, partial(_round_per_tensor, scheme=key[1]))
         dequantize = sites[0].operand.producer()
         assert dequantize is not None
         dequantize.metadata_props[STRATEGY_KEY] = "tensor"
         return found | {"strategy": "tensor"}
 
 
-def _round_per_tensor(weight: NDArray[Any], clip: bool) -> RoundedWeight:
-    return round_per_tensor(weight.astype(np.float32), clip)
+def _round_per_tensor(weight: NDArray[Any], scheme: Scheme) -> RoundedWeight:
+    return round_per_tensor(weight.astype(np.float32), scheme)
 
 
 class _Activations(QuantizeActivations):

@@ -48,20 +48,22 @@ def export_checkpoint(
 ) -> Path:
     """Quantize the recipe's checkpoint, write it with its tokenizer to the new folder `folder`, and return the folder.
 
-    round_scales    round scales to float16, which GPTQ, AWQ and GGUF store, after quantization
+    round_scales    quantize with float16 scales, which GPTQ, AWQ and GGUF store; round those of codes in the checkpoint
     widen           if the format cannot hold a scheme, use another of its schemes that holds the same values
     resume          continue the calibration of an earlier, interrupted run of the same recipe
     note            called with a sentence for each weight whose form changed
 
-    The folder appears whole or not at all. Its weights dequantize to the same float32 bits as the IR's. One weight is
-    in memory at a time. Raises UsageError when the format cannot hold the recipe's scheme (with the formats that can,
-    and before calibration if the scheme alone shows it) or the folder exists, CheckpointError, PassError or BuildError.
+    The folder appears whole or not at all. Its weights dequantize to the same float32 bits as the IR's, unless the
+    checkpoint's scales are rounded. One weight is in memory at a time. Raises UsageError when the format cannot hold
+    the recipe's scheme (with the formats that can, and before calibration if the scheme alone shows it) or the folder
+    exists, CheckpointError, PassError or BuildError.
     """
     row = get_format(format_name)
     model_source = open_source(recipe)
     passes = [made for made in recipe.make_passes() if made.is_lossy]
-    passes += [make_pass("round-scales")] if round_scales else []
-    options = WriteOptions(widen=widen, put_dtype=True)
+    if round_scales:
+        passes = [_with_float16_scales(made) for made in passes]
+    options = WriteOptions(widen=widen, lossy=round_scales, put_dtype=True)
     if not row.needs_graph:
         _refuse_early(model_source, passes, row, options)
     with resumable(resume):
@@ -93,6 +95,12 @@ def export_artifact(
         )
     source = Source(sealed_checkpoint(artifact), weights_of_artifact(artifact))
     return _write(source, folder, row, WriteOptions(widen=widen, lossy=round_scales, put_dtype=True), note)
+
+
+def _with_float16_scales(made: Pass) -> Pass:
+    """The pass with float16 scales, if the type of scales is an option of it."""
+    options = made.options()
+    return make_pass(made.name, {**options, "scale_dtype": "float16"}) if "scale_dtype" in options else made
 
 
 def _refuse_early(source: ModelSource, passes: Sequence[Pass], row: Format, options: WriteOptions) -> None:

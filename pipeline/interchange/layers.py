@@ -13,10 +13,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
+from ingot.passes.numerics.scale_dtype import is_float16, survives_float16
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
-from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, is_float16, unsigned
+from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, unsigned
 from ingot.pipeline.checkpoint.safetensors_writer import DTYPE_NAMES
 
 Q4_1_BITS = 4
@@ -33,7 +34,8 @@ class LayerFacts:
     strategy           what shares a scale: the tensor, a row, a group of columns, or a square block
     bits_for           fewest bits that hold the weight with each kind of zero points; None: more than 8
     not_integers       why no integer codes have the same values; "" where some do
-    float16_scales     whether every scale (and minimum) is exact in float16
+    float16_scales     whether every scale is exact in float16
+    float16_range      whether rounding to float16 makes no scale zero or infinite
     q4_1               whether 4-bit codes with float16 minima hold the weight exactly
     """
 
@@ -47,6 +49,7 @@ class LayerFacts:
     act_order: bool
     minima: bool
     float16_scales: bool
+    float16_range: bool
     q4_1: bool
 
     @property
@@ -155,6 +158,7 @@ def facts_of(weight: DecodedWeight) -> LayerFacts:
     """Return the facts of a decoded layer."""
     rows, columns = weight.codes.shape
     integers = as_integers(weight)
+    scales = weight.scales if isinstance(integers, str) else integers.scales
     needed: dict[Zeros, int | None] = {"middle": None, "from zero": None, "from one": None}
     if isinstance(integers, DecodedWeight):
         found = differences(integers)
@@ -169,7 +173,8 @@ def facts_of(weight: DecodedWeight) -> LayerFacts:
         not_integers=integers if isinstance(integers, str) else "",
         act_order=weight.g_idx is not None,
         minima=weight.offsets is not None,
-        float16_scales=is_float16(weight.scales) if isinstance(integers, str) else is_float16(integers.scales),
+        float16_scales=is_float16(scales),
+        float16_range=survives_float16(scales),
         q4_1=_fits_q4_1(weight, integers, needed["from zero"]),
     )
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from ingot.artifact import Artifact
 from ingot.passes.numerics.arrays import CodeArray
-from ingot.passes.numerics.weight_statistics import end_share, scale_range
+from ingot.passes.numerics.scale_dtype import ScaleDtype
+from ingot.passes.numerics.weight_statistics import end_share, scale_statistics
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
@@ -42,6 +43,7 @@ class ProgramWeight:
     scale_min: float
     scale_median: float
     scale_max: float
+    scale_dtype: ScaleDtype
     end_share: float
     code_histogram: tuple[int, ...]
     read: Callable[[], FloatArray]
@@ -77,7 +79,7 @@ def _weight(
         kind=weight.kind,
         activations=activations,
         stored_bytes=num_bytes,
-        **scale_range(weight.scales),
+        **scale_statistics(weight.scales),
         end_share=end_share(weight.codes, low, high),
         code_histogram=_histogram(weight.codes, low, high),
         read=lambda: decode().dequantize(),

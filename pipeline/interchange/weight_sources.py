@@ -178,6 +178,7 @@ def _facts(shape: tuple[int, int], scheme: Scheme) -> LayerFacts:
         act_order=False,
         minima=False,
         float16_scales=True,
+        float16_range=True,
         q4_1=True,
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
+from ingot.artifact.cpu_program_checks import read_operations
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.errors import ArtifactError, UsageError
 from ingot.validation.evidence import sealed_quantization
@@ -60,6 +61,22 @@ def test_errors_from_the_checkpoint_equal_those_of_the_build(
     for weight in found.weights:
         assert weight.relative_error == pytest.approx(sealed[weight.name].relative_error, rel=1e-5)
         assert weight.outlier_share == sealed[weight.name].outlier_share
+
+
+@pytest.mark.parametrize("engine", ["native", "onnxruntime"])
+def test_errors_of_float16_scales_are_those_of_the_stored_weights(
+    engine: str, build_unmeasured: BuildArtifact, two_layers: Path
+) -> None:
+    made = build_unmeasured("int8-cpu", two_layers, f"cpu.engine={engine}", "generate=null")
+    sealed = {weight.name: weight for weight in sealed_quantization(made).weights}
+    found, _ = quantize_report(made, two_layers)
+    assert {weight.scale_dtype for weight in found.weights} == {"float16"}
+    for weight in found.weights:
+        assert weight.relative_error == pytest.approx(sealed[weight.name].relative_error, rel=1e-5)
+        assert (weight.scale_min, weight.scale_dtype) == (sealed[weight.name].scale_min, "float16")
+    if engine == "native":
+        matrices = read_operations(made).matrices.values()
+        assert {(matrix.form, matrix.scale_bytes) for matrix in matrices} == {("int8", 2)}
 
 
 def test_kl_from_a_text_is_near_that_of_the_build(artifact: Artifact, two_layers: Path, tmp_path: Path) -> None:

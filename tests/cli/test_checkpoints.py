@@ -103,7 +103,7 @@ def test_onnx_cannot_be_exported_from_an_artifact(
 
 def quantized(folder: Path) -> Path:
     """A GPTQ checkpoint."""
-    made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(symmetric=True), "round-scales")
+    made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(symmetric=True, scale_dtype="float16"))
     return export_checkpoint(made, folder / "gptq", "gptq")
 
 

@@ -38,7 +38,8 @@ def _output_error(weight: WeightFigures) -> str:
 
 
 def _scales(weight: WeightFigures) -> str:
-    return " / ".join(map(_number, (weight.scale_min, weight.scale_median, weight.scale_max)))
+    found = " / ".join(map(_number, (weight.scale_min, weight.scale_median, weight.scale_max)))
+    return f"{found} (float16)" if weight.scale_dtype == "float16" else found
 
 
 COLUMNS: Mapping[str, Column] = {
@@ -63,7 +64,7 @@ COLUMNS: Mapping[str, Column] = {
             "‖X(W - Q)ᵀ‖ / ‖XWᵀ‖ on the calibration data; in brackets with round-to-nearest",
             _output_error,
         ),
-        Column("Scales", "smallest / median / largest", _scales),
+        Column("Scales", "smallest / median / largest; whether all are float16 numbers", _scales),
         Column(
             "Outliers",
             "share of elements beyond 4 times the root mean square",

@@ -121,12 +121,6 @@ def regrouped(weight: DecodedWeight, group_size: int) -> DecodedWeight:
     )
 
 
-def is_float16(values: FloatArray) -> bool:
-    """Return whether every number is exact in float16."""
-    with np.errstate(over="ignore"):
-        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
-
-
 def _natural(weight: DecodedWeight, bits: int) -> GroupArray:
     """Return the weight's own zero points, shifted by half the range if its codes are signed."""
     shift = (1 << (bits - 1)) if weight.codes.dtype == np.int8 else 0

@@ -98,13 +98,18 @@ def require_plain_order(name: str, layers: Sequence[QuantizedLayer]) -> None:
 
 
 def require_float16_scales(name: str, layers: Sequence[QuantizedLayer], options: WriteOptions) -> None:
-    """Refuse scales that float16 would round, unless rounding is allowed."""
+    """Refuse scales that float16 would round, unless rounding is allowed and makes none of them zero or infinite."""
     for layer in layers:
+        if not layer.facts.float16_range:
+            raise SchemeError(
+                f"{name} stores scales as float16, which holds 6e-8 to 65504, and those of {layer.module} "
+                f"({layer.scheme}) go beyond; write compressed-tensors"
+            )
         if not (layer.facts.float16_scales or options.lossy):
             raise SchemeError(
                 f"{name} stores scales as float16, and those of {layer.module} ({layer.scheme}) would change; round "
-                "them (ingot export --round-scales, ingot transcode --lossy, or the pass round-scales after the "
-                "quantization), or write compressed-tensors"
+                "them (ingot export --round-scales, ingot transcode --lossy, or scale_dtype: float16 of the pass that "
+                "quantizes), or write compressed-tensors"
             )
 
 

@@ -4,7 +4,7 @@
     float8_e4m3fn per channel                                     float8, a float32 scale per row
     2, 3, 4 or 8 bits, in blocks or per channel                   unsigned codes: c + 2^(bits - 1) for signed ones
 
-Scales are float16 where that holds every one of them exactly (see the pass round-scales), and float32 otherwise. A
+Scales are float16 where that holds every one of them exactly (`scale_dtype` of a quantizer), and float32 otherwise. A
 weight per channel has blocks of CHANNEL_BLOCK columns for the scales of its activations.
 """
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.cpu_program import Form, Matrix
 from ingot.errors import PassError
+from ingot.passes.numerics.scale_dtype import is_float16
 from ingot.passes.quantization.weight_nodes import FLOAT8, weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.targets.cpu.packing import ByteArray, MatrixArrays, default_zero, pack_tiles
@@ -141,9 +142,7 @@ def _block(node: ir.Node, per_row: bool, k: int) -> int:
 
 
 def _scale_bytes(scale: ir.Value) -> Literal[2, 4]:
-    values = _read(scale).astype(np.float32)
-    with np.errstate(over="ignore"):
-        return 2 if np.array_equal(values.astype(np.float16).astype(np.float32), values) else 4
+    return 2 if is_float16(_read(scale).astype(np.float32)) else 4
 
 
 def _arrays(operand: ir.Value, matrix: Matrix) -> MatrixArrays:

@@ -1,5 +1,6 @@
 """GPTQ's rounding: less output error than round-to-nearest, valid codes and scales, degenerate inputs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ingot.passes.numerics.rounding import RoundedWeight, round_weight
 from ingot.passes.numerics.scheme import Scheme
 
 SCHEMES = [Scheme(4, 32, False), Scheme(4, 32, True), Scheme(4, 0, True), Scheme(4, 128, False), Scheme(8, 64, True)]
+HALVES = [replace(scheme, scale_dtype="float16") for scheme in SCHEMES]
 
 
 def correlated(rows: int = 1024, columns: int = 172, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -50,6 +52,30 @@ def test_codes_stay_in_range_and_scales_stay_positive(scheme: Scheme) -> None:
     assert rounded.codes.max() <= high
     assert (rounded.scale > 0).all()
     assert rounded.scale.shape == (48, scheme.num_blocks(172))
+
+
+@pytest.mark.parametrize("scheme", HALVES, ids=str)
+def test_fitted_scales_stay_float16_and_never_worsen_the_objective(scheme: Scheme) -> None:
+    weight, damped = toy_weight(), damped_gram(correlated(), 0.01, act_order=True)
+    grid, errors = round_weight(weight, scheme), []
+    for refine in range(4):
+        rounded = gptq_round(weight, grid, damped, scheme, refine)
+        assert rounded.scale_dtype == "float16"
+        errors.append(error_of(weight, rounded, damped, scheme))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.95 * errors[0]
+    plain = replace(scheme, scale_dtype="float32")
+    wide = gptq_round(weight, round_weight(weight, plain), damped, plain, refine=3)
+    assert errors[-1] < 1.02 * error_of(weight, wide, damped, plain)
+
+
+def test_a_grid_of_float32_scales_is_refined_in_float32() -> None:
+    weight, damped, scheme = toy_weight() * np.float32(1e-7), damped_gram(correlated(), 0.01, act_order=True), HALVES[0]
+    found, plain = (
+        gptq_round(weight, round_weight(weight, each), damped, each, refine=2) for each in (scheme, SCHEMES[0])
+    )
+    np.testing.assert_array_equal(found.codes, plain.codes)
+    np.testing.assert_array_equal(found.scale, plain.scale)
 
 
 def test_uncorrelated_inputs_are_rounded_to_nearest() -> None:

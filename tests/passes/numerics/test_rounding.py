@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -111,9 +112,60 @@ def test_any_shape_and_magnitude_keeps_the_error_bounded(
     assert np.isfinite(rounded.restored(scheme)).all()
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 70),
+    scheme=st.sampled_from([replace(scheme, scale_dtype="float16") for scheme in SCHEMES]),
+    exponent=st.integers(-9, 9),
+    seed=st.integers(0, 2**16),
+)
+def test_float16_scales_are_part_of_the_search_or_left_out_of_it(
+    rows: int, columns: int, scheme: Scheme, exponent: int, seed: int
+) -> None:
+    weight = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    weight *= np.float32(10.0**exponent)
+    wide, narrow = round_weight(weight, replace(scheme, scale_dtype="float32")), round_weight(weight, scheme)
+    if narrow.scale_dtype == "float32":
+        np.testing.assert_array_equal(narrow.codes, wide.codes)
+        np.testing.assert_array_equal(narrow.scale, wide.scale)
+        assert wide.scale.min() < 2**-16 or wide.scale.max() > 2**14
+    error = np.square(weight - narrow.restored(scheme).astype(np.float64)).sum()
+    assert narrow.squared_error == pytest.approx(error, rel=1e-3, abs=1e-9 * narrow.squared_norm)
+    assert narrow.relative_error <= 1.05 * wide.relative_error + 0.01
+    low, high = scheme.code_range
+    points = narrow.codes if narrow.zero_point is None else narrow.zero_point
+    assert low <= min(narrow.codes.min(), points.min())
+    assert high >= max(narrow.codes.max(), points.max())
+
+
+def test_float16_scales_cost_next_to_nothing() -> None:
+    weight = np.random.default_rng(5).standard_normal((64, 512)).astype(np.float32) * np.float32(0.02)
+    for scheme in SCHEMES:
+        wide, narrow = round_weight(weight, scheme), round_weight(weight, replace(scheme, scale_dtype="float16"))
+        assert narrow.scale_dtype == "float16"
+        assert narrow.relative_error < wide.relative_error * (1.0005 if scheme.bits == 4 else 1.02)
+
+
+def test_one_block_out_of_float16s_range_gives_the_whole_weight_float32_scales() -> None:
+    scheme = Scheme(4, 32, False, scale_dtype="float16")
+    for scale in (1e-7, 1e7):
+        weight = np.random.default_rng(6).standard_normal((4096, 64)).astype(np.float32)
+        weight[4095, 32:] *= np.float32(scale)
+        assert round_weight(weight, scheme, num_threads=2).scale_dtype == "float32"
+
+
+def test_zero_blocks_do_not_decide_the_type_of_the_scales() -> None:
+    weight = np.random.default_rng(7).standard_normal((4, 64)).astype(np.float32)
+    weight[1], weight[2, :32] = 0, 1e-35
+    rounded = round_weight(weight, Scheme(8, 32, True, scale_dtype="float16"))
+    assert rounded.scale_dtype == "float16"
+    assert not rounded.codes[1].any()
+
+
 def test_per_tensor_without_the_search_the_scale_is_that_of_the_largest_value() -> None:
     weight = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
-    found = round_per_tensor(weight, clip=False)
+    found = round_per_tensor(weight, Scheme(8, 0, True, clip=False))
     np.testing.assert_allclose(found.scale, np.abs(weight).max() / 127, rtol=1e-6)
     assert found.scale.shape == (8, 1)
 

@@ -5,7 +5,7 @@ import pytest
 
 from ingot.passes.numerics.rounding import round_weight
 from ingot.passes.numerics.scheme import Scheme
-from ingot.passes.numerics.weight_statistics import end_share, outliers, scale_range, weight_statistics
+from ingot.passes.numerics.weight_statistics import end_share, outliers, scale_statistics, weight_statistics
 
 
 def test_an_outlier_is_counted_and_measured() -> None:
@@ -23,7 +23,9 @@ def test_normal_weights_have_few_outliers_and_a_zero_weight_none() -> None:
 
 def test_the_range_of_the_scales_covers_all_blocks() -> None:
     scales = np.array([[1.0, 2.0], [3.0, 10.0]], np.float32)
-    assert scale_range(scales) == {"scale_min": 1.0, "scale_median": 2.5, "scale_max": 10.0}
+    found = {"scale_min": 1.0, "scale_median": 2.5, "scale_max": 10.0}
+    assert scale_statistics(scales) == found | {"scale_dtype": "float16"}
+    assert scale_statistics(scales / np.float32(3))["scale_dtype"] == "float32"
 
 
 def test_codes_at_both_ends_are_counted() -> None:

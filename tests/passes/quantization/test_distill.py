@@ -12,6 +12,8 @@ from ingot.errors import PassError, UsageError
 from ingot.passes.calibration import CALIBRATION_FACTS, calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
+from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.numerics.scale_dtype import is_float16
 from ingot.passes.quantization.distill import DISTILL_FACTS, Distill
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
@@ -75,6 +77,13 @@ def codes_of(node: ir.Node) -> np.ndarray[Any, Any]:
     return value.const_value.numpy().astype(np.int16)
 
 
+def scales_of(node: ir.Node) -> Float32Array:
+    value = node.inputs[1]
+    assert value is not None
+    assert value.const_value is not None
+    return np.array(value.const_value.numpy())
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_divergence_on_other_data_falls_by_a_third(symmetric: bool) -> None:
     before = divergence(quantized(symmetric=symmetric))
@@ -118,6 +127,14 @@ def test_bits_blocks_and_zero_points_stay(bits: int, block_size: int, symmetric:
             assert (old_zeros == new_zeros).all()
     scales = np.concatenate([float32_values(node.inputs[1]).reshape(-1) for node in after.values() if node.inputs[1]])
     assert (scales > 0).all()
+
+
+def test_scales_of_float16_stay_float16_numbers() -> None:
+    start = quantized(scale_dtype="float16")
+    before = {name: scales_of(node) for name, node in dequantizers(start).items()}
+    after = {name: scales_of(node) for name, node in dequantizers(distilled(start)).items()}
+    assert all(is_float16(scales) for scales in (*before.values(), *after.values()))
+    assert not any(np.array_equal(after[name], before[name]) for name in before)
 
 
 def test_without_codes_only_scales_and_norms_change() -> None:

@@ -74,7 +74,7 @@ def test_overrides_are_parsed_to_fields_of_a_scheme() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (8, r"is 8; allowed: \"none\", 16, or a mapping with bits, block_size, clip, symmetric"),
+        (8, r"is 8; allowed: \"none\", 16, or a mapping with bits, block_size, clip, scale_dtype, symmetric"),
         ({}, r"is {}; allowed"),
         ({"bitz": 4}, r"unknown key 'bitz'. Did you mean 'bits'"),
         ({"bits": 5}, "bits is 5; allowed: 2 or 3 or 4 or 8"),

@@ -86,8 +86,8 @@ def test_both_engines_have_the_same_codes(
     packed: str, bits: int, symmetric: str, build_unmeasured: BuildArtifact
 ) -> None:
     """Whether gate and up projections were packed before they became pairs, or by the lowering."""
-    quantize = f"{{quantize-weights: {{bits: {bits}, block_size: 32, symmetric: {symmetric}}}}}"
-    passes = f"passes=[fold-constants, {packed}, {quantize}, round-scales]"
+    quantize = f"{{quantize-weights: {{bits: {bits}, block_size: 32, symmetric: {symmetric}, scale_dtype: float16}}}}"
+    passes = f"passes=[fold-constants, {packed}, {quantize}]"
     llama = FIXTURES / "checkpoints" / "llama"
     ort, native = (
         {

@@ -29,27 +29,34 @@ from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.pipeline.checkpoint.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
 from tests.pipeline.interchange.test_artifact_weights import floats
 from tests.pipeline.targets.program_chain import ProgramChain
-from tests.pipeline.tiny_checkpoint import edit_json
+from tests.pipeline.tiny_checkpoint import edit_json, edit_tensors
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
 
 Weights = dict[str, np.ndarray[Any, Any]]
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 24)
+
+
+def halves(**options: Any) -> dict[str, Any]:
+    """quantize-weights of the linear layers with float16 scales."""
+    return quantize(scale_dtype="float16", **options)
+
+
 CASES: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "gptq asymmetric": ("gptq", quantize()),
-    "gptq, blocks wider than rows": ("gptq", quantize(block_size=128)),
-    "gptq 8 bits symmetric, whole rows": ("gptq", quantize(bits=8, block_size="channel", symmetric=True)),
-    "awq asymmetric": ("awq", quantize()),
-    "awq symmetric, one layer in floats": ("awq", quantize(symmetric=True, overrides={"*.1.mlp.up_proj": "none"})),
-    "compressed-tensors asymmetric": ("compressed-tensors", quantize()),
-    "compressed-tensors 8 bits, whole rows": ("compressed-tensors", quantize(bits=8, block_size="channel")),
+    "gptq asymmetric": ("gptq", halves()),
+    "gptq, blocks wider than rows": ("gptq", halves(block_size=128)),
+    "gptq 8 bits symmetric, whole rows": ("gptq", halves(bits=8, block_size="channel", symmetric=True)),
+    "awq asymmetric": ("awq", halves()),
+    "awq symmetric, one layer in floats": ("awq", halves(symmetric=True, overrides={"*.1.mlp.up_proj": "none"})),
+    "compressed-tensors asymmetric": ("compressed-tensors", halves()),
+    "compressed-tensors 8 bits, whole rows": ("compressed-tensors", halves(bits=8, block_size="channel")),
     "compressed-tensors, two schemes": (
         "compressed-tensors",
-        quantize(lm_head=8, overrides={"*.down_proj": {"bits": 8, "symmetric": True}}),
+        halves(lm_head=8, overrides={"*.down_proj": {"bits": 8, "symmetric": True}}),
     ),
-    "gguf Q4_0, Q8_0": ("gguf", quantize(symmetric=True, lm_head=8, embedding=8)),
+    "gguf Q4_0, Q8_0": ("gguf", halves(symmetric=True, lm_head=8, embedding=8)),
     "gguf floats": ("gguf", None),
-    "safetensors": ("safetensors", quantize(lm_head=8, embedding=4)),
+    "safetensors": ("safetensors", halves(lm_head=8, embedding=4)),
 }
 RTN = {"quantize-weights": {"block_size": "channel", "lm_head": "none", "embedding": "none"}}
 TIED = ("llama-tied-biases", "granite-tied-biases", "smollm3")
@@ -94,8 +101,7 @@ def logits(model: ir.Model, folder: Path) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_an_export_reads_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     format_name, quantization = CASES[name]
-    passes: list[str | dict[str, Any]] = [quantization, "round-scales"] if quantization else []
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *passes)
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *([quantization] if quantization else []))
     folder = export_checkpoint(made, tmp_path / "out", format_name)
 
     model = import_checkpoint(Checkpoint.open(tmp_path / "model"))
@@ -111,7 +117,7 @@ def test_an_export_reads_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_quantize_weights_skips_quantized_weights(tmp_path: Path) -> None:
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(), "round-scales")
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(scale_dtype="float16"))
     folder = export_checkpoint(made, tmp_path / "out", "gptq")
     before = in_ir(import_checkpoint(Checkpoint.open(folder)))
     model = import_checkpoint(Checkpoint.open(folder))
@@ -122,7 +128,7 @@ def test_quantize_weights_skips_quantized_weights(tmp_path: Path) -> None:
 
 
 def test_an_export_of_an_export_holds_the_same_weights(tmp_path: Path) -> None:
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(symmetric=True), "round-scales")
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(symmetric=True, scale_dtype="float16"))
     folder = export_checkpoint(made, tmp_path / "gptq", "gptq")
     expected = dequantized(Checkpoint.open(folder))
     for format_name in ("awq", "compressed-tensors", "gguf", "safetensors"):
@@ -173,13 +179,14 @@ def test_a_rotated_tied_head_is_written_separately_and_untied_in_the_config(name
 
 
 SCHEME = "bits: 4, block_size: 32, symmetric: true, embedding: none, lm_head: none"
+FLOAT16_SCALES = f"{SCHEME}, scale_dtype: float16"
 LLAMA = FIXTURES / "checkpoints" / "llama"
 CALIBRATION = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=4")
 CHAINS = {
-    "round-to-nearest": f"[fold-constants, pack-projections, {{quantize-weights: {{{SCHEME}}}}}, round-scales]",
-    "gptq": f"[fold-constants, pack-projections, fuse-gated-activation, {{gptq: {{{SCHEME}}}}}, round-scales]",
-    "awq, gptq": f"[pack-projections, {{awq: {{bits: 4, block_size: 32, steps: 2}}}}, {{gptq: {{{SCHEME}}}}}, "
-    "round-scales]",
+    "round-to-nearest": f"[fold-constants, pack-projections, {{quantize-weights: {{{FLOAT16_SCALES}}}}}]",
+    "gptq": f"[fold-constants, pack-projections, fuse-gated-activation, {{gptq: {{{FLOAT16_SCALES}}}}}]",
+    "awq, gptq": f"[pack-projections, {{awq: {{bits: 4, block_size: 32, steps: 2, scale_dtype: float16}}}}, "
+    f"{{gptq: {{{FLOAT16_SCALES}}}}}]",
 }
 
 
@@ -291,6 +298,10 @@ def test_a_refusal_names_the_formats_that_hold_the_weights(build_unmeasured: Bui
     with pytest.raises(UsageError) as refused:
         export_artifact(artifact, tmp_path / "out", "gptq")
     assert "gptq keeps model.embed_tokens.weight in floats, but it has 8 bits asymmetric" in str(refused.value)
+    assert "with --widen (the same values in another form) awq, compressed-tensors, gptq" in str(refused.value)
+    wide = build_unmeasured("int4-cpu", DEMO_MODEL, "passes.quantize-weights.scale_dtype=float32")
+    with pytest.raises(UsageError) as refused:
+        export_artifact(wide, tmp_path / "out", "gptq")
     assert "with --widen (the same values in another form) compressed-tensors" in str(refused.value)
     assert "with --widen --round-scales awq, gptq" in str(refused.value)
     notes: list[str] = []
@@ -318,6 +329,28 @@ def test_scales_that_float16_rounds_are_refused_after_quantization(
     ):
         export_artifact(artifact, tmp_path / "out", "gptq")
     assert export_artifact(artifact, tmp_path / "out", "gptq", round_scales=True).is_dir()
+
+
+def test_scales_that_float16_cannot_hold_are_refused_however_they_are_rounded(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(source, {name: np.asarray(Checkpoint.open(source).external(name).numpy()) * np.float32(1e-8)})
+    made = recipe(tmp_path, source, quantize(symmetric=True))
+    with pytest.raises(
+        UsageError, match=r"holds 6e-8 to 65504, and those of model\.layers\.1\.mlp\.up_proj .* go beyond"
+    ):
+        export_checkpoint(made, tmp_path / "out", "gptq", round_scales=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_rounds_scales_chooses_codes_for_them(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "model")
+    folders = [
+        export_checkpoint(recipe(tmp_path, source, made), tmp_path / name, "gptq", round_scales=name == "rounded")
+        for name, made in (("chosen", halves(bits=8)), ("rounded", quantize(bits=8)))
+    ]
+    chosen, rounded = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert chosen == rounded
 
 
 def test_the_config_of_dequantized_weights_says_float32(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_plain_model_keeps_its_types(tmp_path: Path) -> None:
 
 
 def test_all_errors_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(symmetric=True), "round-scales")
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), quantize(symmetric=True, scale_dtype="float16"))
     folder = export_checkpoint(made, tmp_path / "awq", "awq")
     names = [f"model.layers.{n}.mlp.up_proj.scales" for n in (0, 1)]
     edit_tensors(folder, {name: np.full((2, 96), np.inf, np.float16) for name in names})

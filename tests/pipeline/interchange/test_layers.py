@@ -50,7 +50,11 @@ def test_code_bits_is_the_narrowest_width_that_holds_codes_and_zero_points() -> 
 
 def test_scales_that_float16_rounds_are_noticed() -> None:
     assert facts_of(weight(zero_points=points(8))).float16_scales
-    assert not facts_of(weight(scales=SCALES / np.float32(3), zero_points=points(8))).float16_scales
+    rounded = facts_of(weight(scales=SCALES / np.float32(3), zero_points=points(8)))
+    assert (rounded.float16_scales, rounded.float16_range) == (False, True)
+    for factor in (1e-9, 1e9):
+        beyond = facts_of(weight(scales=SCALES * np.float32(factor), zero_points=points(8)))
+        assert (beyond.float16_scales, beyond.float16_range) == (False, False)
 
 
 def test_q4_1_holds_minima_that_are_exact_in_float16() -> None:

@@ -93,7 +93,7 @@ def test_weights_that_would_be_rounded_twice_are_refused(passes: str, message: s
         "{quantize-weights: {overrides: {'*.mlp.*': 16}}}, awq, {quantize-weights: {lm_head: none}}",
         "{smooth-quant: {weights: none}}, gptq",
         "{fp8: {exclude: ['*.mlp.*']}}, quantize-weights",
-        "awq, gptq, distill, round-scales",
+        "awq, gptq, distill",
         "mixed-precision, gptq, quantize-activations",
     ],
 )

@@ -116,7 +116,7 @@ def test_overrides_change_keys_sections_and_options_of_passes(tmp_path: Path) ->
         ],
     )
     quantize = next(entry for entry in recipe.passes if entry.name == "quantize-weights")
-    assert quantize.options == {"bits": 8, "block_size": 64}
+    assert quantize.options == {"bits": 8, "block_size": 64, "scale_dtype": "float16"}
     assert (recipe.seed, recipe.gates["size_ratio"].limit, recipe.description) == (7, 0.6, "a = b")
     assert recipe.latency is not None
     assert recipe.latency.rounds == 3

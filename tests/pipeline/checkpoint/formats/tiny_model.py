@@ -71,7 +71,7 @@ def quantize(**options: Any) -> dict[str, Any]:
 
 def exported(folder: Path, format_name: str, **options: Any) -> Path:
     """The model, quantized with these options and exported to folder/out."""
-    made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(**options), "round-scales")
+    made = recipe(folder, tiny_checkpoint(folder / "model"), quantize(scale_dtype="float16", **options))
     return export_checkpoint(made, folder / "out", format_name)
 
 

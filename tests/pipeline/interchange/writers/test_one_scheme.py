@@ -9,8 +9,10 @@ from tests.pipeline.checkpoint.formats.tiny_model import assert_export_refused, 
 
 
 def test_layers_of_two_schemes_share_the_wider_one(tmp_path: Path) -> None:
-    mixed = quantize(symmetric=True, overrides={"*.down_proj": {"bits": 8}, "*.up_proj": {"block_size": 16}})
-    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), mixed, "round-scales")
+    mixed = quantize(
+        symmetric=True, overrides={"*.down_proj": {"bits": 8}, "*.up_proj": {"block_size": 16}}, scale_dtype="float16"
+    )
+    made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), mixed)
     source = export_checkpoint(made, tmp_path / "mixed", "compressed-tensors")
     outcome = transcode(source, tmp_path / "out", "gptq")
     assert outcome.proof.equal

@@ -34,7 +34,11 @@ def stored(*passes: Entry) -> StoredMatrix:
     [
         ((), {"form": "float32", "block": 0, "scale_bytes": 0}),
         ((quantized(bits=4, block_size=32),), {"form": "int4", "block": 32, "scale_bytes": 4}),
-        ((quantized(bits=4, block_size=32), "round-scales"), {"form": "int4", "scale_bytes": 2}),
+        ((quantized(bits=4, block_size=32, scale_dtype="float16"),), {"form": "int4", "scale_bytes": 2}),
+        (
+            (quantized(bits=8, block_size=0, scale_dtype="float16"),),
+            {"form": "int8", "per_row": True, "scale_bytes": 2},
+        ),
         ((quantized(bits=3, block_size=16, symmetric=True),), {"form": "int3", "block": 16, "has_zeros": False}),
         ((quantized(bits=2, block_size=64, symmetric=False),), {"form": "int2", "block": 64, "has_zeros": True}),
         ((quantized(bits=8, block_size=0),), {"form": "int8", "per_row": True, "block": 32}),

@@ -1,0 +1,45 @@
+"""Scales as float32 or float16 numbers. Arrays of scales are float32 in either case.
+
+float16 has 11 significant bits from 2^-14 to 65504. Below, its numbers are multiples of 2^-24: one bit less with each
+halving, 7 bits at 2^-18. So rounding changes a scale by at most 1 part in 2048, and less than 1 % down to 2^-18. That
+costs little where codes are chosen with the rounded scales.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from ingot.passes.numerics.arrays import Float32Array
+
+ScaleDtype = Literal["float32", "float16"]
+
+LEAST_SCALE, MOST_SCALE = np.float32(2.0**-18), np.float32(2.0**16 - 2.0**5)  # that float16 holds within 1 %
+_SEARCH_MARGIN = np.float32(2)  # a clip makes a scale smaller, a fit to the codes may make it larger
+FLOAT16_RANGE = "8e-6 to 3e4 within 1 %"  # before the search, in words
+
+
+def to_float16(scales: Float32Array) -> Float32Array:
+    """The nearest float16 numbers, as float32; infinite above 65504."""
+    with np.errstate(over="ignore"):
+        return scales.astype(np.float16).astype(np.float32)
+
+
+def is_float16(values: Float32Array) -> bool:
+    """Whether every number is exact in float16."""
+    return bool(np.array_equal(to_float16(values), values))
+
+
+def survives_float16(values: Float32Array) -> bool:
+    """Whether rounding to float16 makes no number infinite, and none zero that was not."""
+    rounded = to_float16(values)
+    return bool(np.isfinite(rounded).all() and np.array_equal(rounded == 0, values == 0))
+
+
+def scale_dtype_of(scales: Float32Array) -> ScaleDtype:
+    """The narrowest type that holds every scale."""
+    return "float16" if is_float16(scales) else "float32"
+
+
+def may_be_float16(scales: Float32Array) -> bool:
+    """Whether float16 holds scales of about this size, before a search that may halve or double them."""
+    return bool((scales >= LEAST_SCALE * _SEARCH_MARGIN).all() and (scales <= MOST_SCALE / _SEARCH_MARGIN).all())
