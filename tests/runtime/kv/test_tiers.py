@@ -11,6 +11,7 @@ import pytest
 from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
@@ -83,6 +84,22 @@ def test_a_prefix_may_be_in_all_three_tiers() -> None:
         run(engine, prompt[:9])
         again = run(engine, prompt)
         assert by_tier(again) == (8, 12, 20)
+        assert again.token_ids == tokens_alone(prompt)
+
+
+@pytest.mark.parametrize(("rule", "from_disk"), [("auto", 0), ("always", 20)])
+def test_a_disk_that_was_slow_is_not_read_unless_all_that_is_stored_is_restored(
+    rule: RestoreRule, from_disk: int
+) -> None:
+    prompt, store = list(range(22)), FakeStore()
+    with tiered_engine(store=store) as engine:
+        run(engine, prompt)
+    with tiered_engine(store=store, rule=rule) as engine:
+        run(engine, [200] * 9)  # a prompt was computed
+        assert engine.tiers is not None
+        engine.tiers.costs.observe_block("disk", 3600.0)
+        again = run(engine, prompt)
+        assert by_tier(again) == (0, 0, from_disk)
         assert again.token_ids == tokens_alone(prompt)
 
 

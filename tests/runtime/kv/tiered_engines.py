@@ -24,7 +24,7 @@ def make_tiers(
     num_slots: int,
     store: FakeStore | None,
     num_state_slots: int | None = None,
-    rule: RestoreRule = "auto",
+    rule: RestoreRule = "always",
 ) -> TierManager:
     assert isinstance(executor, FakeExecutor)
     behaviour = executor.transfers
@@ -54,9 +54,10 @@ def tiered_engine(
     max_sequences: int = 64,
     prefix_cache: bool = True,
     speculator: Speculator | None = None,
-    rule: RestoreRule = "auto",
+    rule: RestoreRule = "always",
     **options: Any,
 ) -> Engine:
+    """An engine with tiers. What it restores depends on no clock, unless `rule` is "auto"."""
     executor = kind(**{"vocab_size": VOCAB_SIZE, "block_tokens": 4, "transfers": transfers, **options})
     tiers = partial(make_tiers, num_slots=num_slots, num_state_slots=num_state_slots, store=store, rule=rule)
     return Engine(executor, max_sequences=max_sequences, prefix_cache=prefix_cache, speculator=speculator, tiers=tiers)
