@@ -132,8 +132,7 @@ class HostBlocks:
             try:
                 self._device.activate()
                 for queue in (self._saves, self._restores):
-                    queue.collect()
-                    queue.begin()
+                    queue.poll()
             except EngineError as error:
                 self._fail(error)
 
@@ -176,10 +175,9 @@ class HostBlocks:
             if self._failure:
                 transfer.end(self._failure)
                 return transfer
-            queue.waiting.append(transfer)
             try:
                 self._device.activate()
-                queue.begin()
+                queue.add(transfer)
             except EngineError as error:
                 self._fail(error)
         return transfer
@@ -206,29 +204,48 @@ class _CopyQueue:
         must_wait: Callable[[int], QueuedWork | None],
         most_begun: int,
     ) -> None:
-        self.waiting: deque[BlockTransfer] = deque()
+        self._waiting: deque[BlockTransfer] = deque()
         self._device, self._copy, self._must_wait, self._most_begun = device, copy, must_wait, most_begun
         self._stream = device.make_stream()
         self._open: _Batch | None = None
         self._begun: deque[_Batch] = deque()  # oldest first, without the open one
         self._num_begun = 0
+        self._was_collected = False  # by `add`, since the last poll
         self._waited_for = 0  # number of the newest work that the stream waits for
         self._free: list[_Batch] = []  # whose events can be used again
 
     @property
     def is_moving(self) -> bool:
         """Whether any copy waits or is on the stream."""
-        return bool(self.waiting or self._open or self._begun)
+        return bool(self._waiting or self._open or self._begun)
 
-    def begin(self) -> None:
+    def add(self, transfer: BlockTransfer) -> None:
+        """Begin a copy, or let it wait while the stream is full.
+
+        Before the first that would wait, the device is queried: what it has completed since the last poll makes room.
+        Those that follow until the next poll rely on that, so that a thousand of them cost one query.
+        """
+        self._waiting.append(transfer)
+        if self._num_begun >= self._most_begun and not self._was_collected:
+            self._was_collected = True
+            self._collect()
+        self._begin_waiting()
+
+    def poll(self) -> None:
+        """End the transfers that are complete, and begin as many of those that wait."""
+        self._was_collected = False
+        self._collect()
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
         """Put waiting copies on the stream, as many as may be there. One that the driver refuses fails alone."""
-        while self.waiting and self._num_begun < self._most_begun:
-            transfer = self.waiting[0]
+        while self._waiting and self._num_begun < self._most_begun:
+            transfer = self._waiting[0]
             if not transfer.ended:
                 self._begin(transfer)
-            self.waiting.popleft()
+            self._waiting.popleft()
 
-    def collect(self) -> None:
+    def _collect(self) -> None:
         """End the transfers of complete batches."""
         self._seal()
         while self._begun and self._device.reached(self._begun[0].last):
@@ -245,19 +262,19 @@ class _CopyQueue:
     def finish(self) -> None:
         """Make all copies, and wait for them."""
         while self.is_moving:
-            self.begin()
+            self._begin_waiting()
             self._seal()
             for batch in self._begun:
                 self._device.wait_on_host(batch.last, "copies of KV blocks")
-            self.collect()
+            self._collect()
 
     def fail(self, error: EngineError) -> None:
         """End all transfers with an error."""
         batches = [*self._begun, *([self._open] if self._open else [])]
-        for transfer in (*self.waiting, *(each for batch in batches for each in batch.transfers)):
+        for transfer in (*self._waiting, *(each for batch in batches for each in batch.transfers)):
             if not transfer.ended:
                 transfer.end(error)
-        self.waiting.clear()
+        self._waiting.clear()
         self._begun.clear()
         self._open = None
 

@@ -165,6 +165,47 @@ def test_only_so_many_copies_are_begun_and_the_rest_can_be_cancelled(monkeypatch
     assert setting.host.view(7).tobytes() == setting.content(7)
 
 
+@pytest.mark.parametrize("direction", ["save", "restore"])
+def test_copies_beyond_the_limit_begin_without_a_poll_when_the_device_has_made_room(
+    monkeypatch: pytest.MonkeyPatch, direction: str
+) -> None:
+    monkeypatch.setattr(host_blocks, "MOST_BEGUN", 2)
+    setting = Setting(InterpretedDevice(), num_blocks=8, num_slots=8)
+    copies = {"save": "copy_out", "restore": "copy_in"}[direction]
+    for slot in range(8):
+        setting.host.view(slot)[:] = 100 + slot
+    transfers = [getattr(setting.host, direction)(number, number) for number in range(2)]
+    setting.device.synchronize("the two copies")
+    num_polls = setting.host.num_polls
+    transfers += [getattr(setting.host, direction)(number, number) for number in range(2, 6)]
+    assert setting.device.calls[copies] == 4, "two of the four took the place of those that were complete"
+    assert setting.device.calls["reached"] == 1, "however many are queued, the device is queried once"
+    assert setting.host.num_polls == num_polls
+    wait(*transfers)
+    setting.device.synchronize("all copies")
+    if direction == "restore":
+        assert all(setting.pool.read_block(block) == setting.content(100 + block) for block in range(6))
+    else:
+        assert all(setting.host.view(slot).tobytes() == setting.content(slot) for slot in range(6))
+
+
+def test_copies_beyond_the_limit_wait_while_those_before_them_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_blocks, "MOST_BEGUN", 2)
+    setting = Setting(InterpretedDevice(), num_blocks=8, num_slots=8)
+    transfers = [setting.host.restore(number, number) for number in range(7)]
+    assert setting.device.calls["copy_in"] == 2
+    assert setting.device.calls["reached"] == 1
+    assert not any(transfer.ended for transfer in transfers)
+    setting.device.synchronize("the first two")
+    setting.host.poll()
+    assert setting.device.calls["copy_in"] == 4
+    setting.device.synchronize("the next two")
+    later = setting.host.restore(7, 7)
+    assert setting.device.calls["copy_in"] == 6, "a poll lets the next one query the device again"
+    assert not later.begun, "those that wait go first"
+    wait(*transfers, later)
+
+
 def test_closing_makes_queued_copies_and_is_idempotent(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_blocks, "MOST_BEGUN", 1)
     setting = Setting(setting.device, num_blocks=8, num_slots=8)
