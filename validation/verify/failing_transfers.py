@@ -2,8 +2,8 @@
 
 A copy begins only after it was polled a few times, each after another number of times, so that copies end in another
 order and next to steps that would overwrite a block which is not pinned. Every third restore and disk read, and every
-fifth save and disk write, fails and moves nothing: its target keeps what another request left there, so that an engine
-which counts it as complete computes with wrong keys and values.
+fifth save and disk write, or fewer (`rarity`), fails and moves nothing: its target keeps what another request left
+there, so that an engine which counts it as complete computes with wrong keys and values.
 """
 
 from collections import Counter
@@ -24,16 +24,21 @@ _RESTORE_POLLS = (0, 30, 6, 60, 2, 12)
 
 
 class TransferFailures:
-    """Chooses the transfers that fail, and counts them: `made` and `failed`, by kind of move."""
+    """Chooses the transfers that fail, and counts them: `made` and `failed`, by kind of move.
 
-    def __init__(self) -> None:
+    rarity   how many times fewer fail. A prefix of a model with side state is restored as a whole or not at all, and of
+             several blocks and a state one fails nearly always where every third does
+    """
+
+    def __init__(self, rarity: int = 1) -> None:
+        self.rarity = rarity
         self.made: Counter[Move] = Counter()
         self.failed: Counter[Move] = Counter()
 
     def next_fails(self, move: Move) -> bool:
         """Whether the next transfer of this kind fails."""
         self.made[move] += 1
-        fails = self.made[move] % _FAILS[move] == 0
+        fails = self.made[move] % (_FAILS[move] * self.rarity) == 0
         self.failed[move] += fails
         return fails
 

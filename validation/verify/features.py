@@ -198,12 +198,7 @@ def _drafted(plan: Plan, drafter: str | Path) -> Plan:
 
 
 def _has_no_draft(subject: Subject) -> str:
-    without = "" if subject.draft else "no draft artifact was given; name one with --draft"
-    return _does_not_speculate(subject) or without
-
-
-def _does_not_speculate(subject: Subject) -> str:
-    return "a model with side state is not speculated on" if subject.kv.state_bytes else ""
+    return "" if subject.draft else "no draft artifact was given; name one with --draft"
 
 
 def _shown_by_drafts(observed: Observed) -> str:
@@ -307,7 +302,6 @@ _ROWS = (
         "drafts copied from prompt and output are verified, several in a step",
         _lookup,
         _shown_by_drafts,
-        unavailable=_does_not_speculate,
         speculates=True,
         conflicts=("draft",),
     ),

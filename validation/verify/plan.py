@@ -1,6 +1,7 @@
 """A plan says how engines are loaded and in which order requests run; a run of it observes what happened."""
 
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Literal
 
 from ingot.runtime.metrics import EngineMetrics
@@ -11,6 +12,7 @@ from ingot.validation.verify.requests import Expected
 
 _SPARES = (2, 1, 3, 5, 8, 0, 12)
 _TURNS = 6
+_RARITIES = (1, 3, 7)
 PoolKind = Literal["ample", "tight", "minimal"]
 
 
@@ -28,6 +30,7 @@ class Plan:
     choices   choices of each request
     evicts    other prompts then push all blocks out of the pool, and the requests run again
     fails     transfers are late, and some of them fail
+    rarity    of the failures; see `TransferFailures`
     restarts  the requests ran in an engine before, which left its blocks in a folder on disk
     """
 
@@ -41,16 +44,24 @@ class Plan:
     choices: int = 1
     evicts: bool = False
     fails: bool = False
+    rarity: int = 1
     restarts: bool = False
 
     @property
     def attempts(self) -> "tuple[Plan, ...]":
-        """Plans to try in order until one exercises its features: which pool makes requests collide depends on them."""
+        """Plans to try in order until one exercises its features.
+
+        Which pool makes requests collide depends on them, and how many transfers may fail depends on the model.
+        """
+        plans: list[Plan] = [self]
         if self.pool == "tight":
-            return tuple(replace(self, spare=spare, turn=turn) for turn in range(_TURNS) for spare in _SPARES)
-        if self.pool == "minimal" and self.together:
-            return tuple(replace(self, turn=turn) for turn in range(_TURNS))
-        return (self,)
+            plans = [replace(self, spare=spare, turn=turn) for turn in range(_TURNS) for spare in _SPARES]
+        elif self.pool == "minimal" and self.together:
+            plans = [replace(self, turn=turn) for turn in range(_TURNS)]
+        elif self.fails:
+            plans = [self] * len(_RARITIES)
+        rarities = cycle(_RARITIES if self.fails else (self.rarity,))
+        return tuple(replace(plan, rarity=rarity) for plan, rarity in zip(plans, rarities, strict=False))
 
 
 @dataclass(frozen=True)

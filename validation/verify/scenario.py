@@ -64,13 +64,14 @@ def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expec
         plan = replace(plan, options=replace(plan.options, kv_disk_path=folder / "kv", kv_disk_bytes=size))
         with _engine(plan, subject, expected) as engine:
             if plan.fails:
-                make_transfers_fail(engine, TransferFailures())
+                make_transfers_fail(engine, TransferFailures(plan.rarity))
             before = _served_before(engine, warm_up(expected))
             _flush(engine)
     with _engine(plan, subject, expected) as engine:
-        observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens, before=before)
+        failures = TransferFailures(plan.rarity)
+        observed = Observed(engine.max_batch_tokens, subject.kv.block_tokens, before=before, failures=failures)
         if plan.fails:
-            make_transfers_fail(engine, observed.failures)
+            make_transfers_fail(engine, failures)
         if plan.warm:
             observed.before += _served_before(engine, warm_up(expected))
         observed.before_run = engine.metrics()

@@ -92,6 +92,6 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         max_batch_tokens=MAX_BATCH_TOKENS,
         load=load,
         keeps_logits=(False, True) if pipelined else (True,),
-        draft=None if layout else _DRAFT,
+        draft=_DRAFT,
         scratch=scratch,
     )

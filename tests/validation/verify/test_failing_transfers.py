@@ -27,6 +27,13 @@ def test_every_third_restore_fails_and_the_answer_is_the_same() -> None:
         assert failures.failed["save"] == failures.made["save"] // 5 > 0
 
 
+def test_failures_can_be_rarer() -> None:
+    often, seldom = TransferFailures(), TransferFailures(rarity=7)
+    assert [often.next_fails("restore") for _ in range(6)] == [False, False, True] * 2
+    assert [number for number in range(1, 43) if seldom.next_fails("restore")] == [21, 42]
+    assert [number for number in range(1, 43) if seldom.next_fails("save")] == [35]
+
+
 def test_some_blocks_reach_neither_the_disk_nor_come_back() -> None:
     prompt, store, failures = list(range(62)), FakeStore(), TransferFailures()
     for _ in range(4):

@@ -41,17 +41,30 @@ def test_a_correct_engine_passes_every_cell(tmp_path: Path, pipelined: bool, qui
     raise_for_cells(result)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["side state", "all"])
+def test_side_state_passes_every_cell(tmp_path: Path, layout: str) -> None:
+    result = verify(fake_subject(tmp_path, layout=layout), VerifyOptions(quick=True))
+    assert {cell.name: cell.differences or cell.exercised for cell in result.failures} == {}
+    assert {cell.reason for cell in result.cells if cell.reason} == {"an engine has lookup or draft, not both"}
+
+
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_side_state_passes_the_cells_of_the_tiers(tmp_path: Path, pipelined: bool) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_side_state_passes_the_cells_of_the_tiers_and_of_drafts(tmp_path: Path, pipelined: bool, seed: int) -> None:
     cells = (
         "prefix-hit+swap",
         "failed-transfers",
+        "host-restore+failed-transfers",
         "host-restore+disk-restore",
         "chunked-prefill+host-restore",
+        "host-restore+lookup",
+        "preemption+draft",
+        "failed-transfers+draft",
     )
     subject = fake_subject(tmp_path, pipelined=pipelined, layout="all")
-    result = verify(subject, VerifyOptions(quick=True, only=cells))
-    assert [cell.verdict for cell in result.cells] == ["OK"] * 4, result.cells
+    result = verify(subject, VerifyOptions(quick=True, only=cells, seed=seed))
+    assert [cell.verdict for cell in result.cells] == ["OK"] * len(cells), result.cells
 
 
 def test_a_wrong_prefix_hit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
