@@ -99,7 +99,7 @@ class Engine:
         self.max_batch_tokens = executor.max_batch_tokens
         self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
         kv = executor.kv_geometry
-        self._root = root_hash(identity, kv.format_digest, kernels=executor.kernel_version)
+        self._root = root_hash(identity, kv.format_digest(executor.key_order), kernels=executor.kernel_version)
         self._prefix_cache = prefix_cache
         self._executor = executor
         self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, states=state_manager(executor))

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
+from ingot.artifact.kv_geometry import KeyOrder
 from ingot.runtime.kv.transfers import HostBlocks
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
@@ -62,6 +63,11 @@ class Executor(Protocol):
     @property
     def kv_geometry(self) -> KVGeometry:
         """Shape of one KV block."""
+        ...
+
+    @property
+    def key_order(self) -> KeyOrder:
+        """How the elements of a head's keys are ordered in a block."""
         ...
 
     @property

@@ -51,6 +51,7 @@ class OnnxRuntimeExecutor:
     """
 
     device: None = None  # it runs on the CPU
+    key_order = KVPool.key_order
 
     def __init__(
         self,

@@ -12,12 +12,13 @@ import math
 import mmap
 import os
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
+from ingot.artifact.kv_geometry import KeyOrder
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_precision import ELEMENT, Codes
 from ingot.sizes import format_bytes
@@ -47,6 +48,8 @@ class KVPool:
 
     Raises EngineError when the machine has too little memory.
     """
+
+    key_order: ClassVar[KeyOrder] = "by-dim"
 
     def __init__(self, geometry: KVGeometry, num_blocks: int) -> None:
         assert num_blocks > 0

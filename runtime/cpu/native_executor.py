@@ -50,6 +50,7 @@ class NativeExecutor:
     """
 
     device: None = None  # it runs on the CPU
+    key_order = KVPool.key_order
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class CudaExecutor:
             device.close()
             raise
         self.model, self.kv_geometry = loaded.model, loaded.pool.geometry
+        self.key_order = loaded.pool.key_order
         versions = (loaded.segments.version, loaded.matmuls.version)  # its own kernels are files of the artifact
         self.kernel_version = ", ".join([f"{device.name}, sm {device.sm}", *filter(None, versions)])
         self.num_blocks = loaded.pool.num_blocks

@@ -4,10 +4,12 @@ The pool is [blocks, block_bytes]; a block holds all layers and their scales in 
 """
 
 import logging
+from typing import ClassVar
 
 import numpy as np
 
 from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.kv_geometry import KeyOrder
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Device, Stream
 from ingot.runtime.options import PoolSize, explicit_pool_size
@@ -22,6 +24,8 @@ _NODE_BYTES = 16 * 1024  # of a kernel in a captured graph, rounded up generousl
 
 class DevicePool:
     """Memory for `num_blocks` blocks, zeroed. Operations on blocks are queued on the compute stream."""
+
+    key_order: ClassVar[KeyOrder] = "by-token"
 
     def __init__(self, device: Device, stream: Stream, geometry: KVGeometry, num_blocks: int) -> None:
         self.geometry, self.num_blocks = geometry, num_blocks

@@ -1,6 +1,6 @@
 """Keys of KV blocks: a hash that chains over everything that the bytes of a block depend on.
 
-    root      artifact (digest of program and weights), engine, its kernels, KV layout, format version
+    root      artifact (digest of program and weights), KV layout with its order of keys, kernels, format version
     scope     root, or root + cache salt + adapter, or random bytes for a sequence that shares nothing
     block     key of the block before it (the scope for the first) + its own tokens
     state     key of the block that it is the side state after (`state_content`)
@@ -39,14 +39,14 @@ class PrefixScope(NamedTuple):
     private: bool = False
 
 
-def root_hash(identity: str, layout: str, *, engine: str = "", kernels: str = "") -> bytes:
-    """Key from which all chains of one artifact, engine and KV layout start.
+def root_hash(identity: str, layout: str, *, kernels: str = "") -> bytes:
+    """Key from which all chains of one artifact, KV layout and set of kernels start.
 
     identity   the artifact's digest; the name of a model is not enough
-    layout     digest of the KV geometry (`KVGeometry.format_digest`), dtype included
+    layout     digest of the KV geometry (`KVGeometry.format_digest`), dtype and order of keys included
     kernels    what the bits of keys and values depend on besides the artifact: libraries, instruction set
     """
-    return _digest("ingot kv", str(_FORMAT_VERSION), identity, layout, engine, kernels)
+    return _digest("ingot kv", str(_FORMAT_VERSION), identity, layout, kernels)
 
 
 def prefix_scope(root: bytes, *, cache_salt: str = "", adapter: str = "", shared: bool = True) -> PrefixScope:

@@ -185,7 +185,7 @@ def test_a_geometry_survives_json_and_equal_layouts_are_equal_values(made: KVGeo
     again = KVGeometry.model_validate({**json.loads(text), **spelled_out})
     assert again == made
     assert hash(again) == hash(made)
-    assert again.format_digest == made.format_digest
+    assert again.format_digest("by-dim") == made.format_digest("by-dim")
 
 
 def test_a_uniform_model_has_the_json_of_before_there_were_layers() -> None:
@@ -213,7 +213,11 @@ def test_a_uniform_model_has_the_json_of_before_there_were_layers() -> None:
 def test_the_format_digest_covers_every_field(change: dict[str, object]) -> None:
     before = geometry("int4" if "int4_group" in change else "float32")
     after = KVGeometry.model_validate({**before.model_dump(), **change})
-    assert before.format_digest != after.format_digest
+    assert before.format_digest("by-dim") != after.format_digest("by-dim")
+
+
+def test_the_format_digest_tells_the_orders_of_keys_apart() -> None:
+    assert geometry().format_digest("by-dim") != geometry().format_digest("by-token")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.kv_geometry import KeyOrder
 from ingot.errors import EngineError
 from ingot.runtime.kv.blocks import BlockCopy, Copy
 from ingot.runtime.kv.transfers import Bytes
@@ -52,6 +53,7 @@ class FakeExecutor:
         self._weights = mix(np.arange(1, context_tokens + 1, dtype=np.uint64)) | np.uint64(1)  # odd: loses no bit
         self._vocab = mix(np.arange(vocab_size, dtype=np.uint64) * _GOLDEN)  # [vocab]
         self.kernel_version = "fake"
+        self.key_order: KeyOrder = "by-token"
         self.transfers = transfers or Transfers()
         self.num_queued = self.num_worked = 0  # steps and copies, if they are queued
         self.num_forwards = 0

@@ -33,6 +33,7 @@ from ingot.sizes import round_up
 
 ElementType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]  # k8v4: keys int8, values int4
+KeyOrder = Literal["by-dim", "by-token"]  # of one head's keys: [width, token] or [token, width], and their scales
 QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4", "k8v4")  # a vector is stored as codes and scales
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {
@@ -201,11 +202,13 @@ class KVGeometry(BaseModel):
         """Bytes of an element; an element of int4 is a byte of two dims."""
         return _ELEMENT_BYTES[self.dtype]
 
-    @property
-    def format_digest(self) -> str:
-        """SHA-256 of all that decides how the bytes of a block and of side state are read."""
+    def format_digest(self, key_order: KeyOrder) -> str:
+        """SHA-256 of all that decides how the bytes of a block and of side state are read.
+
+        key_order   of the engine that fills the pool: the geometry places a head's keys, and not the elements of each
+        """
         layers = [asdict(layer) for layer in self.layers]
-        facts = [_LAYOUT_VERSION, self.block_tokens, self.dtype, self.block_bytes, self.state_bytes, layers]
+        facts = [_LAYOUT_VERSION, key_order, self.block_tokens, self.dtype, self.block_bytes, self.state_bytes, layers]
         return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def keys_offset(self, layer: int) -> int:

@@ -40,6 +40,12 @@ def test_the_views_of_all_layers_cover_a_block_once(dtype: KVType, group: int, s
     assert all(np.array_equal(a, b) for a, b in zip(shared[:2], pool.layer(0)[:2], strict=True))
 
 
+def test_a_heads_keys_are_ordered_as_the_pool_says() -> None:
+    keys = KVPool(GEOMETRY, 1).layer(0).keys  # [blocks, kv heads, token, width]
+    assert KVPool.key_order == "by-dim"
+    assert keys.strides[2] == keys.itemsize, "the next token's element of a dim follows at once"
+
+
 def test_the_pool_is_aligned_zeroed_and_counted() -> None:
     pool = KVPool(GEOMETRY, 5)
     assert pool.blocks.ctypes.data % 64 == 0

@@ -71,7 +71,7 @@ class HostSampled:
         self.model, self.kv_geometry = executor.model, executor.kv_geometry
         self.num_blocks, self.max_batch_tokens = executor.num_blocks, executor.max_batch_tokens
         self.max_sequences, self.device = executor.max_sequences, executor.device
-        self.kernel_version = executor.kernel_version
+        self.key_order, self.kernel_version = executor.key_order, executor.kernel_version
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         return self._executor.forward(batch)

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from ingot.runtime.kv.keys import block_hash, prefix_scope, root_hash
 
-PARTS = {"identity": "a", "layout": "float32", "engine": "onnxruntime", "kernels": "1"}
+PARTS = {"identity": "a", "layout": "float32", "kernels": "1"}
 
 
 def test_every_part_changes_the_root() -> None:
