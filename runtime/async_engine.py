@@ -29,7 +29,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.options import EngineOptions, takes_options
+from ingot.runtime.options import EngineOptions, checked_seconds, takes_options
 from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
 from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
@@ -81,6 +81,7 @@ class AsyncEngine:
         self._streams: dict[int, _Stream] = {}  # used by the thread only
         self._lock = threading.Lock()  # no command may follow the one that ends the thread
         self._ended: str | None = None  # why no more streams are opened
+        self._flush_seconds: float | None = None  # of `close`
         self._stopped = False  # whether the thread takes no more commands
         self._num_open = 0  # streams that are being encoded, served or read
         self._idle: Future[None] | None = None  # what `close` waits for, until no stream is open
@@ -196,11 +197,13 @@ class AsyncEngine:
         """Whether requests are taken; see `error`."""
         return self.error is None
 
-    async def close(self, *, drain: bool = False) -> None:
+    async def close(self, *, drain: bool = False, flush_seconds: float | None = None) -> None:
         """Take no more requests, end those that are open and close the engine. Idempotent.
 
         With `drain` the open ones are served first; cancel the call to stop waiting. Otherwise they end with "abort".
+        `flush_seconds` is that of `Engine.close`.
         """
+        checked_seconds("flush_seconds", flush_seconds)
         if os.getpid() != self._process:
             return  # the engine is the other process's
         with self._lock:
@@ -210,6 +213,7 @@ class AsyncEngine:
                 self._idle.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
         if drain and self._idle:
             await asyncio.wrap_future(self._idle)
+        self._flush_seconds = flush_seconds
         self._stop(self._ended)
         await asyncio.to_thread(self._thread.join)
         self._encoders.shutdown(wait=False)
@@ -296,7 +300,7 @@ class AsyncEngine:
             self._fail(error)
         finally:
             self._abort_all()
-            self.engine.close()
+            self.engine.close(flush_seconds=self._flush_seconds)
 
     def _execute_commands(self) -> bool:
         """Execute waiting commands, or wait for one when the engine is idle. False once the engine is to end."""

@@ -30,7 +30,7 @@ from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.open_tiers import OpenTiers, open_tiers
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.options import EngineOptions, takes_options
+from ingot.runtime.options import EngineOptions, checked_seconds, takes_options
 from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompt_logits import PromptLogits, iterate_prompt_logits
@@ -166,9 +166,14 @@ class Engine:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Abort unfinished requests, free memory and threads. Idempotent."""
-        self._loop.close()
+    def close(self, *, flush_seconds: float | None = None) -> None:
+        """Abort unfinished requests, free memory and threads. Idempotent.
+
+        With a disk tier, first write the blocks that the pool and host memory hold to it, for at most `flush_seconds`;
+        None: as long as it takes, unless none is written for half a minute. What is left is logged, with its number.
+        """
+        checked_seconds("flush_seconds", flush_seconds)
+        self._loop.close(flush_seconds)
         if not self._closed:
             self._closed = True
             self._executor.close()
@@ -478,12 +483,15 @@ class Engine:
         """What moves its blocks to host memory and disk; None without. For verification and benchmarks."""
         return self._tiers
 
-    def flush_kv(self, seconds: float = 30.0) -> bool:
+    def flush_kv(self, seconds: float | None = None) -> bool:
         """Save all cached KV blocks to the tiers, and wait until they are stored; returns whether all were in time.
+
+        seconds   most that it takes; None: as long as it takes, unless none is stored for half a minute
 
         Without it a block whose place a step needs before it was saved is computed again later. `close` does it for the
         disk. True without tiers. EngineError if a thread that moves blocks has died.
         """
+        checked_seconds("seconds", seconds)
         return self._tiers.flush(seconds) if self._tiers else True
 
     def metrics(self) -> EngineMetrics:

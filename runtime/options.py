@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -134,6 +135,13 @@ class EngineOptions:
                 f"kv_disk_path is {_path_shown(self.kv_disk_path)} and kv_disk_bytes is {self.kv_disk_bytes};"
                 " a disk tier takes a folder and the most bytes in it, so give both or neither"
             )
+
+
+def checked_seconds(name: str, seconds: float | None) -> None:
+    """Raise UsageError unless it is a time that the caller may wait, or None."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and 0 <= seconds < math.inf):
+        raise UsageError(f"{name} is {shown(seconds)}; it must be a finite number, 0 or above, or None for no limit")
 
 
 def _path_shown(path: str | os.PathLike[str] | None) -> str:

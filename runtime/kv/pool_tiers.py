@@ -91,12 +91,23 @@ class PoolTiers:
     @property
     def is_moving(self) -> bool:
         """Whether anything is being saved, read or written."""
-        return bool(self._saves) or (self.disk is not None and (self.disk.is_reading or self.disk.num_writing > 0))
+        return self.is_moving_down or (self.disk is not None and self.disk.is_reading)
 
     @property
-    def is_writing(self) -> bool:
-        """Whether anything is being written to disk."""
-        return self.disk is not None and self.disk.num_writing > 0
+    def is_moving_down(self) -> bool:
+        """Whether anything is being saved or written."""
+        return bool(self._saves) or (self.disk is not None and self.disk.num_writing > 0)
+
+    @property
+    def moving_down(self) -> set[bytes]:
+        """Keys of what is being saved or written."""
+        return {save.target.content.hash for save in self._saves} | (self.disk.writing if self.disk else set())
+
+    @property
+    def num_ended(self) -> int:
+        """Transfers that have ended."""
+        ended = self.counters.saved + self.counters.restored + self.num_failed
+        return ended + (self.disk.num_read + self.disk.num_written if self.disk else 0)
 
     @property
     def num_failed(self) -> int:
@@ -189,6 +200,12 @@ class PoolTiers:
             save.transfer.cancel()
         self.pass_on()
         self.unpin()
+
+    def cancel(self) -> None:
+        """Cancel saves, reads and writes that have not begun."""
+        if self.disk:
+            self.disk.cancel()
+        self.drop_saves()
 
     def take(self, content: BlockContent, tree: Tree, *, may_read: bool) -> tuple[HostBlock, TierName] | None:
         """Content in host memory, pinned, and the tier that it is from; `may_read` it from disk, if it has room."""

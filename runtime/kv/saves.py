@@ -18,7 +18,7 @@ from typing import Protocol
 
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.host_tier import HostBlock
-from ingot.runtime.kv.keys import state_content
+from ingot.runtime.kv.keys import BlockContent, state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers, Saved
 from ingot.runtime.kv.states import StateManager
 
@@ -122,7 +122,8 @@ class Saves:
         self._polled = self._filled = pool.num_evicted  # at the last poll, and when the pool was filled last
         self._bursts = (0, 0)  # most evicted between two polls: since the pool was filled last, and before that
         self._num_changes = 0  # places offered and evicted since the next ones were saved
-        self._to_write: deque[HostBlock] = deque()  # by a flush
+        self._flushed: set[bytes] = set()  # keys of all that the last flush was to store
+        self._to_write: deque[HostBlock] = deque()  # of these
         self._to_save: deque[Saved] = deque()
 
     def offer(self, block: int) -> None:
@@ -145,12 +146,18 @@ class Saves:
 
     def begin_flush(self) -> None:
         """Note all that is to be stored, the least valuable first: so the disk's newest blocks are the best."""
-        has_disk = self._tiers.disk is not None
-        self._to_write = deque(block for block in self._tiers.host if has_disk and not block.tree.private)
-        self._to_save = deque(self._pool.by_age())
+        disk = self._tiers.disk
 
-    def flush(self) -> int:
-        """Begin to store what was noted, as far as there is room; returns how much is left.
+        def is_stored(content: BlockContent) -> bool:
+            return disk is not None and disk.contains(content.hash)
+
+        held = [block for block in self._tiers.host if disk and not block.tree.private]
+        self._to_write = deque(block for block in held if not is_stored(block.content))
+        self._to_save = deque(saved for saved in self._pool.by_age() if not is_stored(saved.content))
+        self._flushed = self.unflushed
+
+    def flush(self) -> None:
+        """Begin to store what was noted, as far as there is room.
 
         With a disk all goes there, what is on the device through spare slots. Without one, host memory keeps it.
         """
@@ -158,7 +165,22 @@ class Saves:
             self._to_write.popleft()
         while self._to_save and not self._to_write and self._store(self._to_save[0]):
             self._to_save.popleft()
-        return len(self._to_write) + len(self._to_save)
+
+    @property
+    def has_unflushed(self) -> bool:
+        """Whether anything has not reached its tier; see `unflushed`."""
+        return bool(self._to_write or self._to_save or self._tiers.is_moving_down)
+
+    @property
+    def unflushed(self) -> set[bytes]:
+        """Keys of what `begin_flush` noted, and of what moves down besides, that are still on their way."""
+        noted = {*(block.content.hash for block in self._to_write), *(saved.content.hash for saved in self._to_save)}
+        return noted | self._tiers.moving_down
+
+    def unstored(self) -> set[bytes]:
+        """Keys of what the last flush was to write to disk that is not there."""
+        disk = self._tiers.disk
+        return {key for key in self._flushed if disk and not disk.contains(key)}
 
     def _store(self, saved: Saved) -> bool:
         if self._tiers.disk is None or saved.tree.private:

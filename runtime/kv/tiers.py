@@ -15,7 +15,6 @@ lock guards all state, because a background thread passes on what is complete wh
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
@@ -25,6 +24,7 @@ from ingot.runtime.kv.background import Background
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
+from ingot.runtime.kv.flush import STALL_SECONDS, Flush
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
 from ingot.runtime.kv.loads import Load
@@ -42,7 +42,6 @@ MakeThreads = Callable[[str, int], TaskQueue]
 _log = logging.getLogger(__name__)
 _READERS = 2
 _WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
-_FLUSH_SECONDS = 30.0  # that closing waits for blocks to be written to disk
 
 
 class TierManager:
@@ -90,6 +89,7 @@ class TierManager:
         self._lock = threading.RLock()
         self._changed = threading.Event()
         self._closed = False
+        self._logs_losses = True
         self._store = store
         self._threads: list[TaskQueue] = []
         if store is not None:
@@ -124,6 +124,7 @@ class TierManager:
 
     def wrap(self, host_blocks: Callable[[HostBlocks], HostBlocks], store: Callable[[BlockStore], BlockStore]) -> None:
         """Put something around copies and store before the first step, to make them fail: that is not logged."""
+        self._logs_losses = False
         for pool in self._pools:
             pool.wrap(host_blocks, store)
 
@@ -160,31 +161,32 @@ class TierManager:
         self._changed.wait(_WAIT_SECONDS)
 
     def settle(self) -> None:
-        """Wait for what is being saved, which is pinned."""
+        """Wait for what is being saved, which is pinned. EngineError if a thread that moves blocks has died."""
         self._relieve()
         while any(pool.is_saving for pool in self._pools):
+            self._check_threads()
             self.wait()
             self._relieve()
 
-    def flush(self, seconds: float) -> bool:
-        """Store what is cached in the lowest tier, and wait for it; returns whether all of it was stored in time.
+    def flush(self, seconds: float | None) -> bool:
+        """Store what is cached in the lowest tier, and wait for it; returns whether nothing is left to store.
 
-        With a disk, what the device and host memory have is written there. False also when slots are short because
-        blocks are being restored. EngineError if a thread that moves blocks has died.
+        It ends early after `seconds`, and when nothing moves for long, such as when slots are short because blocks are
+        being restored. EngineError if a thread that moves blocks has died.
         """
-        deadline = time.monotonic() + seconds
         with self._lock:
-            for saves in self._saves:
-                saves.begin_flush()
+            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
+        self._run(flush)
+        return flush.is_done
+
+    def _run(self, flush: Flush) -> None:
         while True:
             with self._lock:
                 self._pass_on()
+                self._restores.advance(may_start=False)
                 self._unpin()
-                num_left = sum(saves.flush() for saves in self._saves)
-                if not num_left and not any(pool.is_saving or pool.is_writing for pool in self._pools):
-                    return True
-            if time.monotonic() >= deadline:
-                return False
+                if not flush.advance():
+                    return
             self._check_threads()
             self.wait()
 
@@ -265,26 +267,56 @@ class TierManager:
             **of_states,
         )
 
-    def close(self) -> None:
-        """Cancel loads, write what is cached to disk, and end all threads. Idempotent."""
+    def close(self, flush_seconds: float | None = None) -> None:
+        """Cancel loads, write what is cached to disk, and end all threads. Idempotent.
+
+        flush_seconds   most that writing takes; None: as long as it advances
+
+        What was not written is logged once. A thread that hangs in a read or write is left, with the folder open.
+        """
         if self._closed:
             return
         self._closed = True
         with self._lock:
             self._restores.cancel_all()
-        if self._store is not None:
-            self._flush_before_close()
+        try:
+            if self._store is not None:
+                self._flush_before_close(flush_seconds)
+        finally:  # also when the caller is interrupted, as by Ctrl-C
+            self._end_threads()
+        self._restores.advance(may_start=False)
+        self._unpin()
+
+    def _flush_before_close(self, seconds: float | None) -> None:
+        with self._lock:
+            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
+        reason = ""
+        try:
+            self._run(flush)
+        except EngineError as error:
+            reason = str(error)
+        blocks, *states = flush.num_lost()
+        if self._logs_losses and (blocks or any(states)):
+            what = f"{blocks} KV blocks" + (f" and {states[0]} side states" if states else "")
+            _log.warning(
+                "%s were not written to disk when the engine was closed (%s); they are computed again when they are"
+                " needed",
+                what,
+                reason or flush.reason or "the disk did not take them",
+            )
+
+    def _end_threads(self) -> None:
+        with self._lock:
+            for pool in self._pools:
+                pool.cancel()
         if self._background:
             self._background.close()
         for pool in self._pools:
             pool.copies.close()
-        for threads in self._threads:
-            threads.close()
+        have_ended = [threads.close(STALL_SECONDS) for threads in self._threads]
         self._pass_on()
-        if self._store is not None:
+        if self._store is not None and all(have_ended):
             self._store.close()
-        self._restores.advance(may_start=False)
-        self._unpin()
 
     def check(self) -> None:
         """Assert that slots and pins are those of the transfers in flight."""
@@ -352,14 +384,6 @@ class TierManager:
             named = [*contents] + [state_content(content.hash) for content in contents if self._states]
             for content in {*lost, *named}:
                 self._store.remove(content.hash)
-
-    def _flush_before_close(self) -> None:
-        try:
-            is_stored = self.flush(_FLUSH_SECONDS)
-        except EngineError:
-            is_stored = False  # `poll` reports it too
-        if not is_stored:
-            _log.warning("blocks were still on their way to disk after %d seconds, and are lost", _FLUSH_SECONDS)
 
     def _find_state(self, hashes: list[bytes], count: int) -> int:
         """How many blocks that are computed to share, where `count` of them have their state on the device."""

@@ -128,8 +128,8 @@ class TaskQueue(Protocol):
         """Raise EngineError if a thread has died."""
         ...
 
-    def close(self) -> None:
-        """Run what is queued, and end the threads. Idempotent."""
+    def close(self, seconds: float | None = None) -> bool:
+        """Run what is queued, and end the threads; returns whether they ended within `seconds`. Idempotent."""
         ...
 
 
@@ -162,15 +162,19 @@ class Workers:
         reason = f"{type(self._failure).__name__}: {self._failure}" if self._failure else "it ended"
         raise EngineError(f"a thread that moves KV blocks ({self._name}) has died ({reason}); load the engine again")
 
-    def close(self) -> None:
-        """Run what is queued, and end the threads. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        for _ in self._threads:
-            self._tasks.put(None)
+    def close(self, seconds: float | None = None) -> bool:
+        """Run what is queued, and end the threads; returns whether they ended within `seconds`. Idempotent.
+
+        A thread that hangs in a call of the system is not waited for: it does not keep the process alive.
+        """
+        if not self._closed:
+            self._closed = True
+            for _ in self._threads:
+                self._tasks.put(None)
+        deadline = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
         try:

@@ -180,13 +180,13 @@ class StepLoop:
         self.finish_in_flight()
         self._settle()
 
-    def close(self) -> None:
-        """End all requests, and forget the step in flight and outputs that were not read."""
+    def close(self, flush_seconds: float | None = None) -> None:
+        """End all requests, and forget the step in flight and outputs that were not read; see `TierManager.close`."""
         self.requests.close()
         if self._pipeline:
             self._pipeline.take()
         if self._tiers:
-            self._tiers.close()
+            self._tiers.close(flush_seconds)
 
     def check(self) -> None:
         """Assert that no block is leaked, every request is scheduled, and exactly those in flight await a token."""

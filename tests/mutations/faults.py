@@ -326,7 +326,7 @@ def _silent_death(_: type) -> Iterator[None]:
     with ExitStack() as planted:
         planted.enter_context(patch.object(Workers, "_work", work))
         planted.enter_context(patch.object(Workers, "check", lambda _: None))
-        planted.enter_context(patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1))  # or closing waits for it
+        planted.enter_context(patch("ingot.runtime.kv.flush.STALL_SECONDS", 0.1))  # or closing waits for it
         planted.enter_context(patch.object(scenario, "_FLUSH_SECONDS", 0.1))
         yield
 

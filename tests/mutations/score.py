@@ -119,7 +119,7 @@ def _workspace() -> Iterator[Path]:
     logging.disable(logging.WARNING)
     with (
         tempfile.TemporaryDirectory() as scratch,
-        patch("ingot.runtime.kv.tiers._FLUSH_SECONDS", 0.1),
+        patch("ingot.runtime.kv.flush.STALL_SECONDS", 0.1),
         patch("ingot.validation.verify.scenario._FLUSH_SECONDS", 10.0),
     ):
         yield Path(scratch)

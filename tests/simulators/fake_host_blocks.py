@@ -187,10 +187,11 @@ class SlowWorkers:
         if self._behaviour.is_dead:
             raise EngineError("a thread that reads blocks has died")
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> bool:
         """Run what is left."""
         for task in self._tasks:
             task.run()
+        return True
 
 
 class FakeStore:

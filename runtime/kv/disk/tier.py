@@ -14,7 +14,7 @@ from ingot.errors import EngineError
 from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
-from ingot.runtime.kv.transfers import Bytes, TaskQueue, Transfer
+from ingot.runtime.kv.transfers import Bytes, Cancelled, TaskQueue, Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +91,11 @@ class DiskTier:
         return len(self._writes)
 
     @property
+    def writing(self) -> set[bytes]:
+        """Keys of the blocks that are being written."""
+        return {block.content.hash for block in self._writes}
+
+    @property
     def has_room(self) -> bool:
         """Whether another read may begin."""
         return len(self._reads) < self._most
@@ -130,6 +135,11 @@ class DiskTier:
         store = partial(self._store_block, block.content, self._view(block.slot))
         self._writes[block] = self._writer.submit(store)
 
+    def cancel(self) -> None:
+        """Cancel reads and writes that have not begun."""
+        for transfer in (*(read.transfer for read in self._reads), *self._writes.values()):
+            transfer.cancel()
+
     def advance(self) -> None:
         """Take note of what has ended."""
         reads, self._reads = self._reads, []
@@ -160,8 +170,7 @@ class DiskTier:
             self._observe("disk", transfer.seconds)
             self._host.fill(block)
             return
-        self.num_failed += 1
-        _log.debug("a block was not read from disk, and is computed: %s", transfer.error)
+        self._note_failure("read from disk, and is computed", transfer.error)
         self._host.lose(block)
         self._host.unpin(block)
 
@@ -172,5 +181,9 @@ class DiskTier:
         if transfer.error is None:
             self.num_written += 1
             return
-        self.num_failed += 1
-        _log.debug("a block was not written to disk: %s", transfer.error)
+        self._note_failure("written to disk", transfer.error)
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        if not isinstance(error, Cancelled):
+            self.num_failed += 1
+            _log.debug("a block was not %s: %s", what, error)

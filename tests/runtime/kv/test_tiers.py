@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import EngineError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import RestoreRule
+from ingot.runtime.kv.flush import STALL_SECONDS, Flush
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
@@ -19,7 +20,7 @@ from ingot.runtime.steps.scheduled import ScheduledBatch
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
-from tests.simulators.fake_host_blocks import FakeStore, Transfers
+from tests.simulators.fake_host_blocks import FakeStore, FakeTransfer, Transfers
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 EXECUTORS = pytest.mark.parametrize("kind", [FakeExecutor, FakePipelinedExecutor])
@@ -152,6 +153,25 @@ def test_another_salt_restores_nothing() -> None:
     with tiered_engine(store=store) as engine:
         assert by_tier(run(engine, range(22), options=RequestOptions(cache_salt="b"))) == (0, 0, 0)
         assert by_tier(run(engine, range(22), options=RequestOptions(cache_salt="a"))) == (0, 0, 20)
+
+
+def test_an_engine_with_another_order_of_keys_restores_nothing() -> None:
+    """The same artifact, kernels and geometry: only the order of a head's keys differs."""
+
+    class ByDim(FakeExecutor):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.key_order = "by-dim"
+
+    store = FakeStore()
+    with tiered_engine(store=store) as engine:
+        run(engine, range(22))
+    with tiered_engine(ByDim, store=store) as engine:
+        assert by_tier(run(engine, range(22))) == (0, 0, 0)
+    with tiered_engine(ByDim, store=store) as engine:
+        assert by_tier(run(engine, range(22))) == (0, 0, 20)
+    with tiered_engine(store=store) as engine:
+        assert by_tier(run(engine, range(22))) == (0, 0, 20)
 
 
 def test_blocks_of_a_failed_copy_are_computed_and_the_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -311,6 +331,143 @@ def test_a_flush_reports_a_dead_thread() -> None:
         transfers.is_dead = True
         with pytest.raises(EngineError, match="has died"):
             engine.flush_kv()
+        transfers.moves, transfers.is_dead = 1.0, False
+
+
+class Clock:
+    """Advances by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(Flush.__init__, "__defaults__", (clock,))
+    return clock
+
+
+def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "were not written to disk" in record.getMessage()]
+
+
+def test_closing_writes_all_however_long_it_takes_while_it_advances(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    transfers, store = Transfers(), FakeStore()
+    engine = tiered_engine(num_slots=4, num_blocks=64, transfers=transfers, store=store)
+    for start in (0, 60, 120):
+        run(engine, range(start, start + 60))
+    transfers.moves = 0.3
+    engine.close()
+    assert len(store.blocks) == 3 * 15
+    assert clock.now > 2 * STALL_SECONDS
+    assert not losses(caplog)
+
+
+def test_closing_gives_up_when_nothing_advances_and_logs_once_what_is_lost(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    transfers, store = Transfers(), FakeStore()
+    engine = tiered_engine(num_slots=4, transfers=transfers, store=store)
+    run(engine, range(60))
+    transfers.moves = 0.0
+    written = len(store.blocks)
+    engine.close()
+    engine.close()
+    lost = 15 - len(store.blocks)
+    assert lost > 0
+    assert len(store.blocks) == written
+    assert losses(caplog) == [
+        f"{lost} KV blocks were not written to disk when the engine was closed (none was written for 30 seconds); they"
+        " are computed again when they are needed"
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0, 5.0])
+def test_closing_takes_no_longer_than_the_caller_allows(
+    clock: Clock, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    transfers, store = Transfers(), FakeStore()
+    engine = tiered_engine(num_slots=4, num_blocks=64, transfers=transfers, store=store)
+    for start in (0, 60, 120):
+        run(engine, range(start, start + 60))
+    transfers.moves = 0.1
+    engine.close(flush_seconds=seconds)
+    assert clock.now < STALL_SECONDS
+    (message,) = losses(caplog)
+    assert f"{45 - len(store.blocks)} KV blocks were not" in message
+    assert f"the limit of {seconds:g} seconds was reached" in message
+
+
+def test_a_disk_that_takes_no_block_ends_the_flush_and_the_blocks_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = FakeStore(Transfers(fails=1.0))
+    engine = tiered_engine(store=store)
+    run(engine, range(22))
+    engine.close()
+    assert not store.blocks
+    (message,) = losses(caplog)
+    assert message.startswith("6 KV blocks were not written to disk")
+    assert "(the disk did not take them)" in message
+
+
+def test_closing_after_a_thread_died_ends_and_names_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    transfers, store = Transfers(), FakeStore()
+    engine = tiered_engine(num_slots=4, transfers=transfers, store=store)
+    run(engine, range(60))
+    transfers.moves, transfers.is_dead = 0.0, True
+    engine.close()
+    (message,) = losses(caplog)
+    assert "has died" in message
+
+
+def test_blocks_of_cancelled_loads_do_not_keep_the_flush_from_its_slots() -> None:
+    prompt, store, transfers = list(range(30)), FakeStore(), Transfers()
+    with tiered_engine(store=store) as engine:
+        run(engine, prompt)
+    engine = tiered_engine(store=store, num_slots=2, transfers=transfers)
+    run(engine, range(100, 122))
+    engine.add(prompt, FEW)
+    engine.step()
+    transfers.moves = 0.5
+    engine.step()
+    assert engine.metrics().num_running == 1, "it is loading"
+    engine.close()
+    assert len(store.blocks) == 8 + 6
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), True, "5"])
+def test_a_limit_that_is_not_a_time_is_refused_and_the_engine_stays_open(seconds: Any) -> None:
+    with tiered_engine() as engine:
+        with pytest.raises(UsageError, match=r"flush_seconds is .*; it must be a finite number, 0 or above, or None"):
+            engine.close(flush_seconds=seconds)
+        with pytest.raises(UsageError, match="seconds is"):
+            engine.flush_kv(seconds)
+        run(engine, range(9))
+
+
+def test_prompt_logits_report_a_dead_thread_instead_of_waiting_for_it() -> None:
+    transfers = Transfers()
+    with tiered_engine(num_blocks=6, transfers=transfers) as engine:
+        transfers.moves = 0.6
+        run(engine, range(18))
+        assert engine.tiers is not None
+        while not any(pool.is_saving for pool in engine.tiers._pools):
+            run(engine, [random.randrange(200) for _ in range(18)])
+        for pool in engine.tiers._pools:
+            for save in pool._saves:
+                assert isinstance(save.transfer, FakeTransfer)
+                save.transfer.move_on()  # begun: it can no longer be cancelled
+        transfers.moves, transfers.is_dead = 0.0, True
+        with pytest.raises(EngineError, match="has died"):
+            engine.prompt_logits([9] * 24)
         transfers.moves, transfers.is_dead = 1.0, False
 
 

@@ -31,6 +31,18 @@ def test_tasks_run_in_order_and_report_their_end() -> None:
     workers.check()
 
 
+def test_closing_leaves_a_thread_that_hangs_behind() -> None:
+    may_end = threading.Event()
+    workers = Workers("test", 2)
+    hanging = workers.submit(lambda: may_end.wait())
+    assert finished(workers.submit(lambda: None)).error is None
+    assert not workers.close(0.01)
+    assert not hanging.done
+    may_end.set()
+    assert workers.close()
+    assert finished(hanging).error is None
+
+
 def test_an_exception_is_the_tasks_own() -> None:
     workers = Workers("test", 1)
     failed = finished(workers.submit(lambda: 1 // 0))
