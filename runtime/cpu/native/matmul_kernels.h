@@ -79,6 +79,7 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
 {
     const struct matrix *w = op->matrix;
     const int blocks = activation_blocks(op), block = w->padded_k / blocks, chains = mt < CHAINS ? CHAINS / mt : 1;
+    const int end = (w->k + 31) / 32 * 32; /* codes after it are padding, and add nothing */
     const int scale_step = w->scale_blocks > 1 ? LANES : 0;
     const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
     const int32_t *q = (const int32_t *)((const int8_t *)rows->values + (int64_t)first * w->padded_k);
@@ -104,7 +105,8 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
                     else
                         sum[m * chains] = multiply16(zero, sum[m * chains]);
             }
-            NAME(add_block)(codes, q, sum, v, mt, chains, bits, at, block);
+            if (at < end)
+                NAME(add_block)(codes, q, sum, v, mt, chains, bits, at, block < end - at ? block : end - at);
             const vf scale = w->scale_bytes == 2 ? vhalf(scales + 2 * VW * v) : LOADF(scales + 4 * VW * v);
             UNROLL for (int m = 0; m < mt; m++) {
                 UNROLL for (int c = 1; c < chains; c++)

@@ -143,6 +143,7 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
 {
     const struct matrix *w = op->matrix;
     const int blocks = activation_blocks(op), block = w->padded_k / blocks;
+    const int columns = (w->k + 31) / 32 * 32; /* codes after them are padding, and add nothing */
     const int vectors = mt <= 2 ? 4 : mt <= 4 ? 2 : 1; /* of columns at once: few rows leave room for more sums */
     const int scale_step = w->scale_blocks > 1 ? LANES : 0;
     const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
@@ -159,7 +160,9 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
                 NAME(begin_sums)(w, blocks, sums, zeros + 4 * (v + i), mt, bits, sum[i]);
                 NAME(pair_up)(sum[i], mt);
             }
-            NAME(add_block)(tile + w->codes_offset, q, sum, v, vectors, mt, bits, b * block, block);
+            const int at = b * block, size = block < columns - at ? block : columns - at;
+            if (size > 0)
+                NAME(add_block)(tile + w->codes_offset, q, sum, v, vectors, mt, bits, at, size);
             UNROLL for (int i = 0; i < vectors; i++) {
                 const int four = 4 * (v + i);
                 const float32x4_t scale =
