@@ -27,7 +27,12 @@ from tests.pipeline.tiny_checkpoint import copy_fixture
 
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    return build_unmeasured("fp32-cpu", CHECKPOINTS / "llama")
+    return build_unmeasured("fp32-cpu", CHECKPOINTS / "llama", "cpu.engine=onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def native(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("fp32-cpu", CHECKPOINTS / "llama", "cpu.engine=native")
 
 
 def escaped(use: str, folder: Path, document: str, count: int) -> list[list[str]]:
@@ -54,6 +59,21 @@ def test_a_damaged_document_of_an_artifact_is_one_error(
     artifact: Artifact, use: str, document: str, count: int
 ) -> None:
     assert escaped(use, artifact.path, document, count) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "document", "count"),
+    [
+        ("run", "manifest.json", 100),
+        ("run", "program/operations.json", 200),
+        ("run", "program/weights.safetensors", 50),
+        ("export", "program/operations.json", 100),
+    ],
+)
+def test_a_damaged_document_of_a_native_artifact_is_one_error(
+    native: Artifact, use: str, document: str, count: int
+) -> None:
+    assert escaped(use, native.path, document, count) == []
 
 
 @pytest.mark.parametrize(

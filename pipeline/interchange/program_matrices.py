@@ -17,7 +17,7 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
-from ingot.pipeline.targets.cpu.matrices import PAIRS, TRANSPOSED
+from ingot.pipeline.targets.cpu.matrices import OTHER, PAIRS, TRANSPOSED
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, default_zero, unpack_tiles
 from ingot.pipeline.targets.segments.weight_operands import Codes, Operand, weight_name
 
@@ -44,6 +44,7 @@ def matrix_operands(artifact: Artifact) -> Iterator[Operand]:
 
 def _parts(name: str, rows: int) -> Iterator[tuple[str, slice]]:
     """Weights in a matrix or vector, and their rows."""
+    name = name.removesuffix(OTHER)
     if name.endswith((TRANSPOSED, _SCALED)):
         raise UsageError(f"the program's {name!r} was changed when it was packed; export from the recipe instead")
     base = name.removesuffix(PAIRS)

@@ -76,7 +76,7 @@ class GpuOptions(Section):
 
 
 CpuEngine = Literal["auto", "native", "onnxruntime"]
-DEFAULT_CPU_ENGINE: CpuEngine = "onnxruntime"
+DEFAULT_CPU_ENGINE: CpuEngine = "auto"
 
 
 class CpuOptions(Section):

@@ -63,7 +63,7 @@ def test_an_unmeasured_build_has_no_evidence_and_its_observer_sees_every_pass(tm
     assert result.evidence is None
     assert result.artifact.manifest.gates == ()
     assert seen == [record.name for record in result.compiled.passes]
-    assert "partition-at-attention" in seen
+    assert "fuse-rotary-attention" in seen
 
 
 def test_a_length_beyond_the_context_is_refused_before_any_work(

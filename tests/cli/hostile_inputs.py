@@ -290,7 +290,8 @@ def flipped(name: str, at: int) -> Damage:
 
 
 SEGMENT, PROGRAM_WEIGHTS = "program/segment-000.onnx", "program/weights.safetensors"
-ARTIFACTS: Mapping[str, Damage] = {
+OPERATIONS = "program/operations.json"
+ARTIFACTS: Mapping[str, Damage] = {  # for onnxruntime
     **{
         f"an unlisted {name}": added(name)
         for name in ("tokenizer/chat_template.jinja", ".DS_Store", "program/x.onnx", "manifest.json~", "more/x", "x.py")
@@ -331,4 +332,14 @@ ARTIFACTS: Mapping[str, Damage] = {
     "manifest: huge batches": manifest(lambda raw: raw.update(max_batch_tokens=10**12)),
     "manifest: an unknown engine": manifest(lambda raw: raw.update(engine="magic")),
     "manifest: a scale of 1e999": manifest(lambda raw: raw["program"]["steps"][1].update(scale=1e999)),
+}
+
+NATIVE_ARTIFACTS: Mapping[str, Damage] = {
+    f"a link: {OPERATIONS}": linked(OPERATIONS),
+    **{f"no {name}": removed(name) for name in (OPERATIONS, PROGRAM_WEIGHTS)},
+    **{f"half {name}": cut(name, 50) for name in (OPERATIONS, PROGRAM_WEIGHTS)},
+    **{f"a bit of {name}": flipped(name, 40) for name in (OPERATIONS, PROGRAM_WEIGHTS)},
+    "a pipe": into_pipe(OPERATIONS),
+    "a folder for a file": into_folder(OPERATIONS),
+    "manifest: another engine": manifest(lambda raw: raw.update(engine="onnxruntime")),
 }

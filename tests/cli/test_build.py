@@ -65,12 +65,12 @@ def test_the_saved_ir_reads_as_lines_of_inputs_weights_nodes_and_outputs(tmp_pat
 
 
 def test_ir_and_times_are_printed_plain(tmp_path: Path, capsys: Captured) -> None:
-    options = ["--print-ir-after", "fold-constants", "--print-ir-after", "fuse-residual-norm", "--time-passes"]
+    options = ["--print-ir-after", "pack-projections", "--print-ir-after", "fuse-residual-norm", "--time-passes"]
     assert run(["build", *UNMEASURED_DEMO, "-o", str(tmp_path / "demo"), *options]) == 0
     shown = capsys.readouterr()
     assert shown.out.count("== IR after ") == 1
-    assert "== IR after fold-constants ==\ningot.checkpoint" in shown.out
-    assert "\npartition-at-attention " in shown.out
+    assert "== IR after pack-projections ==\ningot.checkpoint" in shown.out
+    assert "\nfuse-rotary-attention " in shown.out
     assert f"sealed {tmp_path / 'demo'} (" in shown.out
     assert "--print-ir-after: this build has no pass 'fuse-residual-norm'; it ran fold-constants, " in shown.err
     assert "\x1b" not in shown.out + shown.err

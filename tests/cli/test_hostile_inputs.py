@@ -16,7 +16,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.cli.main import run
-from tests.cli.hostile_inputs import ARTIFACTS, AWQ, CHECKPOINTS, Damage
+from tests.cli.hostile_inputs import ARTIFACTS, AWQ, CHECKPOINTS, NATIVE_ARTIFACTS, Damage
 from tests.conftest import BuildArtifact
 from tests.parity import CHECKPOINTS as FIXTURES
 from tests.pipeline.checkpoint.formats.tiny_model import exported
@@ -120,7 +120,7 @@ def test_a_damaged_quantized_checkpoint_is_one_error(
 
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    return build_unmeasured("fp32-cpu", FIXTURES / "llama")
+    return build_unmeasured("fp32-cpu", FIXTURES / "llama", "cpu.engine=onnxruntime")
 
 
 @pytest.mark.parametrize(("damage", "command"), chosen(ARTIFACTS, OF_ARTIFACTS))
@@ -129,5 +129,20 @@ def test_a_damaged_artifact_is_one_error(
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(artifact.path, source)
+    damage(source)
+    assert_one_error(OF_ARTIFACTS[command](str(source), str(tmp_path / "out")), tmp_path, capsys)
+
+
+@pytest.fixture(scope="module")
+def native(build_unmeasured: BuildArtifact) -> Artifact:
+    return build_unmeasured("fp32-cpu", FIXTURES / "llama", "cpu.engine=native")
+
+
+@pytest.mark.parametrize(("damage", "command"), chosen(NATIVE_ARTIFACTS, OF_ARTIFACTS))
+def test_a_damaged_native_artifact_is_one_error(
+    native: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(native.path, source)
     damage(source)
     assert_one_error(OF_ARTIFACTS[command](str(source), str(tmp_path / "out")), tmp_path, capsys)

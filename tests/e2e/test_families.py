@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
+from ingot.artifact.manifest import CPU_ENGINES
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
 from tests.oracle.cases import CASES, LENGTHS, WINDOW, Case
@@ -21,35 +22,30 @@ DECODED = SamplingParams(max_tokens=12, ignore_eos=True)
 QUANTIZED = {"int8-cpu": "quantized.int8", "int4-cpu": "quantized.int4"}  # recipe -> tolerance
 
 
-ENGINES = ("onnxruntime", "native")
-
-
-def build_case(
-    build_unmeasured: BuildArtifact, case: Case, recipe: str = "fp32-cpu", engine: str = "onnxruntime"
-) -> Artifact:
+def build_case(build_unmeasured: BuildArtifact, case: Case, engine: str, recipe: str = "fp32-cpu") -> Artifact:
     settings = (*settings_of(case), f"cpu.engine={engine}")
     return build_unmeasured(recipe, CHECKPOINTS / case.name, *settings)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_equal_transformers_in_chunks_and_ragged_batches(
     build_unmeasured: BuildArtifact, case: Case, engine: str
 ) -> None:
     tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
-    artifact = build_case(build_unmeasured, case, engine=engine)
+    artifact = build_case(build_unmeasured, case, engine)
     parity = compare(engine_logits(artifact, tokens, MAX_BATCH_TOKENS), expected)
     print(f"{case.name}: worst difference {parity.worst:.1e}, limit {parity.limit:.1e}")
     assert parity.worst <= parity.limit
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_tokens_that_are_decoded_have_the_bits_of_a_prompt(
     build_unmeasured: BuildArtifact, case: Case, engine: str
 ) -> None:
     tokens, _ = load_logits(CHECKPOINTS / case.name / LOGITS)
-    artifact = build_case(build_unmeasured, case, engine=engine)
+    artifact = build_case(build_unmeasured, case, engine)
     with Engine.load(artifact, kv_blocks=32, max_batch_tokens=MAX_BATCH_TOKENS) as loaded:
         for prompt, done in zip(tokens, loaded.generate(tokens, DECODED, keep_logits=True), strict=True):
             assert done.logits is not None
@@ -57,11 +53,12 @@ def test_tokens_that_are_decoded_have_the_bits_of_a_prompt(
             assert np.array_equal(whole[len(prompt) - 1 :].view(np.int32), done.logits.view(np.int32))
 
 
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 @pytest.mark.parametrize("recipe", QUANTIZED)
 @pytest.mark.parametrize("case", FAMILY_CASES, ids=lambda case: case.name)
-def test_quantized_logits_stay_near(build_unmeasured: BuildArtifact, case: Case, recipe: str) -> None:
+def test_quantized_logits_stay_near(build_unmeasured: BuildArtifact, case: Case, recipe: str, engine: str) -> None:
     tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
-    measured = engine_logits(build_case(build_unmeasured, case, recipe), tokens, MAX_BATCH_TOKENS)
+    measured = engine_logits(build_case(build_unmeasured, case, engine, recipe), tokens, MAX_BATCH_TOKENS)
     error = relative_error(np.concatenate(measured), np.concatenate(expected))
     assert within(QUANTIZED[recipe], error, case.name)
 

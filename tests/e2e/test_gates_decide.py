@@ -16,7 +16,7 @@ FAST = (
     "evaluation.window_tokens=128",
     "evaluation.layer_kl_tokens=0",
     "latency=null",
-    "gates={perplexity_ratio: {max: 1.05}, top1_agreement: {min: 0.85}, size_ratio: {max: 0.35}}",
+    "gates={perplexity_ratio: {max: 1.05}, top1_agreement: {min: 0.85}, size_ratio: {max: 0.6}}",
 )
 
 

@@ -26,7 +26,7 @@ FACTS = "cpu-engine"  # key in evidence/passes.json
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """A target, and why it was chosen, as a fact for the evidence; empty where the recipe names it."""
+    """A target, and why `auto` fell back to it, as a fact for the evidence; empty where it did not."""
 
     target: Target
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -40,12 +40,13 @@ def choose_target(recipe: Recipe, model: ir.Model) -> EngineChoice:
     if recipe.cpu.engine == "native":
         return EngineChoice(NATIVE)
     reason = _why_not_native(model)
-    if reason and recipe.cpu.attention != "float32":
+    if not reason:
+        _log.info("cpu.engine auto: native computes every node and weight of the model")
+        return EngineChoice(NATIVE)
+    if recipe.cpu.attention != "float32":
         raise UsageError(f"cpu.attention is {recipe.cpu.attention}, but {reason}; set it to float32")
-    chosen = target if reason else NATIVE
-    why = reason or "it computes every node and weight of the model"
-    note(f"cpu.engine auto: {chosen.engine}, because {why}")
-    return EngineChoice(chosen, {FACTS: {"engine": chosen.engine, "reason": why}})
+    note(f"cpu.engine auto: {target.engine}, because {reason}")
+    return EngineChoice(target, {FACTS: {"engine": target.engine, "reason": reason}})
 
 
 def _why_not_native(model: ir.Model) -> str:

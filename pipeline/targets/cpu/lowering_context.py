@@ -15,7 +15,7 @@ from ingot.artifact.cpu_program import Arithmetic, Matrix, Operation, RowsOf, Vi
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
-from ingot.pipeline.targets.cpu.matrices import StoredMatrix
+from ingot.pipeline.targets.cpu.matrices import OTHER, StoredMatrix
 from ingot.pipeline.targets.fusions import Fusions, Rounding
 
 LOGITS = "logits"
@@ -59,9 +59,11 @@ class Draft:
         return {name: stored.matrix for name, stored in self.stored.items()}
 
     def add_matrix(self, stored: StoredMatrix) -> str:
-        """Add a matrix once, and return its name."""
-        self.stored.setdefault(stored.name, stored)
-        return stored.name
+        """Add a matrix once, and return its name: a table and a head of one weight are two if one is quantized."""
+        name = stored.name
+        while not self.stored.setdefault(name, stored).is_same(stored):
+            name += OTHER
+        return name
 
     def add_vector(self, name: str, make: Vector) -> str:
         """Add a float tensor once, and return its name."""

@@ -25,7 +25,7 @@ from ingot.pipeline.targets.cpu.packing import ByteArray, MatrixArrays, default_
 from ingot.sizes import next_power_of_two
 
 CHANNEL_BLOCK = 128
-PAIRS, TRANSPOSED = ".pairs", ".transposed"  # suffixes of names
+PAIRS, TRANSPOSED, OTHER = ".pairs", ".transposed", ".other"  # suffixes of names
 LEAST_BLOCK = 16
 _MOST_COLUMNS = 2**16  # that share a scale: their sum must be exact in 32 bits
 _FORMS: dict[ir.DataType | None, Form] = {
@@ -61,6 +61,13 @@ class StoredMatrix:
         """Name of the matrix and of its tensor: that of the first weight."""
         name = _stored(self.operands[0]).name or ""
         return f"{name.removesuffix('.q')}{PAIRS * self.matrix.pairs}{TRANSPOSED * self.transposed}"
+
+    def is_same(self, other: "StoredMatrix") -> bool:
+        """Whether both pack the same stored values in the same form."""
+        return (self.matrix, self._initializers()) == (other.matrix, other._initializers())
+
+    def _initializers(self) -> list[ir.Value]:
+        return [_stored(operand) for operand in self.operands]
 
     def as_pairs(self, up: "StoredMatrix | None" = None) -> "StoredMatrix | None":
         """Return a matrix of pairs: of this one's halves, or of this one and `up`; None where their forms differ."""

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact, SegmentStep
+from ingot.artifact.manifest import CPU_ENGINES
 from ingot.errors import ArtifactError, UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.sealed import CONFIG, sealed_checkpoint
@@ -36,12 +37,11 @@ def stored(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
     return np.asarray(checkpoint.external(name).numpy()).astype(np.float32)
 
 
-ENGINES = ("onnxruntime", "native")
 SCALED_BIAS = "granite-tied-biases"  # its residual multiplier is folded into biases
 
 
 @pytest.mark.parametrize(
-    ("family", "engine"), [(f, e) for f in FAMILIES for e in ENGINES if (f, e) != (SCALED_BIAS, "native")]
+    ("family", "engine"), [(f, e) for f in FAMILIES for e in CPU_ENGINES if (f, e) != (SCALED_BIAS, "native")]
 )
 def test_floats_of_every_family_equal_the_checkpoints(
     family: str, engine: str, build_unmeasured: BuildArtifact
@@ -59,7 +59,7 @@ def test_floats_of_every_family_equal_the_checkpoints(
 
 
 @pytest.mark.parametrize(
-    ("family", "engine"), [(f, e) for f in FAMILIES for e in ENGINES if (f, e) != (SCALED_BIAS, "native")]
+    ("family", "engine"), [(f, e) for f in FAMILIES for e in CPU_ENGINES if (f, e) != (SCALED_BIAS, "native")]
 )
 def test_quantized_layers_of_every_family_have_their_own_names(
     family: str, engine: str, build_unmeasured: BuildArtifact
@@ -94,7 +94,7 @@ def test_both_engines_have_the_same_codes(
             weight.name: weight
             for weight in weights_of_artifact(build_unmeasured("fp32-cpu", llama, passes, f"cpu.engine={engine}"))
         }
-        for engine in ENGINES
+        for engine in CPU_ENGINES
     )
     assert ort.keys() == native.keys()
     for name, weight in ort.items():

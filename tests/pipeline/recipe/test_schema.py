@@ -37,7 +37,7 @@ def test_attention_in_bfloat16_needs_the_native_engine() -> None:
     with pytest.raises(
         RecipeError, match="attention is bfloat16, which engine onnxruntime does not compute: set engine"
     ):
-        load_recipe("int4-cpu", ["cpu.attention=bfloat16"])
+        load_recipe("int4-cpu", ["cpu={engine: onnxruntime, attention: bfloat16}"])
 
 
 def test_a_recipe_is_frozen() -> None:

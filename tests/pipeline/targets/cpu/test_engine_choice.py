@@ -25,7 +25,7 @@ EMULATED = (*PACKED, FLOAT8)
 def test_a_model_that_lowers_runs_on_the_engine_of_the_recipe(engine: str, expected: str) -> None:
     choice = choose_target(load_recipe("fp32-cpu", [f"cpu.engine={engine}"]), imported(LLAMA, *PACKED))
     assert choice.target.engine == expected
-    assert bool(choice.facts) == (engine == "auto")
+    assert not choice.facts
 
 
 def test_auto_leaves_a_model_that_does_not_lower_to_onnxruntime_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,8 +70,15 @@ def test_the_arithmetic_of_attention_is_sealed_in_the_program(build_unmeasured: 
     assert found == [attention] * artifact.manifest.kv.num_layers
 
 
-def test_the_choice_is_in_the_evidence(build_unmeasured: BuildArtifact) -> None:
-    artifact = build_unmeasured("fp32-cpu", LLAMA, "cpu.engine=auto")
-    assert artifact.manifest.engine == "native"
+def test_why_auto_fell_back_is_in_the_evidence(build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("fp8-cpu-emulation", LLAMA)
+    assert artifact.manifest.engine == "onnxruntime"
     facts = json.loads(artifact.file("evidence/passes.json").read_text())["cpu-engine"]
-    assert facts == {"engine": "native", "reason": "it computes every node and weight of the model"}
+    assert facts["engine"] == "onnxruntime"
+    assert "float8 activations" in facts["reason"]
+
+
+def test_a_model_that_lowers_is_built_for_the_native_engine_by_default(build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("fp32-cpu", LLAMA)
+    assert artifact.manifest.engine == "native"
+    assert "evidence/passes.json" not in artifact.manifest.files
