@@ -21,7 +21,6 @@
 
 enum {
     LINE = 64,
-    FETCHED_BYTES = 8192,       /* of the next weights, by each thread */
     MIN_SHARED_VALUES = 1 << 14, /* values in rows that one thread works through alone */
     MIN_SHARED_TOKENS = 16,     /* tokens whose keys and values one thread writes alone; and pieces of a prompt */
 };
@@ -242,7 +241,7 @@ static void run(void *argument, int thread, int begin, int end)
 }
 
 /* The beginning of this thread's share of the next weights; after the last ones come the first, of the next step. */
-static void look_ahead(void *argument, int thread)
+static const void *look_ahead(void *argument, int thread)
 {
     const struct program *p = argument;
     int at = p->at;
@@ -250,12 +249,10 @@ static void look_ahead(void *argument, int thread)
         at = at + 1 < p->end ? at + 1 : 0;
     while (p->operations[at].kind != OP_LINEAR && at != p->at);
     if (p->operations[at].kind != OP_LINEAR)
-        return;
+        return NULL;
     const struct linear *op = p->operations[at].arguments;
     const int64_t matrices = op->store == STORE_GATE ? 2 : 1;
-    const uint8_t *from = op->matrix->tiles + share_begin(tiles_of(op), p->threads, thread) * matrices * op->matrix->tile_bytes;
-    for (int i = 0; i < FETCHED_BYTES; i += LINE)
-        __builtin_prefetch(from + i, 0, 2);
+    return op->matrix->tiles + share_begin(tiles_of(op), p->threads, thread) * matrices * op->matrix->tile_bytes;
 }
 
 /* Token ids, positions and rows are addresses: they are checked here, as nothing after this is. */

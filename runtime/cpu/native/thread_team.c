@@ -33,6 +33,7 @@
 #endif
 
 enum { LINE = 64, PIECES = 4, WOKEN_AT_ONCE = 2, PAUSES_PER_LOOK = 32, REFRESH_BITS = 28 };
+enum { FETCHED_AT_ONCE = 8192, FETCHED_WAITING = 128 << 10, FETCHED_PER_LOOK = 512 }; /* bytes of what is read next */
 /* Nanoseconds of spinning before a thread sleeps: within a work; between works, if they follow each other that closely; else. */
 static const int64_t SPIN_STEP = 50000, MAX_SPIN_BETWEEN = 1500000, SPIN_IDLE = 20000;
 static const int64_t SPIN_ALONE = 5000; /* nanoseconds after which a spinning thread offers its core to others */
@@ -156,6 +157,22 @@ static uint64_t sleep_until_changed(int thread, uint64_t seen)
     }
 }
 
+static inline void fetch(const char *from, int bytes)
+{
+    for (int i = 0; i < bytes; i += LINE)
+        __builtin_prefetch(from + i, 0, 2);
+}
+
+/* Fetch more, until the state is another than `seen`. The work may have ended meanwhile: nothing of it is read here. */
+static void fetch_while_waiting(uint64_t seen, const char *from)
+{
+    for (int i = FETCHED_AT_ONCE; i < FETCHED_WAITING; i += FETCHED_PER_LOOK) {
+        if (atomic_load_explicit(&team.state, memory_order_acquire) != seen)
+            return;
+        fetch(from + i, FETCHED_PER_LOOK);
+    }
+}
+
 static uint64_t wait_until_changed(int thread, uint64_t seen)
 {
     const int64_t between = atomic_load_explicit(&team.spin_between, memory_order_relaxed);
@@ -221,10 +238,13 @@ static void take_part(uint64_t state, int thread)
         }
     if (count == 0)
         return;
-    if (team.work->look_ahead != NULL)
-        team.work->look_ahead(team.work->argument, thread);
+    const char *next = team.work->look_ahead != NULL ? team.work->look_ahead(team.work->argument, thread) : NULL;
+    if (next != NULL)
+        fetch(next, FETCHED_AT_ONCE);
     if (atomic_fetch_add(&team.done, count) + count == units_of_phase(state))
         begin_next_phase(state, thread);
+    else if (next != NULL)
+        fetch_while_waiting(state, next);
 }
 
 static void *member_main(void *argument)

@@ -13,8 +13,8 @@ struct work {
     /* End the phase at hand and prepare the next. Called by one thread at a time. Returns its units, 0 after the last. */
     int (*next_phase)(void *argument, int thread);
     void (*run)(void *argument, int thread, int begin, int end); /* units begin .. end */
-    /* This thread found no more units: fetch what it reads first in the next phase. NULL for nothing. */
-    void (*look_ahead)(void *argument, int thread);
+    /* This thread found no more units: what it reads first in the next phase, to be fetched meanwhile. NULL for nothing. */
+    const void *(*look_ahead)(void *argument, int thread);
     void *argument;
 };
 
