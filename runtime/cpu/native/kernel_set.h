@@ -13,6 +13,7 @@
  *     vhalf(p) vfloat8(p, v)  VW float16; e4m3fn codes p[v * VW] .. over 256, a normal number
  *     multiply16(a, b)        int32 lanes a, -255 .. 255, times b, 16 bits without sign extension
  *     vdot(sum, c, at)        sum of int32 + 4 bytes of c (unsigned) * 4 bytes at *at (int8), exact
+ *     vdot_wide(sum, c, x)    the same with the bytes in all lanes of x, where 12 rows are multiplied by two tiles at once
  *     or, with SHORT_SUMS,    in place of vdot
  *     short_dot(c, at)        sums of 2 such terms in 16 bits, c at most 15
  *     short_add               their sum
@@ -90,6 +91,7 @@ static const struct kernels NAME(kernels) = {
 #undef vfloat8
 #undef multiply16
 #undef vdot
+#undef vdot_wide
 #undef short_dot
 #undef short_add
 #undef short_fold

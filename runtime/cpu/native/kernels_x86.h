@@ -26,6 +26,12 @@ INLINE_FOR(AVX512) __m512i avx512_dot(__m512i sum, __m512i c, const int32_t *q)
     return sum;
 }
 
+INLINE_FOR(AVX512) __m512i avx512_dot_wide(__m512i sum, __m512i c, __m512i x)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(c), "v"(x));
+    return sum;
+}
+
 #define NAME(x) CONCATENATE(x, avx512)
 #define SET "avx512-vnni"
 #define TARGET __attribute__((target(AVX512)))
@@ -44,6 +50,7 @@ INLINE_FOR(AVX512) __m512i avx512_dot(__m512i sum, __m512i c, const int32_t *q)
 #define vfloat8(p, v) ((vf)_mm512_cvtph_ps(halves_of_16_float8(p)))
 #define multiply16(a, b) ((vi)_mm512_madd_epi16((__m512i)(a), (__m512i)(b)))
 #define vdot(sum, c, at) ((vi)avx512_dot((__m512i)(sum), (__m512i)(c), at))
+#define vdot_wide(sum, c, x) ((vi)avx512_dot_wide((__m512i)(sum), (__m512i)(c), (__m512i)(x)))
 #include "kernel_set.h"
 
 /* Behind a barrier: the compiler would add in another order, which needs more registers than there are. */

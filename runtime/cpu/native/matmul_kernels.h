@@ -45,6 +45,22 @@ INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi *sum, in
     (void)chains;
 }
 #else
+#ifdef vdot_wide
+/* Add groups begin .. end of 32 codes of two tiles, `next` bytes apart, to the sums [tile][row]: q is read once for both. */
+INLINE void NAME(add_to_both)(const uint8_t *codes, int64_t next, const int32_t *q, vi (*sum)[MAX_HEIGHT], int mt, int bits, int begin,
+                              int end)
+{
+    UNROLL for (int g = begin; g < end; g++) {
+        const vi c = NAME(codes_of)(codes, 0, bits, g), d = NAME(codes_of)(codes + next, 0, bits, g);
+        UNROLL for (int m = 0; m < mt; m++) {
+            const vi x = vseti(q[(g - begin) * mt + m]);
+            sum[0][m] = vdot_wide(sum[0][m], c, x);
+            sum[1][m] = vdot_wide(sum[1][m], d, x);
+        }
+    }
+}
+#endif
+
 /* Add groups begin .. end of 32 codes, times q, to the sums: each row has `chains` of them in turns, for the latency. */
 INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi *sum, int v, int mt, int chains, int bits, int begin, int end)
 {
@@ -119,6 +135,68 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
     UNROLL for (int m = 0; m < mt; m++)
         EACH(v) STOREF(out + m * LANES + v * VW, total[m][v]);
 }
+
+#ifdef vdot_wide
+/* Add columns at .. at + block of two tiles to the sums, as add_block does for one. */
+INLINE void NAME(add_block_to_both)(const uint8_t *codes, int64_t next, const int32_t *q, vi (*sum)[MAX_HEIGHT], int mt, int bits, int at,
+                                    int block)
+{
+    const int end = at + block;
+    if (at % 32 != 0) {
+        NAME(add_to_both)(codes, next, q, sum, mt, bits, 4, 8);
+        at += 16, codes += 64 * bits, q += 4 * mt;
+    }
+    for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
+        UNROLL for (int line = 0; line < bits; line++) {
+            __builtin_prefetch(codes + AHEAD + 64 * line, 0, 3);
+            __builtin_prefetch(codes + next + AHEAD + 64 * line, 0, 3);
+        }
+        NAME(add_to_both)(codes, next, q, sum, mt, bits, 0, 8);
+    }
+    if (at < end)
+        NAME(add_to_both)(codes, next, q, sum, mt, bits, 0, 4);
+}
+
+/* out[t][m][16] of `mt` rows and two tiles of integer codes. Sums of codes are in registers, those of blocks in `out`. */
+INLINE void NAME(integers_of_two)(const struct linear *op, const uint8_t *tile, const struct activations *rows, int first, int mt,
+                                  int bits, float *out)
+{
+    const struct matrix *w = op->matrix;
+    const int blocks = activation_blocks(op), block = w->padded_k / blocks, end = (w->k + 31) / 32 * 32;
+    const int scale_step = w->scale_blocks > 1 ? LANES : 0;
+    const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
+    const int32_t *q = (const int32_t *)((const int8_t *)rows->values + (int64_t)first * w->padded_k);
+    const int32_t *sums = rows->sums + (int64_t)first * blocks;
+    const float *x_scales = rows->scales + (int64_t)first * blocks;
+    for (int i = 0; i < 2 * MAX_HEIGHT; i++)
+        STOREF(out + i * LANES, vset(0.0f));
+    for (int b = 0, at = 0; b < blocks; b++, at += block, q += block / 4 * mt, sums += mt, x_scales += mt) {
+        const uint8_t *codes = tile + w->codes_offset + (int64_t)(at / 32) * 64 * bits;
+        vi sum[2][MAX_HEIGHT];
+        UNROLL for (int t = 0; t < 2; t++) {
+            const vi zero = w->has_zeros ? vwiden8(zeros + t * w->tile_bytes) : vseti(1);
+            UNROLL for (int m = 0; m < mt; m++) {
+                sum[t][m] = vseti(sums[m]);
+                if (w->has_zeros && has_wide_sums(w, blocks))
+                    sum[t][m] *= zero;
+                else if (w->has_zeros)
+                    sum[t][m] = multiply16(zero, sum[t][m]);
+            }
+        }
+        if (at < end)
+            NAME(add_block_to_both)(codes, w->tile_bytes, q, sum, mt, bits, at, block < end - at ? block : end - at);
+        UNROLL for (int t = 0; t < 2; t++) {
+            const uint8_t *from = scales + t * w->tile_bytes;
+            const vf scale = w->scale_bytes == 2 ? vhalf(from) : LOADF(from);
+            UNROLL for (int m = 0; m < mt; m++) {
+                float *total = out + (t * MAX_HEIGHT + m) * LANES;
+                STOREF(total, vfma(__builtin_convertvector(sum[t][m], vf), scale * vset(x_scales[m]), LOADF(total)));
+            }
+        }
+        scales += scale_step * w->scale_bytes, zeros += scale_step;
+    }
+}
+#endif
 
 /* VW elements of a row of 16 at p, from lane v * VW on; float8 as 1/256 of its value. */
 INLINE vf NAME(elements)(const uint8_t *p, int v, int form)
@@ -228,9 +306,16 @@ FOR_HEIGHTS(FLOATS, float16_some, 0, FORM_FLOAT16)
 FOR_HEIGHTS(FLOATS, bfloat16_some, 0, FORM_BFLOAT16)
 FOR_HEIGHTS(FLOATS, float8_some, 0, FORM_FLOAT8)
 
+#ifdef vdot_wide
+DOT(int2_two, 2, 12, integers_of_two, 2)
+DOT(int3_two, 3, 12, integers_of_two, 3)
+DOT(int4_two, 4, 12, integers_of_two, 4)
+DOT(int8_two, 8, 12, integers_of_two, 8)
+#endif
+
 typedef void (*NAME(dot))(const struct linear *op, const uint8_t *tile, const struct activations *rows, int first, float *out);
 
-/* One tile, and for floats AT_ONCE(height) of them. */
+/* One tile, and AT_ONCE(height) of floats, two of integers where the tile of rows is the tallest. */
 static const NAME(dot) NAME(one_tile)[NUM_FORMS][HEIGHT] = {
     [FORM_FLOAT32] = EVERY(float32_one), [FORM_FLOAT16] = EVERY(float16_one), [FORM_BFLOAT16] = EVERY(bfloat16_one),
     [FORM_FLOAT8] = EVERY(float8_one),   [FORM_INT2] = EVERY(int2),           [FORM_INT3] = EVERY(int3),
@@ -239,7 +324,22 @@ static const NAME(dot) NAME(one_tile)[NUM_FORMS][HEIGHT] = {
 static const NAME(dot) NAME(some_tiles)[][HEIGHT] = {
     [FORM_FLOAT32] = EVERY(float32_some), [FORM_FLOAT16] = EVERY(float16_some), [FORM_BFLOAT16] = EVERY(bfloat16_some),
     [FORM_FLOAT8] = EVERY(float8_some),
+#ifdef vdot_wide
+    [FORM_INT2] = {[HEIGHT - 1] = NAME(int2_two_12)}, [FORM_INT3] = {[HEIGHT - 1] = NAME(int3_two_12)},
+    [FORM_INT4] = {[HEIGHT - 1] = NAME(int4_two_12)}, [FORM_INT8] = {[HEIGHT - 1] = NAME(int8_two_12)},
+#endif
 };
+
+/* Tiles that are multiplied at once by `mt` rows. */
+static int NAME(tiles_at_once)(const struct matrix *w, int mt)
+{
+#ifdef vdot_wide
+    const int of_integers = mt == HEIGHT ? 2 : 1;
+#else
+    const int of_integers = 1;
+#endif
+    return w->form <= FORM_FLOAT8 ? AT_ONCE(mt) : of_integers;
+}
 
 /* alpha * y + bias, capped. */
 INLINE vf NAME(linear_lanes)(const struct linear *op, const float *y, const float *bias)
@@ -276,9 +376,9 @@ static TARGET void NAME(finish)(const struct linear *op, int unit, int first, in
 static TARGET void NAME(dot_tiles)(const struct linear *op, const uint8_t *tile, int tiles, const struct activations *rows,
                                    int first, int mt, float *out)
 {
-    const int is_float = op->matrix->form <= FORM_FLOAT8, some = AT_ONCE(mt);
+    const int is_float = op->matrix->form <= FORM_FLOAT8, some = NAME(tiles_at_once)(op->matrix, mt);
     for (int t = 0; t < tiles;) {
-        const int together = is_float && tiles - t >= some;
+        const int together = (is_float || some > 1) && tiles - t >= some;
         const NAME(dot) dot = together ? NAME(some_tiles)[op->matrix->form][mt - 1] : NAME(one_tile)[op->matrix->form][mt - 1];
         dot(op, tile + t * op->matrix->tile_bytes, rows, first, out + t * MAX_HEIGHT * LANES);
         t += together ? some : 1;
@@ -289,7 +389,8 @@ static TARGET void NAME(multiply)(const struct linear *op, const struct activati
 {
     const struct matrix *w = op->matrix;
     const int is_float = w->form <= FORM_FLOAT8, pair = op->store == STORE_GATE ? 2 : 1;
-    const int units = is_float ? AT_ONCE(count) / pair > 1 ? AT_ONCE(count) / pair : 1 : 1; /* at once */
+    const int together = NAME(tiles_at_once)(w, count < HEIGHT ? count : HEIGHT);
+    const int units = together / pair > 1 ? together / pair : 1; /* at once */
     const int in_cache = CACHED_BYTES / ((is_float ? 4 : 1) * w->padded_k) / HEIGHT * HEIGHT;
     const int pass = in_cache > HEIGHT ? in_cache : HEIGHT; /* rows that stay in cache while tiles go by */
     float out[4 * MAX_HEIGHT * LANES] __attribute__((aligned(64)));
