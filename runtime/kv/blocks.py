@@ -236,12 +236,17 @@ class BlockManager:
         """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
         return (self._index.content(block), self._index.tree(block)) if block in self._index else None
 
-    def by_age(self) -> Iterator[int]:
-        """Cached blocks: idle ones as they are evicted, then those in use, but for those of a request of its own."""
-        yield from self._idle
+    def by_age(self) -> Iterator[tuple[bytes, int]]:
+        """Keys and numbers of cached blocks: idle ones as they are evicted, then those in use.
+
+        Those in use by a request of its own are left out.
+        """
+        content = self._index.content
+        for block in self._idle:
+            yield content(block).hash, block
         for block in self._index:
             if block not in self._idle and not self._index.tree(block).private:
-                yield block
+                yield content(block).hash, block
 
     def block(self, key: bytes) -> int:
         """The cached block with this key."""

@@ -62,6 +62,9 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._blocks
+
     def __iter__(self) -> Iterator[HostBlock]:
         return iter(self._blocks.values())
 

@@ -120,12 +120,17 @@ class PoolTiers:
         if self.disk:
             self.disk.check()
 
-    def find(self, content: BlockContent) -> TierName | None:
-        """The tier that has this content."""
+    def find(self, content: BlockContent, *, looks: bool = False) -> TierName | None:
+        """The tier that has this content; on disk, if it `looks`, also what other processes stored meanwhile."""
         held = self.host.find(content)
         if held:
             return held.origin
-        return "disk" if self.disk and self.disk.contains(content.hash) else None
+        return "disk" if self.disk and self.disk.contains(content.hash, looks=looks) else None
+
+    def has(self, key: bytes, *, keeps: bool) -> bool:
+        """Whether a tier has this content, in host memory as one that it `keeps`, if so."""
+        is_in_host = self.host.keep(key) if keeps else key in self.host
+        return is_in_host or (self.disk is not None and self.disk.contains(key))
 
     @property
     def has_room_to_save(self) -> bool:
@@ -134,7 +139,7 @@ class PoolTiers:
 
     def note_gone(self, key: bytes) -> None:
         """Take note of content that has left the device: host memory keeps it now, if it has it."""
-        if not self.host.keep(key) and not (self.disk and self.disk.contains(key)):
+        if not self.has(key, keeps=True):
             self.counters.dropped_saves += 1
 
     def save(self, saved: Saved, *, keeps: bool, through: bool = False) -> bool:

@@ -14,11 +14,11 @@ least an eighth of the pool. Until the pool was filled once it is all of it.
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.host_tier import HostBlock
-from ingot.runtime.kv.keys import BlockContent, state_content
+from ingot.runtime.kv.keys import state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers, Saved
 from ingot.runtime.kv.states import StateManager
 
@@ -48,8 +48,8 @@ class Evictable(Protocol):
         """What is cached of a KV block: itself, or its snapshot."""
         ...
 
-    def by_age(self) -> Iterator[Saved]:
-        """All that is cached and worth saving, what is evicted next first."""
+    def by_age(self) -> Iterator[tuple[bytes, int]]:
+        """Key and KV block of all that is cached and worth saving, what is evicted next first."""
         ...
 
 
@@ -75,9 +75,9 @@ class EvictableBlocks:
         cached = self._blocks.cached(block)
         return Saved(block, *cached) if cached else None
 
-    def by_age(self) -> Iterator[Saved]:
+    def by_age(self) -> Iterator[tuple[bytes, int]]:
         """Idle blocks as they are evicted, then those in use."""
-        return (found for found in map(self.find, self._blocks.by_age()) if found)
+        return self._blocks.by_age()
 
 
 class EvictableStates:
@@ -105,10 +105,17 @@ class EvictableStates:
             return None
         return Saved(slot, state_content(cached[0].hash), cached[1])
 
-    def by_age(self) -> Iterator[Saved]:
+    def by_age(self) -> Iterator[tuple[bytes, int]]:
         """Snapshots as they leave."""
-        blocks = map(self._blocks.block, self._states.by_age())
-        return (found for found in map(self.find, blocks) if found)
+        return ((state_content(key).hash, self._blocks.block(key)) for key in self._states.by_age())
+
+
+class _Next(NamedTuple):
+    """A place that is evicted soon: its key and KV block, and whether host memory is to keep it."""
+
+    key: bytes
+    block: int
+    keeps: bool
 
 
 class Saves:
@@ -125,6 +132,7 @@ class Saves:
         self._flushed: set[bytes] = set()  # keys of all that the last flush was to store
         self._to_write: deque[HostBlock] = deque()  # of these
         self._to_save: deque[Saved] = deque()
+        self._next: deque[_Next] = deque()  # of those evicted next, what no tier had when they were looked at
 
     def offer(self, block: int) -> None:
         """Take note of a KV block that is cached now, has a snapshot now, or is used no more."""
@@ -141,19 +149,22 @@ class Saves:
                 self._tiers.save(found, keeps=False)
         if not self._tiers.host.num_free:
             self._offered.clear()
-        if self._num_changes >= max(1, self._width // _SCAN_SHARE) and self._tiers.has_room_to_save:
-            self._save_next()
+        if self._num_changes >= max(1, self._width // _SCAN_SHARE):
+            self._scan()
+        while self._next and self._save_next(self._next[0]):
+            self._next.popleft()
 
     def begin_flush(self) -> None:
         """Note all that is to be stored, the least valuable first: so the disk's newest blocks are the best."""
         disk = self._tiers.disk
 
-        def is_stored(content: BlockContent) -> bool:
-            return disk is not None and disk.contains(content.hash)
+        def is_stored(key: bytes) -> bool:
+            return disk is not None and disk.contains(key)
 
         held = [block for block in self._tiers.host if disk and not block.tree.private]
-        self._to_write = deque(block for block in held if not is_stored(block.content))
-        self._to_save = deque(saved for saved in self._pool.by_age() if not is_stored(saved.content))
+        self._to_write = deque(block for block in held if not is_stored(block.content.hash))
+        found = (self._pool.find(block) for key, block in self._pool.by_age() if not is_stored(key))
+        self._to_save = deque(saved for saved in found if saved)
         self._flushed = self.unflushed
 
     def flush(self) -> None:
@@ -201,20 +212,27 @@ class Saves:
             self._bursts = 0, self._bursts[0]
         self._width = min(most, max(self._width, most // _LEAST_SHARE, 2 * max(self._bursts)))
 
-    def _save_next(self) -> None:
-        """Save the places that are evicted next, as far as there is room."""
+    def _scan(self) -> None:
+        """Note the places that are evicted next and in no tier. Every step pays for this, so it looks at keys alone."""
         width = max(0, self._width - self._pool.num_free)
         if self._tiers.disk is None:
             width = min(width, self._most_kept)
         self._num_changes = 0
-        for number, saved in enumerate(list(islice(self._pool.by_age(), width))):
-            if not self._save(saved, keeps=number < self._most_kept):
-                self._num_changes = width  # so that this goes on at the next poll
-                return
+        self._next.clear()
+        for number, (key, block) in enumerate(islice(self._pool.by_age(), width)):
+            keeps = number < self._most_kept
+            if not self._tiers.has(key, keeps=keeps):
+                self._next.append(_Next(key, block, keeps))
+
+    def _save_next(self, following: "_Next") -> bool:
+        """Save what a scan noted, if it is there still; False while there is no room."""
+        saved = self._pool.find(following.block)
+        if saved is None or saved.content.hash != following.key:
+            return True
+        return self._save(saved, keeps=following.keeps)
 
     def _save(self, saved: Saved, *, keeps: bool) -> bool:
         """Save a place unless a tier has it, for host memory to keep or to the disk; False while there is no room."""
-        is_kept = self._tiers.host.keep(saved.content.hash) if keeps else False
-        if is_kept or self._tiers.find(saved.content):
+        if self._tiers.has(saved.content.hash, keeps=keeps):
             return True
         return self._tiers.save(saved, keeps=keeps, through=not keeps)

@@ -203,7 +203,7 @@ class FakeStore:
         self.blocks: dict[bytes, tuple[BlockContent, bytes]] = {}
         self.num_written = 0
 
-    def contains(self, key: bytes) -> bool:
+    def contains(self, key: bytes, *, looks: bool = True) -> bool:
         """Whether a block is there."""
         return key in self.blocks
 

@@ -6,6 +6,7 @@ looks blocks up here.
 
 import threading
 import time
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import islice
@@ -40,12 +41,13 @@ class _Table:
     A slot that is about to be written has no key and is not free, and so is one whose block was forgotten.
     """
 
-    __slots__ = ("is_free", "keys", "segment", "stamps")
+    __slots__ = ("is_free", "is_used", "keys", "segment", "stamps")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.keys: list[bytes | None] = [None] * segment.num_slots
-        self.stamps = [0] * segment.num_slots
+        self.stamps = array("q", bytes(8 * segment.num_slots))
+        self.is_used = bytearray(segment.num_slots)  # whether there is a key; numpy reads this and the stamps in place
         self.is_free = bytearray(segment.num_slots)
 
 
@@ -59,7 +61,7 @@ class StoreIndex:
         self._twins: dict[bytes, set[Place]] = {}  # further slots with a block, that two processes wrote at once
         self._parents: dict[bytes, bytes] = {}  # of blocks that this process has read or written
         self._free: dict[int, deque[Place]] = defaultdict(deque)  # by slot size; those of the newest segment last
-        self._oldest: dict[int, deque[Candidate]] = defaultdict(deque)
+        self._oldest: dict[int, deque[tuple[Segment, int, int]]] = defaultdict(deque)  # with the time of last use
         self._last_stamp = 0
 
     def __len__(self) -> int:
@@ -162,32 +164,30 @@ class StoreIndex:
         with self._lock:
             oldest = self._oldest[slot_bytes]
             while oldest:
-                candidate = oldest.popleft()
-                (segment, slot), entry = candidate
+                segment, slot, stamp = oldest.popleft()
                 table = self._tables.get(segment)
-                if table is not None and (table.keys[slot], table.stamps[slot]) == entry:
-                    return candidate
+                if table is not None and table.is_used[slot] and table.stamps[slot] == stamp:
+                    return Candidate(Place(segment, slot), Entry(table.keys[slot], stamp))
             return None
 
     def sort(self, slot_bytes: int) -> None:
         """Choose the slots of this size that are evicted next: 1/16 of them, the least recently used first."""
         with self._lock:
             tables = self._of_size(slot_bytes)
-            stamps = [np.array(table.stamps, np.int64) for table in tables]
-            used = [np.array([key is not None for key in table.keys], bool) for table in tables]
-            if not any(each.any() for each in used):
+            if not any(any(table.is_used) for table in tables):
                 return
+            stamps = [np.frombuffer(table.stamps, np.int64) for table in tables]
+            used = [np.frombuffer(table.is_used, bool) for table in tables]
             owners = np.repeat(np.arange(len(tables)), [len(each) for each in stamps])
             slots = np.concatenate([np.arange(len(each)) for each in stamps])
             chosen = np.flatnonzero(np.concatenate(used))
             times = np.concatenate(stamps)[chosen]
             count = ceil(len(chosen) / _OLDEST_SHARE)
             first = np.argpartition(times, count - 1)[:count]
-            first = chosen[first[np.argsort(times[first], kind="stable")]]
-            self._oldest[slot_bytes] = deque(
-                self._candidate(tables[owner], slot)
-                for owner, slot in zip(owners[first].tolist(), slots[first].tolist(), strict=True)
-            )
+            first = first[np.argsort(times[first], kind="stable")]
+            segments = [tables[owner].segment for owner in owners[chosen[first]].tolist()]
+            found = zip(segments, slots[chosen[first]].tolist(), times[first].tolist(), strict=True)
+            self._oldest[slot_bytes] = deque(found)
 
     def oldest_use(self, slot_bytes: int) -> int | None:
         """When the least recently used block in slots of this size was used; None without any."""
@@ -233,9 +233,6 @@ class StoreIndex:
     def _of_size(self, slot_bytes: int) -> list[_Table]:
         return [table for table in self._tables.values() if table.segment.geometry.slot_bytes == slot_bytes]
 
-    def _candidate(self, table: _Table, slot: int) -> Candidate:
-        return Candidate(Place(table.segment, slot), Entry(table.keys[slot], table.stamps[slot]))
-
     def _stamp(self, key: bytes) -> int:
         segment, slot = self._places[key]
         return self._tables[segment].stamps[slot]
@@ -254,7 +251,7 @@ class StoreIndex:
             self._give_back(table, slot)
             return
         place = Place(table.segment, slot)
-        table.keys[slot], table.is_free[slot] = key, False
+        table.keys[slot], table.is_used[slot], table.is_free[slot] = key, True, False
         if self._places.setdefault(key, place) != place:
             self._twins.setdefault(key, set()).add(place)
 
@@ -263,7 +260,7 @@ class StoreIndex:
         self._free[table.segment.geometry.slot_bytes].append(Place(table.segment, slot))
 
     def _remove_key(self, table: _Table, slot: int) -> None:
-        key, table.keys[slot], table.stamps[slot] = table.keys[slot], None, 0
+        key, table.keys[slot], table.stamps[slot], table.is_used[slot] = table.keys[slot], None, 0, False
         if key is None:
             return
         place, twins = Place(table.segment, slot), self._twins.get(key, set())

@@ -134,9 +134,12 @@ class DiskStore:
     def __len__(self) -> int:
         return len(self._index)
 
-    def contains(self, key: bytes) -> bool:
-        """Whether the block was stored when last seen, by this process or another; reading it may still fail."""
-        if key in self._index or not self._health.looks_for_others:
+    def contains(self, key: bytes, *, looks: bool = True) -> bool:
+        """Whether the block was stored when last seen, by this process or another; reading it may still fail.
+
+        looks   whether a block that is not in the index is looked for among those that others stored since
+        """
+        if key in self._index or not (looks and self._health.looks_for_others):
             return self._health.failure is None and key in self._index
         with self._operation("looking for a block") as works:
             return works and self._find(key) is not None

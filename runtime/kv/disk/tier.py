@@ -22,8 +22,11 @@ _log = logging.getLogger(__name__)
 class BlockStore(Protocol):
     """Blocks on disk. Methods are called from several threads at once."""
 
-    def contains(self, key: bytes) -> bool:
-        """Whether the store has a file for this key, as far as it is aware; reads nothing."""
+    def contains(self, key: bytes, *, looks: bool = True) -> bool:
+        """Whether the store has this block, as far as it is aware; reads nothing of it.
+
+        looks   whether it looks for what other processes stored meanwhile, which is a call of the system
+        """
         ...
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
@@ -110,9 +113,9 @@ class DiskTier:
         self._readers.check()
         self._writer.check()
 
-    def contains(self, key: bytes) -> bool:
-        """Whether the store may have a block."""
-        return self._store.contains(key)
+    def contains(self, key: bytes, *, looks: bool = False) -> bool:
+        """Whether the store may have a block; see `BlockStore.contains`."""
+        return self._store.contains(key, looks=looks)
 
     def read(self, content: BlockContent, tree: Tree) -> HostBlock | None:
         """Begin to read a block into a slot, which is pinned meanwhile; None while there is no spare one."""
