@@ -26,12 +26,16 @@ DEFAULT_WORK = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") 
 
 @dataclass(frozen=True)
 class Peer:
-    """A row of the table: label, adapter module, its interpreter, and options for the adapter."""
+    """A row of the table: label, adapter module, its interpreter, and options for the adapter.
+
+    attention    what attention multiplies; a ratio is never of Ingot's bfloat16 over a peer's float16 or float32
+    """
 
     label: str
     module: str
     runs_in: Literal["this", "peers"]
     options: Mapping[str, int | str] = field(default_factory=dict)
+    attention: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def is_ours(self) -> bool:
@@ -40,13 +44,22 @@ class Peer:
 
 
 _INGOT, _LLAMA_CPP = "benchmarks.adapters.ingot", "benchmarks.adapters.llama_cpp"
+_OPENVINO = "benchmarks.adapters.openvino_genai"
 PEERS: dict[str, Peer] = {
     "ingot-native": Peer("Ingot native", _INGOT, "this", {"recipe": "int4-cpu", "engine": "native"}),
+    "ingot-native-bfloat16": Peer(
+        "Ingot native, attention in bfloat16",
+        _INGOT,
+        "this",
+        {"recipe": "int4-cpu", "engine": "native", "attention": "bfloat16"},
+        attention="bfloat16",
+    ),
     "ingot-onnxruntime": Peer("Ingot onnxruntime", _INGOT, "this", {"recipe": "int4-cpu", "engine": "onnxruntime"}),
     "llama.cpp-q4_0": Peer("llama.cpp Q4_0", _LLAMA_CPP, "peers", {"file_type": "q4_0"}),
     "llama.cpp-q4_k_m": Peer("llama.cpp Q4_K_M", _LLAMA_CPP, "peers", {"file_type": "q4_k_m"}),
     "genai": Peer("onnxruntime-genai int4", "benchmarks.adapters.onnxruntime_genai", "peers"),
-    "openvino": Peer("OpenVINO GenAI int4", "benchmarks.adapters.openvino_genai", "peers"),
+    "openvino": Peer("OpenVINO GenAI int4", _OPENVINO, "peers", attention="bfloat16"),
+    "openvino-float32": Peer("OpenVINO GenAI int4, float32", _OPENVINO, "peers", {"activations": "f32"}),
 }
 
 

@@ -1,6 +1,7 @@
 """Ingot, end to end through `Engine`: scheduler, paged KV cache, sampler; no tokenizer's work, no prefix cache.
 
-Options: recipe, engine (the recipe's `cpu.engine`), and block_size, where it is not the recipe's own.
+Options: recipe, engine (the recipe's `cpu.engine`), attention (`cpu.attention`) and block_size, where they are not the
+recipe's own.
 """
 
 from importlib.metadata import version
@@ -58,6 +59,8 @@ def recipe_overrides(setup: Setup) -> tuple[str, ...]:
     """--set of the options."""
     engine, block_size = setup.options["engine"], setup.options.get("block_size", 0)
     overrides = [f"checkpoint={setup.checkpoint}", f"cpu.engine={engine}"]
+    if "attention" in setup.options:
+        overrides.append(f"cpu.attention={setup.options['attention']}")
     if block_size:
         overrides.append(f"passes.quantize-weights.block_size={block_size}")
     return tuple(overrides)

@@ -2,7 +2,7 @@
 
 optimum-intel exports the checkpoint and NNCF quantizes it: 4 bits, asymmetric, groups of 128 or the largest power of
 two that divides a matrix, head and embedding in 8 bits (NNCF's own choice). The CPU plugin's choice of precision holds
-for activations; its KV cache would have 8 bits, so it is set to 16, as the others have.
+for activations, bfloat16 where the CPU has it, unless the option activations names another; its KV cache would have 8 bits, so it is set to 16, as the others have.
 """
 
 import os
@@ -35,7 +35,7 @@ def prepare(setup: Setup) -> PreparedModel:
     versions = {name: version(name) for name in ("openvino-genai", "openvino", "nncf", "optimum-intel")}
     shape = SHAPES[setup.shape]
     token_bytes = 2 * shape.num_layers * shape.kv_size * _HALF_BYTES
-    notes = f"{' '.join(EXPORT_OPTIONS)}; KV cache {KV_PRECISION}; activations {_activation_type()}"
+    notes = f"{' '.join(EXPORT_OPTIONS)}; KV cache {KV_PRECISION}; activations {setup.options.get('activations') or _activation_type()}"
     return PreparedModel(folder, versions, weight_bytes(model), token_bytes, notes)
 
 
@@ -49,6 +49,8 @@ class OpenVinoGenai:
         scheduler.num_kv_blocks = -(-setup.pool_tokens // _BLOCK_TOKENS) + 2 * setup.max_batch
         scheduler.enable_prefix_caching = False
         properties = {"INFERENCE_NUM_THREADS": setup.threads, "KV_CACHE_PRECISION": KV_PRECISION}
+        if "activations" in setup.options:
+            properties["INFERENCE_PRECISION_HINT"] = setup.options["activations"]
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", properties)
         self._handles: list[Any] = []
         self._next_id = 0

@@ -55,11 +55,21 @@ class Comparison:
 
 
 def compare(record: Record) -> Comparison | None:
-    """The comparison of a cell; None where Ingot or all peers failed."""
+    """The comparison of a cell; None where Ingot or all peers failed.
+
+    Ingot's attention in bfloat16 counts only next to a peer that attends in bfloat16.
+    """
     medians = {name: engine["median"] for name, engine in record["engines"].items()}
-    ours = max((name for name in medians if PEERS[name].is_ours), key=medians.__getitem__, default=None)
     theirs = max((name for name in medians if not PEERS[name].is_ours), key=medians.__getitem__, default=None)
-    if ours is None or theirs is None:
+    if theirs is None:
+        return None
+    equal = {"float32", PEERS[theirs].attention}
+    ours = max(
+        (name for name in medians if PEERS[name].is_ours and PEERS[name].attention in equal),
+        key=medians.__getitem__,
+        default=None,
+    )
+    if ours is None:
         return None
     own, other = (record["engines"][name]["rounds"] for name in (ours, theirs))
     ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(own, other, strict=True)]

@@ -57,6 +57,16 @@ def test_the_faster_of_ours_is_compared_with_the_fastest_peer_round_by_round() -
     assert (found.low, found.high) == (1.5, 3.0)
 
 
+def test_attention_in_bfloat16_is_compared_with_a_peer_that_attends_in_it_and_with_no_other() -> None:
+    ours = {"native": engine(30.0), "ingot-native-bfloat16": engine(40.0)}
+    found = compare(record(**ours, openvino=engine(20.0), llama=engine(10.0)))
+    assert found is not None
+    assert (found.ours, found.ratio) == ("ingot-native-bfloat16", 2.0)
+    found = compare(record(**ours, openvino=engine(5.0), llama=engine(10.0)))
+    assert found is not None
+    assert (found.ours, found.ratio) == ("ingot-native", 3.0)
+
+
 def test_without_ours_or_without_a_peer_nothing_is_compared() -> None:
     assert compare(record(llama=engine(1.0))) is None
     assert compare(record(native=engine(1.0))) is None
