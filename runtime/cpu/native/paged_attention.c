@@ -67,6 +67,7 @@ enum { K8V4 = NUM_KINDS, GROUPED_K8V4, NUM_MIXES };
 
 struct isa {
     int vector_floats, rows;
+    void (*to_float16)(const float *x, int dim, uint16_t *codes); /* half_of of each; NULL: no faster than that */
     void (*keys[NUM_KINDS])(const struct stored *from, int dim, int group, float *target); /* NULL: floats already */
     void (*value[NUM_KINDS])(const uint8_t *codes, const uint16_t *scales, int dim, int group, float *target);
     void (*attend[NUM_MIXES][4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
@@ -75,6 +76,7 @@ struct isa {
 
 /* The same in bfloat16; pairs of numbers take the room of a float. */
 struct pairs_isa {
+    void (*round_row)(float *row, int count);
     void (*pair_rows)(float *rows, int first, int last, int width, int stride);
     void (*pair_float16)(const uint8_t *lower, const uint8_t *upper, int width, float *target);
     void (*attend[4])(struct rows *rows, const struct tile *tile);
@@ -190,18 +192,32 @@ static inline void turn(const struct layer *l, const float *restrict head, int p
         target[d] = head[d] * scale;
 }
 
-/* Store tokens begin .. end, which belong to sequence s; `head` is room for one head. */
+/* Store a vector; `codes` is room for `dim` of float16. */
+static void store(const struct attention *job, enum kind kind, const float *x, const struct stored *to, uint16_t *codes)
+{
+    const struct layer *l = job->layer;
+    if (kind != FLOAT16 || job->isa->to_float16 == NULL || l->dim % job->isa->vector_floats != 0) {
+        store_vector(kind, x, l->dim, l->group, to);
+        return;
+    }
+    job->isa->to_float16(x, l->dim, codes);
+    for (int d = 0; d < l->dim; d++)
+        memcpy(to->codes + d * to->stride, codes + d, sizeof *codes);
+}
+
+/* Store tokens begin .. end, which belong to sequence s; `head` is room for two heads. */
 static void write_tokens(const struct attention *job, int s, int begin, int end, float *head)
 {
     const struct layer *l = job->layer;
+    uint16_t *codes = (uint16_t *)(head + l->dim);
     for (int i = begin; i < end; i++) {
         const int position = job->step->context_lens[s] - job->step->query_starts[s + 1] + i, slot = position % l->block_tokens;
         uint8_t *block = block_at(job, s, position);
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
             turn(l, l->key + i * l->key_stride + h * l->dim, position, 1.0f, head);
-            store_vector(l->key_kind, head, l->dim, l->group, &key);
-            store_vector(l->value_kind, l->value + i * l->value_stride + h * l->dim, l->dim, l->group, &value);
+            store(job, l->key_kind, head, &key, codes);
+            store(job, l->value_kind, l->value + i * l->value_stride + h * l->dim, &value, codes);
         }
     }
 }
@@ -231,16 +247,6 @@ static float scale_of_query(const struct layer *l)
     return l->arithmetic == IN_BFLOAT16 && l->softcap == 0.0f ? l->scale * LOG2_E : l->scale;
 }
 
-static inline uint32_t attended_bfloat(float x) { return fabsf(x) < 0x1p-56f ? 0 : bfloat_of(x); }
-
-/* Round dims 2 j and 2 j + 1 of a query to number j, in place; there is room for one float more. */
-static void round_query(float *head, int dim)
-{
-    head[dim] = 0.0f;
-    for (int j = 0; j < (dim + 1) / 2; j++)
-        head[j] = float_of(attended_bfloat(head[2 * j]) | attended_bfloat(head[2 * j + 1]) << 16);
-}
-
 /* Pack queries [dim, rows] per group. Row i is token i / group, head i % group. */
 static void pack_rows(const struct attention *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
 {
@@ -254,8 +260,10 @@ static void pack_rows(const struct attention *job, struct scratch *m, int first_
             int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
             const float *query = l->query + (first_row + row / group) * l->query_stride + (kv_head * group + row % group) * l->dim;
             turn(l, query, first_position + row / group, scale_of_query(l), head);
+            for (int d = l->dim; d < round_up(l->dim, 16); d++)
+                head[d] = 0.0f;
             if (in_pairs)
-                round_query(head, l->dim);
+                job->pairs->round_row(head, round_up(l->dim, 16));
             for (int d = 0; d < depth; d++)
                 packed[d * size + r] = head[d];
             m->position[at + r] = first_position + row / group;

@@ -45,12 +45,11 @@ INLINE vec NAME(without_small)(vec x)
     return (vec)((ivec)x & (magnitude >= (ivec)vset1(0x1p-56f)));
 }
 
-/* Store VW probabilities, which are 0 or at least 2^-54, as bfloat16. */
+/* Store VW numbers, which are 0 or at least 2^-56, as bfloat16. */
 #ifndef vstore_bfloats
 INLINE void NAME(store_bfloats)(uint16_t *p, vec x)
 {
-    const ivec bits = (ivec)x;
-    *(halves *)p = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, halves);
+    *(halves *)p = __builtin_convertvector(NAME(upper_of)(x) >> 16, halves);
 }
 #define vstore_bfloats(p, x) NAME(store_bfloats)(p, x)
 #endif
@@ -73,6 +72,13 @@ static TARGET void NAME(pair_float16)(const uint8_t *lower, const uint8_t *upper
         const vec second = upper != NULL ? vhalf(upper + 2 * i) : vset1(0.0f);
         STORE(target + i, (vec)vround_pair(vhalf(lower + 2 * i), second));
     }
+}
+
+/* Round `count` floats, a multiple of VW, in place: the codes follow each other. */
+static TARGET void NAME(round_row)(float *row, int count)
+{
+    for (int i = 0; i < count; i += VW)
+        vstore_bfloats((uint16_t *)row + i, NAME(without_small)(LOAD(row + i)));
 }
 
 /* 2^x for x <= 0 within 3 parts in a million; exactly 1 at 0 and exactly 0 from -54 on. */
@@ -226,6 +232,7 @@ ATTEND(4, 2)
 #endif
 
 static const struct pairs_isa NAME(pairs_isa) = {
+    .round_row = NAME(round_row),
     .pair_rows = NAME(pair_rows),
     .pair_float16 = NAME(pair_float16),
     .attend = {NAME(attend_pairs_1), NAME(attend_pairs_2), NAME(attend_pairs_4), ATTEND_8},

@@ -46,6 +46,7 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define vnibble(i) ((vec)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(NIBBLES)))
 #define vunsigned_nibble(i) ((vec)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(UNSIGNED_NIBBLES)))
 #define vfp8(p) ((vec)_mm512_cvtph_ps(halves_of_fp8(p)))
+#define vstore_halves(p, x) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT))
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"
@@ -88,6 +89,7 @@ static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5
 #define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vec)
 #define vunsigned_nibble(i) __builtin_convertvector((i) & 15, vec)
 #define vfp8(p) ((vec)_mm256_cvtph_ps(halves_of_8_fp8(p)))
+#define vstore_halves(p, x) _mm_storeu_si128((__m128i *)(p), _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT))
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #define FP8_FACTOR 256.0f
 #include "paged_attention_kernel.h"

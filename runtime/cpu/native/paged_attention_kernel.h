@@ -150,6 +150,22 @@ INLINE void NAME(decode_value)(enum kind kind, const uint8_t *codes, const uint1
     }
 }
 
+#ifdef vstore_halves
+/* half_of of each number; `dim` is a multiple of VW. */
+static TARGET void NAME(to_float16)(const float *x, int dim, uint16_t *codes)
+{
+    for (int d = 0; d < dim; d += VW) {
+        const vec numbers = LOAD(x + d);
+        vstore_halves(codes + d, numbers);
+        for (int i = 0; i < VW && vany(numbers != numbers); i++)
+            codes[d + i] = half_of(x[d + i]); /* for its NaN */
+    }
+}
+#define TO_FLOAT16 NAME(to_float16)
+#else
+#define TO_FLOAT16 NULL
+#endif
+
 #define DECODERS(name, KIND)                                                                                           \
     static TARGET void NAME(name##_keys)(const struct stored *from, int dim, int group, float *target)                 \
     {                                                                                                                  \
@@ -393,6 +409,7 @@ ATTENDS(attend_grouped_k8v4, GROUPED_K8V4)
 static const struct isa NAME(isa) = {
     .vector_floats = VW,
     .rows = ROWS,
+    .to_float16 = TO_FLOAT16,
     .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys),
              NAME(grouped_int4_keys)},
     .value = {NULL, NAME(float16_value), NAME(bfloat16_value), NAME(fp8_value), NAME(int8_value), NAME(int4_value),
@@ -404,6 +421,7 @@ static const struct isa NAME(isa) = {
 };
 
 #undef DECODERS
+#undef TO_FLOAT16
 #undef ATTEND
 #undef ATTENDS
 #undef ROW_OF

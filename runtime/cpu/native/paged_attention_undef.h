@@ -26,3 +26,4 @@
 #undef vmax
 #undef vhmax
 #undef vany
+#undef vstore_halves
