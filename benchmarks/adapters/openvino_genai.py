@@ -2,7 +2,8 @@
 
 optimum-intel exports the checkpoint and NNCF quantizes it: 4 bits, asymmetric, groups of 128 or the largest power of
 two that divides a matrix, head and embedding in 8 bits (NNCF's own choice). The CPU plugin's choice of precision holds
-for activations, bfloat16 where the CPU has it, unless the option activations names another; its KV cache would have 8 bits, so it is set to 16, as the others have.
+for activations, bfloat16 where the CPU has it, unless the option activations names another; its KV cache would have 8
+bits, so it is set to 16, as the others have.
 """
 
 import os
@@ -35,7 +36,8 @@ def prepare(setup: Setup) -> PreparedModel:
     versions = {name: version(name) for name in ("openvino-genai", "openvino", "nncf", "optimum-intel")}
     shape = SHAPES[setup.shape]
     token_bytes = 2 * shape.num_layers * shape.kv_size * _HALF_BYTES
-    notes = f"{' '.join(EXPORT_OPTIONS)}; KV cache {KV_PRECISION}; activations {setup.options.get('activations') or _activation_type()}"
+    activations = setup.options.get("activations") or _activation_type()
+    notes = f"{' '.join(EXPORT_OPTIONS)}; KV cache {KV_PRECISION}; activations {activations}"
     return PreparedModel(folder, versions, weight_bytes(model), token_bytes, notes)
 
 
