@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
+from ingot.artifact.serving import MOST_BYTES
 from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
 from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
@@ -31,6 +32,7 @@ _NOT_INTEGERS = (
     "kv_policy",
     "kv_restore",
 )
+_TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
 _DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
@@ -102,7 +104,8 @@ class EngineOptions:
             if name in _NOT_INTEGERS or value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral):
-                raise UsageError(f"{name} is {shown(value)}; it must be a whole number, or None for the default")
+                default = " of bytes, or 0 for none" if name in _TIER_BYTES else ", or None for the default"
+                raise UsageError(f"{name} is {shown(value)}; it must be a whole number{default}")
         for name in ("max_batch_tokens", "max_sequences"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:
@@ -124,11 +127,13 @@ class EngineOptions:
     def _check_tiers(self) -> None:
         require_policy(self.kv_policy)
         require_rule(self.kv_restore)
-        for name in ("kv_host_bytes", "kv_disk_bytes"):
+        for name in _TIER_BYTES:
             value = getattr(self, name)
-            if value is None or value < 0:
-                raise UsageError(f"{name} is {value}; it must be a number of bytes, or 0 for none")
-        if self.kv_disk_path is not None and not isinstance(self.kv_disk_path, str | os.PathLike):
+            if value is None or not 0 <= value <= MOST_BYTES:
+                raise UsageError(
+                    f"{name} is {value}; it must be a number of bytes, or 0 for none, and at most {MOST_BYTES}"
+                )
+        if self.kv_disk_path is not None and not _is_path(self.kv_disk_path):
             raise UsageError(f"kv_disk_path is {shown(self.kv_disk_path)}; it must be the path of a folder")
         if (self.kv_disk_path is None) != (self.kv_disk_bytes == 0):
             raise UsageError(
@@ -142,6 +147,11 @@ def checked_seconds(name: str, seconds: float | None) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is not None and not (is_number and 0 <= seconds < math.inf):
         raise UsageError(f"{name} is {shown(seconds)}; it must be a finite number, 0 or above, or None for no limit")
+
+
+def _is_path(value: object) -> bool:
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
+    return bool(path) and "\0" not in path
 
 
 def _path_shown(path: str | os.PathLike[str] | None) -> str:

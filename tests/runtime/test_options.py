@@ -35,14 +35,19 @@ OTHERS = {
 def test_every_number_must_be_a_whole_number(name: str) -> None:
     for value in ("4", 4.0, True):
         number: dict[str, Any] = {name: value}
-        with pytest.raises(UsageError, match=f"{name} is {value!r}; it must be a whole number, or None"):
+        with pytest.raises(UsageError, match=f"{name} is {value!r}; it must be a whole number(, or None| of bytes)"):
             EngineOptions(**number)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_host_bytes": -1}, "kv_host_bytes is -1; it must be a number of bytes, or 0 for none"),
+        ({"kv_host_bytes": -1}, "kv_host_bytes is -1; it must be a number of bytes, or 0 for none, and at most"),
+        ({"kv_host_bytes": 2**50 + 1}, "kv_host_bytes is 1125899906842625; it must be .* at most 1125899906842624"),
+        ({"kv_disk_path": "kv", "kv_disk_bytes": 2**70}, "kv_disk_bytes is 1180591620717411303424; it must be"),
+        ({"kv_host_bytes": "4GiB"}, "kv_host_bytes is '4GiB'; it must be a whole number of bytes, or 0 for none"),
+        ({"kv_disk_path": "", "kv_disk_bytes": 5}, "kv_disk_path is ''; it must be the path of a folder"),
+        ({"kv_disk_path": "a\0b", "kv_disk_bytes": 5}, "kv_disk_path is 'a.*b'; it must be the path of a folder"),
         ({"kv_host_bytes": None}, "kv_host_bytes is None; it must be"),
         ({"kv_disk_path": "kv"}, "kv_disk_path is 'kv' and kv_disk_bytes is 0; .* give both or neither"),
         ({"kv_disk_bytes": 5}, "kv_disk_path is None and kv_disk_bytes is 5; .* give both or neither"),

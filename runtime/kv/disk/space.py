@@ -5,6 +5,7 @@ slots of another size and all of the space is taken, whole segments change hands
 were used less recently than any in slots of the size that is needed.
 """
 
+import errno
 import threading
 from contextlib import suppress
 
@@ -162,7 +163,7 @@ class Space:
                     self.used_bytes += geometry.file_bytes
                 return
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in (*FULL, errno.EFBIG):  # this, where the process's files are limited
                     raise
                 if geometry.num_slots == 1:
                     self._health.note_full()

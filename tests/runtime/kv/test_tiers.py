@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot.errors import EngineError, UsageError
@@ -21,6 +22,7 @@ from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore, FakeTransfer, Transfers
+from tests.simulators.faulty_executors import FaultyExecutor, FaultyPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 EXECUTORS = pytest.mark.parametrize("kind", [FakeExecutor, FakePipelinedExecutor])
@@ -200,6 +202,28 @@ def test_a_block_that_is_damaged_on_disk_is_computed_with_all_that_follow_it() -
         again = run(engine, prompt)
         assert by_tier(again) == (0, 0, 8)
         assert again.token_ids == tokens_alone(prompt)
+
+
+@pytest.mark.parametrize("kind", [FaultyExecutor, FaultyPipelinedExecutor])
+def test_logits_that_are_not_finite_after_a_restore_end_the_request_alone_and_its_blocks_leave_all_tiers(
+    kind: type[FaultyExecutor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block with keys that are not numbers, whole by every check, is on disk."""
+    prompt, mate, store = [number % 8 for number in range(22)], [3, 1, 4], FakeStore()
+    with tiered_engine(kind, vocab_size=24, store=store) as engine:
+        expected, of_mate = run(engine, prompt).token_ids, run(engine, mate).token_ids
+    third = [*store.blocks][2]
+    content, data = store.blocks[third]
+    store.blocks[third] = (content, np.full(len(data) // 8, 0xBAD, np.uint64).tobytes())
+    with tiered_engine(kind, vocab_size=24, store=store) as engine:
+        failing, other = engine.add(prompt, FEW), engine.add(mate, FEW)
+        done = finish(engine)
+        assert done[failing].error is not None
+        assert "finite" in str(done[failing].error)
+        assert done[other].token_ids == of_mate
+        assert third not in store.blocks
+        again = run(engine, prompt)
+        assert (again.token_ids, by_tier(again)) == (expected, (0, 0, 0))
 
 
 def test_a_dead_thread_ends_all_requests_and_the_engine() -> None:

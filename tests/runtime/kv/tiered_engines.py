@@ -1,5 +1,6 @@
 """Engines with tiers on the fake executor. Nothing runs in threads: transfers move on when they are polled."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -55,9 +56,17 @@ def tiered_engine(
     prefix_cache: bool = True,
     speculator: Speculator | None = None,
     rule: RestoreRule = "always",
+    clock: Callable[[], float] = time.perf_counter,
     **options: Any,
 ) -> Engine:
     """An engine with tiers. What it restores depends on no clock, unless `rule` is "auto"."""
     executor = kind(**{"vocab_size": VOCAB_SIZE, "block_tokens": 4, "transfers": transfers, **options})
     tiers = partial(make_tiers, num_slots=num_slots, num_state_slots=num_state_slots, store=store, rule=rule)
-    return Engine(executor, max_sequences=max_sequences, prefix_cache=prefix_cache, speculator=speculator, tiers=tiers)
+    return Engine(
+        executor,
+        max_sequences=max_sequences,
+        prefix_cache=prefix_cache,
+        clock=clock,
+        speculator=speculator,
+        tiers=tiers,
+    )
