@@ -1,9 +1,9 @@
-/* Attention over a paged KV pool for the CPU engine: float32 arithmetic over keys and values that are stored in one of
- * the types of kv_precision.h. Plain C, called through ctypes (attention.py).
+/* Attention over a paged KV pool for the CPU engine: arithmetic in float32, or of operands in bfloat16, over keys and values
+ * that are stored in one of the types of kv_precision.h. Plain C, called through ctypes (attention.py).
  *
  * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. A launch
  * program takes the same steps as phases of its own (paged_attention.h). Queries and keys may be rotated by the rotary
- * embedding as they are read. The arithmetic is in paged_attention_kernel.h, which is compiled here once per instruction
+ * embedding as they are read. The arithmetic is in paged_attention_kernel.h and paged_attention_bfloat16.h, compiled here once per instruction
  * set and chosen on first use; thread_team.h distributes the work. A row's result depends on its own sequence alone, bit
  * for bit.
  *

@@ -1,4 +1,4 @@
-/* The attention arithmetic, included once per instruction set (see paged_attention.c).
+/* The attention arithmetic in float32, included once per instruction set (see paged_attention.c).
  *
  * The includer defines
  *     NAME(x)                    the instruction set's own name for x
@@ -8,6 +8,8 @@
  *     vset1 vfma vmax vhmax      broadcast, a * b + c rounded once, maximum, maximum over lanes
  *     vany(mask)                 whether any lane of a comparison is true
  *     vhalf(p) vfp8(p)           VW float16 or e4m3fn as floats, the latter over FP8_FACTOR, a power of 2
+ *     vstore_halves(p, x)        stores VW floats as float16; may be left out
+ *     vdot vround_pair vstore_bfloats   for bfloat16, where the CPU has them: see paged_attention_bfloat16.h
  *     vwiden(x)                  VW int8 as int32
  *     vnibble(i) vunsigned_nibble(i)   the lowest 4 bits of int32 as floats: -8 .. 7 and 0 .. 15
  *
