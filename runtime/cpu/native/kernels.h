@@ -46,7 +46,7 @@ struct kernels {
 
     /* Tiles begin .. end of output columns, LANES each, of rows 0 .. count of the output: the matmul, then alpha, bias,
      * cap, activation and store. With STORE_GATE a tile of output columns is two tiles of the matrix. Rows and tiles are
-     * taken in an order that suits the caches, and several tiles of floats at once, so give a thread its whole share. */
+     * taken in an order that suits the caches, and several tiles at once, so give a thread its whole share. */
     void (*multiply)(const struct linear *op, const struct activations *rows, int count, int begin, int end);
 
     void (*embed_row)(const struct embed *op, int64_t id, int64_t row);
