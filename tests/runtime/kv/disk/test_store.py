@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.kv import disk_faults
+from benchmarks.kv.disk_fault_kinds import FAULTS
+from benchmarks.kv.numbered_blocks import ROOT as NUMBERED_ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +69,7 @@ def test_a_stored_block_is_found_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_blocks_survive_a_restart(tmp_path: Path, durable: bool) -> None:
-    options = {"max_bytes": 10**6, "block_bytes": BLOCK_BYTES, "root": disk_faults.ROOT}
+    options = {"max_bytes": 10**6, "block_bytes": BLOCK_BYTES, "root": NUMBERED_ROOT}
     store = DiskStore.open(tmp_path, durable=durable, **options)  # type: ignore[arg-type]
     put(store, BLOCKS[0])
     store.close()
@@ -311,7 +313,7 @@ def test_a_limit_below_one_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"a KV folder of 12.3 kB cannot hold one block of 4.1 kB; raise kv_disk_bytes"
     ):
-        DiskStore.open(tmp_path / "kv", max_bytes=SLOT_BYTES + 4095, block_bytes=BLOCK_BYTES, root=disk_faults.ROOT)
+        DiskStore.open(tmp_path / "kv", max_bytes=SLOT_BYTES + 4095, block_bytes=BLOCK_BYTES, root=NUMBERED_ROOT)
     assert not (tmp_path / "kv").exists()
 
 
@@ -694,4 +696,4 @@ def test_killed_writers_leave_nothing_but_sound_blocks(tmp_path: Path) -> None:
 def test_500_damages_are_not_served(tmp_path: Path) -> None:
     outcome = disk_faults.corrupt(tmp_path / "kv", corruptions=500, seed=3)
     assert (outcome.tried, outcome.wrong, outcome.unusable) == (500, 0, 0)
-    assert set(outcome.kinds) == set(disk_faults.FAULTS)
+    assert set(outcome.kinds) == set(FAULTS)
