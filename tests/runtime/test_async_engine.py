@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from ingot.errors import EngineError, Overloaded, RequestError, RequestFailed
+from ingot.errors import EngineError, Overloaded, RequestError, RequestFailed, UsageError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
@@ -365,6 +365,24 @@ def test_a_caller_that_stops_waiting_for_the_drain_may_close_at_once() -> None:
         assert [output async for output in stream][-1].completion is not None
 
     run(main())
+
+
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_the_limit_for_blocks_on_their_way_to_disk_reaches_the_engine(
+    seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, limits = token_engine(), list[float | None]()
+    monkeypatch.setattr(inner, "close", lambda *, flush_seconds: limits.append(flush_seconds))
+
+    async def main() -> None:
+        engine = AsyncEngine(inner)
+        with pytest.raises(UsageError, match="flush_seconds is -1; it must be"):
+            await engine.close(flush_seconds=-1)
+        assert engine.is_healthy
+        await engine.close(flush_seconds=seconds)
+
+    run(main())
+    assert limits == [seconds]
 
 
 def test_conversations_are_encoded_with_tools_and_variables(tmp_path: Path) -> None:
