@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ingot.artifact.cubin_parameters import require_parameters
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Bytes, Given, Queue, Stream
@@ -166,7 +167,11 @@ class DriverKernel:
 
 
 def load_kernel(call: Calls, gpu: Any, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> DriverKernel:
-    """Load a kernel from its cubin, and allow it the shared memory that it was compiled for."""
+    """Load a kernel from its cubin, and allow it the shared memory that it was compiled for.
+
+    ArtifactError for a cubin that takes other parameters than a launch passes.
+    """
+    require_parameters(cubin.tobytes(), kernel, facts.symbol)
     driver, what = call.driver, f"loading the kernel {kernel.name}"
     module = call(what, driver.cuModuleLoadData, cubin.ctypes.data)
     function = call(what, driver.cuModuleGetFunction, module, facts.symbol.encode())

@@ -5,7 +5,8 @@ each with {"code" (base64), "facts"} or {"error"}. Triton caches cubins in Ingot
 same kernels takes milliseconds.
 
 A cubin is launched with its arguments in the signature's order, followed by two pointers that are null here: Triton's
-global and profiling scratch memory. A block has 32 * num_warps threads and `shared_bytes` of dynamic shared memory.
+global and profiling scratch memory (artifact/cubin_parameters.py counts them). A block has 32 * num_warps threads and
+`shared_bytes` of dynamic shared memory.
 """
 
 import base64
@@ -22,8 +23,9 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
+from ingot.artifact.cubin_parameters import require_parameters
 from ingot.artifact.launch_program import Constant, CubinFacts, Kernel
-from ingot.errors import BuildError, IngotError, UsageError
+from ingot.errors import ArtifactError, BuildError, IngotError, UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 from ingot.progress import report_progress
@@ -81,11 +83,17 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     except Exception as error:
         raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
     meta = compiled.metadata
-    if meta.global_scratch_size or meta.num_ctas != 1 or meta.num_warps != kernel.num_warps:
+    has_scratch = meta.global_scratch_size or getattr(meta, "profile_scratch_size", 0)
+    if has_scratch or meta.num_ctas != 1 or meta.num_warps != kernel.num_warps:
         raise BuildError(
             f"{kernel.name} needs scratch memory, clusters or warps that the launch program does not provide"
         )
-    return Cubin(compiled.asm["cubin"], CubinFacts(symbol=meta.name, shared_bytes=meta.shared))
+    code = compiled.asm["cubin"]
+    try:
+        require_parameters(code, kernel, meta.name)
+    except ArtifactError as error:
+        raise BuildError(f"{kernel.name} for SM {sm}: {error}") from error
+    return Cubin(code, CubinFacts(symbol=meta.name, shared_bytes=meta.shared))
 
 
 def _source(triton: Any, function: Any, kernel: Kernel) -> Any:
