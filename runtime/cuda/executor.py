@@ -19,6 +19,7 @@ from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenMatmuls, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.step_outputs import CudaStep
+from ingot.runtime.cuda.weights import LoadWeights, upload_weights
 from ingot.runtime.executors import DeviceFacts
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
@@ -34,6 +35,7 @@ class CudaExecutor:
     device           owned: closed with the executor, or when making the executor fails
     open_segments    opens the engine that runs the program's segments, if it has any
     open_matmuls     opens the library that computes matmuls of the program, if it has any
+    load_weights     brings the weights to the device
 
     Raises what `load_program` does.
     """
@@ -45,10 +47,13 @@ class CudaExecutor:
         options: EngineOptions | None = None,
         open_segments: OpenSegments = no_segments,
         open_matmuls: OpenMatmuls = CublasLt,
+        load_weights: LoadWeights = upload_weights,
     ) -> None:
         self._free_before = device.free_bytes()
         try:
-            loaded = load_program(artifact, device, options or EngineOptions(), open_segments, open_matmuls)
+            loaded = load_program(
+                artifact, device, options or EngineOptions(), open_segments, open_matmuls, load_weights
+            )
         except BaseException:
             device.close()
             raise

@@ -34,7 +34,7 @@ from ingot.runtime.cuda.programs import (
 )
 from ingot.runtime.cuda.step_inputs import StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
-from ingot.runtime.cuda.weights import DeviceWeights, upload_weights
+from ingot.runtime.cuda.weights import DeviceWeights, LoadWeights, upload_weights
 from ingot.runtime.options import EngineOptions
 from ingot.sizes import format_bytes
 
@@ -74,6 +74,7 @@ def load_program(
     options: EngineOptions,
     open_segments: OpenSegments,
     open_matmuls: OpenMatmuls,
+    load_weights: LoadWeights = upload_weights,
 ) -> LoadedProgram:
     """Load everything onto the device; the KV pool comes last and takes what is left.
 
@@ -85,7 +86,7 @@ def load_program(
     limits = _limits(program, options)
     stream = device.make_stream()
     kernels = _load_kernels(artifact, program, device)
-    weights = upload_weights(device, stream, artifact.file(WEIGHTS_FILE))
+    weights = load_weights(device, stream, artifact.file(WEIGHTS_FILE))
     arena = _arena(program, device, stream)
     inputs, outputs = StepInputs(device, stream, program), StepOutputs(device, stream, program)
     with ExitStack() as undo:

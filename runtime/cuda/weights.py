@@ -6,7 +6,7 @@ The host holds only the two buffers: the file's pages belong to the system's pag
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,29 +28,43 @@ class DeviceWeights:
     num_bytes: int
 
 
+LoadWeights = Callable[[Device, Stream, Path], DeviceWeights]
+
+
 def upload_weights(device: Device, stream: Stream, file: Path, staging_bytes: int = _STAGING_BYTES) -> DeviceWeights:
     """Copy all tensors of a file into one allocation, each at a multiple of 256 bytes; wait for the copies.
 
     ArtifactError for a file that is not a valid safetensors file, EngineError when the device has too little memory.
     """
     mapped = MappedTensors(file)
-    offsets, num_bytes = _layout({name: tensor.num_bytes for name, tensor in mapped.tensors.items()})
-    base = device.allocate(max(1, num_bytes), f"{file.name} ({len(offsets)} weights)")
-    upload = _Upload(device, stream, base, min(staging_bytes, max(1, num_bytes)))
+    offsets, num_bytes = _offsets(mapped)
+    placed = _placed(device, mapped, file.name)
+    upload = _Upload(device, stream, min(placed.addresses.values(), default=0), min(staging_bytes, max(1, num_bytes)))
     for offset, piece in _pieces(mapped, offsets, upload.size):
         upload.add(offset, piece)
     upload.finish()
     _log.info("weights: %d tensors, %s on the device", len(offsets), format_bytes(num_bytes))
+    return placed
+
+
+def reserve_weights(device: Device, stream: Stream, file: Path) -> DeviceWeights:
+    """Allocate as `upload_weights` does and copy nothing: the caller fills the tensors. Raises what that does."""
+    return _placed(device, MappedTensors(file), file.name)
+
+
+def _placed(device: Device, mapped: MappedTensors, name: str) -> DeviceWeights:
+    offsets, num_bytes = _offsets(mapped)
+    base = device.allocate(max(1, num_bytes), f"{name} ({len(offsets)} weights)")
     dtypes = {name: tensor.dtype for name, tensor in mapped.tensors.items()}
     return DeviceWeights(dtypes, {name: base + offset for name, offset in offsets.items()}, num_bytes)
 
 
-def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def _offsets(mapped: MappedTensors) -> tuple[dict[str, int], int]:
     """Offsets in the file's order, and the total size in bytes."""
     offsets, end = {}, 0
-    for name, size in sizes.items():
+    for name, tensor in mapped.tensors.items():
         offsets[name] = end
-        end += round_up(size, _ALIGNMENT)
+        end += round_up(tensor.num_bytes, _ALIGNMENT)
     return offsets, end
 
 
