@@ -7,7 +7,7 @@ import pytest
 
 from ingot.artifact.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import candidates, matmuls_of
-from ingot.builder.tune.tune import Tuner, TuneSource, families_of, require_gpu
+from ingot.builder.tune.tune import Tuner, TuneSource, families_of, least_cost, ranked_families, require_gpu
 from ingot.errors import EngineError, UsageError
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
@@ -45,6 +45,17 @@ def test_a_tile_with_another_result_is_left_out(program: CudaProgram, tmp_path: 
     assert all(measured[key].columns == 128 for key in safe)
 
 
+def test_matmuls_that_take_most_of_a_step_are_measured_first(program: CudaProgram) -> None:
+    ranked = ranked_families(program)
+    assert sorted(map(str, ranked)) == sorted(map(str, families_of(matmuls_of(program))))
+    largest = max(matmuls_of(program), key=lambda matmul: least_cost(matmul.shape))
+    assert any(matmul.shape.key == largest.shape.key for matmul in ranked[0])
+    shape = largest.shape.model_copy(update={"rows": 1, "bits": 4})
+    assert least_cost(shape) == shape.n * shape.columns / 2  # bytes of the weight
+    many = shape.model_copy(update={"rows": 4096})
+    assert least_cost(many) == pytest.approx(2 * 4096 * shape.n * shape.columns / 300)  # operations
+
+
 def test_buckets_of_few_rows_share_one_order_of_sums_unless_free(program: CudaProgram, tmp_path: Path) -> None:
     def contrary(kernel: Kernel, grid: tuple[int, int, int]) -> float:
         """One row is faster in narrow tiles, more rows in wide ones."""
@@ -59,7 +70,7 @@ def test_buckets_of_few_rows_share_one_order_of_sums_unless_free(program: CudaPr
 
 
 def test_an_interrupted_run_keeps_its_measurements_and_resumes(program: CudaProgram, tmp_path: Path) -> None:
-    file, families = tmp_path / "tiles.json", families_of(matmuls_of(program))
+    file, families = tmp_path / "tiles.json", ranked_families(program)
 
     def interrupt(name: str, done: int, total: int) -> None:
         if done == 2:

@@ -3,12 +3,14 @@
     program ─► matmuls (distinct shapes) ─► candidate tiles ─► cubins ─► times ─► table
 
 Tiles for few rows are chosen together for all matmuls of one weight, with one order of sums, so that a row has the same
-bits in every bucket of few rows; with `free_order` each bucket gets its own fastest tile. The time to read split-K
+bits in every bucket of few rows; with `free_order` each bucket gets its own fastest tile. Weights whose matmuls take
+most of a step are measured first. The time to read split-K
 partials is added to a matmul's time; copies of the weight take turns so that no cache holds it. The table is written
 after each weight, so that an interrupted run resumes.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +21,16 @@ from statistics import median
 
 from ingot.artifact import MANIFEST, open_artifact
 from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import CudaProgram, Kernel
-from ingot.builder.tune.candidates import Matmul, candidates, cut_of, library_tiles, matmuls_of, with_tile
+from ingot.artifact.launch_program import CudaProgram, Kernel, Launch
+from ingot.builder.tune.candidates import (
+    Matmul,
+    candidates,
+    cut_of,
+    library_tiles,
+    matmuls_of,
+    shape_of,
+    with_tile,
+)
 from ingot.builder.tune.measure import ROUNDS, MatmulTimer
 from ingot.errors import EngineError, UsageError, shown
 from ingot.passes.model_facts import MODEL
@@ -40,6 +50,7 @@ from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 _ADVICE = "only programs of the targets cuda-smXX have tiles to tune"
 WORK = "measuring tiles"
 _COPIED_BYTES = 256 * 2**20
+_OPERATIONS_A_BYTE = 300.0  # 16-bit tensor cores of an H100 over its memory's bandwidth
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ class Tuner:
         """
         require_gpu(program.sms, self.device)
         tuning = Tuning(self._begun(output))
-        families = [family for family in families_of(matmuls_of(program)) if _is_new(family, tuning.table)]
+        families = [family for family in ranked_families(program) if _is_new(family, tuning.table)]
         tuning.held = len(matmuls_of(program)) - sum(map(len, families))
         self.device.activate()
         stream = self.device.make_stream()
@@ -214,6 +225,28 @@ def families_of(matmuls: Iterable[Matmul]) -> list[list[Matmul]]:
         weight = (shape.kernel, shape.n, shape.columns, shape.bits, shape.group)
         found.setdefault(weight if few else (*weight, shape.rows), []).append(matmul)
     return list(found.values())
+
+
+def ranked_families(program: CudaProgram) -> list[list[Matmul]]:
+    """The families of a program's matmuls, those first that its steps spend most time in: there a tile gains most."""
+    matmuls = matmuls_of(program)
+    launches = Counter(
+        shape.key
+        for one in program.programs
+        for step in one.launches
+        if isinstance(step, Launch) and (shape := shape_of(program.kernels[step.kernel], step)) is not None
+    )
+
+    def cost(family: Sequence[Matmul]) -> float:
+        return sum(least_cost(matmul.shape) * launches[matmul.shape.key] for matmul in family)
+
+    return sorted(families_of(matmuls), key=cost, reverse=True)
+
+
+def least_cost(shape: MatmulShape) -> float:
+    """A matmul's lower bound as bytes read: the weight's own, or its operations at a large GPU's rate."""
+    weight = shape.n * shape.columns
+    return max(weight * shape.bits / 8, 2.0 * shape.rows * weight / _OPERATIONS_A_BYTE)
 
 
 def choose(shapes: Sequence[MatmulShape], times: Sequence[Times], *, free_order: bool) -> list[Choice]:
